@@ -1,0 +1,1 @@
+"""Model manifests: the shipped ones, their schema and their loader."""

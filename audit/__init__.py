@@ -1,0 +1,1 @@
+"""The boot-time audit: session, rules, verdict, reports and replay."""

@@ -1,0 +1,1 @@
+"""Layers, dispatch policy and builders of models."""

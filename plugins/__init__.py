@@ -1,0 +1,1 @@
+"""The built-in kernel families, found through the same entry points as anybody's."""

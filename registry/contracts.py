@@ -1,0 +1,104 @@
+"""Contracts: what several kernels promise alike."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, evaluate_dim
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a result may lie from the reference: ``|y - ref| <= absolute + relative * |ref|``.
+
+    ``derivation`` says where the two numbers come from; ``exact`` results have both at zero.
+    """
+
+    relative: float
+    absolute: float
+    derivation: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of dimensions a kernel is proven on, and what it is there for."""
+
+    name: str
+    dims: Mapping[str, int]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A typed signature with its reference, cases, tolerance and scratch size.
+
+    ``reference(arguments, dims)`` is plain NumPy in float64: it returns every output by name and changes nothing.
+    ``inputs(dims, rng)`` may replace the random arguments that :meth:`arguments` makes, for instance with indices
+    that must be in range. ``scratch_bytes(dims)`` is what a caller provides besides the arguments.
+    """
+
+    name: str
+    summary: str
+    signature: Signature
+    reference: Callable[[Arguments, Mapping[str, int]], Mapping[str, Any]]
+    cases: tuple[Case, ...]
+    tolerance: Tolerance
+    inputs: Callable[[Mapping[str, int], np.random.Generator], Arguments] | None = None
+    scratch_bytes: Callable[[Mapping[str, int]], int] | None = None
+
+    def problems(self) -> list[str]:
+        """Say what is malformed, all at once."""
+        found = self.signature.problems()
+        if not self.cases:
+            found.append("no test case")
+        if not callable(self.reference):
+            found.append("reference is not callable")
+        return found
+
+    def arguments(self, case: Case, rng: np.random.Generator) -> Arguments:
+        """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows."""
+        made: Arguments = self.inputs(case.dims, rng) if self.inputs else {}
+        for param in self.signature.params:
+            if param.name in made:
+                continue
+            if isinstance(param, ScalarParam):
+                made[param.name] = case.scalars.get(param.name, case.dims.get(param.name, 1))
+            elif isinstance(param, WeightParam):
+                made[param.name] = random_weight(param, case.dims, rng)
+            else:
+                made[param.name] = random_tensor(param, case.dims, rng)
+        return made
+
+
+def random_tensor(param: TensorParam, dims: Mapping[str, int], rng: np.random.Generator) -> Any:
+    """Return a Gaussian input or a poisoned output (NaN, or the largest integer) for one parameter."""
+    shape = tuple(evaluate_dim(dim, dims) for dim in param.shape)
+    dtype = numpy_dtype(param.dtype.split("|")[0])
+    if param.role == "out":
+        poison = np.iinfo(dtype).max if dtype.kind in "iu" else True if dtype.kind == "b" else np.nan
+        return np.full(shape, poison, dtype)
+    if dtype.kind in "iub":
+        raise ValueError(f"{param.name}: a contract with integer inputs must say how to make them (inputs=...)")
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def random_weight(param: WeightParam, dims: Mapping[str, int], rng: np.random.Generator) -> Any:
+    """Return a logical weight of Gaussian values: NVFP4 row-major, or BF16."""
+    from kernel_muster.registry import nvfp4
+    from kernel_muster.registry.weights import Bf16Weight
+
+    *lead, rows, columns = (evaluate_dim(dim, dims) for dim in param.shape)
+    values = rng.standard_normal((int(np.prod(lead, dtype=int)), rows, columns)).astype(np.float32)
+    if param.quant == "bf16":
+        return Bf16Weight(values.reshape(*lead, rows, columns).astype(numpy_dtype("bf16")))
+    quantized = [nvfp4.quantize(matrix) for matrix in values]
+    return nvfp4.Nvfp4Weight(
+        np.array([w.packed for w in quantized]).reshape(*lead, rows, columns // 2),
+        np.array([w.block_scale for w in quantized]).reshape(*lead, rows, columns // nvfp4.GROUP),
+        np.array([w.global_scale_decode for w in quantized], np.float32).reshape(lead),
+    )

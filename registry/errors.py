@@ -1,0 +1,37 @@
+"""Every exception that kernel_muster raises on purpose."""
+
+
+class MusterError(Exception):
+    """Base of all our exceptions."""
+
+
+class UsageError(MusterError):
+    """The caller asked for something that makes no sense, or named a file that cannot be read."""
+
+
+class ContractError(MusterError):
+    """Arguments that a kernel's contract does not allow."""
+
+
+class NullKernelError(MusterError):
+    """A handle whose lookup missed was called."""
+
+
+class KernelMissing(MusterError):
+    """A required lookup missed outside a boot."""
+
+
+class LateKernelMiss(MusterError):
+    """A lookup missed after the audit was sealed."""
+
+
+class LateRegistration(MusterError):
+    """Somebody tried to register a plugin after the audit was sealed."""
+
+
+class BootRefused(MusterError):
+    """The audit refused to start; ``report`` holds everything it found."""
+
+    def __init__(self, message: str, report: object) -> None:
+        super().__init__(message)
+        self.report = report

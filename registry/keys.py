@@ -1,0 +1,48 @@
+"""Kernel keys: ``module::func``."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+class KernelKey(NamedTuple):
+    """What a layer asks for."""
+
+    module: str
+    func: str
+
+    def __str__(self) -> str:
+        return f"{self.module}::{self.func}"
+
+    @property
+    def problem(self) -> str | None:
+        """Why this is no key, or None."""
+        for part, name in (("module", self.module), ("func", self.func)):
+            if not isinstance(name, str) or not _NAME.match(name):
+                return f"{part} {name!r} does not match [a-z][a-z0-9_]*"
+        return None
+
+
+def parse_key(text: str) -> KernelKey:
+    """Read ``module::func``; ValueError says what is wrong."""
+    module, separator, func = text.partition("::") if isinstance(text, str) else ("", "", "")
+    if not separator:
+        raise ValueError(f"{text!r} is not a key: expected module::func")
+    key = KernelKey(module, func)
+    if key.problem:
+        raise ValueError(f"{text!r} is not a key: {key.problem}")
+    return key
+
+
+def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Return the known names that look most like ``name``, best first."""
+    return difflib.get_close_matches(name, sorted(set(known)), n=most, cutoff=0.72)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean ...?``, or an empty string."""
+    names = near(name, known)
+    return f"; did you mean {' or '.join(names)}?" if names else ""

@@ -1,0 +1,222 @@
+"""Levers: declared overrides with one grammar, read once into a frozen snapshot."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import did_you_mean
+
+PREFIX = "MUSTER_"
+LeverKind = Literal["bool", "int", "enum", "text"]
+Value = bool | int | str
+Origin = Literal["given", "environment", "manifest", "table", "built-in"]
+
+_BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+_NAME = re.compile(r"MUSTER_[A-Z][A-Z0-9_]*\Z")
+# What a container platform puts into the environment beside a service whose name begins with MUSTER.
+_NOISE = re.compile(r"MUSTER_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT.*|PORT(?:_.*)?)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lever:
+    """One declared override.
+
+    ``effects`` says what a value does, for reports: ``{True: "kernel dropped", False: "kernel kept"}``. ``evidence``
+    names the measurement behind a threshold. ``diagnostic`` levers are for experiments, not for serving.
+    """
+
+    name: str
+    kind: LeverKind
+    default: Value | None
+    doc: str
+    evidence: str = ""
+    diagnostic: bool = False
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+    effects: Mapping[Value, str] = field(default_factory=dict)
+    conflicts: tuple[str, ...] = ()
+
+    def problems(self) -> list[str]:
+        """Say what is malformed, all at once."""
+        found = [] if _NAME.match(str(self.name)) else [f"name {self.name!r} does not match MUSTER_[A-Z][A-Z0-9_]*"]
+        if self.kind not in ("bool", "int", "enum", "text"):
+            found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
+        if (self.kind == "enum") != bool(self.choices):
+            found.append("choices go with kind enum, and enum needs them")
+        if not self.doc.strip():
+            found.append("doc is empty")
+        return found
+
+    @property
+    def grammar(self) -> str:
+        """What a value may look like, in words."""
+        if self.kind == "bool":
+            return "1/0/true/false/on/off"
+        if self.kind == "enum":
+            return "|".join(self.choices)
+        if self.kind == "int":
+            low = "" if self.minimum is None else f" from {self.minimum}"
+            high = "" if self.maximum is None else f" to {self.maximum}"
+            return f"an integer{low}{high}"
+        return "text"
+
+    def parse(self, raw: object) -> Value:
+        """Read a value; ValueError says what was expected. Booleans and integers may be given as themselves."""
+        text = str(raw).strip()
+        if self.kind == "bool":
+            if text.lower() in _BOOLEANS:
+                return _BOOLEANS[text.lower()]
+        elif self.kind == "enum":
+            if text in self.choices:
+                return text
+        elif self.kind == "int":
+            if not isinstance(raw, bool | float) and re.fullmatch(r"[+-]?[0-9]{1,18}", text) and self._in_range(int(text)):
+                return int(text)
+        elif isinstance(raw, str):
+            return text
+        raise ValueError(f"{raw!r} is not {self.grammar}")
+
+    def _in_range(self, number: int) -> bool:
+        return (self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A lever's value in one boot, and where it came from."""
+
+    lever: Lever
+    value: Value | None
+    origin: Origin
+
+    @property
+    def effect(self) -> str:
+        """What the value does, in words; empty where the lever does not say."""
+        return "" if self.value is None else self.lever.effects.get(self.value, "")
+
+
+#: Levers that every registry has; families and models declare theirs through the hook.
+CORE_LEVERS = (
+    Lever(
+        name="MUSTER_DISABLE",
+        kind="text",
+        default=None,
+        doc="Comma-separated keys (module::func) that lookups shall treat as absent; each one asked for is DISABLED.",
+        diagnostic=True,
+    ),
+    Lever(
+        name="MUSTER_PREFER",
+        kind="text",
+        default=None,
+        doc="Comma-separated key=distribution: which of several equal kernels serves the key.",
+    ),
+    Lever(
+        name="MUSTER_PLUGIN_TIMEOUT_S",
+        kind="int",
+        default=10,
+        minimum=1,
+        maximum=3600,
+        doc="Seconds after which a plugin that is still importing, or still in a hook, counts as failed.",
+    ),
+)
+
+#: Old names, each with what to use instead; names are never reused.
+REMOVED_LEVERS: Mapping[str, str] = {}
+
+
+class Levers:
+    """The frozen snapshot of one boot. Nothing reads the environment after it is made."""
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self._settings = dict(settings)
+
+    def __getitem__(self, name: str) -> Value | None:
+        return self._settings[name].value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._settings
+
+    def setting(self, name: str) -> Setting:
+        """Return the whole setting; KeyError if nobody declares the lever."""
+        return self._settings[name]
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean lever's value."""
+        return bool(self._settings[name].value)
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """All settings, sorted by name."""
+        return tuple(self._settings[name] for name in sorted(self._settings))
+
+
+def is_lever_noise(name: str) -> bool:
+    """Whether an environment variable only looks like a lever (a platform's service variables)."""
+    return _NOISE.match(name) is not None
+
+
+def read_levers(
+    declared: Iterable[Lever],
+    sources: Iterable[tuple[Origin, Mapping[str, object]]],
+    removed: Mapping[str, str] = REMOVED_LEVERS,
+) -> tuple[Levers, list[Finding]]:
+    """Make the snapshot: the first source that sets a lever wins, then its default.
+
+    Empty values are unset. Everything wrong in any source is a finding, also where a better source wins.
+    """
+    table = {lever.name: lever for lever in declared}
+    settings = {name: Setting(lever, lever.default, "built-in") for name, lever in table.items()}
+    findings: list[Finding] = []
+    for origin, values in sources:
+        for name in sorted(values):
+            raw = values[name]
+            if not name.startswith(PREFIX) or is_lever_noise(name) or (isinstance(raw, str) and not raw.strip()):
+                continue
+            lever = table.get(name)
+            if lever is None:
+                findings.append(_unknown(name, origin, table, removed))
+                continue
+            try:
+                value = lever.parse(raw)
+            except ValueError as error:
+                findings.append(_bad(lever, origin, str(error)))
+                continue
+            if settings[name].origin == "built-in":
+                settings[name] = Setting(lever, value, origin)
+    findings.extend(_conflicts(settings))
+    return Levers(settings), findings
+
+
+def _unknown(name: str, origin: Origin, table: Mapping[str, Lever], removed: Mapping[str, str]) -> Finding:
+    if name in removed:
+        return Finding(
+            "REMOVED_LEVER", name, f"{name} no longer exists", (origin,), (f"use {removed[name]} instead",)
+        )
+    return Finding(
+        "UNKNOWN_LEVER",
+        name,
+        f"nobody declares a lever {name}{did_you_mean(name, table)}",
+        (origin,),
+        ("correct the name, or unset it", "muster levers lists all of them"),
+    )
+
+
+def _bad(lever: Lever, origin: Origin, why: str) -> Finding:
+    return Finding(
+        "BAD_LEVER", lever.name, f"{lever.name}: {why}", (origin,), (f"set it to {lever.grammar}, or unset it",)
+    )
+
+
+def _conflicts(settings: Mapping[str, Setting]) -> list[Finding]:
+    """Two levers that exclude each other were both set on purpose, and both are on."""
+    found = []
+    for name, setting in sorted(settings.items()):
+        for other in setting.lever.conflicts:
+            both_set = other in settings and "built-in" not in (setting.origin, settings[other].origin)
+            if both_set and setting.value and settings[other].value:
+                why = f"{name}={setting.value} contradicts {other}={settings[other].value}"
+                where = (setting.origin, settings[other].origin)
+                found.append(Finding("LEVER_CONFLICT", name, why, where, (f"unset {name} or {other}",)))
+    return found

@@ -1,0 +1,139 @@
+"""Specs: one plugin's offer of a key."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from kernel_muster.registry.arch import CodeArch, parse_code_arch
+from kernel_muster.registry.keys import KernelKey, parse_key
+
+Tier = Literal["fast", "reference"]
+Stage = Literal["registered", "compiled", "loaded", "proven"]
+STAGES: tuple[Stage, ...] = ("registered", "compiled", "loaded", "proven")
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """How a spec's code is reached. ``name`` goes into reports and the set hash."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name: ``python``."""
+
+    def source_bytes(self) -> bytes:
+        """The bytes whose change makes this another kernel."""
+
+    def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
+        """Enqueue the kernel on arguments that the contract has checked."""
+
+
+@dataclass(frozen=True)
+class PythonKernel:
+    """A kernel for ``cpu``: a function that takes the contract's parameters by name and writes the outputs."""
+
+    function: Callable[..., None]
+    name: str = "python"
+
+    def source_bytes(self) -> bytes:
+        """Return the module's source (or the bytecode, where there is no file)."""
+        module = sys.modules.get(self.function.__module__)
+        try:
+            return Path(inspect.getfile(module or self.function)).read_bytes()
+        except (OSError, TypeError):
+            return self.function.__code__.co_code
+
+    def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
+        """Run the function; the host has no streams."""
+        self.function(**arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """One plugin's offer of a key.
+
+    ``contract`` names a registered contract. ``archs`` is what the code needs: ``sm_90+``, ``sm_90a``, ``cpu`` ...
+    ``weight_layout`` is the layout its weight argument must have, and ``prepare(weight)`` makes it from the logical
+    weight, out of place. ``bit_identical_to`` names a key whose result it equals bit for bit. ``overrides`` names
+    the distribution whose spec of this key it replaces; ``replaces_module`` is ``(module, distribution)``.
+    ``opt_in`` names the lever without which nothing asks for it.
+    """
+
+    key: str
+    contract: str
+    archs: tuple[str, ...]
+    backend: Backend
+    tier: Tier = "fast"
+    weight_layout: str | None = None
+    prepare: Callable[[Any], Any] | None = None
+    deterministic: bool = True
+    bit_identical_to: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    overrides: str | None = None
+    replaces_module: tuple[str, str] | None = None
+    opt_in: str | None = None
+    provenance: str = ""
+
+    @cached_property
+    def kernel_key(self) -> KernelKey:
+        """The parsed key; ValueError if malformed."""
+        return parse_key(self.key)
+
+    @cached_property
+    def code_archs(self) -> tuple[CodeArch, ...]:
+        """The parsed archs; ValueError if malformed."""
+        return tuple(parse_code_arch(entry) for entry in self.archs)
+
+    def problems(self) -> list[str]:
+        """Say what is malformed, all at once."""
+        found = []
+        for label, texts in (("key", (self.key,)), ("alias", self.aliases), ("bit_identical_to", self.bit_identical_to)):
+            found.extend(f"{label}: {error}" for text in texts if (error := _error(parse_key, text)))
+        if isinstance(self.archs, str) or not self.archs:
+            found.append(f"archs is {self.archs!r}, expected a tuple with at least one entry")
+        else:
+            found.extend(error for entry in self.archs if (error := _error(parse_code_arch, entry)))
+        if self.tier not in ("fast", "reference"):
+            found.append(f"tier is {self.tier!r}, expected 'fast' or 'reference'")
+        if not isinstance(self.backend, Backend):
+            found.append(f"backend is {type(self.backend).__name__}, expected a Backend such as PythonKernel")
+        if self.prepare is not None and self.weight_layout is None:
+            found.append("prepare is given without weight_layout")
+        if self.replaces_module is not None and not _is_text_pair(self.replaces_module):
+            found.append(f"replaces_module is {self.replaces_module!r}, expected (module, distribution)")
+        return found
+
+
+def _is_text_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(item, str) and item for item in value)
+
+
+def _error(parse: Callable[[str], object], text: str) -> str | None:
+    try:
+        parse(text)
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Where a registration came from."""
+
+    plugin: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}" if self.version else self.distribution
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A spec with its provider."""
+
+    spec: KernelSpec
+    provider: Provider = field(compare=True)
