@@ -1,0 +1,51 @@
+"""The layout plan: which copies of a weight the chosen kernels read, and which the model builds."""
+
+from dataclasses import dataclass, field
+
+from kernel_muster.registry.keys import KernelKey
+
+
+@dataclass
+class WeightCopy:
+    """One weight in one layout: who reads it, and whether and why it is built."""
+
+    weight: str
+    layout: str
+    readers: set[KernelKey] = field(default_factory=set)
+    size_bytes: int = 0
+    reason: str = ""
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the plan builds this copy."""
+        return bool(self.reason)
+
+
+class LayoutPlan:
+    """Collects what kernels want and what a builder builds; the audit compares the two."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[str, str], WeightCopy] = {}
+
+    def want(self, weight: str, layout: str | None, reader: KernelKey) -> None:
+        """Say that the kernel ``reader`` reads ``weight`` in ``layout`` (None: it reads no weight)."""
+        if layout is not None:
+            self._copy(weight, layout).readers.add(reader)
+
+    def build(self, weight: str, layout: str, size_bytes: int, reason: str) -> None:
+        """Say that the model builds this copy, how large it is, and why."""
+        copy = self._copy(weight, layout)
+        copy.size_bytes, copy.reason = size_bytes, reason
+
+    @property
+    def copies(self) -> tuple[WeightCopy, ...]:
+        """All copies wanted or built, sorted by weight and layout."""
+        return tuple(self._copies[place] for place in sorted(self._copies))
+
+    @property
+    def missing(self) -> tuple[WeightCopy, ...]:
+        """Copies that a chosen kernel reads and nobody builds."""
+        return tuple(copy for copy in self.copies if copy.readers and not copy.is_built)
+
+    def _copy(self, weight: str, layout: str) -> WeightCopy:
+        return self._copies.setdefault((weight, layout), WeightCopy(weight, layout))
