@@ -1,0 +1,131 @@
+"""Rules that compare plugins with each other: names that collide, namespaces, contracts, overrides."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel_muster.registry.catalog import PluginRow
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import KernelKey, did_you_mean
+from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.specs import KernelSpec
+
+Items = Mapping[str, Sequence[Any]]
+Plugin = tuple[PluginRow, Items]
+
+
+@dataclass
+class Rejected:
+    """The plugins that these rules refuse, and why."""
+
+    plugins: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, finding: Finding, plugins: Iterable[str]) -> None:
+        """Refuse some plugins because of one finding."""
+        self.findings.append(finding)
+        self.plugins.update(plugins)
+
+
+def check_together(plugins: Sequence[Plugin]) -> Rejected:
+    """Apply all rules to plugins that are sound by themselves."""
+    rejected = Rejected()
+    for hook, kind in (("muster_contracts", "contract"), ("muster_levers", "lever"), ("muster_models", "model builder")):
+        _unique_names(plugins, hook, kind, rejected)
+    _namespaces(plugins, rejected)
+    _contracts(plugins, rejected)
+    _overrides(plugins, rejected)
+    return rejected
+
+
+def _specs(items: Items) -> Sequence[KernelSpec]:
+    return items.get("muster_kernels", ())
+
+
+def _where(row: PluginRow) -> str:
+    return f"{row.distribution} {row.version} ({row.value})"
+
+
+def _unique_names(plugins: Sequence[Plugin], hook: str, kind: str, rejected: Rejected) -> None:
+    """One name means one thing. The host keeps a name that somebody else takes too."""
+    owners: dict[str, list[PluginRow]] = {}
+    for row, items in plugins:
+        for item in items.get(hook, ()):
+            owners.setdefault(item.name, []).append(row)
+    core = {lever.name for lever in CORE_LEVERS} if hook == "muster_levers" else set()
+    for name, rows in sorted(owners.items()):
+        if len(rows) < 2 and name not in core:
+            continue
+        guests = [row for row in rows if not row.is_host] or rows
+        rejected.add(
+            Finding(
+                "BAD_SPEC",
+                guests[0].name,
+                f"{kind} {name} is declared {len(rows) + (name in core)} times",
+                tuple(_where(row) for row in rows),
+                (f"give the {kind} of {guests[0].distribution} a name of its own",),
+            ),
+            (row.name for row in guests),
+        )
+
+
+def _namespaces(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """New keys of third parties live in modules that begin with their plugin's name."""
+    owned = {spec.kernel_key for row, items in plugins for spec in _specs(items) if _owns(row, spec.kernel_key)}
+    for row, items in plugins:
+        strangers = sorted({spec.kernel_key for spec in _specs(items)} - owned)
+        if strangers:
+            why = (
+                f"{', '.join(map(str, strangers))}: nobody else provides these keys, and new keys of {row.name} live "
+                f"in modules that begin with {row.namespace}{did_you_mean(str(strangers[0]), map(str, owned))}"
+            )
+            remedies = (f"name the module {row.namespace}_<something>, or correct the key",)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _owns(row: PluginRow, key: KernelKey) -> bool:
+    return row.is_host or row.owns_module(key.module)
+
+
+def _contracts(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """Each spec names a contract that somebody registers."""
+    known = {contract.name for _, items in plugins for contract in items.get("muster_contracts", ())}
+    for row, items in plugins:
+        unknown = sorted({spec.contract for spec in _specs(items)} - known)
+        for name in unknown:
+            keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.contract == name))
+            why = f"{keys}: nobody registers the contract {name!r}{did_you_mean(name, known)}"
+            remedies = ("return the contract from muster_contracts, or correct its name",)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _overrides(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """An override names a distribution, other than its own, that has the key (or the module)."""
+    providers: dict[KernelKey, set[str]] = {}
+    modules: dict[str, set[str]] = {}
+    for row, items in plugins:
+        for spec in _specs(items):
+            providers.setdefault(spec.kernel_key, set()).add(row.distribution)
+            modules.setdefault(spec.kernel_key.module, set()).add(row.distribution)
+    for row, items in plugins:
+        for spec in _specs(items):
+            for problem in _override_problems(row, spec, providers, modules):
+                remedies = ("correct the distribution's name, or drop the override",)
+                rejected.add(Finding("BAD_OVERRIDE", spec.key, problem, (_where(row),), remedies), (row.name,))
+
+
+def _override_problems(
+    row: PluginRow, spec: KernelSpec, providers: Mapping[KernelKey, set[str]], modules: Mapping[str, set[str]]
+) -> Iterable[str]:
+    name = spec.overrides
+    others = sorted(providers[spec.kernel_key] - {row.distribution})
+    if name is not None and name not in others:
+        yield f"overrides={name!r}, but {name} has no kernel for this key; others that have: {', '.join(others) or 'none'}"
+    if spec.replaces_module is None:
+        return
+    module, name = spec.replaces_module
+    if module != spec.kernel_key.module:
+        yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
+    elif name == row.distribution or name not in modules[module]:
+        others = sorted(modules[module] - {row.distribution})
+        yield f"replaces_module names {name!r}, which has nothing in {module}; others that have: {', '.join(others) or 'none'}"

@@ -1,0 +1,164 @@
+"""Discovery: from installed entry points to a catalog.
+
+Plugins are loaded sorted by name, each in a transaction; rules that compare plugins run after all have loaded. So
+nothing depends on the order of plugins, of entry points, or of ``sys.path``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kernel_muster.registry.catalog import Catalog, PluginRow, PluginStatus
+from kernel_muster.registry.crosschecks import check_together
+from kernel_muster.registry.entrypoints import Entry, scan
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.findings import Finding, Severity
+from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.loading import Loaded, load_plugin
+from kernel_muster.registry.specs import Provider, Registered
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plugin with all it gave, before plugins are compared with each other."""
+
+    row: PluginRow
+    loaded: Loaded
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing found so far refuses it."""
+        return self.row.status == "loaded"
+
+    @property
+    def provider(self) -> Provider:
+        """The provider that its registrations carry."""
+        return Provider(self.row.name, self.row.distribution, self.row.version)
+
+
+def discover(
+    *,
+    blocked: Iterable[str] = (),
+    demanded: Iterable[str] = (),
+    local: Mapping[str, object] | None = None,
+    timeout_s: float = 10,
+    path: Sequence[str] | None = None,
+) -> Catalog:
+    """Find, load and compare all plugins.
+
+    ``blocked`` plugins are never imported; ``demanded`` ones must be there. ``local`` adds plugin objects of this
+    process, by name, as distribution ``(local)``. ``path`` replaces ``sys.path`` in the search for metadata.
+    """
+    blocked, demanded, local = frozenset(blocked), frozenset(demanded), local or {}
+    if both := sorted(blocked & demanded):
+        raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
+    found = scan(path)
+    findings = list(found.findings)
+    findings.extend(_competing(group) for group in found.competing)
+    findings.extend(_mismatched(entry) for entry in found.mismatched)
+    findings.extend(_not_found(found.entries, found.competing, local, blocked, demanded))
+    drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries]
+    drafts += [Draft(_row(e, "failed"), Loaded()) for group in found.competing for e in group]
+    drafts += [Draft(_row(e, "mismatched"), Loaded()) for e in found.mismatched]
+    drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local)]
+    drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
+    return _catalog(drafts, findings)
+
+
+def _row(entry: Entry, status: PluginStatus) -> PluginRow:
+    return PluginRow(
+        entry.name, entry.distribution, entry.version, status, entry.value, entry.location, notes=entry.notes
+    )
+
+
+def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
+    if entry.name in blocked:
+        return Draft(_row(entry, "blocked"), Loaded())
+    where = f"{entry.distribution} {entry.version} ({entry.value})"
+    return _judged(_row(entry, "loaded"), load_plugin(entry.name, where, entry.load, timeout_s))
+
+
+def _draft_local(name: str, plugin: object, blocked: frozenset[str], timeout_s: float) -> Draft:
+    row = PluginRow(name, "(local)", "", "blocked" if name in blocked else "loaded", getattr(plugin, "__name__", ""))
+    return Draft(row, Loaded()) if name in blocked else _judged(row, load_plugin(name, "(local)", lambda: plugin, timeout_s))
+
+
+def _judged(row: PluginRow, loaded: Loaded) -> Draft:
+    """A plugin with a refusing finding registers nothing; its keys are kept to explain what is missing."""
+    refused = any(f.severity("serve") is Severity.REFUSE for f in loaded.findings)
+    keys = tuple(
+        sorted({spec.kernel_key for spec in loaded.items.get("muster_kernels", ()) if _has_key(spec)})
+    )
+    return Draft(replace(row, status="failed" if refused else "loaded", hooks=loaded.hooks, keys=keys), loaded)
+
+
+def _has_key(spec: object) -> bool:
+    try:
+        return spec.kernel_key is not None  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, TypeError):
+        return False
+
+
+def _competing(entries: tuple[Entry, ...]) -> Finding:
+    owners = ", ".join(f"{e.distribution} {e.version} at {e.location}" for e in entries)
+    return Finding(
+        "PLUGIN_DUPLICATE",
+        entries[0].name,
+        f"{len(entries)} distributions offer a plugin called {entries[0].name}; none of them is loaded",
+        tuple(f"{e.distribution} {e.version} ({e.value}) at {e.location}" for e in entries),
+        (f"uninstall all but one of: {owners}",),
+    )
+
+
+def _mismatched(entry: Entry) -> Finding:
+    return Finding(
+        "API_MISMATCH",
+        entry.name,
+        f"it is registered for {entry.group}, this host speaks {ENTRY_POINT_GROUP}; it was not imported",
+        (f"{entry.distribution} {entry.version} ({entry.value})",),
+        (f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}", "or uninstall it"),
+    )
+
+
+def _not_found(
+    entries: Iterable[Entry],
+    competing: Iterable[tuple[Entry, ...]],
+    local: Mapping[str, object],
+    blocked: frozenset[str],
+    demanded: frozenset[str],
+) -> list[Finding]:
+    known = {e.name for e in entries} | {group[0].name for group in competing} | set(local)
+    found = []
+    for option, names in (("--plugin", demanded), ("--no-plugin", blocked)):
+        for name in sorted(names - known):
+            why = f"{option} names {name}, which is not installed{did_you_mean(name, known)}"
+            remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+            found.append(Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies))
+    return found
+
+
+def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:
+    rejected = check_together([(d.row, d.loaded.items) for d in drafts if d.is_sound])
+    findings += [finding for draft in drafts for finding in draft.loaded.findings]
+    findings += rejected.findings
+    drafts = [
+        Draft(replace(d.row, status="failed"), d.loaded) if d.is_sound and d.row.name in rejected.plugins else d
+        for d in drafts
+    ]
+    sound = [draft for draft in drafts if draft.is_sound]
+
+    def items(hook: str) -> list[tuple[Draft, object]]:
+        return [(draft, item) for draft in sound for item in draft.loaded.items.get(hook, ())]
+
+    return Catalog(
+        plugins=tuple(draft.row for draft in drafts),
+        kernels=tuple(Registered(spec, d.provider) for d, spec in items("muster_kernels")),  # type: ignore[arg-type]
+        contracts={contract.name: contract for _, contract in items("muster_contracts")},  # type: ignore[attr-defined]
+        builders=tuple(builder for _, builder in items("muster_models")),  # type: ignore[misc]
+        levers=(*CORE_LEVERS, *(lever for _, lever in items("muster_levers"))),  # type: ignore[arg-type]
+        manifest_folders=tuple(sorted({folder for _, folder in items("muster_manifests") if isinstance(folder, Path)})),
+        observers=tuple((d.row.name, d.loaded.observer) for d in sound if d.loaded.observer is not None),
+        findings=tuple(findings),
+    )

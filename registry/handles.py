@@ -1,0 +1,105 @@
+"""Handles: what a lookup returns."""
+
+from typing import Any, NoReturn
+
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.errors import ContractError, NullKernelError
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.specs import KernelSpec, Provider
+
+
+class PreparedLaunch:
+    """A launch whose arguments were checked once."""
+
+    __slots__ = ("_arguments", "_dims", "_empty", "_spec")
+
+    def __init__(self, spec: KernelSpec, arguments: dict[str, Any], dims: dict[str, int], empty: bool) -> None:
+        self._spec, self._arguments, self._dims, self._empty = spec, arguments, dims, empty
+
+    def __call__(self, stream: object | None = None) -> None:
+        """Enqueue the kernel; an empty launch does nothing."""
+        if not self._empty:
+            self._spec.backend.launch(self._arguments, self._dims, stream)
+
+
+class Handle:
+    """A kernel that was found: truthy, and callable with the arguments of its contract."""
+
+    __slots__ = ("contract", "key", "provider", "spec")
+
+    def __init__(self, key: KernelKey, spec: KernelSpec, contract: Contract, provider: Provider) -> None:
+        self.key, self.spec, self.contract, self.provider = key, spec, contract, provider
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.key} by {self.provider}>"
+
+    @property
+    def weight_layout(self) -> str | None:
+        """The layout its weight argument must have; None if it takes no weight."""
+        return self.spec.weight_layout
+
+    def prepare_weight(self, weight: Any) -> Any:
+        """Return a logical weight in this kernel's layout; the logical weight itself is left as it is."""
+        if self.spec.prepare is None or getattr(weight, "layout", None) == self.spec.weight_layout:
+            return weight
+        return self.spec.prepare(weight)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> PreparedLaunch:
+        """Check the arguments once and return a launch that only enqueues; ContractError names what does not fit."""
+        bound = self.contract.signature.bind(str(self.key), args, kwargs)
+        self._check_layouts(bound.arguments)
+        return PreparedLaunch(self.spec, bound.arguments, bound.dims, bound.is_empty)
+
+    def __call__(self, *args: Any, stream: object | None = None, **kwargs: Any) -> None:
+        """Check the arguments and launch; outputs are arguments and nothing is returned."""
+        self.prepare(*args, **kwargs)(stream)
+
+    def _check_layouts(self, arguments: dict[str, Any]) -> None:
+        wanted = self.spec.weight_layout
+        for name, value in arguments.items():
+            layout = getattr(value, "layout", wanted)
+            if wanted is not None and layout != wanted:
+                raise ContractError(
+                    f"{self.key}: {name} has weight layout {layout}, expected {wanted}; use handle.prepare_weight"
+                )
+
+
+class NullHandle:
+    """A lookup that missed: falsy, and it raises when called."""
+
+    __slots__ = ("key", "reason", "site", "waiver")
+
+    contract = None
+    spec = None
+    weight_layout = None
+
+    def __init__(self, key: KernelKey, reason: str, site: str, waiver: str = "") -> None:
+        self.key, self.reason, self.site, self.waiver = key, reason, site, waiver
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"<NullHandle {self.key}: {self.reason}>"
+
+    def _refuse(self) -> NoReturn:
+        waived = f"; waived: {self.waiver}" if self.waiver else ""
+        raise NullKernelError(f"{self.key} was called, but its lookup at {self.site} missed: {self.reason}{waived}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NullKernelError with key, reason, waiver and dispatch site."""
+        self._refuse()
+
+    def prepare(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NullKernelError."""
+        self._refuse()
+
+    def prepare_weight(self, weight: Any) -> NoReturn:
+        """Raise NullKernelError."""
+        self._refuse()
+
+
+AnyHandle = Handle | NullHandle

@@ -1,0 +1,255 @@
+"""Lookups: how a model's layers ask for kernels, and how every question is recorded.
+
+A lookup costs about a microsecond (benchmarks/lookup_cost.py): the first one from a site decides and makes a record,
+each further one finds that record by the caller's code and instruction and counts it.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Literal
+
+import structlog
+
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, LateRegistration as LateRegistrationError
+from kernel_muster.registry.handles import AnyHandle, Handle, NullHandle
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.layouts import LayoutPlan
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.logs import logger
+from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupKind, LookupRow, Phase, collect
+from kernel_muster.registry.selection import Selector
+from kernel_muster.registry.sites import is_marked, site_name
+from kernel_muster.registry.target import Target
+
+OnLateMiss = Literal["raise", "abort", "count"]
+Members = tuple[tuple[str, str], ...]
+_Place = tuple[object, ...]
+
+
+class _Record:
+    """One question from one instruction of one layer: its answer, and how often it was asked."""
+
+    __slots__ = ("code", "count", "handle", "instruction", "kind", "layer", "members", "phase", "requested_by", "when")
+
+    def __init__(
+        self,
+        members: tuple[KernelKey, ...],
+        kind: LookupKind,
+        requested_by: str | None,
+        when: str,
+        phase: Phase,
+        layer: str,
+        frame: FrameType,
+    ) -> None:  # fmt: skip
+        self.members, self.kind, self.requested_by, self.when = members, kind, requested_by, when
+        self.phase, self.layer = phase, layer
+        # Holding the code keeps its id from being used again.
+        self.code, self.instruction = frame.f_code, frame.f_lasti
+        self.count = 0
+        self.handle: AnyHandle
+
+    @property
+    def site(self) -> str:
+        return site_name(self.code, self.instruction)
+
+
+class LookupSession:
+    """The state behind all lookups of one boot (or of one open registry). Thread-safe; nothing is global."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        target: Target,
+        levers: Levers,
+        *,
+        raises: bool = False,
+        excused: Callable[[KernelKey], str] = lambda key: "",
+    ) -> None:
+        self.catalog, self.target, self.levers = catalog, target, levers
+        self.selector = Selector(catalog, target, levers)
+        self.layouts = LayoutPlan()
+        self.raises = raises
+        self.sealed = False
+        self.lock = threading.RLock()
+        self._records: dict[_Place, _Record] = {}
+        self._marked: dict[int, tuple[bool, CodeType]] = {}
+        self._requests: list[FailedRequest] = []
+        self._late_registrations: list[LateRegistration] = []
+        self._log: structlog.stdlib.BoundLogger = logger()
+        self._on_late_miss: OnLateMiss = "raise"
+        self._excused = excused  # a key's waiver reason, or nothing
+        self._abort: Callable[[str], None] = lambda text: None
+
+    def seal(self, on_late_miss: OnLateMiss, abort: Callable[[str], None]) -> None:
+        """End the boot: from here on each lookup is late."""
+        with self.lock:
+            self._on_late_miss, self._abort = on_late_miss, abort
+            self.sealed = True
+
+    def close_for_registration(self, plugin: str, site: str) -> None:
+        """Record that somebody tried to register after the seal, and refuse it."""
+        with self.lock:
+            self._late_registrations.append(LateRegistration(plugin, site))
+        raise LateRegistrationError(f"{plugin} was registered at {site}, after the audit was sealed; it has no effect")
+
+    def rows(self, phase: Phase) -> tuple[LookupRow, ...]:
+        """Return what was asked in a phase, folded by question, sorted."""
+        with self.lock:
+            records = [record for record in self._records.values() if record.phase == phase]
+            return collect((r.members, r.kind, r.requested_by, r.phase, r.when, r.site, r.layer, r.count) for r in records)
+
+    @property
+    def requests(self) -> tuple[FailedRequest, ...]:
+        """What levers or options asked for in vain."""
+        with self.lock:
+            return tuple(self._requests)
+
+    @property
+    def late_registrations(self) -> tuple[LateRegistration, ...]:
+        """Registrations that came after the seal."""
+        with self.lock:
+            return tuple(self._late_registrations)
+
+    def is_marked(self, code: CodeType) -> bool:
+        """Whether a function is marked ``@track_caller``; its code is kept, so that its id stays its own."""
+        known = self._marked.get(id(code))
+        if known is None:
+            known = self._marked[id(code)] = (is_marked(code), code)
+        return known[0]
+
+    def caller(self, frame: FrameType) -> FrameType:
+        """Return the first frame at or above ``frame`` whose function is not marked ``@track_caller``."""
+        while self.is_marked(frame.f_code) and frame.f_back is not None:
+            frame = frame.f_back
+        return frame
+
+    def look_up(
+        self,
+        place: _Place,
+        members: Members,
+        kind: LookupKind,
+        requested_by: str | None,
+        when: str,
+        layer: str,
+        frame: FrameType,
+    ) -> _Record:
+        """Answer a question from a new place, or a late one."""
+        keys = tuple(KernelKey(str(module), str(func)) for module, func in members)
+        with self.lock:
+            phase: Phase = "late" if self.sealed else "boot"
+            record = self._records.get((layer, phase, *place))
+            if record is None:
+                record = _Record(keys, kind, requested_by, when, phase, layer, frame)
+                record.handle = self._answer(record)
+                self._records[(layer, phase, *place)] = record
+            record.count += 1
+        if phase == "late":
+            self._judge_late(record)
+        elif not record.handle and self.raises and kind == "required":
+            raise KernelMissing(f"{keys[0]}: {record.handle.reason} (asked for at {record.site})")
+        return record
+
+    def _answer(self, record: _Record) -> AnyHandle:
+        """Return the handle of the first member that resolves."""
+        for key in record.members:
+            decision = self.selector.decide(key)
+            self._log.debug("lookup.decided", key=str(key), found=decision.chosen is not None, reason=decision.reason)
+            if decision.chosen is not None:
+                spec, provider = decision.chosen.spec, decision.chosen.provider
+                return Handle(key, spec, self.catalog.contracts[spec.contract], provider)
+        first = self.selector.decide(record.members[0])
+        excuses = [self._excused(key) for key in record.members]
+        return NullHandle(first.key, first.reason, record.site, "; ".join(excuses) if all(excuses) else "")
+
+    def _judge_late(self, record: _Record) -> None:
+        handle = record.handle
+        if isinstance(handle, Handle) or handle.waiver or self._on_late_miss == "count":
+            return
+        text = f"{record.members[0]} was looked up at {record.site} after the seal, and missed: {handle.reason}"
+        if self._on_late_miss == "abort":
+            self._abort(text)
+        raise LateKernelMiss(text)
+
+    def request_failed(self, lever: str, why: str, layer: str, frame: FrameType) -> None:
+        """Record that a lever or option asked for something the model cannot do."""
+        site = site_name(frame.f_code, frame.f_lasti)
+        with self.lock:
+            self._requests.append(FailedRequest(lever, why, layer, site))
+
+
+class Lookups:
+    """What a layer sees of the registry. ``for_layer`` returns the same session under a layer's name."""
+
+    def __init__(self, session: LookupSession, layer: str = "") -> None:
+        self._session, self._layer = session, layer
+        self._places: dict[_Place, _Record] = {}
+
+    @property
+    def target(self) -> Target:
+        """What kernels are selected for."""
+        return self._session.target
+
+    @property
+    def levers(self) -> Levers:
+        """The frozen levers of this boot."""
+        return self._session.levers
+
+    @property
+    def layouts(self) -> LayoutPlan:
+        """The layout plan of this boot."""
+        return self._session.layouts
+
+    @property
+    def catalog(self) -> Catalog:
+        """Everything that plugins registered."""
+        return self._session.catalog
+
+    @property
+    def layer(self) -> str:
+        """The label that lookups carry."""
+        return self._layer
+
+    def for_layer(self, label: str) -> "Lookups":
+        """Return these lookups labelled with a layer: ``layers.3.attn``."""
+        return Lookups(self._session, label)
+
+    def kernel(self, module: str, func: str, *, when: str = "", requested_by: str | None = None) -> AnyHandle:
+        """Look up a kernel that the model cannot run without."""
+        return self._ask(((module, func),), "required", when, requested_by, sys._getframe(1))
+
+    def try_kernel(self, module: str, func: str, *, when: str = "", requested_by: str | None = None) -> AnyHandle:
+        """Look up a kernel that the model can do without; a falsy handle says that it is absent."""
+        return self._ask(((module, func),), "optional", when, requested_by, sys._getframe(1))
+
+    def first_of(
+        self, *members: tuple[str, str], required: bool = False, when: str = "", requested_by: str | None = None
+    ) -> AnyHandle:
+        """Look up the first member that resolves; each earlier one that is absent needs a waiver."""
+        if not members:
+            raise ValueError("first_of needs at least one (module, func)")
+        return self._ask(members, "required" if required else "optional", when, requested_by, sys._getframe(1))
+
+    def _ask(
+        self, members: Members, kind: LookupKind, when: str, requested_by: str | None, frame: FrameType
+    ) -> AnyHandle:
+        session = self._session
+        if session.is_marked(frame.f_code):
+            frame = session.caller(frame)
+        place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by)
+        record = self._places.get(place)
+        if record is not None:
+            with session.lock:
+                if not session.sealed:
+                    record.count += 1
+                    return record.handle
+        record = session.look_up(place, members, kind, requested_by, when, self._layer, frame)
+        if record.handle or not session.raises:
+            self._places[place] = record
+        return record.handle
+
+    def request_failed(self, lever: str, why: str) -> None:
+        """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED."""
+        self._session.request_failed(lever, why, self._layer, self._session.caller(sys._getframe(1)))

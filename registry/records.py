@@ -1,0 +1,84 @@
+"""What lookups leave behind: one row for each question, with all its sites, counts and layers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kernel_muster.registry.keys import KernelKey
+
+LookupKind = Literal["optional", "required"]
+Phase = Literal["boot", "late"]
+
+
+@dataclass
+class LookupRow:
+    """One question: a key, or a preference chain of several, asked for from any number of places."""
+
+    members: tuple[KernelKey, ...]
+    kind: LookupKind
+    requested_by: str | None = None
+    phase: Phase = "boot"
+    when: str = ""
+    sites: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> KernelKey:
+        """The key, or the first member of the chain."""
+        return self.members[0]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is a preference chain."""
+        return len(self.members) > 1
+
+    @property
+    def count(self) -> int:
+        """How often it was asked."""
+        return sum(self.sites.values())
+
+    @property
+    def question(self) -> tuple[tuple[KernelKey, ...], str, str, str]:
+        """What makes two rows one."""
+        return self.members, self.kind, self.requested_by or "", self.phase
+
+    def add(self, site: str, layer: str, count: int) -> None:
+        """Count ``count`` more lookups from a site, for a layer (empty: none was named)."""
+        self.sites[site] = self.sites.get(site, 0) + count
+        if layer:
+            self.layers[layer] = self.layers.get(layer, 0) + count
+
+
+@dataclass(frozen=True)
+class LateRegistration:
+    """Somebody called ``register`` after the seal."""
+
+    plugin: str
+    site: str
+
+
+@dataclass(frozen=True)
+class FailedRequest:
+    """A lever or option asked for something that the model cannot do."""
+
+    lever: str
+    why: str
+    layer: str
+    site: str
+
+
+def collect(
+    entries: Iterable[tuple[tuple[KernelKey, ...], LookupKind, str | None, Phase, str, str, str, int]],
+) -> tuple[LookupRow, ...]:
+    """Fold single lookups (members, kind, requested_by, phase, when, site, layer, count) into sorted rows."""
+    rows: dict[tuple[tuple[KernelKey, ...], str, str, str], LookupRow] = {}
+    for members, kind, requested_by, phase, when, site, layer, count in entries:
+        question = (members, kind, requested_by or "", phase)
+        row = rows.get(question)
+        if row is None:
+            row = rows[question] = LookupRow(members, kind, requested_by, phase, when)
+        row.when = row.when or when
+        row.add(site, layer, count)
+    for row in rows.values():
+        row.sites = dict(sorted(row.sites.items()))
+    return tuple(rows[question] for question in sorted(rows))
