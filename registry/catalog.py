@@ -49,7 +49,10 @@ class PluginRow:
 def sort_registered(kernels: Iterable[Registered]) -> tuple[Registered, ...]:
     """Order registrations by what they are, not by who came first."""
     return tuple(
-        sorted(kernels, key=lambda r: (r.spec.kernel_key, r.provider.distribution, r.provider.plugin, r.spec.archs))
+        sorted(
+            kernels,
+            key=lambda r: (r.spec.kernel_key, r.provider.distribution, r.provider.plugin, r.spec.archs),
+        )
     )
 
 

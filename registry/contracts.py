@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, evaluate_dim
 

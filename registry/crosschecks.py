@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_muster.registry.catalog import PluginRow
+from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, did_you_mean
 from kernel_muster.registry.levers import CORE_LEVERS
@@ -27,19 +28,28 @@ class Rejected:
         self.plugins.update(plugins)
 
 
-def check_together(plugins: Sequence[Plugin]) -> Rejected:
-    """Apply all rules to plugins that are sound by themselves."""
+def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) -> Rejected:
+    """Apply all rules to plugins that are sound by themselves; contracts of unsound ones count as known."""
     rejected = Rejected()
-    for hook, kind in (("muster_contracts", "contract"), ("muster_levers", "lever"), ("muster_models", "model builder")):
+    for hook, kind in (
+        ("muster_contracts", "contract"),
+        ("muster_levers", "lever"),
+        ("muster_models", "model builder"),
+    ):
         _unique_names(plugins, hook, kind, rejected)
     _namespaces(plugins, rejected)
-    _contracts(plugins, rejected)
+    _contracts(plugins, unsound, rejected)
     _overrides(plugins, rejected)
     return rejected
 
 
 def _specs(items: Items) -> Sequence[KernelSpec]:
     return items.get("muster_kernels", ())
+
+
+def contracts_of(items: Items) -> Iterable[Contract]:
+    """Return the well-formed contracts among a plugin's items."""
+    return (item for item in items.get("muster_contracts", ()) if isinstance(item, Contract))
 
 
 def _where(row: PluginRow) -> str:
@@ -87,9 +97,9 @@ def _owns(row: PluginRow, key: KernelKey) -> bool:
     return row.is_host or row.owns_module(key.module)
 
 
-def _contracts(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
     """Each spec names a contract that somebody registers."""
-    known = {contract.name for _, items in plugins for contract in items.get("muster_contracts", ())}
+    known = {contract.name for _, items in (*plugins, *unsound) for contract in contracts_of(items)}
     for row, items in plugins:
         unknown = sorted({spec.contract for spec in _specs(items)} - known)
         for name in unknown:

@@ -6,10 +6,10 @@ nothing depends on the order of plugins, of entry points, or of ``sys.path``.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from kernel_muster.registry.catalog import Catalog, PluginRow, PluginStatus
-from kernel_muster.registry.crosschecks import check_together
+from kernel_muster.registry.crosschecks import check_together, contracts_of
 from kernel_muster.registry.entrypoints import Entry, scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
@@ -59,10 +59,13 @@ def discover(
     findings.extend(_competing(group) for group in found.competing)
     findings.extend(_mismatched(entry) for entry in found.mismatched)
     findings.extend(_not_found(found.entries, found.competing, local, blocked, demanded))
-    drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries]
+    taken = {entry.name for entry in found.entries}
+    findings.extend(_taken(entry) for entry in found.entries if entry.name in local)
+    drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries if entry.name not in local]
+    drafts += [Draft(_row(e, "failed"), Loaded()) for e in found.entries if e.name in local]
     drafts += [Draft(_row(e, "failed"), Loaded()) for group in found.competing for e in group]
     drafts += [Draft(_row(e, "mismatched"), Loaded()) for e in found.mismatched]
-    drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local)]
+    drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local) if name not in taken]
     drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
     return _catalog(drafts, findings)
 
@@ -82,15 +85,17 @@ def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
 
 def _draft_local(name: str, plugin: object, blocked: frozenset[str], timeout_s: float) -> Draft:
     row = PluginRow(name, "(local)", "", "blocked" if name in blocked else "loaded", getattr(plugin, "__name__", ""))
-    return Draft(row, Loaded()) if name in blocked else _judged(row, load_plugin(name, "(local)", lambda: plugin, timeout_s))
+    return (
+        Draft(row, Loaded())
+        if name in blocked
+        else _judged(row, load_plugin(name, "(local)", lambda: plugin, timeout_s))
+    )
 
 
 def _judged(row: PluginRow, loaded: Loaded) -> Draft:
     """A plugin with a refusing finding registers nothing; its keys are kept to explain what is missing."""
     refused = any(f.severity("serve") is Severity.REFUSE for f in loaded.findings)
-    keys = tuple(
-        sorted({spec.kernel_key for spec in loaded.items.get("muster_kernels", ()) if _has_key(spec)})
-    )
+    keys = tuple(sorted({spec.kernel_key for spec in loaded.items.get("muster_kernels", ()) if _has_key(spec)}))
     return Draft(replace(row, status="failed" if refused else "loaded", hooks=loaded.hooks, keys=keys), loaded)
 
 
@@ -109,6 +114,16 @@ def _competing(entries: tuple[Entry, ...]) -> Finding:
         f"{len(entries)} distributions offer a plugin called {entries[0].name}; none of them is loaded",
         tuple(f"{e.distribution} {e.version} ({e.value}) at {e.location}" for e in entries),
         (f"uninstall all but one of: {owners}",),
+    )
+
+
+def _taken(entry: Entry) -> Finding:
+    return Finding(
+        "PLUGIN_DUPLICATE",
+        entry.name,
+        f"a local plugin and {entry.distribution} both offer a plugin called {entry.name}",
+        (f"{entry.distribution} {entry.version} ({entry.value})",),
+        ("give the local plugin another name",),
     )
 
 
@@ -134,31 +149,59 @@ def _not_found(
     for option, names in (("--plugin", demanded), ("--no-plugin", blocked)):
         for name in sorted(names - known):
             why = f"{option} names {name}, which is not installed{did_you_mean(name, known)}"
-            remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+            remedies = (
+                "install the distribution that offers it, or correct the name",
+                "muster plugins lists all",
+            )
             found.append(Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies))
     return found
 
 
 def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:
-    rejected = check_together([(d.row, d.loaded.items) for d in drafts if d.is_sound])
+    rejected = check_together(
+        [(d.row, d.loaded.items) for d in drafts if d.is_sound],
+        [(d.row, d.loaded.items) for d in drafts if not d.is_sound],
+    )
     findings += [finding for draft in drafts for finding in draft.loaded.findings]
     findings += rejected.findings
-    drafts = [
-        Draft(replace(d.row, status="failed"), d.loaded) if d.is_sound and d.row.name in rejected.plugins else d
-        for d in drafts
-    ]
+    drafts = [_failed(draft) if draft.is_sound and draft.row.name in rejected.plugins else draft for draft in drafts]
+    drafts, findings = _drop_orphans(drafts, findings)
     sound = [draft for draft in drafts if draft.is_sound]
 
-    def items(hook: str) -> list[tuple[Draft, object]]:
-        return [(draft, item) for draft in sound for item in draft.loaded.items.get(hook, ())]
+    def items(hook: str) -> list[Any]:
+        return [item for draft in sound for item in draft.loaded.items.get(hook, ())]
 
     return Catalog(
         plugins=tuple(draft.row for draft in drafts),
-        kernels=tuple(Registered(spec, d.provider) for d, spec in items("muster_kernels")),  # type: ignore[arg-type]
-        contracts={contract.name: contract for _, contract in items("muster_contracts")},  # type: ignore[attr-defined]
-        builders=tuple(builder for _, builder in items("muster_models")),  # type: ignore[misc]
-        levers=(*CORE_LEVERS, *(lever for _, lever in items("muster_levers"))),  # type: ignore[arg-type]
-        manifest_folders=tuple(sorted({folder for _, folder in items("muster_manifests") if isinstance(folder, Path)})),
+        kernels=tuple(Registered(k, d.provider) for d in sound for k in d.loaded.items.get("muster_kernels", ())),
+        contracts={contract.name: contract for contract in items("muster_contracts")},
+        builders=tuple(items("muster_models")),
+        levers=(*CORE_LEVERS, *items("muster_levers")),
+        manifest_folders=tuple(sorted(set(items("muster_manifests")))),
         observers=tuple((d.row.name, d.loaded.observer) for d in sound if d.loaded.observer is not None),
         findings=tuple(findings),
     )
+
+
+def _failed(draft: Draft, *notes: str) -> Draft:
+    return Draft(replace(draft.row, status="failed", notes=(*draft.row.notes, *notes)), draft.loaded)
+
+
+def _drop_orphans(drafts: list[Draft], findings: list[Finding]) -> tuple[list[Draft], list[Finding]]:
+    """Drop plugins whose contracts failed with another plugin: consequences, listed in that plugin's finding."""
+    while True:
+        sound = {contract.name for d in drafts if d.is_sound for contract in contracts_of(d.loaded.items)}
+        owner = {c.name: d.row.name for d in drafts if not d.is_sound for c in contracts_of(d.loaded.items)}
+        orphan = next((d for d in drafts if d.is_sound and _needs(d) - sound), None)
+        if orphan is None:
+            return drafts, findings
+        lost = sorted(_needs(orphan) - sound)
+        culprit = owner[lost[0]]
+        note = f"plugin {orphan.row.name} needs the contract {', '.join(lost)} of {culprit}, which failed"
+        drafts = [_failed(d, note) if d is orphan else d for d in drafts]
+        at = next(i for i, finding in enumerate(findings) if finding.subject == culprit)
+        findings = [f.explaining([note]) if i == at else f for i, f in enumerate(findings)]
+
+
+def _needs(draft: Draft) -> set[str]:
+    return {spec.contract for spec in draft.loaded.items.get("muster_kernels", ())}

@@ -1,6 +1,7 @@
 """Names of element types, and the NumPy dtype that carries each."""
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -27,4 +28,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name not in _CARRIERS:
         raise ValueError(f"unknown dtype {name!r}; known: {', '.join(sorted(_CARRIERS))}")
     module, attribute = _CARRIERS[name]
-    return np.dtype(getattr(__import__(module), attribute))
+    dtype: np.dtype[Any] = np.dtype(getattr(import_module(module), attribute))
+    return dtype

@@ -58,7 +58,12 @@ def scan(path: Sequence[str] | None = None) -> Scan:
     return Scan(
         tuple(group[0] for group in groups if len(group) == 1),
         tuple(group for group in groups if len(group) > 1),
-        tuple(sorted((e for e in found if e.group != ENTRY_POINT_GROUP), key=lambda e: (e.name, e.group, e.location))),
+        tuple(
+            sorted(
+                (e for e in found if e.group != ENTRY_POINT_GROUP),
+                key=lambda e: (e.name, e.group, e.location),
+            )
+        ),
         tuple(findings),
     )
 

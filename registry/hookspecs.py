@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.levers import Lever
 from kernel_muster.registry.specs import KernelSpec

@@ -73,7 +73,11 @@ class Lever:
             if text in self.choices:
                 return text
         elif self.kind == "int":
-            if not isinstance(raw, bool | float) and re.fullmatch(r"[+-]?[0-9]{1,18}", text) and self._in_range(int(text)):
+            if (
+                not isinstance(raw, bool | float)
+                and re.fullmatch(r"[+-]?[0-9]{1,18}", text)
+                and self._in_range(int(text))
+            ):
                 return int(text)
         elif isinstance(raw, str):
             return text
@@ -191,9 +195,7 @@ def read_levers(
 
 def _unknown(name: str, origin: Origin, table: Mapping[str, Lever], removed: Mapping[str, str]) -> Finding:
     if name in removed:
-        return Finding(
-            "REMOVED_LEVER", name, f"{name} no longer exists", (origin,), (f"use {removed[name]} instead",)
-        )
+        return Finding("REMOVED_LEVER", name, f"{name} no longer exists", (origin,), (f"use {removed[name]} instead",))
     return Finding(
         "UNKNOWN_LEVER",
         name,
@@ -205,7 +207,11 @@ def _unknown(name: str, origin: Origin, table: Mapping[str, Lever], removed: Map
 
 def _bad(lever: Lever, origin: Origin, why: str) -> Finding:
     return Finding(
-        "BAD_LEVER", lever.name, f"{lever.name}: {why}", (origin,), (f"set it to {lever.grammar}, or unset it",)
+        "BAD_LEVER",
+        lever.name,
+        f"{lever.name}: {why}",
+        (origin,),
+        (f"set it to {lever.grammar}, or unset it",),
     )
 
 

@@ -9,7 +9,6 @@ from types import FunctionType
 from typing import Any
 
 import pluggy
-
 from kernel_muster.registry import hookspecs
 from kernel_muster.registry.builders import ModelBuilder
 from kernel_muster.registry.contracts import Contract
@@ -50,7 +49,11 @@ def load_plugin(name: str, where: str, load: Callable[[], object], seconds: floa
     outcome = watched(lambda: _load(name, where, load, loaded), seconds, name)
     if outcome.is_hanging:
         why = f"still importing, or in a hook, after {seconds:g} s"
-        remedies = ("make its import and hooks quick", "raise MUSTER_PLUGIN_TIMEOUT_S", f"block it: --no-plugin {name}")
+        remedies = (
+            "make its import and hooks quick",
+            "raise MUSTER_PLUGIN_TIMEOUT_S",
+            f"block it: --no-plugin {name}",
+        )
         # The abandoned thread may still write into ``loaded``: leave it alone.
         return Loaded(findings=[Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)])
     if outcome.error is not None:
@@ -72,7 +75,9 @@ def _failed(name: str, where: str, what: str, error: BaseException) -> Finding:
 def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> None:
     plugin = load()
     if inspect.isclass(plugin):
-        loaded.findings.append(_bad_spec(name, where, f"the entry point names the class {plugin.__name__}, not a module"))
+        loaded.findings.append(
+            _bad_spec(name, where, f"the entry point names the class {plugin.__name__}, not a module")
+        )
         return
     loaded.findings.extend(_unknown_hooks(name, where, plugin))
     loaded.findings.extend(_wrappers(name, where, plugin))
@@ -113,7 +118,10 @@ def _unknown_hooks(name: str, where: str, plugin: object) -> list[Finding]:
             why = f"{hook} is no hook{did_you_mean(hook, HOOKS)}"
             remedies = (f"hooks are {', '.join(HOOKS)}",)
         elif not marked and member in HOOKS and isinstance(value, FunctionType):
-            why, remedies = f"{member} is not marked as a hook, so that it would never run", ("mark it @km.hookimpl",)
+            why, remedies = (
+                f"{member} is not marked as a hook, so that it would never run",
+                ("mark it @km.hookimpl",),
+            )
         elif not marked and member.startswith("muster_") and _is_own_function(plugin, value):
             why = f"{member} is named like a hook, but there is none of that name{did_you_mean(member, HOOKS)}"
             remedies = ("correct the name and mark it @km.hookimpl, or name it otherwise",)

@@ -11,15 +11,15 @@ from types import CodeType, FrameType
 from typing import Literal
 
 import structlog
-
 from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, LateRegistration as LateRegistrationError
+from kernel_muster.registry.errors import KernelMissing, LateKernelMiss
+from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
 from kernel_muster.registry.handles import AnyHandle, Handle, NullHandle
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.layouts import LayoutPlan
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
-from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupKind, LookupRow, Phase, collect
+from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry, LookupKind, Phase
 from kernel_muster.registry.selection import Selector
 from kernel_muster.registry.sites import is_marked, site_name
 from kernel_muster.registry.target import Target
@@ -32,7 +32,18 @@ _Place = tuple[object, ...]
 class _Record:
     """One question from one instruction of one layer: its answer, and how often it was asked."""
 
-    __slots__ = ("code", "count", "handle", "instruction", "kind", "layer", "members", "phase", "requested_by", "when")
+    __slots__ = (
+        "code",
+        "count",
+        "handle",
+        "instruction",
+        "kind",
+        "layer",
+        "members",
+        "phase",
+        "requested_by",
+        "when",
+    )
 
     def __init__(
         self,
@@ -95,11 +106,14 @@ class LookupSession:
             self._late_registrations.append(LateRegistration(plugin, site))
         raise LateRegistrationError(f"{plugin} was registered at {site}, after the audit was sealed; it has no effect")
 
-    def rows(self, phase: Phase) -> tuple[LookupRow, ...]:
-        """Return what was asked in a phase, folded by question, sorted."""
+    def entries(self, phase: Phase) -> tuple[LookupEntry, ...]:
+        """Return what was asked in a phase, place by place."""
         with self.lock:
-            records = [record for record in self._records.values() if record.phase == phase]
-            return collect((r.members, r.kind, r.requested_by, r.phase, r.when, r.site, r.layer, r.count) for r in records)
+            return tuple(
+                LookupEntry(r.members, r.kind, r.requested_by, r.phase, r.when, r.site, r.layer, r.count)
+                for r in self._records.values()
+                if r.phase == phase
+            )
 
     @property
     def requests(self) -> tuple[FailedRequest, ...]:
@@ -148,7 +162,7 @@ class LookupSession:
             record.count += 1
         if phase == "late":
             self._judge_late(record)
-        elif not record.handle and self.raises and kind == "required":
+        elif isinstance(record.handle, NullHandle) and self.raises and kind == "required":
             raise KernelMissing(f"{keys[0]}: {record.handle.reason} (asked for at {record.site})")
         return record
 
@@ -225,7 +239,11 @@ class Lookups:
         return self._ask(((module, func),), "optional", when, requested_by, sys._getframe(1))
 
     def first_of(
-        self, *members: tuple[str, str], required: bool = False, when: str = "", requested_by: str | None = None
+        self,
+        *members: tuple[str, str],
+        required: bool = False,
+        when: str = "",
+        requested_by: str | None = None,
     ) -> AnyHandle:
         """Look up the first member that resolves; each earlier one that is absent needs a waiver."""
         if not members:

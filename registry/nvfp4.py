@@ -13,9 +13,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
-
 from kernel_muster.registry.errors import ContractError
+from numpy.typing import NDArray
 
 GROUP = 16
 E2M1_MAX = 6.0
@@ -50,9 +49,7 @@ class Nvfp4Weight:
 
     def __getitem__(self, expert: int) -> "Nvfp4Weight":
         """Return one expert's weight."""
-        return Nvfp4Weight(
-            self.packed[expert], self.block_scale[expert], self.global_scale_decode[expert], self.layout
-        )
+        return Nvfp4Weight(self.packed[expert], self.block_scale[expert], self.global_scale_decode[expert], self.layout)
 
 
 def pack(codes: U8) -> U8:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kernel_muster.registry.keys import KernelKey
 
@@ -42,11 +42,11 @@ class LookupRow:
         """What makes two rows one."""
         return self.members, self.kind, self.requested_by or "", self.phase
 
-    def add(self, site: str, layer: str, count: int) -> None:
-        """Count ``count`` more lookups from a site, for a layer (empty: none was named)."""
-        self.sites[site] = self.sites.get(site, 0) + count
+    def add(self, site: str, layer: str, times: int) -> None:
+        """Count more lookups from a site, for a layer (empty: none was named)."""
+        self.sites[site] = self.sites.get(site, 0) + times
         if layer:
-            self.layers[layer] = self.layers.get(layer, 0) + count
+            self.layers[layer] = self.layers.get(layer, 0) + times
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,37 @@ class FailedRequest:
     site: str
 
 
-def collect(
-    entries: Iterable[tuple[tuple[KernelKey, ...], LookupKind, str | None, Phase, str, str, str, int]],
-) -> tuple[LookupRow, ...]:
-    """Fold single lookups (members, kind, requested_by, phase, when, site, layer, count) into sorted rows."""
+class LookupEntry(NamedTuple):
+    """What one place asked in one layer, before rows are folded; traces hold these."""
+
+    members: tuple[KernelKey, ...]
+    kind: LookupKind
+    requested_by: str | None
+    phase: Phase
+    when: str
+    site: str
+    layer: str
+    times: int
+
+
+def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
+    """Fold entries into rows, one a question, sorted."""
     rows: dict[tuple[tuple[KernelKey, ...], str, str, str], LookupRow] = {}
-    for members, kind, requested_by, phase, when, site, layer, count in entries:
+    for members, kind, requested_by, phase, when, site, layer, times in entries:
         question = (members, kind, requested_by or "", phase)
         row = rows.get(question)
         if row is None:
             row = rows[question] = LookupRow(members, kind, requested_by, phase, when)
         row.when = row.when or when
-        row.add(site, layer, count)
+        row.add(site, layer, times)
     for row in rows.values():
-        row.sites = dict(sorted(row.sites.items()))
+        row.sites, row.layers = (
+            dict(sorted(row.sites.items())),
+            dict(sorted(row.layers.items(), key=_layer_order)),
+        )
     return tuple(rows[question] for question in sorted(rows))
+
+
+def _layer_order(item: tuple[str, int]) -> list[tuple[int, str]]:
+    """Order ``layers.2`` before ``layers.10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]

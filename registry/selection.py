@@ -144,7 +144,9 @@ class Selector:
             for c in candidates
         ]
         overriders = {
-            c.registered.spec.overrides: c.registered for c in candidates if not c.is_rejected and c.registered.spec.overrides
+            c.registered.spec.overrides: c.registered
+            for c in candidates
+            if not c.is_rejected and c.registered.spec.overrides
         }
         return tuple(
             Candidate(c.registered, "overridden", f"overridden by {overriders[name].provider}")

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
-
 from kernel_muster.registry.dtypes import DTYPE_NAMES, numpy_dtype
 from kernel_muster.registry.errors import ContractError
 
@@ -180,7 +179,9 @@ class Signature:
 
     def _by_name(self, owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.names):
-            raise ContractError(f"{owner}: takes {len(self.names)} arguments ({', '.join(self.names)}), got {len(args)}")
+            raise ContractError(
+                f"{owner}: takes {len(self.names)} arguments ({', '.join(self.names)}), got {len(args)}"
+            )
         arguments = dict(zip(self.names, args, strict=False))
         if doubled := sorted(arguments.keys() & kwargs.keys()):
             raise ContractError(f"{owner}: {', '.join(doubled)} given by position and by name")
@@ -229,7 +230,9 @@ def _check_tensor(owner: str, param: TensorParam, value: Any, dims: dict[str, in
 
 def _check_weight(owner: str, param: WeightParam, value: Any, dims: dict[str, int]) -> None:
     if not hasattr(value, "layout") or not hasattr(value, "shape"):
-        raise ContractError(f"{owner}: {param.name} is {type(value).__name__}, expected a prepared {param.quant} weight")
+        raise ContractError(
+            f"{owner}: {param.name} is {type(value).__name__}, expected a prepared {param.quant} weight"
+        )
     if value.quant != param.quant:
         raise ContractError(f"{owner}: {param.name} is quantised as {value.quant}, expected {param.quant}")
     _bind_names(owner, param, tuple(value.shape), dims)
@@ -243,9 +246,7 @@ def _bind_names(owner: str, param: TensorParam | WeightParam, shape: tuple[int, 
             dims.setdefault(dim, size)
 
 
-def _check_shape(
-    owner: str, param: TensorParam | WeightParam, shape: tuple[int, ...], dims: dict[str, int]
-) -> None:
+def _check_shape(owner: str, param: TensorParam | WeightParam, shape: tuple[int, ...], dims: dict[str, int]) -> None:
     try:
         expected = tuple(evaluate_dim(dim, dims) for dim in param.shape)
     except KeyError as error:

@@ -89,10 +89,14 @@ class KernelSpec:
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
-        found = []
-        for label, texts in (("key", (self.key,)), ("alias", self.aliases), ("bit_identical_to", self.bit_identical_to)):
+        found: list[str] = []
+        for label, texts in (
+            ("key", (self.key,)),
+            ("alias", self.aliases),
+            ("bit_identical_to", self.bit_identical_to),
+        ):
             found.extend(f"{label}: {error}" for text in texts if (error := _error(parse_key, text)))
-        if isinstance(self.archs, str) or not self.archs:
+        if not isinstance(self.archs, tuple) or not self.archs:
             found.append(f"archs is {self.archs!r}, expected a tuple with at least one entry")
         else:
             found.extend(error for entry in self.archs if (error := _error(parse_code_arch, entry)))

@@ -1,6 +1,7 @@
 """Targets: a device with its properties, only an architecture, or ``cpu``."""
 
 import ctypes
+import importlib
 import re
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ def _device_target(ordinal: int) -> tuple[Target | None, Finding | None]:
     if ordinal >= len(devices):
         return None, _no_device(f"the driver sees {len(devices)} GPU(s), there is no cuda:{ordinal}")
     try:
-        import cupy  # noqa: F401
+        importlib.import_module("cupy")
     except Exception as error:  # noqa: BLE001  (a broken CUDA installation raises whatever it likes)
         return None, Finding(
             "TOOLCHAIN_MISSING",
@@ -129,7 +130,12 @@ def read_devices() -> list[Device]:
         capability = (attribute(_MAJOR), attribute(_MINOR))
         driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
         return Device(
-            ordinal, name.value.decode(errors="replace"), capability, attribute(_MULTIPROCESSORS), memory.value, driver
+            ordinal,
+            name.value.decode(errors="replace"),
+            capability,
+            attribute(_MULTIPROCESSORS),
+            memory.value,
+            driver,
         )
 
     return [device(ordinal) for ordinal in range(count.value)]
