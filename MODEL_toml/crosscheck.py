@@ -1,0 +1,109 @@
+"""What no single table can tell: entries that contradict or repeat each other, and levers that nobody declares.
+
+These checks read the parsed TOML, not the validated document, so that they speak up beside other problems.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.problems import Path, Problem
+from kernel_muster.MODEL_toml.waivers import Expectation, scopes_overlap
+from kernel_muster.MODEL_toml.wording import dotted, shown
+from kernel_muster.registry.keys import KernelKey, did_you_mean
+from kernel_muster.registry.levers import Lever
+
+_TABLES = ("expected_absent", "expected_present")
+
+
+def cross_problems(data: Mapping[str, Any]) -> list[Problem]:
+    """Say which entries and rows contradict or repeat each other."""
+    entries = list(_entries(data))
+    return [*_archs_in_target(data), *_clashes(entries), *_repeated_rows(data)]
+
+
+def _entries(data: Mapping[str, Any]) -> Iterator[Expectation]:
+    for table in _TABLES:
+        yield from _flat(data.get(table), (table,), ())
+        for arch, tables in _items(data.get("target")):
+            if isinstance(tables, dict):
+                yield from _flat(tables.get(table), ("target", arch, table), (arch,))
+
+
+def _flat(modules: object, prefix: tuple[str, ...], archs: tuple[str, ...]) -> Iterator[Expectation]:
+    for module, funcs in _items(modules):
+        for func, entry in _items(funcs):
+            scope = {name: _texts(entry, name) for name in ("archs", "quants", "levers")}
+            scope["archs"] = archs or scope["archs"]
+            yield Expectation(key=KernelKey(module, func), reason="", where="", path=(*prefix, module, func), **scope)
+
+
+def _items(table: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(table, dict):
+        yield from table.items()
+
+
+def _texts(entry: object, name: str) -> tuple[str, ...]:
+    values = entry.get(name) if isinstance(entry, dict) else None
+    return tuple(value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
+
+
+def _clashes(entries: list[Expectation]) -> Iterator[Problem]:
+    by_key: dict[KernelKey, list[Expectation]] = {}
+    for entry in entries:
+        by_key.setdefault(entry.key, []).append(entry)
+    for key, same in by_key.items():
+        for one, other in combinations(same, 2):
+            if scopes_overlap(one, other):
+                yield _clash(key, one, other)
+
+
+def _clash(key: KernelKey, one: Expectation, other: Expectation) -> Problem:
+    kinds = {next(table for table in _TABLES if table in entry.path) for entry in (one, other)}
+    what = "is both expected absent and expected present" if len(kinds) == 2 else "stands twice"
+    why = f"{dotted(other.path)}: {_named(key)} {what}: {dotted(one.path)} applies at the same time"
+    return Problem(other.path, why, "remove one of the two, or scope both so that they never apply together")
+
+
+def _named(key: KernelKey) -> str:
+    return str(key) if key.problem is None else shown(str(key))
+
+
+def _archs_in_target(data: Mapping[str, Any]) -> Iterator[Problem]:
+    for arch, tables in _items(data.get("target")):
+        for table in _TABLES:
+            for module, funcs in _items(tables.get(table) if isinstance(tables, dict) else None):
+                for func, entry in _items(funcs):
+                    if isinstance(entry, dict) and "archs" in entry:
+                        path: Path = ("target", arch, table, module, func, "archs")
+                        scope = dotted(("target", arch))
+                        yield Problem(path, f"{dotted(path)}: [{scope}] is the scope already", "remove archs here")
+
+
+def _repeated_rows(data: Mapping[str, Any]) -> Iterator[Problem]:
+    rows = data.get("model_types")
+    seen: dict[tuple[str, str], int] = {}
+    for index, row in enumerate(rows if isinstance(rows, list) else ()):
+        if isinstance(row, dict):
+            content = (shown(row.get("model_type")), shown(row.get("hidden_size")))
+            first = seen.setdefault(content, index)
+            if first != index:
+                path: Path = ("model_types", index)
+                yield Problem(path, f"{dotted(path)}: the same row as model_types[{first}]", "remove one of the two")
+
+
+def lever_scope_problems(manifest: Manifest, declared: Mapping[str, Lever]) -> Iterator[Problem]:
+    """Say which ``levers = ["NAME=value"]`` name no lever, or no value of it."""
+    for entry in (*manifest.waivers, *manifest.expected_present):
+        for position, text in enumerate(entry.levers):
+            path: Path = (*entry.path, "levers", position)
+            name, _, value = text.partition("=")
+            if name not in declared:
+                why = f"{dotted(path)}: nobody declares a lever {name}{did_you_mean(name, declared)}"
+                yield Problem(path, why, "muster levers lists all of them")
+                continue
+            try:
+                declared[name].parse(value)
+            except ValueError as error:
+                yield Problem(path, f"{dotted(path)}: {name}: {error}", f"write {name}=<{declared[name].grammar}>")

@@ -1,0 +1,241 @@
+"""Which manifest serves a model: by name, or by what its ``config.json`` says. Never by order."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, ConfigFacts, config_facts, read_config
+from kernel_muster.MODEL_toml.loader import claimed_names, load_manifest
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.wording import shown
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import near
+from kernel_muster.registry.levers import Lever
+
+MANIFEST_NAME = "MODEL.toml"
+_LONGEST_NAME = 300
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Either a manifest or the finding that says why there is none, and the steps that led there.
+
+    The finding of a model whose manifest is broken is one of the catalogue's own findings.
+    """
+
+    manifest: Manifest | None
+    finding: Finding | None
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """All manifests of some folders, by name; ``findings`` says what is wrong with any of them."""
+
+    manifests: tuple[Manifest, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    broken: Mapping[str, Finding] = field(default_factory=dict)
+
+    @classmethod
+    def from_folders(cls, folders: Iterable[str | Path], *, levers: Iterable[Lever] | None = None) -> "Catalogue":
+        """Load ``<name>/MODEL.toml`` of every folder (a folder that is a model's own will do)."""
+        files: dict[Path, Path] = {}
+        findings: list[Finding] = []
+        for folder in folders:
+            found = _manifest_files(Path(folder))
+            if not found:
+                findings.append(_empty_folder(Path(folder)))
+            for file in found:
+                files.setdefault(_real(file), file)
+        return cls.from_files(files.values(), levers=levers, findings=findings)
+
+    @classmethod
+    def from_files(
+        cls, files: Iterable[str | Path], *, levers: Iterable[Lever] | None = None, findings: Iterable[Finding] = ()
+    ) -> "Catalogue":
+        """Load some manifests; everything wrong with any of them is in ``findings``."""
+        declared = None if levers is None else tuple(levers)
+        manifests: list[Manifest] = []
+        wrong = list(findings)
+        broken: dict[str, Finding] = {}
+        for file in sorted(map(Path, files)):
+            manifest, problems = load_manifest(file, levers=declared)
+            wrong.extend(problems)
+            if manifest is not None:
+                manifests.append(manifest)
+            else:
+                broken.update(dict.fromkeys(claimed_names(file), problems[0]))
+        manifests.sort(key=lambda manifest: (manifest.name, str(manifest.path)))
+        return cls(tuple(manifests), (*wrong, *_duplicates(manifests)), broken)
+
+    def resolve(self, reference: str | Path) -> Resolution:
+        """Find the manifest of a name or Hugging Face id, or of a folder that holds a ``config.json``."""
+        text = str(reference)
+        named = self._named(text)
+        if named is not None:
+            return named
+        if _has_config(text):
+            return self.resolve_config(text, text)
+        steps = (f"no manifest has the name or hf_id {shown(text)}",)
+        return Resolution(None, _unknown(shown(text), f"no manifest is named {shown(text)}", self._near(text)), steps)
+
+    def resolve_config(self, config: str | Path | Mapping[str, Any], reference: str | Path | None = None) -> Resolution:
+        """Find the manifest of a ``config.json`` (path, folder or content) and of what the user called the model.
+
+        UsageError if the file cannot be read.
+        """
+        content = config if isinstance(config, Mapping) else read_config(Path(config))
+        text = None if reference is None else str(reference)
+        named = None if text is None else self._named(text)
+        if named is not None:
+            return named
+        try:
+            facts = config_facts(content)
+        except ValueError as error:
+            why = f"the config.json is malformed: {error}"
+            return Resolution(None, _unknown("config.json", why, ()), (why,))
+        return self._by_type(facts, text)
+
+    def _named(self, text: str) -> Resolution | None:
+        found = [manifest for manifest in self.manifests if text in (manifest.name, manifest.hf_id)]
+        if found:
+            step = f"{shown(text)} is the exact name or hf_id of {_names(found)}"
+            return self._settled(found, text, (step,)) if len(found) == 1 else _tie(found, text, text, (step,))
+        if text in self.broken:
+            return Resolution(None, self.broken[text], (f"the manifest of {shown(text)} is broken",))
+        return None
+
+    def _by_type(self, facts: ConfigFacts, reference: str | None) -> Resolution:
+        steps = facts.steps
+        subject = f"({' or '.join(map(shown, facts.model_types))}, {facts.hidden_size})"
+        for tier, size in (("exact", facts.hidden_size), ("wildcard", None)):
+            if tier == "exact" and size is None:
+                continue
+            found = [manifest for manifest in self.manifests if _claims(manifest, facts.model_types, size)]
+            steps = (*steps, f"{tier} rows: {_names(found) if found else 'none'}")
+            if len(found) > 1:
+                return self._tie_broken(found, subject, reference, steps)
+            if found:
+                return self._settled(found, subject, steps)
+        why = f"no manifest claims model_type {' or '.join(map(shown, facts.model_types))}, hidden_size {facts.hidden_size}"
+        claimed = {row.model_type for manifest in self.manifests for row in manifest.model_types}
+        hints = sorted({name for one in facts.model_types for name in near(one, claimed)})
+        return Resolution(None, _unknown(subject, why, hints), steps)
+
+    def _tie_broken(
+        self, found: list[Manifest], subject: str, reference: str | None, steps: tuple[str, ...]
+    ) -> Resolution:
+        matched = _matched_needles(found, (reference or "").casefold())
+        best = {name: needles for name, needles in matched.items() if needles}
+        steps = (
+            *steps,
+            f"match_names found in {shown(reference)}: {_needle_text(best)}" if reference else "no reference",
+        )
+        winners = [manifest for manifest in found if best.get(manifest.name)]
+        if len(winners) == 1:
+            return self._settled(winners, subject, steps)
+        return _tie(found, subject, reference, steps)
+
+    def _settled(self, found: list[Manifest], subject: str, steps: tuple[str, ...]) -> Resolution:
+        manifest = found[0]
+        for finding in self.findings:
+            if finding.code == "DUPLICATE_MODEL" and finding.subject == manifest.name:
+                return Resolution(None, finding, steps)
+        return Resolution(manifest, None, (*steps, f"resolved as {manifest.name} ({manifest.path})"))
+
+    def _near(self, text: str) -> list[str]:
+        if len(text) > _LONGEST_NAME:
+            return []
+        known = {name.casefold(): name for one in self.manifests for name in (one.hf_id, one.name) if name}
+        return [known[name] for name in near(text.casefold(), known)]
+
+
+def _claims(manifest: Manifest, model_types: tuple[str, ...], size: int | None) -> bool:
+    return any(row.model_type in model_types and row.hidden_size == size for row in manifest.model_types)
+
+
+def _matched_needles(found: list[Manifest], reference: str) -> dict[str, list[str]]:
+    """The needles of each manifest that stand in the reference, less those that lie within a longer matched one."""
+    matched = {
+        manifest.name: [needle.casefold() for needle in manifest.match_names if needle.casefold() in reference]
+        for manifest in found
+    }
+    every = {needle for needles in matched.values() for needle in needles}
+    beaten = {needle for needle in every for other in every if needle != other and needle in other}
+    return {name: [needle for needle in needles if needle not in beaten] for name, needles in matched.items()}
+
+
+def _needle_text(best: Mapping[str, list[str]]) -> str:
+    return ", ".join(f"{' '.join(map(shown, needles))} of {name}" for name, needles in best.items()) or "none"
+
+
+def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tuple[str, ...]) -> Resolution:
+    where = tuple(manifest.where("model", "name") for manifest in found)
+    tell = "; ".join(
+        f"{manifest.name} by {' or '.join(map(shown, manifest.match_names))}"
+        for manifest in found
+        if manifest.match_names
+    )
+    given = "no reference was given" if reference is None else f"the reference {shown(reference)} does not decide"
+    why = f"{len(found)} manifests serve {subject} equally well: {_names(found)}; {given}"
+    remedies = [f"name one of them: {_names(found)}"]
+    if tell:
+        remedies.append(f"or give a reference (--ref) that holds what tells them apart: {tell}")
+    return Resolution(None, Finding("AMBIGUOUS_MODEL", subject, why, where, tuple(remedies)), steps)
+
+
+def _unknown(subject: str, why: str, near_names: Iterable[str]) -> Finding:
+    names = list(near_names)
+    hint = f"; did you mean {' or '.join(names)}?" if names else ""
+    remedies = ("muster models lists all of them", "or give the model a manifest: --manifest FILE")
+    return Finding("UNKNOWN_MODEL", subject, why + hint, (), remedies)
+
+
+def _names(manifests: Iterable[Manifest]) -> str:
+    return ", ".join(sorted(manifest.name for manifest in manifests))
+
+
+def _duplicates(manifests: list[Manifest]) -> list[Finding]:
+    groups: dict[str, list[Manifest]] = {}
+    for manifest in manifests:
+        groups.setdefault(manifest.name.casefold(), []).append(manifest)
+    found = []
+    for group in groups.values():
+        for name in sorted({manifest.name for manifest in group}) if len(group) > 1 else ():
+            where = tuple(manifest.where("model", "name") for manifest in group)
+            why = f"{len(group)} manifests describe a model named {name}"
+            found.append(Finding("DUPLICATE_MODEL", name, why, where, ("rename or remove all but one of them",)))
+    return found
+
+
+def _manifest_files(folder: Path) -> list[Path]:
+    try:
+        own = folder / MANIFEST_NAME
+        return [own] if own.is_file() else sorted(folder.glob(f"*/{MANIFEST_NAME}"))
+    except (OSError, ValueError):
+        return []
+
+
+def _empty_folder(folder: Path) -> Finding:
+    try:
+        what = "holds no <name>/MODEL.toml" if folder.is_dir() else "is no folder"
+    except (OSError, ValueError):
+        what = "cannot be read"
+    name = shown(str(folder)).strip("'")
+    return Finding("BAD_MANIFEST", name, f"{name} {what}", (name,), ("name a folder of <name>/MODEL.toml files",))
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()
+
+
+def _has_config(text: str) -> bool:
+    try:
+        path = Path(text)
+        return (path / CONFIG_NAME).is_file() or (path.suffix == ".json" and path.is_file())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,106 @@
+"""Waivers and expectations: keys with a reason, and where and until when they apply. Pure functions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+from kernel_muster.MODEL_toml.wording import PathPart, dotted
+from kernel_muster.registry.arch import CPU, Arch
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.levers import Levers
+
+EXPIRING_DAYS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """One ``expected_present`` entry. An empty scope means everywhere; ``where`` is ``file:line``."""
+
+    key: KernelKey
+    reason: str
+    where: str
+    path: tuple[PathPart, ...]
+    archs: tuple[str, ...] = ()
+    quants: tuple[str, ...] = ()
+    levers: tuple[str, ...] = ()
+
+    @property
+    def dotted(self) -> str:
+        """The entry's path in the manifest: ``expected_absent.w4a4.w4a4_gemm``."""
+        return dotted(self.path)
+
+    @property
+    def scope(self) -> str:
+        """Where it applies, in words; empty for everywhere."""
+        parts = (("archs", self.archs), ("quants", self.quants), ("levers", self.levers))
+        return ", ".join(f"{name} {' '.join(values)}" for name, values in parts if values)
+
+    def in_scope(self, target: Arch | str | None, quant: str, levers: Levers) -> bool:
+        """Whether it applies to a target (an architecture, or ``cpu`` or None for the host), quant and levers."""
+        arch = CPU if target is None else str(target)
+        if self.archs and arch not in self.archs:
+            return False
+        if self.quants and quant not in self.quants:
+            return False
+        return all(lever_holds(entry, levers) for entry in self.levers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiver(Expectation):
+    """One ``expected_absent`` entry. ``until`` is the last day, in UTC, on which it counts."""
+
+    until: date | None = None
+
+    def is_expired(self, as_of: date) -> bool:
+        """Whether its last day has passed."""
+        return self.until is not None and utc_date(as_of) > self.until
+
+    def is_expiring(self, as_of: date, days: int = EXPIRING_DAYS) -> bool:
+        """Whether it still counts and ends within ``days`` days."""
+        if self.until is None or self.is_expired(as_of):
+            return False
+        return (self.until - utc_date(as_of)).days <= days
+
+
+def utc_date(moment: date) -> date:
+    """Return the UTC date of a date or a time; a time without zone is taken as UTC."""
+    if not isinstance(moment, datetime):
+        return moment
+    return moment.astimezone(UTC).date() if moment.tzinfo else moment.date()
+
+
+def lever_holds(entry: str, levers: Levers) -> bool:
+    """Whether ``NAME=value`` is so. A lever that nobody declares holds nothing."""
+    name, _, text = entry.partition("=")
+    if name not in levers:
+        return False
+    setting = levers.setting(name)
+    try:
+        return setting.value is not None and setting.lever.parse(text) == setting.value
+    except ValueError:
+        return False
+
+
+def scopes_overlap(one: Expectation, other: Expectation) -> bool:
+    """Whether both may apply in one boot."""
+    return (
+        _may_meet(one.archs, other.archs)
+        and _may_meet(one.quants, other.quants)
+        and not _levers_contradict(one.levers, other.levers)
+    )
+
+
+def _may_meet(one: Sequence[str], other: Sequence[str]) -> bool:
+    return not one or not other or not set(one).isdisjoint(other)
+
+
+def _levers_contradict(one: Sequence[str], other: Sequence[str]) -> bool:
+    wanted = dict(_name_and_value(entry) for entry in one)
+    return any(wanted.get(name, value) != value for name, value in map(_name_and_value, other))
+
+
+def _name_and_value(entry: str) -> tuple[str, str]:
+    # No lever's type is known here, so all spellings of a boolean count as one value.
+    name, _, text = entry.partition("=")
+    text = text.strip()
+    return name, {"true": "1", "on": "1", "false": "0", "off": "0"}.get(text.lower(), text)
