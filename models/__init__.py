@@ -1,1 +1,1 @@
-"""Layers, dispatch policy and builders of models."""
+"""Layers, dispatch policy, weights and layout plans; builders are found through a hook."""

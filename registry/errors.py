@@ -21,6 +21,10 @@ class KernelMissing(MusterError):
     """A required lookup missed outside a boot."""
 
 
+class ScratchError(MusterError):
+    """Scratch memory that two users want at once, or that is smaller than its user needs."""
+
+
 class LateKernelMiss(MusterError):
     """A lookup missed after the audit was sealed."""
 

@@ -1,0 +1,69 @@
+"""The layout plan as a model fills it: which copies of each weight are built, why, and how many bytes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kernel_muster.models.weights import WeightSource, WeightSpec
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.handles import AnyHandle, Handle
+from kernel_muster.registry.layouts import LayoutPlan
+
+
+class PlannedWeight:
+    """One weight in every layout that its kernels read; without values where only a plan was made."""
+
+    def __init__(self, spec: WeightSpec, layouts: frozenset[str], copies: Mapping[str, Any]) -> None:
+        self.spec, self.layouts, self._copies = spec, layouts, dict(copies)
+
+    def serves(self, handle: AnyHandle) -> bool:
+        """Whether a kernel is there and the plan builds the copy that it reads."""
+        return bool(handle) and handle.weight_layout in self.layouts
+
+    def copy_for(self, handle: AnyHandle) -> Any:
+        """Return the copy that a kernel reads; UsageError if there is none."""
+        layout = handle.weight_layout
+        if layout in self._copies:
+            return self._copies[layout]
+        if layout in self.layouts:
+            raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
+        raise UsageError(f"{self.spec.name}: no copy in layout {layout}, which {handle.key} reads")
+
+
+class WeightPlanner:
+    """Asks a source for weights, and builds of each the copies that the chosen kernels declare."""
+
+    def __init__(self, layouts: LayoutPlan, source: WeightSource) -> None:
+        self._layouts, self.source = layouts, source
+
+    def plan(self, spec: WeightSpec, readers: Mapping[str, Iterable[AnyHandle]], value: Any = None) -> PlannedWeight:
+        """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
+
+        A copy that no kernel can make out of the logical weight is not built, and the audit says LAYOUT_MISSING.
+        ``value`` is the logical weight where it is made here and not found in the source.
+        """
+        logical = self.source.find(spec) if value is None else value
+        reasons: dict[str, list[str]] = {}
+        makers: dict[str, Handle] = {}
+        for reason, handles in readers.items():
+            for handle in handles:
+                if not isinstance(handle, Handle) or handle.weight_layout is None:
+                    continue
+                layout = handle.weight_layout
+                self._layouts.want(spec.name, layout, handle.key)
+                if _makes(handle, spec):
+                    makers.setdefault(layout, handle)
+                    reasons.setdefault(layout, [])
+                    if reason not in reasons[layout]:
+                        reasons[layout].append(reason)
+        for layout, why in reasons.items():
+            self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why))
+        copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
+        return PlannedWeight(spec, frozenset(makers), copies)
+
+    def array(self, name: str, *shape: int) -> Any | None:
+        """Return a small BF16 array (a norm's or a gate's weight), or None in a plan."""
+        return self.source.find(WeightSpec(name, shape, "array"))
+
+
+def _makes(handle: Handle, spec: WeightSpec) -> bool:
+    return handle.spec.prepare is not None or handle.weight_layout == spec.logical_layout

@@ -1,0 +1,1 @@
+"""Which arm serves which shape: pure functions, each threshold with its measurements beside it."""

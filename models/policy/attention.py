@@ -1,0 +1,46 @@
+"""Which arm serves the projections of attention: Q, K, V and the output, one decision for both."""
+
+from typing import Literal, get_args
+
+from kernel_muster.models.policy.evidence import GB10, Evidence
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.errors import UsageError
+
+# single and fused: one launch at 1, at 2 or 3 rows; tiled: tiles of 3; wide: one GEMM over all rows; per_seq: row by
+# row; tiers: the batch tiers.
+QkvArm = Literal["single", "fused", "tiled", "wide", "per_seq", "tiers"]
+QKV_ARMS: tuple[QkvArm, ...] = get_args(QkvArm)
+#: What MUSTER_QKV_ARM may say.
+ASKED_ARMS = ("auto", "tiled", "wide", "per_seq")
+QKV_TILE = 3
+MTP_VERIFY_ROWS = 8
+
+# Per-sequence (aggregate) tok/s of a 35B hybrid, greedy, 256 new tokens, BF16 KV:
+#   BF16 attention requantised at load, wide / tiled: C=1 91.2 / 90.6 (the same path)   C=4 15.8 (59.9) / 26.7 (98.6)
+#     C=8 9.9 (78.3) / 15.1 (119.0)   C=16 5.9 (91.2) / 8.8 (134.7)      native NVFP4: tiled 1.01-1.10x
+#   MTP verify n=4 (3 drafts, 60% accepted): tiled 1.18x; block-diffusion verify, 16 rows: equal.
+# The requantised weights had no transposed copy there: native wide gives 27.6 a sequence at C=4.
+TILED_EVIDENCE = Evidence(
+    GB10,
+    "tok/s a sequence wide/tiled, BF16 attention requantised: C=4 15.8/26.7, C=8 9.9/15.1, C=16 5.9/8.8; native "
+    "NVFP4 tiled 1.01-1.10x; MTP verify n=4 tiled 1.18x; 16-row verify equal",
+    "above 16 sequences",
+)
+
+
+def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool) -> QkvArm:
+    """Return the arm for M rows of the QKV and output projections.
+
+    Up to 3 rows are one launch. ``asked`` (MUSTER_QKV_ARM) governs decode and verify above that. Left at ``auto``, an
+    MTP verify (up to 8 rows) takes the batch tiers where they are; all else is tiled, never below parity in any
+    regime tried. Prefill is always wide.
+    """
+    if asked not in ASKED_ARMS:
+        raise UsageError(f"QKV arm {asked!r}: expected {', '.join(ASKED_ARMS)}")
+    if rows <= QKV_TILE:
+        return "single" if rows <= 1 else "fused"
+    if phase == "prefill":
+        return "wide"
+    if asked == "tiled" or asked == "wide" or asked == "per_seq":
+        return asked
+    return "tiers" if phase == "verify" and rows <= MTP_VERIFY_ROWS and has_tiers else "tiled"

@@ -1,0 +1,47 @@
+"""Where a threshold comes from: a number is a fact with a device, never a guess that travels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: The part that all inherited figures come from: 48 SMs, 229.6 GB/s measured, 24 MB L2.
+GB10 = "sm_121a"
+_DEVICES = {GB10: "GB10 (sm_121a, 48 SMs)"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measurements behind a decision: on which architecture, what was compared, the figures, what nobody measured."""
+
+    arch: str
+    figures: str
+    unmeasured: str = ""
+
+    def __str__(self) -> str:
+        gap = f"; not measured: {self.unmeasured}" if self.unmeasured else ""
+        return f"{_DEVICES.get(self.arch, self.arch)}: {self.figures}{gap}"
+
+    def note(self, arch: str) -> str:
+        """Say that the target is another chip than the measured one; empty where it is the same."""
+        return (
+            ""
+            if arch == self.arch
+            else f"measured on {_DEVICES.get(self.arch, self.arch)}, not on {arch}: measure again"
+        )
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A number that divides two arms. ``measured`` holds the edge of each further architecture that was measured."""
+
+    name: str
+    value: int
+    evidence: Evidence
+    measured: Mapping[str, tuple[int, Evidence]] = field(default_factory=dict)
+
+    def at(self, arch: str) -> int:
+        """Return the edge for an architecture: its own where one was measured, else the inherited one."""
+        return self.measured[arch][0] if arch in self.measured else self.value
+
+    def note(self, arch: str) -> str:
+        """Say where the edge for this architecture comes from, if it was measured elsewhere."""
+        return "" if arch in self.measured else self.evidence.note(arch)

@@ -1,0 +1,52 @@
+"""Which arm of an FFN serves which rows."""
+
+from typing import Literal, get_args
+
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.errors import UsageError
+
+FfnArm = Literal["single", "k2", "k3", "km", "grouped", "prefill", "batched", "token_major", "atomic_c4"]
+FFN_ARMS: tuple[FfnArm, ...] = get_args(FfnArm)
+#: Arms that each kind has. The dense kind maps token_major and atomic_c4 to batched.
+DENSE_ARMS: tuple[FfnArm, ...] = ("single", "k2", "k3", "km", "prefill", "batched", "token_major", "atomic_c4")
+MOE_ARMS: tuple[FfnArm, ...] = (
+    "single", "k2", "k3", "grouped", "prefill", "batched", "token_major", "atomic_c4",
+)  # fmt: skip
+KM_ROWS = range(4, 9)
+
+
+def dense_arm(rows: int, phase: Phase, has_km: bool) -> FfnArm:
+    """Return the dense arm: one launch a projection up to 8 rows, above that the prefill path reads weights once.
+
+    Missing exactly one row count here (n = 4) once cost 1.41x, so nothing between 1 and 8 falls through.
+    """
+    if rows <= 3:
+        return _small(rows)
+    if phase != "prefill" and rows in KM_ROWS and has_km:
+        return "km"
+    return "prefill"
+
+
+def moe_arm(rows: int, phase: Phase, grouped: bool) -> FfnArm:
+    """Return the MoE arm: ``grouped`` where the decision function says so; else 3, 2, pairs, or token by token.
+
+    Verify asks the same decision as decode. A prefill reads each expert once, like grouped decode, at any size.
+    """
+    if phase == "prefill":
+        return "prefill"
+    if grouped:
+        return "grouped"
+    if rows <= 3:
+        return _small(rows)
+    return "k2" if rows % 2 == 0 else "single"
+
+
+def _small(rows: int) -> FfnArm:
+    return "k3" if rows == 3 else "k2" if rows == 2 else "single"
+
+
+def dense_alias(arm: FfnArm) -> FfnArm:
+    """Return the arm that a dense FFN runs for a name; UsageError for an arm of experts only."""
+    if arm not in DENSE_ARMS:
+        raise UsageError(f"a dense FFN has no arm {arm!r}; it has {', '.join(DENSE_ARMS)}")
+    return "batched" if arm in ("token_major", "atomic_c4") else arm

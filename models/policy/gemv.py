@@ -1,0 +1,74 @@
+"""Which GEMV tier serves M rows, and how rows are cut into tiles."""
+
+from collections.abc import Collection
+
+from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.errors import UsageError
+
+#: Row counts that a tier is compiled for.
+TIERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+WIDEST_TIER = 16
+
+# N = K = 5120, us, on the part named below (its SIMT kernels paid about 80 instructions for each unused row):
+#   M      4: batch4 70.5 (76.6% of peak), batch8 74.8     M 5: batch8 89.0     M 6: batch8 91.5
+#   M      8: batch8 106.4, batch16 113.3, M64 tile GEMM 749.6
+TIER_EVIDENCE = Evidence(
+    GB10,
+    "N=K=5120, us: batch4@4 70.5, batch8@4 74.8, @5 89.0, @6 91.5, @8 106.4, batch16@8 113.3, tile GEMM@8 749.6",
+    "9..15 rows",
+)
+
+# Above 16 rows of decode: chunks through the 16-row tier against one tile GEMM. C=32: 130.8 -> 178.1 tok/s.
+CHUNKED_ROWS = Threshold(
+    "most decode rows in chunks of 16",
+    32,
+    Evidence(GB10, "32 sequences: 130.8 tok/s with the tile GEMM, 178.1 in chunks of 16", "17..31 rows, above 32"),
+)
+
+
+def gemv_tier(rows: int, available: Collection[int]) -> int | None:
+    """Return the tier for M rows, or None where a tile GEMM must serve them.
+
+    1, 2 and 3 rows are exact; 4 to 8 take the narrowest tier that covers them; 9 to 16 take the 16-row one.
+    """
+    if rows in (1, 2, 3):
+        return rows if rows in available else None
+    if not 4 <= rows <= WIDEST_TIER:
+        return None
+    return min((tier for tier in available if tier >= rows), default=None)
+
+
+def row_tiles(rows: int, widest: int = 3) -> tuple[int, ...]:
+    """Cut M rows into tiles: 3, 3, ... and a last one of 2 or 1."""
+    if rows < 0 or widest < 1:
+        raise UsageError(f"row_tiles({rows}, {widest}): expected rows >= 0 and a tile of at least one row")
+    full, rest = divmod(rows, widest)
+    return (widest,) * full + ((rest,) if rest else ())
+
+
+def gemv_chunks(rows: int, available: Collection[int]) -> tuple[int, ...]:
+    """Cut M rows into chunks that tiers serve: of the widest one, and a rest that some tier covers.
+
+    UsageError if there is no tier at all; a rest that no tier covers is cut on.
+    """
+    if not available:
+        raise UsageError(f"gemv_chunks({rows}): no GEMV tier is available")
+    chunks: list[int] = []
+    while rows:
+        size = rows if gemv_tier(rows, available) else max(tier for tier in available if tier <= rows)
+        chunks.append(size)
+        rows -= size
+    return tuple(chunks)
+
+
+def is_chunked(rows: int, phase: Phase, available: Collection[int], arch: str) -> bool:
+    """Whether more than 16 rows of decode go through the 16-row tier, and not through one tile GEMM."""
+    return phase == "decode" and WIDEST_TIER in available and WIDEST_TIER < rows <= CHUNKED_ROWS.at(arch)
+
+
+def bf16_arm(rows: int, has_batch: bool) -> str:
+    """Return the arm of an unquantised projection: ``gemv`` at one row, ``batchm`` to 16 where it is, else ``gemm``."""
+    if rows == 1:
+        return "gemv"
+    return "batchm" if has_batch and rows <= WIDEST_TIER else "gemm"

@@ -1,0 +1,34 @@
+"""Whether decode reads each routed expert once (grouped), and which twin of the grouped kernels serves a K."""
+
+from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.registry.levers import Levers
+
+# Grouped decode reads each routed expert once and costs a sort and a permute.
+#   n=4: 31 against 56 tok/s (Holo; -45% there, +25% at C=32)   C=32: 172.7 -> 216.2; attention side +7.9%, C=64 +9.7%
+# 5..15 rows are unmeasured and left on the losing side on purpose. Accuracy gate: gsm8k n=200, paired, strict 0.960
+# against 0.900, no regressions.
+GROUPED_ROWS = Threshold(
+    "least rows of grouped expert decode",
+    16,
+    Evidence(
+        GB10,
+        "n=4 loses (31 against 56 tok/s), n>=16 wins (C=32 172.7 -> 216.2 tok/s; C=64 +9.7% on the attention side)",
+        "5..15 rows",
+    ),
+)
+GROUPED_K_STEP = 64
+
+
+def moe_grouped_decode(rows: int, levers: Levers, arch: str, has_nvfp4_experts: bool = True) -> bool:
+    """Decide grouped decode: enabled and (rows reach the edge, or forced); the kill switch beats the force.
+
+    The one decision function, for the layers of both mixers and for decode and verify alike.
+    """
+    if not has_nvfp4_experts or levers.flag("MUSTER_NO_MOE_GROUPED_DECODE"):
+        return False
+    return rows >= GROUPED_ROWS.at(arch) or levers.flag("MUSTER_MOE_GROUPED_DECODE")
+
+
+def takes_k64(k: int, is_available: bool) -> bool:
+    """Whether the grouped twin with a K step of 64 serves this K: wherever K divides; its speed is unmeasured."""
+    return is_available and k % GROUPED_K_STEP == 0

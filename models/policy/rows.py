@@ -1,0 +1,36 @@
+"""Row counts: the padded ladder that decode graphs are captured for, and the rows of a verify pass."""
+
+from kernel_muster.registry.errors import UsageError
+
+PADDED_LADDER = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def padded_rows(rows: int) -> int:
+    """Return the rung that holds M rows; one row is its own path. UsageError beyond the ladder: never clamped."""
+    if rows == 1:
+        return 1
+    for rung in PADDED_LADDER:
+        if 1 <= rows <= rung:
+            return rung
+    raise UsageError(f"{rows} rows: expected 1 to {PADDED_LADDER[-1]}, the padded batch ladder's last rung")
+
+
+def mtp_verify_rows(drafts: int) -> int:
+    """Return the rows of an MTP verify: each draft, and the token before them."""
+    return _at_least(drafts, "drafts") + 1
+
+
+def dflash_verify_rows(gamma: int) -> int:
+    """Return the rows of a block-diffusion verify: gamma drafted tokens (17 rows with 16), and the one before."""
+    return _at_least(gamma, "gamma") + 1
+
+
+def committed_rows(accepted: int) -> int:
+    """Return how many rows reach the drafter's context after an accept; plain decode is an accept of none."""
+    return accepted + 1 if accepted >= 0 else _at_least(accepted, "accepted")
+
+
+def _at_least(value: int, name: str) -> int:
+    if value < 1:
+        raise UsageError(f"{name} is {value}, expected at least 1")
+    return value

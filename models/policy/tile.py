@@ -1,0 +1,118 @@
+"""Which variant of the W4A16 tile GEMM serves a shape. All variants but the base are bit-identical to one another."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
+
+# ``base`` reads untransposed weights and is the slow arm; each other name is one slot, whichever twin serves it.
+TileName = Literal["base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3"]
+TILE_NAMES: tuple[TileName, ...] = get_args(TileName)
+
+# Deep-K tiles (K step 64) win from here up. M=16, us for t / k64 / m128:
+#   16384x5120 281.9 / 341.6 / 272.4   14336x5120 273.9 / 328.5 / 262.8   5120x6144 237.7 / 163.3 / 240.7
+# An edge of 4096, generalised from other shapes, once sent 64 launches a step to the worst variant.
+DEEP_K = Threshold(
+    "least K of the deep-K tile",
+    6144,
+    Evidence(
+        GB10,
+        "M=16, us t/k64/m128: 16384x5120 281.9/341.6/272.4, 14336x5120 273.9/328.5/262.8, 5120x6144 237.7/163.3/240.7",
+        "5120 < K < 6144",
+    ),
+)
+#: The edge before those measurements; MUSTER_NO_W4A16_K64 brings it back.
+LEGACY_DEEP_K = 8192
+DEEP_K_STEP = 64
+
+# Narrow-N twin (N tile 64) where the wide grid, ceil(N/128) * ceil(M/64) blocks, is at most this. 5120x6144 is 40
+# blocks on 48 SMs: 167.8 us = 87.2 memory + 80.6 dequantising behind barriers; 80 narrow blocks move the same bytes.
+NARROW_BLOCKS = Threshold(
+    "most blocks of the wide grid for the narrow-N twin",
+    64,
+    Evidence(
+        GB10,
+        "speed-up by blocks of the wide grid: 20 1.74x, 40 1.42x, 48 1.33x, 64 1.15x, 76 0.77x, 80 0.80x, 96 0.79x, "
+        "244 0.95x",
+        "65..75 blocks",
+    ),
+)
+
+# Above this many rows a block that owns 128 of them reads each weight once where two blocks of 64 read it twice.
+M128_ABOVE = Threshold(
+    "most rows of the 64-row tile",
+    64,
+    Evidence(GB10, "m128 58-74 TFLOP/s at prefill; M=16: within 4% of t", "the edge itself"),
+)
+
+P3_EVIDENCE = Evidence(
+    GB10,
+    "one block an SM waits for its only copy group: 40 blocks reach 38% of the rate, lm_head's 1938 reach 83%",
+)
+V2_EVIDENCE = Evidence(GB10, "v2 is 0.78-0.82x of v1 on the FFN shapes of the 27B (v1: 58-74 TFLOP/s)")
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """M rows, N output features, K input features."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def wide_blocks(self) -> int:
+        """Blocks of a grid of tiles N 128 x M 64."""
+        return -(-self.n // 128) * -(-self.m // 64)
+
+
+def deep_k_edge(levers: Levers, arch: str) -> int:
+    """Return the least K of the deep-K tile: MUSTER_W4A16_K64_MIN_K, then MUSTER_NO_W4A16_K64, then the threshold."""
+    pinned = levers["MUSTER_W4A16_K64_MIN_K"]
+    if pinned is not None:
+        return int(pinned)
+    return LEGACY_DEEP_K if levers.flag("MUSTER_NO_W4A16_K64") else DEEP_K.at(arch)
+
+
+def is_deep(shape: GemmShape, levers: Levers, arch: str) -> bool:
+    """Whether a shape's K is deep enough for the K step of 64, and divides by it."""
+    return shape.k >= deep_k_edge(levers, arch) and shape.k % DEEP_K_STEP == 0
+
+
+def is_narrow(shape: GemmShape, arch: str) -> bool:
+    """Whether the wide grid leaves the device so empty that the narrow-N twin wins."""
+    return shape.wide_blocks <= NARROW_BLOCKS.at(arch)
+
+
+def m128_variant(phase: Phase, levers: Levers) -> TileName:
+    """Return the 128-row variant: v1 unless asked; v3 serves prefill only, the other phases stay on v1.
+
+    The one decision for attention projections, dense-FFN prefill and batched GDN decode.
+    """
+    asked = levers["MUSTER_W4A16_VARIANT"]
+    if asked == "v2":
+        return "m128_v2"
+    return "m128_v3" if asked == "v3" and phase == "prefill" else "m128"
+
+
+def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName], levers: Levers, arch: str) -> TileName:
+    """Return the variant for a shape among those that are there; without a transposed copy that is ``base``."""
+    for name in _preferences(shape, phase, levers, arch):
+        if name in available:
+            return name
+    raise UsageError(f"no W4A16 tile GEMM is available for M={shape.m} N={shape.n} K={shape.k}")
+
+
+def _preferences(shape: GemmShape, phase: Phase, levers: Levers, arch: str) -> list[TileName]:
+    order: list[TileName] = []
+    deep = is_deep(shape, levers, arch)
+    if deep and is_narrow(shape, arch):
+        order.append("k64_n64")
+    if shape.m <= M128_ABOVE.at(arch):
+        order += ["k64", "t"] if deep else ["t"]
+    # What a missing variant leaves: v1 first, then the small tile, then the arm on untransposed weights.
+    return [*order, m128_variant(phase, levers), "m128", "t", "base"]
