@@ -20,7 +20,7 @@ _TABLES = ("expected_absent", "expected_present")
 def cross_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Say which entries and rows contradict or repeat each other."""
     entries = list(_entries(data))
-    return [*_archs_in_target(data), *_clashes(entries), *_repeated_rows(data)]
+    return [*_archs_in_target(data), *_clashes(entries), *_repeated_rows(data), *_huge_integers(data)]
 
 
 def _entries(data: Mapping[str, Any]) -> Iterator[Expectation]:
@@ -91,6 +91,19 @@ def _repeated_rows(data: Mapping[str, Any]) -> Iterator[Problem]:
             if first != index:
                 path: Path = ("model_types", index)
                 yield Problem(path, f"{dotted(path)}: the same row as model_types[{first}]", "remove one of the two")
+
+
+def _huge_integers(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """TOML's integers have 64 bits; Python's larger ones cannot even be printed safely."""
+    pending: list[tuple[Path, Any]] = [((), data)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending.extend(((*path, name), inner) for name, inner in value.items())
+        elif isinstance(value, list):
+            pending.extend(((*path, index), inner) for index, inner in enumerate(value))
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            yield Problem(path, f"{dotted(path)}: {shown(value)} does not fit into 64 bits")
 
 
 def lever_scope_problems(manifest: Manifest, declared: Mapping[str, Lever]) -> Iterator[Problem]:

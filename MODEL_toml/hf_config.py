@@ -1,4 +1,7 @@
-"""What resolution reads from a Hugging Face ``config.json``. ``architectures`` is ignored: it names code, not shapes."""
+"""What resolution reads from a Hugging Face ``config.json``.
+
+``architectures`` is ignored: it names code, not shapes.
+"""
 
 import json
 import stat
@@ -14,7 +17,7 @@ CONFIG_NAME = "config.json"
 MOST_BYTES = 4 * 1024 * 1024
 _TEXT_SUFFIX = "_text"
 # Same type, other rotary layout: these checkpoints are served by the builder of the later type.
-_INTERLEAVED_TYPE = {"qwen3_5_moe": "qwen3_6_moe"}
+_INTERLEAVED_TYPE = {"qwen3_5_moe": "qwen3_6_moe", "qwen3_5_moe_text": "qwen3_6_moe"}
 _ROPE_TABLES = ("rope_parameters", "rope_scaling")
 
 
@@ -25,6 +28,12 @@ class ConfigFacts:
     model_types: tuple[str, ...]
     hidden_size: int | None
     steps: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The types in words; ``qwen3_5_text`` goes without saying beside ``qwen3_5``."""
+        redundant = {f"{name}{_TEXT_SUFFIX}" for name in self.model_types}
+        return " or ".join(shown(name).strip("'") for name in self.model_types if name not in redundant)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -67,16 +76,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def config_facts(config: Mapping[str, Any]) -> ConfigFacts:
     """Read the facts; ValueError says what is malformed."""
     text = _text_config(config)
-    types = list(_model_types(config, text))
+    types = list(dict.fromkeys(_model_types(config, text)))
     if not types:
         raise ValueError("it has no model_type")
     hidden = _hidden_size(config, text)
-    steps = [f"config.json: model_type {' or '.join(types)}, hidden_size {hidden if hidden else 'not given'}"]
-    if _is_interleaved(config, text):
-        for position, name in enumerate(types):
-            if name in _INTERLEAVED_TYPE:
-                types[position] = _INTERLEAVED_TYPE[name]
-                steps.append(f"its rope parameters are interleaved mrope: {name} counts as {types[position]}")
+    steps = [f"config.json: model_type {' or '.join(map(shown, types))}, hidden_size {hidden or 'not given'}"]
+    if _is_interleaved(config, text) and not _INTERLEAVED_TYPE.keys().isdisjoint(types):
+        types = list(dict.fromkeys(_INTERLEAVED_TYPE.get(name, name) for name in types))
+        steps.append(f"its rope parameters are interleaved mrope, so it counts as {' or '.join(types)}")
     return ConfigFacts(tuple(types), hidden, tuple(steps))
 
 
@@ -91,17 +98,13 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _model_types(config: Mapping[str, Any], text: Mapping[str, Any]) -> Iterator[str]:
     """The types of both levels, each once; ``qwen3_5_text`` is the text part of ``qwen3_5``."""
-    seen = set()
     for table, where in ((text, "text_config.model_type"), (config, "model_type")):
         name = table.get("model_type")
         if name is None:
             continue
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"{where} is {shown(name)}, expected text")
-        for one in (name.removesuffix(_TEXT_SUFFIX), name):
-            if one and one not in seen and (one == name or name not in seen):
-                seen.add(one)
-                yield one
+        yield from (one for one in (name.removesuffix(_TEXT_SUFFIX), name) if one)
 
 
 def _hidden_size(config: Mapping[str, Any], text: Mapping[str, Any]) -> int | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tomli
-
 from kernel_muster.MODEL_toml.crosscheck import cross_problems, lever_scope_problems
 from kernel_muster.MODEL_toml.locate import Lines, key_lines, line_of
 from kernel_muster.MODEL_toml.manifest import Manifest, make_manifest

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 import tomli
-
 from kernel_muster.MODEL_toml.wording import PathPart
 
 Lines = Mapping[tuple[PathPart, ...], int]
@@ -125,8 +124,7 @@ class _Walk:
         self.key, self.value_path = [], None
 
     def _close(self) -> None:
-        mark, path, _ = self.stack.pop()
-        self.value_path = path
+        _, self.value_path, _ = self.stack.pop()
 
     def _next(self) -> None:
         mark, path, index = self.stack[-1]

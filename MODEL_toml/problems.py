@@ -1,14 +1,14 @@
 """Everything that is wrong with a parsed manifest, each as a path and a sentence."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
-
 from kernel_muster.MODEL_toml.schema import EXTENSION_PATTERN, LONG_FORM, SHORT_FORM, Document
 from kernel_muster.MODEL_toml.wording import PathPart, dotted, shown, type_name
 from kernel_muster.registry.keys import did_you_mean, near
+from pydantic import BaseModel, ValidationError
 
 Path = tuple[PathPart, ...]
 _MARKERS = frozenset({SHORT_FORM, LONG_FORM, "[key]"})
@@ -48,8 +48,6 @@ def validated(data: dict[str, Any]) -> tuple[Document | None, dict[str, Any], li
 
 
 def _extension_problems(extensions: Mapping[str, object]) -> Iterator[Problem]:
-    import re
-
     for name, value in extensions.items():
         if not re.match(EXTENSION_PATTERN, name):
             yield Problem((name,), f"{dotted((name,))} is no table name: expected x-<name> in small letters and digits")

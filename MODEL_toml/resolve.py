@@ -1,7 +1,7 @@
 """Which manifest serves a model: by name, or by what its ``config.json`` says. Never by order."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class Catalogue:
         text = None if reference is None else str(reference)
         named = None if text is None else self._named(text)
         if named is not None:
-            return named
+            return _compared(named, content)
         try:
             facts = config_facts(content)
         except ValueError as error:
@@ -100,15 +100,15 @@ class Catalogue:
     def _named(self, text: str) -> Resolution | None:
         found = [manifest for manifest in self.manifests if text in (manifest.name, manifest.hf_id)]
         if found:
-            step = f"{shown(text)} is the exact name or hf_id of {_names(found)}"
-            return self._settled(found, text, (step,)) if len(found) == 1 else _tie(found, text, text, (step,))
+            steps = (f"{shown(text)} is the exact name or hf_id of {_names(found)}",)
+            return self._settled(found, shown(text), text, steps)
         if text in self.broken:
             return Resolution(None, self.broken[text], (f"the manifest of {shown(text)} is broken",))
         return None
 
     def _by_type(self, facts: ConfigFacts, reference: str | None) -> Resolution:
         steps = facts.steps
-        subject = f"({' or '.join(map(shown, facts.model_types))}, {facts.hidden_size})"
+        subject = f"({facts.label}, {facts.hidden_size})"
         for tier, size in (("exact", facts.hidden_size), ("wildcard", None)):
             if tier == "exact" and size is None:
                 continue
@@ -117,8 +117,8 @@ class Catalogue:
             if len(found) > 1:
                 return self._tie_broken(found, subject, reference, steps)
             if found:
-                return self._settled(found, subject, steps)
-        why = f"no manifest claims model_type {' or '.join(map(shown, facts.model_types))}, hidden_size {facts.hidden_size}"
+                return self._settled(found, subject, reference, steps)
+        why = f"no manifest claims model_type {facts.label}, hidden_size {facts.hidden_size}"
         claimed = {row.model_type for manifest in self.manifests for row in manifest.model_types}
         hints = sorted({name for one in facts.model_types for name in near(one, claimed)})
         return Resolution(None, _unknown(subject, why, hints), steps)
@@ -133,15 +133,18 @@ class Catalogue:
             f"match_names found in {shown(reference)}: {_needle_text(best)}" if reference else "no reference",
         )
         winners = [manifest for manifest in found if best.get(manifest.name)]
-        if len(winners) == 1:
-            return self._settled(winners, subject, steps)
-        return _tie(found, subject, reference, steps)
+        return self._settled(winners or found, subject, reference, steps)
 
-    def _settled(self, found: list[Manifest], subject: str, steps: tuple[str, ...]) -> Resolution:
-        manifest = found[0]
+    def _settled(
+        self, found: list[Manifest], subject: str, reference: str | None, steps: tuple[str, ...]
+    ) -> Resolution:
+        names = {manifest.name for manifest in found}
         for finding in self.findings:
-            if finding.code == "DUPLICATE_MODEL" and finding.subject == manifest.name:
+            if finding.code == "DUPLICATE_MODEL" and finding.subject in names:
                 return Resolution(None, finding, steps)
+        if len(found) > 1:
+            return _tie(found, subject, reference, steps)
+        manifest = found[0]
         return Resolution(manifest, None, (*steps, f"resolved as {manifest.name} ({manifest.path})"))
 
     def _near(self, text: str) -> list[str]:
@@ -149,6 +152,19 @@ class Catalogue:
             return []
         known = {name.casefold(): name for one in self.manifests for name in (one.hf_id, one.name) if name}
         return [known[name] for name in near(text.casefold(), known)]
+
+
+def _compared(named: Resolution, config: Mapping[str, Any]) -> Resolution:
+    """Add a step where the config.json of a model resolved by name says another size than its manifest."""
+    wanted = None if named.manifest is None else named.manifest.model.hidden_size
+    try:
+        said = config_facts(config).hidden_size
+    except ValueError:
+        return named
+    if wanted is None or said is None or said == wanted:
+        return named
+    step = f"note: config.json says hidden_size {said}, the manifest {wanted}; the name decided"
+    return replace(named, steps=(*named.steps, step))
 
 
 def _claims(manifest: Manifest, model_types: tuple[str, ...], size: int | None) -> bool:

@@ -7,14 +7,13 @@ Dimensions are optional, because an engine that is audited by a trace needs none
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-
 from kernel_muster.MODEL_toml.wording import reason_problem, shown, tidy, type_name
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import is_lever_noise
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-SCHEMA_VERSION = 1
+
 QUANTS = ("nvfp4", "mxfp4", "fp8", "bf16")
 Quant = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 #: Tags of the two forms of an entry; no key of TOML that anybody writes looks like them.
@@ -115,7 +114,8 @@ LayerKind = Literal["gdn", "full"]
 class Table(BaseModel):
     """A table of the manifest: strict types, no unknown keys, frozen."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # built once, as parts of Document, on first use
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def _refuse(problems: list[str]) -> None:
@@ -329,7 +329,7 @@ class TargetTable(Table):
 class Document(Table):
     """The whole file, without its ``[x-<name>]`` tables."""
 
-    schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA_VERSION
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
     model: ModelTable
     model_types: Annotated[tuple[ModelTypeRow, ...], Field(strict=False)] = ()
     defaults: dict[LeverName, LeverValue] = Field({}, description="Levers of this model.")
