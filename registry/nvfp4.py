@@ -32,7 +32,7 @@ class Nvfp4Weight:
 
     Row-major: ``packed [..., N, K/2]``, ``block_scale [..., N, K/16]``. Transposed: ``packed [..., K/2, N]``,
     ``block_scale [..., K/16, N]``, in buffers of their own. ``global_scale_decode`` is FP32: a scalar array, or one
-    value an expert.
+    value an expert. Shapes that do not belong together raise ContractError.
     """
 
     packed: U8
@@ -40,6 +40,22 @@ class Nvfp4Weight:
     global_scale_decode: NDArray[np.float32]
     layout: str = ROW_MAJOR
     quant: str = "nvfp4"
+
+    def __post_init__(self) -> None:
+        if self.layout not in (ROW_MAJOR, TRANSPOSED):
+            raise ContractError(f"nvfp4: layout is {self.layout!r}, expected {ROW_MAJOR} or {TRANSPOSED}")
+        if len(self.packed.shape) < 2:
+            raise ContractError(f"nvfp4: packed has shape {self.packed.shape}, expected (..., N, K/2)")
+        *lead, rows, columns = self.shape
+        groups = (rows, columns // GROUP) if self.layout == ROW_MAJOR else (columns // GROUP, rows)
+        if columns % GROUP:
+            raise ContractError(f"nvfp4: K is {columns}, expected a multiple of {GROUP}")
+        for name, got, expected in (
+            ("block_scale", self.block_scale.shape, (*lead, *groups)),
+            ("global_scale_decode", np.shape(self.global_scale_decode), tuple(lead)),
+        ):
+            if got != expected:
+                raise ContractError(f"nvfp4: {name} has shape {got}, expected {expected} for (N, K) = {rows, columns}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +72,10 @@ def pack(codes: U8) -> U8:
     """Pack E2M1 codes ``[..., N, K]`` (0..15) into bytes ``[..., N, K/2]``, the even k in the low nibble."""
     if codes.shape[-1] % 2:
         raise ContractError(f"nvfp4.pack: K is {codes.shape[-1]}, expected an even number")
-    return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
+    if (codes > 0xF).any():
+        raise ContractError(f"nvfp4.pack: a code is {codes.max()}, expected 0 to 15")
+    packed: U8 = (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
+    return packed
 
 
 def unpack(packed: U8) -> U8:
@@ -68,21 +87,25 @@ def unpack(packed: U8) -> U8:
 
 
 def encode_e2m1(values: NDArray[Any]) -> U8:
-    """Round to E2M1 codes, to nearest, ties to even, saturating at 6; a NaN is refused.
+    """Round FP32 or narrower values to E2M1 codes, to nearest, ties to even, saturating at 6; a NaN is refused.
 
-    Source of the rounding: ``ml_dtypes.float4_e2m1fn``.
+    Wider values are refused: ``ml_dtypes.float4_e2m1fn``, which rounds here, would first round them to FP32.
     """
+    if values.dtype.itemsize > 4:
+        raise ContractError(f"nvfp4.encode_e2m1: values are {values.dtype}, expected float32 or narrower")
     if np.isnan(values).any():
         raise ContractError("nvfp4.encode_e2m1: NaN in the values, expected finite numbers")
     clipped = np.clip(values, -E2M1_MAX, E2M1_MAX).astype(np.float32)
-    return clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 0xF
+    codes: U8 = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 0xF
+    return codes
 
 
 def decode_e2m1(codes: U8) -> NDArray[np.float32]:
     """Return the exact value of each code: 0, .5, 1, 1.5, 2, 3, 4, 6, with bit 3 as the sign."""
     magnitude = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     table = np.concatenate([magnitude, -magnitude])
-    return table[codes & 0xF]
+    values: NDArray[np.float32] = table[codes & 0xF]
+    return values
 
 
 def decode_e4m3(scales: U8) -> NDArray[np.float32]:
@@ -91,7 +114,8 @@ def decode_e4m3(scales: U8) -> NDArray[np.float32]:
         raise ContractError("nvfp4: a block scale is NaN")
     if (scales > 0x80).any():
         raise ContractError("nvfp4: a block scale is negative")
-    return scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    values: NDArray[np.float32] = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return values
 
 
 def dequantize(weight: Nvfp4Weight) -> NDArray[np.float64]:
@@ -116,7 +140,7 @@ def quantize(values: NDArray[Any]) -> Nvfp4Weight:
         raise ContractError("nvfp4.quantize: NaN or infinity in the values, expected finite numbers")
     amax = np.abs(x).max(initial=np.float32(0))
     decode = np.float32(amax / np.float32(E2M1_MAX * E4M3_MAX))
-    groups = x.reshape(x.shape[0], -1, GROUP)
+    groups = x.reshape(x.shape[0], x.shape[1] // GROUP, GROUP)
     group_amax = np.abs(groups).max(axis=2, initial=np.float32(0))
     with np.errstate(divide="ignore", invalid="ignore"):
         ideal = np.where(decode > 0, group_amax / (np.float32(E2M1_MAX) * decode), np.float32(0))
