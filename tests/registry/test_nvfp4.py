@@ -235,7 +235,7 @@ def test_transpose_swaps_bytes_into_buffers_of_its_own():
             (4, 2),
             (),
             nvfp4.ROW_MAJOR,
-            r"block_scale has shape \(4, 2\), expected \(4, 1\) for \(N, K\) = \(4, 16\)",
+            r"block_scale has shape \(4, 2\), expected \(4, 1\) for .*\(4, 16\)",
         ),
         ((8, 4), (4, 1), (), nvfp4.TRANSPOSED, r"block_scale has shape \(4, 1\), expected \(1, 4\)"),
         ((4, 8), (4, 1), (1,), nvfp4.ROW_MAJOR, r"global_scale_decode has shape \(1,\), expected \(\)"),
