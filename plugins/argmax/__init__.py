@@ -1,0 +1,22 @@
+"""Greedy sampling: module ``argmax``."""
+
+from collections.abc import Iterable
+
+from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.argmax.contracts import ARGMAX
+from kernel_muster.plugins.argmax.cpu import argmax_bf16
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.specs import KernelSpec
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return the contract."""
+    return (ARGMAX,)
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return the kernel."""
+    return (host_spec("argmax::argmax_bf16", ARGMAX, argmax_bf16),)

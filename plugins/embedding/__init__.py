@@ -1,0 +1,22 @@
+"""The embedding table: module ``embedding``."""
+
+from collections.abc import Iterable
+
+from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.embedding.contracts import GATHER
+from kernel_muster.plugins.embedding.cpu import gather
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.specs import KernelSpec
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return the contract."""
+    return (GATHER,)
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return the kernel."""
+    return (host_spec("embedding::gather", GATHER, gather),)

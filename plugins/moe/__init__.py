@@ -1,0 +1,76 @@
+"""Mixture of experts: modules ``moe``, ``moe_w4a16``, ``moe_fused_batch2``, ``moe_fused_batch3`` and ``moe_shared``.
+
+Two paths compute the same: grouped (sort the slots by expert, read each routed expert once, put back) and pairwise
+(``moe_fused_batch*``: token by token). M tokens choose T experts each; slot ``m * T + t`` is choice t of token m.
+"""
+
+from collections.abc import Iterable
+
+from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.moe import expert_contracts as experts
+from kernel_muster.plugins.moe import expert_cpu, router_cpu
+from kernel_muster.plugins.moe import router_contracts as router
+from kernel_muster.registry import nvfp4, weights
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.specs import KernelSpec
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return the contracts of routing, of both paths, and of the shared expert."""
+    yield from (router.TOPK_SOFTMAX, router.TOPK_SIGMOID, router.ROUTER_LOGITS, router.SORT_BY_EXPERT)
+    yield from (experts.GROUPED_GATE_UP, experts.GROUPED_DOWN, experts.GROUPED_DOWN_ATOMIC)
+    yield from (experts.SILU_MUL, experts.UNPERMUTE_REDUCE, experts.SHARED_GATE_ADD)
+    yield from experts.PAIRWISE_GATE_UP
+    yield from experts.PAIRWISE_DOWN
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return every kernel."""
+    yield host_spec("moe::moe_topk_softmax", router.TOPK_SOFTMAX, router_cpu.moe_topk_softmax)
+    yield host_spec("moe::moe_topk_sigmoid", router.TOPK_SIGMOID, router_cpu.moe_topk_sigmoid)
+    yield host_spec("moe::moe_sort_by_expert", router.SORT_BY_EXPERT, router_cpu.moe_sort_by_expert)
+    yield host_spec(
+        "moe::moe_router_logits_f32",
+        router.ROUTER_LOGITS,
+        router_cpu.moe_router_logits_f32,
+        weight_layout=weights.BF16_ROW_MAJOR,
+        opt_in="MUSTER_FP32_ROUTING",
+    )
+    yield host_spec("moe::moe_silu_mul", experts.SILU_MUL, expert_cpu.moe_silu_mul)
+    yield host_spec("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, expert_cpu.unpermute_reduce)
+    yield host_spec("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, expert_cpu.moe_shared_gate_add)
+    yield from _grouped()
+    yield from _pairwise()
+
+
+def _grouped() -> Iterable[KernelSpec]:
+    layout = nvfp4.ROW_MAJOR
+    for contract, function in (
+        (experts.GROUPED_GATE_UP, expert_cpu.grouped_gate_up),
+        (experts.GROUPED_DOWN, expert_cpu.grouped_down),
+    ):
+        key = f"moe_w4a16::{contract.name}"
+        yield host_spec(key, contract, function, weight_layout=layout)
+        yield host_spec(f"{key}_k64", contract, function, weight_layout=layout, bit_identical_to=(key,))
+    atomic = experts.GROUPED_DOWN_ATOMIC
+    yield host_spec(
+        f"moe_w4a16::{atomic.name}",
+        atomic,
+        expert_cpu.grouped_down_atomic,
+        weight_layout=layout,
+        deterministic=False,
+    )
+
+
+def _pairwise() -> Iterable[KernelSpec]:
+    for (two, three), function in (
+        (experts.PAIRWISE_GATE_UP, expert_cpu.pairwise_gate_up),
+        (experts.PAIRWISE_DOWN, expert_cpu.pairwise_down),
+    ):
+        key = f"moe_fused_batch2::{two.name}"
+        yield host_spec(key, two, function, weight_layout=nvfp4.ROW_MAJOR)
+        other = f"moe_fused_batch3::{three.name}"
+        yield host_spec(other, three, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=(key,))

@@ -1,0 +1,316 @@
+"""Contracts of the experts, grouped and pairwise, and of the shared expert."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import (
+    BF16_ROUNDING,
+    F32_ROUNDING,
+    F64,
+    Dims,
+    exact_sigmoid,
+    exact_weight,
+    f64,
+    silu_mul_contract,
+)
+from kernel_muster.plugins.moe.router_contracts import exact_sort, random_ids
+from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+
+_DEEPEST = 272
+_IDS = TensorParam("ids", "i32", ("M", "T"))
+_WEIGHTS = TensorParam("weights", "f32", ("M", "T"))
+_W_GATE, _W_UP = (WeightParam(name, "nvfp4", ("E", "I", "H")) for name in ("w_gate", "w_up"))
+_W_DOWN = WeightParam("w_down", "nvfp4", ("E", "H", "I"))
+_OFFSETS = TensorParam("offsets", "i32", ("E + 1",))
+_WHOLE_H, _WHOLE_I = (("H", nvfp4.GROUP),), (("I", nvfp4.GROUP),)
+
+# Inputs are scaled so that gate, up and an expert's result are unit Gaussians; five deviations bound them.
+_LARGEST = 5.0
+_ACTIVATION = Tolerance(
+    relative=4 * BF16_ROUNDING,
+    absolute=_LARGEST * (0.25 * BF16_ROUNDING + 2 * _DEEPEST**1.5 * F32_ROUNDING),
+    derivation="gate, up and output are rounded to BF16 (2^-8 each); silu'(g) * g is below 1.28 silu(g) for g > 0 and "
+    " below 0.25 for g < 0, there times |up| < 5; FP32 sums err by K^1.5 * 2^-24 for inputs scaled by 1/sqrt(K)",
+)
+_DOWN = Tolerance(
+    relative=BF16_ROUNDING,
+    absolute=_DEEPEST**1.5 * F32_ROUNDING,
+    derivation="one rounding to BF16; FP32 dot products err by K^1.5 * 2^-24 for inputs scaled by 1/sqrt(K)",
+)
+_ATOMIC = Tolerance(
+    relative=F32_ROUNDING,
+    absolute=(_DEEPEST**1.5 + 16 * _LARGEST) * F32_ROUNDING,
+    derivation="FP32 dot products err by K^1.5 * 2^-24 and are weighted, weights sum to 1; at most 16 FP32 operations "
+    "on sums below 5",
+)
+_REDUCTION = Tolerance(
+    relative=BF16_ROUNDING,
+    absolute=_LARGEST * (BF16_ROUNDING + 16 * F32_ROUNDING) + _DEEPEST**1.5 * F32_ROUNDING,
+    derivation="output rounded to BF16; each expert's result, below 5, rounded to BF16 (2^-8) and weighted, weights "
+    "sum to 1; at most 16 FP32 additions over the choices; FP32 dot products err by K^1.5 * 2^-24",
+)
+
+
+def _cases(rows: tuple[int, ...]) -> tuple[Case, ...]:
+    most = max(rows)
+    sizes = (
+        ("one_group", (most, 4, 2, 16, 16)),
+        ("many_experts", (most, 16, 4, 32, 48)),
+        ("one_expert", (most, 1, 1, 48, 16)),
+        ("all_experts", (most, 3, 3, 80, 64)),
+        ("deep_k", (1, 4, 2, _DEEPEST, _DEEPEST)),
+    )
+    cases = [Case(name, _dims(*size)) for name, size in sizes]
+    return (*cases, *(Case(f"rows_{m}", _dims(m, 8, 2, 48, 32)) for m in rows if m != most))
+
+
+def _dims(tokens: int, experts: int, choices: int, hidden: int, intermediate: int) -> dict[str, int]:
+    return {"M": tokens, "E": experts, "T": choices, "top_k": choices, "H": hidden, "I": intermediate}
+
+
+_GROUPED_CASES = _cases((0, 1, 2, 17, 33))
+
+
+def _scaled(rng: np.random.Generator, *shape: int) -> Any:
+    """BF16 Gaussians whose dot product with a unit Gaussian row is a unit Gaussian."""
+    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(numpy_dtype("bf16"))
+
+
+def _routing(dims: Dims, rng: np.random.Generator) -> Arguments:
+    """Ids, the order they give, and weights that sum to 1: who needs which picks it."""
+    ids = random_ids(dims, rng)
+    slots, offsets = exact_sort(ids, dims["E"])
+    weights = rng.random(ids.shape) + 0.1
+    return {
+        "ids": ids,
+        "slots": slots.astype(np.int32),
+        "offsets": offsets.astype(np.int32),
+        "weights": (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32),
+    }
+
+
+def _inputs(name: str, shape: tuple[str, ...], *routing: str) -> Any:
+    """Return an ``inputs`` function: one scaled tensor, and the named parts of a routing."""
+
+    def make(dims: Dims, rng: np.random.Generator) -> Arguments:
+        parts = _routing(dims, rng)
+        sizes = {**dims, "S": dims["M"] * dims["T"]}
+        return {name: _scaled(rng, *(sizes[dim] for dim in shape)), **{part: parts[part] for part in routing}}
+
+    return make
+
+
+def _expert_of(offsets: Any) -> Any:
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def _exact_act(x: F64, w_gate: F64, w_up: F64) -> F64:
+    """Return ``silu(gate) * up`` for a row of ``x`` and an expert each."""
+    gate: F64
+    up: F64
+    gate, up = (np.einsum("sh,sih->si", x, w) for w in (w_gate, w_up))
+    return gate * exact_sigmoid(gate) * up
+
+
+def _exact_grouped_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    expert = _expert_of(arguments["offsets"])
+    x = f64(arguments["x"])[arguments["slots"] // dims["top_k"]]
+    w_gate, w_up = (exact_weight(arguments[name])[expert] for name in ("w_gate", "w_up"))
+    return {"out": _exact_act(x, w_gate, w_up)}
+
+
+def _exact_grouped_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    w_down = exact_weight(arguments["w_down"])[_expert_of(arguments["offsets"])]
+    return {"out": np.einsum("si,shi->sh", f64(arguments["h"]), w_down)}
+
+
+def _exact_reduced(y: F64, arguments: Arguments, dims: Dims) -> F64:
+    by_slot = np.zeros_like(y)
+    by_slot[arguments["slots"]] = y
+    weights = f64(arguments["weights"])
+    reduced: F64 = np.einsum("mt,mth->mh", weights, by_slot.reshape(*weights.shape, dims["H"]))
+    return reduced
+
+
+def _exact_atomic(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    y = _exact_grouped_down(arguments, dims)["out"]
+    return {"out": f64(arguments["out"]) + _exact_reduced(y, arguments, dims)}
+
+
+def _exact_unpermute(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    return {"out": _exact_reduced(f64(arguments["y"]), arguments, dims)}
+
+
+def _exact_pairwise_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    expert = arguments["ids"].ravel()
+    x = np.repeat(f64(arguments["x"]), dims["T"], axis=0)
+    w_gate, w_up = (exact_weight(arguments[name])[expert] for name in ("w_gate", "w_up"))
+    return {"out": _exact_act(x, w_gate, w_up).reshape(dims["M"], dims["T"], dims["I"])}
+
+
+def _exact_pairwise_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    w_down = exact_weight(arguments["w_down"])[arguments["ids"]]
+    return {"out": np.einsum("mt,mti,mthi->mh", f64(arguments["weights"]), f64(arguments["h"]), w_down)}
+
+
+def _exact_shared(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    gate = exact_sigmoid(f64(arguments["x"]) @ f64(arguments["gate_weight"]))
+    return {"out": f64(arguments["out"]) + gate[:, None] * f64(arguments["shared"])}
+
+
+GROUPED_GATE_UP = Contract(
+    "moe_w4a16_grouped_gate_up",
+    "silu(gate) * up of every slot, in sorted order; gate and up are rounded to BF16 first",
+    Signature(
+        (
+            TensorParam("x", "bf16", ("M", "H")),
+            _W_GATE,
+            _W_UP,
+            TensorParam("slots", "i32", ("M*top_k",)),
+            _OFFSETS,
+            ScalarParam("top_k", "i32"),
+            TensorParam("out", "bf16", ("M*top_k", "I"), "out"),
+        ),
+        multiples=_WHOLE_H,
+    ),
+    _exact_grouped_gate_up,
+    _GROUPED_CASES,
+    _ACTIVATION,
+    inputs=_inputs("x", ("M", "H"), "slots", "offsets"),
+)
+GROUPED_DOWN = Contract(
+    "moe_w4a16_grouped_down",
+    "down projection of every slot, in sorted order",
+    Signature(
+        (
+            TensorParam("h", "bf16", ("S", "I")),
+            _W_DOWN,
+            TensorParam("slots", "i32", ("S",)),
+            _OFFSETS,
+            TensorParam("out", "bf16", ("S", "H"), "out"),
+        ),
+        multiples=_WHOLE_I,
+    ),
+    _exact_grouped_down,
+    tuple(Case(case.name, {**case.dims, "S": case.dims["M"] * case.dims["T"]}) for case in _GROUPED_CASES),
+    _DOWN,
+    inputs=_inputs("h", ("S", "I"), "slots", "offsets"),
+)
+GROUPED_DOWN_ATOMIC = Contract(
+    "moe_w4a16_grouped_down_atomic_c4",
+    "out += weight * down projection of every slot, FP32, in no fixed order; the caller clears out",
+    Signature(
+        (
+            TensorParam("h", "bf16", ("M*T", "I")),
+            _W_DOWN,
+            TensorParam("slots", "i32", ("M*T",)),
+            _OFFSETS,
+            _WEIGHTS,
+            TensorParam("out", "f32", ("M", "H"), "inout"),
+        ),
+        multiples=_WHOLE_I,
+    ),
+    _exact_atomic,
+    _GROUPED_CASES,
+    _ATOMIC,
+    inputs=_inputs("h", ("S", "I"), "slots", "offsets", "weights"),
+)
+UNPERMUTE_REDUCE = Contract(
+    "moe_unpermute_reduce_indexed",
+    "out[m] = sum over t, in order of t, of weights[m, t] * y of slot m*T + t, FP32, rounded once",
+    Signature(
+        (
+            TensorParam("y", "bf16", ("M*T", "H")),
+            TensorParam("slots", "i32", ("M*T",)),
+            _WEIGHTS,
+            TensorParam("out", "bf16", ("M", "H"), "out"),
+        )
+    ),
+    _exact_unpermute,
+    (*_GROUPED_CASES, Case("odd_width", _dims(9, 8, 3, 77, 16))),
+    Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=16 * _LARGEST * F32_ROUNDING,
+        derivation="one rounding to BF16; at most 16 FP32 operations on terms that sum to less than 5",
+    ),
+    inputs=_inputs("y", ("S", "H"), "slots", "weights"),
+)
+SILU_MUL = silu_mul_contract("moe_silu_mul")
+
+
+def _pairwise_gate_up(rows: int) -> Contract:
+    params = (
+        TensorParam("x", "bf16", ("M", "H")),
+        _IDS,
+        _W_GATE,
+        _W_UP,
+        TensorParam("out", "bf16", ("M", "T", "I"), "out"),
+    )
+    return Contract(
+        f"moe_fused_batch{rows}_gate_up",
+        f"silu(gate) * up of every token and choice, at most {rows} tokens; gate and up are rounded to BF16 first",
+        Signature(params, multiples=_WHOLE_H, limits=(("M", rows),)),
+        _exact_pairwise_gate_up,
+        _cases(tuple(range(rows + 1))),
+        _ACTIVATION,
+        inputs=_inputs("x", ("M", "H"), "ids"),
+    )
+
+
+def _pairwise_down(rows: int) -> Contract:
+    params = (
+        TensorParam("h", "bf16", ("M", "T", "I")),
+        _IDS,
+        _WEIGHTS,
+        _W_DOWN,
+        TensorParam("out", "bf16", ("M", "H"), "out"),
+    )
+    return Contract(
+        f"moe_fused_batch{rows}_down",
+        f"weighted sum of the chosen experts' down projections, each rounded to BF16, at most {rows} tokens",
+        Signature(params, multiples=_WHOLE_I, limits=(("M", rows),)),
+        _exact_pairwise_down,
+        _cases(tuple(range(rows + 1))),
+        _REDUCTION,
+        inputs=_inputs("h", ("M", "T", "I"), "ids", "weights"),
+    )
+
+
+PAIRWISE_GATE_UP = (_pairwise_gate_up(2), _pairwise_gate_up(3))
+PAIRWISE_DOWN = (_pairwise_down(2), _pairwise_down(3))
+
+_WIDEST = 1025
+SHARED_GATE_ADD = Contract(
+    "moe_shared_gate_add",
+    "out += sigmoid(x . gate_weight) * shared, one gate a token, FP32, rounded once",
+    Signature(
+        (
+            TensorParam("x", "bf16", ("M", "H")),
+            TensorParam("gate_weight", "bf16", ("H",)),
+            TensorParam("shared", "bf16", ("M", "H")),
+            TensorParam("out", "bf16", ("M", "H"), "inout"),
+        )
+    ),
+    _exact_shared,
+    tuple(
+        Case(name, {"M": m, "H": h})
+        for name, m, h in (
+            ("one_row", 1, 64),
+            ("odd", 17, 77),
+            ("one_value", 2, 1),
+            ("wide", 3, _WIDEST),
+            ("no_rows", 0, 8),
+        )
+    ),
+    Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=_LARGEST * (_WIDEST**1.5 / 4 + 8) * F32_ROUNDING,
+        derivation="one rounding to BF16; the dot product of inputs scaled by 1/sqrt(K) errs by K^1.5 * 2^-24, the "
+        "sigmoid by a quarter of that and 8 roundings, times |shared| < 5",
+    ),
+    inputs=lambda dims, rng: {"x": _scaled(rng, dims["M"], dims["H"])},
+)

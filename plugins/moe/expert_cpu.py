@@ -1,0 +1,134 @@
+"""Host kernels of the experts: grouped, pairwise, and the shared expert.
+
+Both paths round gate and up to BF16 before the activation, and an expert's result before the weighted sum, so that
+they give the same bits whichever the dispatch chooses.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._reference import (
+    F32,
+    Array,
+    bf16,
+    check_indices,
+    f32,
+    ordered_sum,
+    project,
+    sigmoid,
+    silu_mul,
+)
+from kernel_muster.registry.errors import ContractError
+
+
+def grouped_gate_up(x: Array, w_gate: Any, w_up: Any, slots: Array, offsets: Array, top_k: int, out: Array) -> None:
+    """Write ``out [S, I]`` BF16 in sorted order: ``silu(x w_gate^T) * (x w_up^T)`` of each slot's token and expert.
+
+    ``x [M, H]`` BF16; weights ``(E, I, H)`` NVFP4; ``slots [S]`` and ``offsets [E + 1]`` int32 as
+    ``moe_sort_by_expert`` makes them, S = M * top_k; anything else there raises ContractError.
+    """
+    _check_order("moe_w4a16_grouped_gate_up", slots, offsets)
+    for expert, rows in _groups(offsets):
+        out[rows] = _gate_up(x[slots[rows] // top_k], w_gate[expert], w_up[expert])
+
+
+def grouped_down(h: Array, w_down: Any, slots: Array, offsets: Array, out: Array) -> None:
+    """Write ``out [S, H]`` BF16 in sorted order: ``h [S, I]`` BF16 times its expert of ``w_down (E, H, I)`` NVFP4."""
+    _check_order("moe_w4a16_grouped_down", slots, offsets)
+    for expert, rows in _groups(offsets):
+        out[rows] = project(h[rows], w_down[expert])
+
+
+def grouped_down_atomic(h: Array, w_down: Any, slots: Array, offsets: Array, weights: Array, out: Array) -> None:
+    """Add to ``out [M, H]`` FP32 every slot's down projection times its weight of ``weights [M, T]`` FP32.
+
+    On a device the additions are atomic, in no fixed order; here they run by expert.
+    """
+    _check_order("moe_w4a16_grouped_down_atomic_c4", slots, offsets)
+    choices = weights.shape[1]
+    for expert, rows in _groups(offsets):
+        for slot, y in zip(slots[rows], project(h[rows], w_down[expert]), strict=True):
+            out[slot // choices] += weights[slot // choices, slot % choices] * y
+
+
+def moe_silu_mul(gate: Array, up: Array, out: Array) -> None:
+    """Write ``out = silu(gate) * up``, all ``[M, I]`` BF16, one row a slot."""
+    for row in range(gate.shape[0]):
+        out[row] = silu_mul(gate[row], up[row])
+
+
+def unpermute_reduce(y: Array, slots: Array, weights: Array, out: Array) -> None:
+    """Write ``out [M, H]`` BF16, the sum over t, in order of t, of ``weights [M, T]`` FP32 times ``y [S, H]`` BF16.
+
+    Row ``i`` of ``y`` belongs to slot ``slots[i]``. Slots that are no permutation raise ContractError.
+    """
+    _check_slots("moe_unpermute_reduce_indexed", slots)
+    position = np.argsort(slots).reshape(weights.shape)
+    for token in range(out.shape[0]):
+        out[token] = _weighted_sum(y[position[token]], weights[token])
+
+
+def pairwise_gate_up(x: Array, ids: Array, w_gate: Any, w_up: Any, out: Array) -> None:
+    """Write ``out [M, T, I]`` BF16: ``silu(x w_gate^T) * (x w_up^T)`` of each token and chosen expert.
+
+    ``x [M, H]`` BF16, ``ids [M, T]`` int32, weights ``(E, I, H)`` NVFP4. An id outside the experts raises
+    ContractError.
+    """
+    check_indices("moe_fused gate_up", "ids", ids, w_gate.shape[0])
+    for token, choice in np.ndindex(*ids.shape):
+        expert = ids[token, choice]
+        out[token, choice] = _gate_up(x[token : token + 1], w_gate[expert], w_up[expert])[0]
+
+
+def pairwise_down(h: Array, ids: Array, weights: Array, w_down: Any, out: Array) -> None:
+    """Write ``out [M, H]`` BF16, the weighted sum of the chosen experts' down projections.
+
+    ``h [M, T, I]`` BF16, ``ids [M, T]`` int32, ``weights [M, T]`` FP32, ``w_down (E, H, I)`` NVFP4.
+    """
+    check_indices("moe_fused down", "ids", ids, w_down.shape[0])
+    for token in range(out.shape[0]):
+        chosen = [w_down[expert] for expert in ids[token]]
+        y = [bf16(project(h[token, t : t + 1], w)[0]) for t, w in enumerate(chosen)]
+        out[token] = _weighted_sum(np.array(y, out.dtype).reshape(-1, out.shape[1]), weights[token])
+
+
+def moe_shared_gate_add(x: Array, gate_weight: Array, shared: Array, out: Array) -> None:
+    """Add ``sigmoid(x . gate_weight) * shared`` to ``out [M, H]`` BF16 in place.
+
+    ``x``, ``shared [M, H]`` and ``gate_weight [H]`` are BF16; the dot product is FP32.
+    """
+    for row in range(out.shape[0]):
+        gate = sigmoid(ordered_sum(f32(x[row]) * f32(gate_weight)))
+        out[row] = f32(out[row]) + gate * f32(shared[row])
+
+
+def _gate_up(x: Array, w_gate: Any, w_up: Any) -> F32:
+    gate, up = bf16(project(x, w_gate)), bf16(project(x, w_up))
+    return np.array([silu_mul(*rows) for rows in zip(gate, up, strict=True)], np.float32)
+
+
+def _weighted_sum(y: Array, weights: Array) -> F32:
+    total = np.zeros(y.shape[1], np.float32)
+    for row, weight in zip(y, weights, strict=True):
+        total += f32(row) * weight
+    return total
+
+
+def _groups(offsets: Array) -> list[tuple[int, slice]]:
+    """Return each expert that has slots, with its rows in sorted order."""
+    bounds = [int(offset) for offset in offsets]
+    return [(e, slice(*rows)) for e, rows in enumerate(pairwise(bounds)) if rows[0] < rows[1]]
+
+
+def _check_slots(owner: str, slots: Array) -> None:
+    check_indices(owner, "slots", slots, slots.size)
+    if np.unique(slots).size != slots.size:
+        raise ContractError(f"{owner}: slots names a slot twice, expected each of 0 to {slots.size - 1} once")
+
+
+def _check_order(owner: str, slots: Array, offsets: Array) -> None:
+    _check_slots(owner, slots)
+    if offsets[0] != 0 or offsets[-1] != slots.size or (np.diff(offsets) < 0).any():
+        text = np.array2string(offsets, threshold=16)
+        raise ContractError(f"{owner}: offsets is {text}, expected to rise from 0 to the {slots.size} slots")

@@ -1,0 +1,155 @@
+"""Contracts of routing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import (
+    DEEPEST_K,
+    EXACT,
+    F32_ROUNDING,
+    F64,
+    Array,
+    Dims,
+    dot_tolerance,
+    exact_project,
+    exact_sigmoid,
+    f64,
+)
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+
+_LOGITS = TensorParam("logits", "bf16|f32", ("M", "E"))
+_TOP_K = ScalarParam("top_k", "i32")
+_CHOICE = (
+    TensorParam("out_ids", "i32", ("M", "top_k"), "out"),
+    TensorParam("out_weights", "f32", ("M", "top_k"), "out"),
+)
+_TOPK_CASES = tuple(
+    Case(name, {"M": m, "E": e, "top_k": k})
+    for name, m, e, k in (
+        ("one_token", 1, 256, 8),
+        ("one_expert", 3, 1, 1),
+        ("all_experts", 2, 5, 5),
+        ("top_one", 4, 33, 1),
+        ("ties_in_bf16", 33, 256, 8),  # 256 BF16 values of one Gaussian repeat in most rows
+        ("odd_experts", 17, 77, 3),
+        ("no_tokens", 0, 8, 2),
+    )
+)
+# Renormalising cancels the softmax's own sum; what stays is the exponentials, two quotients and a sum of T weights.
+_TOPK_TOLERANCE = Tolerance(
+    relative=96 * F32_ROUNDING,
+    absolute=1e-37,
+    derivation="FP32 throughout, numerator and normaliser alike: an exponential whose argument, below 16, is rounded "
+    "twice (32 * 2^-24) and 16 roundings for itself, quotients and the sum; absolute: the smallest normal number",
+)
+
+
+def _chosen(preference: F64, scores: F64, count: int) -> dict[str, Any]:
+    """Rank by preference, then by index; every pair of experts is compared."""
+    index = np.arange(preference.shape[1])
+    other, own = preference[:, None, :], preference[:, :, None]
+    ahead = (other > own) | ((other == own) & (index < index[:, None]))
+    ids = np.argsort(ahead.sum(axis=2), axis=1)[:, :count]
+    weights = np.take_along_axis(scores, ids, axis=1)
+    return {"out_ids": ids, "out_weights": weights / weights.sum(axis=1, keepdims=True)}
+
+
+def _exact_softmax(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    logits = f64(arguments["logits"])
+    scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return _chosen(logits, scores, dims["top_k"])
+
+
+def _exact_sigmoid_choice(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    logits, bias = f64(arguments["logits"]), arguments["bias"]
+    scores = exact_sigmoid(logits)
+    return _chosen(logits if bias is None else scores + f64(bias), scores, dims["top_k"])
+
+
+TOPK_SOFTMAX = Contract(
+    "moe_topk_softmax",
+    "softmax over the experts in FP32, the top_k largest logits (ties: lowest index), weights renormalised to sum 1",
+    Signature((_LOGITS, _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
+    _exact_softmax,
+    _TOPK_CASES,
+    _TOPK_TOLERANCE,
+)
+TOPK_SIGMOID = Contract(
+    "moe_topk_sigmoid",
+    "sigmoid scores, the top_k largest of score plus bias (ties: lowest index), scores renormalised to sum 1",
+    Signature((_LOGITS, TensorParam("bias", "f32", ("E",), optional=True), _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
+    _exact_sigmoid_choice,
+    _TOPK_CASES,
+    _TOPK_TOLERANCE,
+)
+ROUTER_LOGITS = Contract(
+    "moe_router_logits_f32",
+    "router logits kept in FP32: out = x w^T for BF16 weights",
+    Signature(
+        (
+            TensorParam("x", "bf16", ("M", "H")),
+            WeightParam("w", "bf16", ("E", "H")),
+            TensorParam("out", "f32", ("M", "E"), "out"),
+        )
+    ),
+    exact_project,
+    tuple(
+        Case(name, {"M": m, "E": e, "H": h})
+        for name, m, e, h in (
+            ("one_token", 1, 256, 64),
+            ("odd", 17, 33, 77),
+            ("one_value", 2, 3, 1),
+            ("deep_k", 2, 8, DEEPEST_K),
+            ("no_tokens", 0, 8, 16),
+        )
+    ),
+    dot_tolerance(DEEPEST_K, F32_ROUNDING),
+)
+
+
+def random_ids(dims: Dims, rng: np.random.Generator) -> Array:
+    """Draw ``[M, T]`` different experts a token, low ones far more often, so that some expert has none."""
+    order = rng.random((dims["M"], dims["E"])) ** (1.0 + np.arange(dims["E"]))
+    return np.argsort(-order, axis=1)[:, : dims["T"]].astype(np.int32)
+
+
+def exact_sort(ids: Array, experts: int) -> tuple[Array, Array]:
+    """Return the slots by expert, and the offsets."""
+    flat = ids.ravel()
+    counts = np.bincount(flat, minlength=experts)
+    return np.argsort(flat, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+
+
+def _exact_sort_by_expert(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    slots, offsets = exact_sort(arguments["ids"], dims["experts"])
+    return {"out_slots": slots, "out_offsets": offsets}
+
+
+SORT_BY_EXPERT = Contract(
+    "moe_sort_by_expert",
+    "slots ordered by expert, then by slot; offsets[e] is where expert e begins, offsets[experts] is M*T",
+    Signature(
+        (
+            TensorParam("ids", "i32", ("M", "T")),
+            ScalarParam("experts", "i32"),
+            TensorParam("out_slots", "i32", ("M*T",), "out"),
+            TensorParam("out_offsets", "i32", ("experts + 1",), "out"),
+        )
+    ),
+    _exact_sort_by_expert,
+    tuple(
+        Case(name, {"M": m, "T": t, "E": e, "experts": e})
+        for name, m, t, e in (
+            ("one_token", 1, 8, 256),
+            ("one_expert", 5, 1, 1),
+            ("all_experts", 3, 4, 4),
+            ("many_tokens", 65, 8, 256),
+            ("odd", 33, 3, 7),
+            ("no_tokens", 0, 2, 4),
+        )
+    ),
+    EXACT,
+    inputs=lambda dims, rng: {"ids": random_ids(dims, rng)},
+)

@@ -1,0 +1,87 @@
+"""Contracts of the RMS norms."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Dims, exact_sigmoid, f64
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
+
+_WIDEST = 1030
+_X = TensorParam("x", "bf16", ("M", "H"))
+_WEIGHT = TensorParam("weight", "bf16", ("H",))
+_EPS = ScalarParam("eps", "f32")
+_OFFSET = ScalarParam("weight_offset", "f32")
+_OUT = TensorParam("out", "bf16", ("M", "H"), "out")
+
+_PLAIN = {"eps": 1e-6, "weight_offset": 0.0}
+_CENTRED = {"eps": 1e-5, "weight_offset": 1.0}
+_CASES = (
+    Case("one_row", {"M": 1, "H": 128}, _PLAIN),
+    Case("one_value", {"M": 2, "H": 1}, _PLAIN),
+    Case("zero_centred_weight", {"M": 3, "H": 80}, _CENTRED),
+    Case("large_eps", {"M": 3, "H": 33}, {"eps": 0.5, "weight_offset": 0.0}),
+    Case("odd_width", {"M": 17, "H": 257}, _CENTRED),
+    Case("wide", {"M": 5, "H": _WIDEST}, _PLAIN),
+    Case("no_rows", {"M": 0, "H": 64}, _PLAIN),
+)
+# All squares are positive: H additions in any order err by H * 2^-24 relative to the sum, half of that after the root;
+# some five operations more (offset, root, reciprocal, two products) and, gated, a sigmoid, are 2^-24 each.
+_TOLERANCE = Tolerance(
+    relative=BF16_ROUNDING * (1 + BF16_ROUNDING) + (_WIDEST / 2 + 16) * F32_ROUNDING,
+    absolute=1e-37,
+    derivation=f"one rounding to BF16 (2^-8) of an FP32 result whose sum of at most {_WIDEST} squares errs by that "
+    "many 2^-24, halved by the root, plus 16 FP32 operations; absolute: the smallest normal number",
+)
+
+
+def _normalised(x: F64, eps: float) -> F64:
+    normalised: F64 = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+    return normalised
+
+
+def _exact_norm(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    scale = np.float64(arguments["weight_offset"]) + f64(arguments["weight"])
+    return {"out": _normalised(f64(arguments["x"]), _eps(arguments)) * scale}
+
+
+def _exact_norm_residual(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    residual = (f64(arguments["residual"]) + f64(arguments["x"])).astype(numpy_dtype("bf16"))
+    return {"residual": residual, **_exact_norm({**arguments, "x": residual}, dims)}
+
+
+def _exact_norm_gated(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    gate = f64(arguments["gate"])
+    scaled = _normalised(f64(arguments["x"]), _eps(arguments)) * f64(arguments["weight"])
+    return {"out": scaled * gate * exact_sigmoid(gate)}
+
+
+def _eps(arguments: Arguments) -> float:
+    return float(np.float32(arguments["eps"]))
+
+
+RMS_NORM = Contract(
+    "rms_norm",
+    "out = x / sqrt(mean(x^2) + eps) * (weight_offset + weight), FP32 inside",
+    Signature((_X, _WEIGHT, _EPS, _OFFSET, _OUT)),
+    _exact_norm,
+    _CASES,
+    _TOLERANCE,
+)
+RMS_NORM_RESIDUAL = Contract(
+    "rms_norm_residual",
+    "residual += x, rounded to BF16; out is the RMS norm of that rounded residual",
+    Signature((_X, TensorParam("residual", "bf16", ("M", "H"), "inout"), _WEIGHT, _EPS, _OFFSET, _OUT)),
+    _exact_norm_residual,
+    _CASES,
+    _TOLERANCE,
+)
+RMS_NORM_GATED = Contract(
+    "rms_norm_gated",
+    "out = x / sqrt(mean(x^2) + eps) * weight * silu(gate), FP32 inside",
+    Signature((_X, TensorParam("gate", "bf16", ("M", "H")), TensorParam("weight", "f32|bf16", ("H",)), _EPS, _OUT)),
+    _exact_norm_gated,
+    _CASES,
+    _TOLERANCE,
+)

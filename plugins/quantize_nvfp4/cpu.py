@@ -1,0 +1,22 @@
+"""Host kernels of the quantize_nvfp4 family."""
+
+from kernel_muster.plugins._reference import Array
+from kernel_muster.registry import nvfp4
+
+
+def quantize_bf16_to_nvfp4(values: Array, out_packed: Array, out_block_scale: Array, out_global_scale: Array) -> None:
+    """Quantise ``values [N, K]`` BF16 into packed ``[N, K/2]``, block scales ``[N, K/16]`` and one FP32 scale.
+
+    Numerics: :func:`nvfp4.quantize`, all in FP32. A NaN or infinity raises ContractError and writes nothing.
+    """
+    weight = nvfp4.quantize(values)
+    out_packed[...] = weight.packed
+    out_block_scale[...] = weight.block_scale
+    out_global_scale[0] = weight.global_scale_decode
+
+
+def transpose_nvfp4(packed: Array, block_scale: Array, out_packed: Array, out_block_scale: Array) -> None:
+    """Write ``packed [N, K/2]`` and ``block_scale [N, K/16]`` column by column."""
+    for row in range(packed.shape[0]):
+        out_packed[:, row] = packed[row]
+        out_block_scale[:, row] = block_scale[row]

@@ -1,0 +1,22 @@
+"""The activation of a SwiGLU: module ``silu``."""
+
+from collections.abc import Iterable
+
+from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.silu.contracts import SILU_MUL
+from kernel_muster.plugins.silu.cpu import silu_mul_rows
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.specs import KernelSpec
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return the contract."""
+    return (SILU_MUL,)
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return the kernel."""
+    return (host_spec("silu::silu_mul", SILU_MUL, silu_mul_rows),)

@@ -1,0 +1,144 @@
+"""Contracts of the GEMV forms; each row tier is a contract of its own, because its limit on M is."""
+
+from kernel_muster.plugins._contracts import (
+    DEEPEST_K,
+    Dims,
+    dot_tolerance,
+    exact_weight,
+    f64,
+    projection,
+    projection_cases,
+)
+from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
+from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contracts import Arguments, Case, Contract
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+
+_X = TensorParam("x", "bf16", ("M", "K"))
+_WHOLE_GROUPS = (("K", nvfp4.GROUP),)
+
+
+def _tier(form: str, rows: int) -> str:
+    return form if rows == 1 else f"{form}_batch{rows}"
+
+
+def _rows(rows: int) -> tuple[int, ...]:
+    return (1,) if rows == 1 else (1, rows - 1, rows) if rows > 2 else (1, 2)
+
+
+def _gemv(rows: int) -> Contract:
+    name, weight = _tier("w4a16_gemv", rows), WeightParam("w", "nvfp4", ("N", "K"))
+    summary = f"out = x w^T for NVFP4 weights and at most {rows} rows of BF16"
+    return projection(name, summary, weight, projection_cases(_rows(rows)), rows)
+
+
+def _exact_qg(arguments: Arguments, dims: Dims) -> dict[str, object]:
+    y = f64(arguments["x"]) @ exact_weight(arguments["w"]).T
+    heads = y.reshape(y.shape[0], dims["Q"] // dims["head_dim"], 2, dims["head_dim"])
+    flat = (y.shape[0], dims["Q"])
+    return {"out_q": heads[:, :, 0].reshape(flat), "out_gate": heads[:, :, 1].reshape(flat)}
+
+
+def _qg(rows: int) -> Contract:
+    """Rows of ``w`` are grouped by head, ``[q (head_dim) | gate (head_dim)]``; the outputs are not."""
+    params = (
+        _X,
+        WeightParam("w", "nvfp4", ("2*Q", "K")),
+        ScalarParam("head_dim", "i32"),
+        TensorParam("out_q", "bf16", ("M", "Q"), "out"),
+        TensorParam("out_gate", "bf16", ("M", "Q"), "out"),
+    )
+    sizes = (
+        ("one_head", 8, 8, 16),
+        ("odd_heads", 15, 5, 48),
+        ("wide_heads", 512, 256, 64),
+        ("deep_k", 12, 4, DEEPEST_K),
+    )
+    cases = [Case(name, {"M": rows, "Q": q, "head_dim": d, "K": k}) for name, q, d, k in sizes]
+    cases += [Case(f"rows_{m}", {"M": m, "Q": 24, "head_dim": 8, "K": 80}) for m in range(rows)]
+    signature = Signature(params, multiples=(*_WHOLE_GROUPS, ("Q", "head_dim")), limits=(("M", rows),))
+    summary = f"query and gate of gated attention in one projection, at most {rows} rows"
+    name = _tier("w4a16_gemv_qg", rows)
+    return Contract(name, summary, signature, _exact_qg, tuple(cases), dot_tolerance(DEEPEST_K))
+
+
+def _exact_dual(arguments: Arguments, dims: Dims) -> dict[str, object]:
+    x = f64(arguments["x"])
+    return {"out_a": x @ exact_weight(arguments["w_a"]).T, "out_b": x @ exact_weight(arguments["w_b"]).T}
+
+
+def _dual(rows: int) -> Contract:
+    params = (
+        _X,
+        WeightParam("w_a", "nvfp4", ("A", "K")),
+        WeightParam("w_b", "nvfp4", ("B", "K")),
+        TensorParam("out_a", "bf16", ("M", "A"), "out"),
+        TensorParam("out_b", "bf16", ("M", "B"), "out"),
+    )
+    sizes = (
+        ("one_group", 1, 2, 16),
+        ("unequal", 129, 33, 80),
+        ("one_side_empty", 0, 5, 32),
+        ("deep_k", 3, 7, DEEPEST_K),
+    )
+    cases = [Case(name, {"M": rows, "A": a, "B": b, "K": k}) for name, a, b, k in sizes]
+    cases += [Case(f"rows_{m}", {"M": m, "A": 40, "B": 40, "K": 112}) for m in range(rows)]
+    signature = Signature(params, multiples=_WHOLE_GROUPS, limits=(("M", rows),))
+    summary = f"two projections of one input in one launch, at most {rows} rows"
+    return Contract(
+        _tier("w4a16_gemv_dual", rows), summary, signature, _exact_dual, tuple(cases), dot_tolerance(DEEPEST_K)
+    )
+
+
+def _exact_qkvz(arguments: Arguments, dims: Dims) -> dict[str, object]:
+    y = f64(arguments["x"]) @ exact_weight(arguments["w"]).T
+    qkv, z = qkvz_rows(dims["key_heads"], dims["key_dim"], dims["value_heads"], dims["value_dim"])
+    return {"out_qkv": y[:, qkv], "out_z": y[:, z]}
+
+
+def _qkvz() -> Contract:
+    params = (
+        _X,
+        WeightParam("w", "nvfp4", ("2*key_heads*key_dim + 2*value_heads*value_dim", "K")),
+        ScalarParam("key_heads", "i32"),
+        ScalarParam("key_dim", "i32"),
+        ScalarParam("value_heads", "i32"),
+        ScalarParam("value_dim", "i32"),
+        TensorParam("out_qkv", "bf16", ("M", "2*key_heads*key_dim + value_heads*value_dim"), "out"),
+        TensorParam("out_z", "bf16", ("M", "value_heads*value_dim"), "out"),
+    )
+    heads = ("key_heads", "key_dim", "value_heads", "value_dim")
+    sizes = (
+        ("one_head", 1, (1, 8, 1, 8), 16),
+        ("two_values_a_key", 1, (2, 8, 4, 8), 80),
+        ("three_values_a_key", 1, (2, 5, 6, 7), 48),
+        ("deep_k", 1, (1, 4, 2, 4), DEEPEST_K),
+        ("no_rows", 0, (1, 8, 1, 8), 16),
+    )
+    cases = [Case(name, {"M": m, "K": k, **dict(zip(heads, h, strict=True))}) for name, m, h, k in sizes]
+    signature = Signature(params, (*_WHOLE_GROUPS, ("value_heads", "key_heads")), (("M", 1),))
+    summary = "GDN's fused input projection, split into q|k|v and z for one row"
+    tolerance = dot_tolerance(DEEPEST_K)
+    return Contract("w4a16_gemv_qkvz", summary, signature, _exact_qkvz, tuple(cases), tolerance)
+
+
+def _dense(name: str, rows: int | None) -> Contract:
+    counts = _rows(rows) if rows else (1, 17, 65)
+    cases = (
+        *projection_cases(counts),
+        Case("k_of_one", {"M": 1, "N": 3, "K": 1}),
+        Case("odd_k", {"M": 1, "N": 5, "K": 77}),
+    )
+    limit = f", at most {rows} rows" if rows else ""
+    summary = f"out = x w^T for BF16 weights{limit}"
+    return projection(name, summary, WeightParam("w", "bf16", ("N", "K")), cases, rows)
+
+
+#: By rows a launch: 1, 2 ... 8 and 16.
+GEMV = tuple(_gemv(rows) for rows in (*range(1, 9), 16))
+QG = tuple(_qg(rows) for rows in (1, 2, 3))
+DUAL = tuple(_dual(rows) for rows in (1, 2, 3))
+QKVZ = _qkvz()
+DENSE_GEMV = _dense("dense_gemv_bf16", 1)
+DENSE_GEMV_BATCHM = _dense("dense_gemv_bf16_batchm", 16)
+DENSE_GEMM = _dense("dense_gemm_bf16", None)

@@ -1,0 +1,283 @@
+"""Every host kernel of every built-in family against its contract: registering a kernel is testing it."""
+
+import dataclasses
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+
+import numpy as np
+import pytest
+from kernel_muster import plugins
+from kernel_muster.registry.contracts import Case, Contract, Tolerance
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel
+
+FAMILIES = sorted(module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg)
+MODULES = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in FAMILIES]
+CONTRACTS = {contract.name: contract for module in MODULES for contract in module.muster_contracts()}
+SPECS = {spec.key: spec for module in MODULES for spec in module.muster_kernels() if "cpu" in spec.archs}
+PROOFS = [
+    pytest.param(spec, case, id=f"{key}-{case.name}")
+    for key, spec in SPECS.items()
+    for case in CONTRACTS[spec.contract].cases
+]
+
+
+def handle_of(spec, contract=None):
+    return Handle(spec.kernel_key, spec, contract or CONTRACTS[spec.contract], Provider("test", "test", "1"))
+
+
+def arguments_of(contract, case):
+    return contract.arguments(case, np.random.default_rng(7))
+
+
+def copied(arguments):
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+
+
+def launched(spec, contract, arguments):
+    """Run a kernel on copies of the arguments and return all of them."""
+    handle = handle_of(spec, contract)
+    mine = copied(arguments)
+    for param in contract.signature.params:
+        if isinstance(param, WeightParam):
+            mine[param.name] = handle.prepare_weight(mine[param.name])
+    handle(**mine)
+    return mine
+
+
+def bits(value):
+    """Return everything an argument holds, as bytes."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).tobytes()
+    if dataclasses.is_dataclass(value):
+        return b"".join(bits(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return repr(value).encode()
+
+
+def outputs_with(arguments, contract, value):
+    """Replace what a kernel shall overwrite."""
+    outs = [param.name for param in contract.signature.outputs if param.role == "out"]
+    return {**arguments, **{name: np.full_like(arguments[name], value) for name in outs}}
+
+
+def is_within(got, expected, tolerance):
+    if np.asarray(expected).shape != got.shape:
+        return False
+    if got.dtype.kind in "iub":
+        return np.array_equal(got, expected)
+    wide = np.asarray(expected, np.float64)
+    error = np.abs(got.astype(np.float64) - wide)
+    return bool((error <= tolerance.absolute + tolerance.relative * np.abs(wide)).all())
+
+
+def violations(spec, contract, case):
+    """Say what a kernel does wrong on a case."""
+    arguments = arguments_of(contract, case)
+    dims = contract.signature.bind("test", (), copied(arguments)).dims
+    expected = contract.reference(arguments, dims)
+    result = launched(spec, contract, arguments)
+    again = launched(spec, contract, outputs_with(arguments, contract, 1))
+    outputs = {param.name for param in contract.signature.outputs}
+    found = [
+        f"{name} is outside the tolerance"
+        for name in sorted(outputs)
+        if not is_within(result[name], expected[name], contract.tolerance)
+    ]
+    found += [f"{name} depends on what it held" for name in sorted(outputs) if bits(result[name]) != bits(again[name])]
+    for name, before in arguments_of(contract, case).items():
+        after = result if isinstance(before, np.ndarray) else arguments  # weights are launched uncopied
+        if name not in outputs and bits(before) != bits(after[name]):
+            found.append(f"input {name} was changed")
+    if is_row_wise(contract) and case.dims["M"] > 1:
+        found += _row_violations(spec, contract, arguments, result)
+    return found
+
+
+def is_row_wise(contract):
+    """Whether M only ever counts rows, so that one row can be run alone."""
+    shapes = [param.shape for param in contract.signature.params if not isinstance(param, ScalarParam)]
+    texts = [str(dim) for shape in shapes for dim in shape]
+    inner = [str(dim) for shape in shapes for dim in shape[1:]]
+    return "M" in texts and "M" not in inner and not any("M*" in text for text in texts)
+
+
+def row_of(contract, arguments, row):
+    """Return the arguments of one row, outputs included."""
+    by_row = [p.name for p in contract.signature.params if isinstance(p, TensorParam) and p.shape[:1] == ("M",)]
+    return {**arguments, **{name: arguments[name][row : row + 1] for name in by_row}}
+
+
+def _row_violations(spec, contract, arguments, result):
+    """Compare with the same kernel, and with the kernels it claims to equal, run row by row."""
+    found = []
+    for key in (spec.key, *spec.bit_identical_to):
+        other = spec if key == spec.key else SPECS[key]
+        for row in range(len(result[contract.signature.outputs[0].name])):
+            alone = launched(other, CONTRACTS.get(other.contract, contract), row_of(contract, arguments, row))
+            for param in contract.signature.outputs:
+                if bits(alone[param.name]) != bits(result[param.name][row : row + 1]):
+                    found.append(f"row {row} of {param.name} differs from {key} run on that row alone")
+    return found
+
+
+@pytest.mark.parametrize(("spec", "case"), PROOFS)
+def test_kernel_on_every_case_keeps_its_contract(spec, case):
+    assert violations(spec, CONTRACTS[spec.contract], case) == []
+
+
+@pytest.mark.parametrize(("spec", "case"), [proof for proof in PROOFS if proof.values[0].bit_identical_to])
+def test_kernel_that_claims_the_bits_of_another_has_them(spec, case):
+    contract = CONTRACTS[spec.contract]
+    arguments = arguments_of(contract, case)
+    ours = launched(spec, contract, arguments)
+    for key in spec.bit_identical_to:
+        claimed = SPECS[key]
+        if is_row_wise(contract) and case.dims["M"] > 1:
+            continue  # compared row by row by the test above: the claimed kernel may take one row only
+        theirs = launched(claimed, CONTRACTS[claimed.contract], arguments)
+        for param in contract.signature.outputs:
+            assert bits(ours[param.name]) == bits(theirs[param.name])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
+def test_contract_is_well_formed_and_says_where_its_tolerance_comes_from(contract):
+    assert contract.problems() == []
+    assert contract.summary
+    assert len(contract.tolerance.derivation) > 20
+    names = [case.name for case in contract.cases]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
+def test_contract_reference_changes_nothing_and_gives_every_output(contract):
+    case = contract.cases[0]
+    arguments = arguments_of(contract, case)
+    dims = contract.signature.bind("test", (), copied(arguments)).dims
+    outputs = contract.reference(arguments, dims)
+    assert sorted(outputs) == sorted(param.name for param in contract.signature.outputs)
+    for name, value in arguments_of(contract, case).items():
+        assert bits(value) == bits(arguments[name])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
+def test_contract_cases_cover_one_row_nothing_and_odd_sizes(contract):
+    sizes = [case.dims for case in contract.cases]
+    rows = "M" if any("M" in dims for dims in sizes) else "N"
+    assert {0, 1} <= {dims[rows] for dims in sizes}
+    assert any(size % 2 and size > 1 for dims in sizes for size in dims.values())
+    if "K" in sizes[0]:
+        assert any(dims["K"] % 32 for dims in sizes)
+        assert any(dims["K"] % 64 for dims in sizes)
+
+
+def limits_of(contract):
+    return [(dim, most) for dim, most in contract.signature.limits if isinstance(most, int)]
+
+
+@pytest.mark.parametrize("contract", [c for c in CONTRACTS.values() if limits_of(c)], ids=lambda c: c.name)
+def test_contract_one_row_above_its_limit_is_refused(contract):
+    ((dim, most),) = limits_of(contract)
+    full = next(case for case in contract.cases if case.dims[dim] == most)
+    case = Case("above", {**full.dims, dim: most + 1})
+    spec = next(spec for spec in SPECS.values() if spec.contract == contract.name)
+    with pytest.raises(ContractError, match=rf"{spec.key}: {dim} is {most + 1}, expected at most {most}"):
+        launched(spec, contract, arguments_of(contract, case))
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_spec_is_well_formed_and_of_the_reference_tier(spec):
+    assert spec.problems() == []
+    assert spec.tier == "reference"
+    assert all(key in SPECS and key != spec.key for key in spec.bit_identical_to)
+    takes_weight = any(isinstance(p, WeightParam) for p in CONTRACTS[spec.contract].signature.params)
+    assert (spec.weight_layout is not None) == takes_weight
+
+
+def test_every_contract_is_implemented_and_no_key_or_contract_appears_twice():
+    specs = [spec for module in MODULES for spec in module.muster_kernels()]
+    contracts = [contract for module in MODULES for contract in module.muster_contracts()]
+    assert {spec.contract for spec in specs} == {contract.name for contract in contracts}
+    assert len({contract.name for contract in contracts}) == len(contracts)
+    offers = [(spec.key, spec.archs) for spec in specs]
+    assert len(set(offers)) == len(offers)
+
+
+def test_every_family_is_listed_as_an_entry_point():
+    listed = {point.value for point in entry_points(group="kernel_muster.v1")}
+    assert {f"kernel_muster.plugins.{family}" for family in FAMILIES} <= listed
+
+
+# The checks above must notice a broken kernel: each of these breaks one thing.
+
+DOUBLE = Contract(
+    "double",
+    "out = 2 x",
+    Signature((TensorParam("x", "f32", ("M", "H")), TensorParam("out", "f32", ("M", "H"), "out"))),
+    lambda arguments, dims: {"out": 2.0 * arguments["x"].astype(np.float64)},
+    (Case("some", {"M": 3, "H": 5}),),
+    Tolerance(0.0, 0.0, "a product by two is exact"),
+)
+
+
+def right(x, out):
+    out[...] = 2 * x
+
+
+def leaves_the_last_column(x, out):
+    out[:, :-1] = 2 * x[:, :-1]
+
+
+def skips_the_last_row(x, out):
+    out[:-1] = 2 * x[:-1]
+
+
+def is_slightly_off(x, out):
+    out[...] = np.nextafter(2 * x, np.float32(9))
+
+
+def changes_its_input(x, out):
+    x *= 2
+    out[...] = x
+
+
+def adds_to_its_output(x, out):
+    out[np.isnan(out)] = 0
+    out += 2 * x
+
+
+def depends_on_the_number_of_rows(x, out):
+    out[...] = 2 * x + np.float32(len(x) == 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (right, ""),
+        (leaves_the_last_column, "out is outside the tolerance"),
+        (skips_the_last_row, "out depends on what it held"),
+        (is_slightly_off, "out is outside the tolerance"),
+        (changes_its_input, "input x was changed"),
+        (adds_to_its_output, "out depends on what it held"),
+        (depends_on_the_number_of_rows, "row 0 of out differs"),
+    ],
+)
+def test_checks_given_a_broken_kernel_say_what_is_broken(kernel, expected):
+    spec = KernelSpec(key="double::double", contract="double", archs=("cpu",), backend=PythonKernel(kernel))
+    found = violations(spec, DOUBLE, DOUBLE.cases[0])
+    assert any(line.startswith(expected) for line in found) if expected else found == []
+
+
+def test_checks_cover_every_row_wise_contract():
+    """Routing by slots is the only reason not to be row-wise: those kernels are compared in test_moe.py."""
+    slotted = {"quantize_bf16_to_nvfp4", "transpose_nvfp4", "moe_sort_by_expert", "moe_unpermute_reduce_indexed"}
+    grouped = {name for name in CONTRACTS if name.startswith("moe_w4a16_grouped")}
+    assert {name for name, contract in CONTRACTS.items() if not is_row_wise(contract)} == slotted | grouped
+
+
+def test_row_tiers_claim_the_bits_of_their_one_row_kernel():
+    tiers = [key for key in SPECS if key.startswith("w4a16_gemv::") and "_batch" in key]
+    assert tiers
+    assert all(SPECS[key].bit_identical_to == (key.rsplit("_batch", 1)[0],) for key in tiers)
