@@ -1,5 +1,113 @@
-"""kernel_muster: a registry of GPU kernels built from plugins, and a roll call at boot."""
+"""kernel_muster: a registry of GPU kernels built from plugins, and a roll call at boot.
+
+Names are imported when they are first used, so that ``import kernel_muster`` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from kernel_muster._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from kernel_muster.api import boot, build_model, open_registry
+    from kernel_muster.audit.report import Report
+    from kernel_muster.audit.session import BootSession
+    from kernel_muster.registry.builders import ModelBuilder
+    from kernel_muster.registry.contracts import Case, Contract, Tolerance
+    from kernel_muster.registry.errors import (
+        BootRefused,
+        ContractError,
+        KernelMissing,
+        LateKernelMiss,
+        LateRegistration,
+        MusterError,
+        NullKernelError,
+        UsageError,
+    )
+    from kernel_muster.registry.findings import Finding
+    from kernel_muster.registry.handles import Handle, NullHandle
+    from kernel_muster.registry.hookspecs import hookimpl
+    from kernel_muster.registry.keys import KernelKey
+    from kernel_muster.registry.levers import Lever
+    from kernel_muster.registry.lookups import Lookups
+    from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+    from kernel_muster.registry.sites import track_caller
+    from kernel_muster.registry.specs import KernelSpec, PythonKernel
+    from kernel_muster.registry.target import Target
+
+_HOME = {
+    "api": ("boot", "build_model", "open_registry"),
+    "audit.report": ("Report",),
+    "audit.session": ("BootSession",),
+    "registry.builders": ("ModelBuilder",),
+    "registry.contracts": ("Case", "Contract", "Tolerance"),
+    "registry.errors": (
+        "BootRefused",
+        "ContractError",
+        "KernelMissing",
+        "LateKernelMiss",
+        "LateRegistration",
+        "MusterError",
+        "NullKernelError",
+        "UsageError",
+    ),
+    "registry.findings": ("Finding",),
+    "registry.handles": ("Handle", "NullHandle"),
+    "registry.hookspecs": ("hookimpl",),
+    "registry.keys": ("KernelKey",),
+    "registry.levers": ("Lever",),
+    "registry.lookups": ("Lookups",),
+    "registry.signature": ("ScalarParam", "Signature", "TensorParam", "WeightParam"),
+    "registry.sites": ("track_caller",),
+    "registry.specs": ("KernelSpec", "PythonKernel"),
+    "registry.target": ("Target",),
+}
+_MODULE_OF = {name: f"kernel_muster.{module}" for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "BootRefused",
+    "BootSession",
+    "Case",
+    "Contract",
+    "ContractError",
+    "Finding",
+    "Handle",
+    "KernelKey",
+    "KernelMissing",
+    "KernelSpec",
+    "LateKernelMiss",
+    "LateRegistration",
+    "Lever",
+    "Lookups",
+    "ModelBuilder",
+    "MusterError",
+    "NullHandle",
+    "NullKernelError",
+    "PythonKernel",
+    "Report",
+    "ScalarParam",
+    "Signature",
+    "Target",
+    "TensorParam",
+    "Tolerance",
+    "UsageError",
+    "WeightParam",
+    "__version__",
+    "boot",
+    "build_model",
+    "hookimpl",
+    "open_registry",
+    "track_caller",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'kernel_muster' has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

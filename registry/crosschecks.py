@@ -39,7 +39,7 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
         _unique_names(plugins, hook, kind, rejected)
     _namespaces(plugins, rejected)
     _contracts(plugins, unsound, rejected)
-    _overrides(plugins, rejected)
+    check_overrides(plugins, rejected)
     return rejected
 
 
@@ -109,7 +109,7 @@ def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
-def _overrides(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+def check_overrides(plugins: Sequence[Plugin], rejected: Rejected) -> None:
     """An override names a distribution, other than its own, that has the key (or the module)."""
     providers: dict[KernelKey, set[str]] = {}
     modules: dict[str, set[str]] = {}
@@ -121,7 +121,9 @@ def _overrides(plugins: Sequence[Plugin], rejected: Rejected) -> None:
         for spec in _specs(items):
             for problem in _override_problems(row, spec, providers, modules):
                 remedies = ("correct the distribution's name, or drop the override",)
-                rejected.add(Finding("BAD_OVERRIDE", spec.key, problem, (_where(row),), remedies), (row.name,))
+                rejected.add(
+                    Finding("BAD_OVERRIDE", row.name, f"{spec.key}: {problem}", (_where(row),), remedies), (row.name,)
+                )
 
 
 def _override_problems(
@@ -130,7 +132,7 @@ def _override_problems(
     name = spec.overrides
     others = sorted(providers[spec.kernel_key] - {row.distribution})
     if name is not None and name not in others:
-        yield f"overrides={name!r}, but {name} has no kernel for this key; others that have: {', '.join(others) or 'none'}"
+        yield f"overrides={name!r}, but {name} does not provide it; others that do: {', '.join(others) or 'none'}"
     if spec.replaces_module is None:
         return
     module, name = spec.replaces_module
@@ -138,4 +140,4 @@ def _override_problems(
         yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
     elif name == row.distribution or name not in modules[module]:
         others = sorted(modules[module] - {row.distribution})
-        yield f"replaces_module names {name!r}, which has nothing in {module}; others that have: {', '.join(others) or 'none'}"
+        yield f"replaces_module names {name!r}, but {module} is provided by {', '.join(others) or 'nobody else'}"

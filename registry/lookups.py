@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Literal
+from typing import Literal, NoReturn
 
 import structlog
 from kernel_muster.registry.catalog import Catalog
@@ -100,7 +100,7 @@ class LookupSession:
             self._on_late_miss, self._abort = on_late_miss, abort
             self.sealed = True
 
-    def close_for_registration(self, plugin: str, site: str) -> None:
+    def refuse_registration(self, plugin: str, site: str) -> NoReturn:
         """Record that somebody tried to register after the seal, and refuse it."""
         with self.lock:
             self._late_registrations.append(LateRegistration(plugin, site))

@@ -1,0 +1,105 @@
+"""Evidence: everything the rules may look at. A live boot and a replayed trace both make one."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
+from typing import TypeVar
+
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.waivers import Expectation, Waiver
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.findings import Finding, Profile
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.layouts import WeightCopy
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry, LookupRow, fold
+from kernel_muster.registry.selection import Decision, Selector
+from kernel_muster.registry.specs import Stage
+from kernel_muster.registry.target import Target
+
+_Entry = TypeVar("_Entry", bound=Expectation)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of the audit itself."""
+
+    profile: Profile = "serve"
+    stage: Stage | None = None
+    as_of: date | None = None
+    expect_set_hash: str | None = None
+    allow_unresolved: frozenset[KernelKey] = frozenset()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One boot as the rules see it.
+
+    ``is_complete`` is false where the boot's block raised: then what was never asked says nothing.
+    """
+
+    catalog: Catalog
+    target: Target
+    levers: Levers
+    manifest: Manifest
+    quant: str
+    as_of: date
+    entries: tuple[LookupEntry, ...]
+    late_entries: tuple[LookupEntry, ...] = ()
+    requests: tuple[FailedRequest, ...] = ()
+    late_registrations: tuple[LateRegistration, ...] = ()
+    missing_layouts: tuple[WeightCopy, ...] = ()
+    asked: Asked = Asked()
+    opening: tuple[Finding, ...] = field(default=())
+    is_complete: bool = True
+    is_replay: bool = False
+
+    @cached_property
+    def selector(self) -> Selector:
+        """Decides keys for this target and these levers."""
+        return Selector(self.catalog, self.target, self.levers)
+
+    def decide(self, key: KernelKey) -> Decision:
+        """Return the decision about a key."""
+        return self.selector.decide(key)
+
+    @cached_property
+    def rows(self) -> tuple[LookupRow, ...]:
+        """What was asked while the boot was open."""
+        return fold(self.entries)
+
+    @cached_property
+    def late_rows(self) -> tuple[LookupRow, ...]:
+        """What was asked after the seal."""
+        return fold(self.late_entries)
+
+    def evaluated(self, row: LookupRow) -> Iterator[KernelKey]:
+        """Yield the members of a row that were really tried: up to the first that resolves."""
+        for key in row.members:
+            yield key
+            if self.decide(key).chosen is not None:
+                return
+
+    @cached_property
+    def asked_keys(self) -> frozenset[KernelKey]:
+        """All keys that were really tried."""
+        return frozenset(key for row in self.rows for key in self.evaluated(row))
+
+    @cached_property
+    def required_keys(self) -> frozenset[KernelKey]:
+        """Keys asked for as required, by themselves."""
+        return frozenset(row.key for row in self.rows if row.kind == "required" and not row.is_chain)
+
+    @cached_property
+    def waivers(self) -> dict[KernelKey, Waiver]:
+        """Waivers in scope."""
+        return {waiver.key: waiver for waiver in self.in_scope(self.manifest.waivers)}
+
+    def in_scope(self, entries: Iterable[_Entry]) -> Iterator[_Entry]:
+        """Yield the manifest entries that apply to this target, quant and levers."""
+        return (e for e in entries if e.in_scope(self.target.arch, self.quant, self.levers))
+
+    def excuse(self, key: KernelKey) -> Waiver | None:
+        """Return the waiver in scope that excuses a key; one that has expired is a finding of its own."""
+        return self.waivers.get(key)

@@ -1,0 +1,123 @@
+"""Opening a boot: plugins, target, manifest and levers, in that order, with everything wrong collected."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.reporting import opening_report
+from kernel_muster.audit.rules.levers import list_levers
+from kernel_muster.audit.verdict import judge
+from kernel_muster.MODEL_toml.loader import load_manifest
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.resolve import Catalogue
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.errors import BootRefused
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.levers import CORE_LEVERS, Levers, Origin, read_levers
+from kernel_muster.registry.target import Target, resolve_target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model."""
+
+    model: str | None = None
+    manifest: str | Path | None = None
+    config: str | Path | None = None
+    target: str | None = None
+    quant: str | None = None
+    levers: Mapping[str, object] = field(default_factory=dict)
+    levers_origin: Origin = "environment"
+    plugins: frozenset[str] = frozenset()
+    no_plugins: frozenset[str] = frozenset()
+    local_plugins: Mapping[str, object] = field(default_factory=dict)
+    manifest_folders: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """An opened boot; without manifest or target, or with a bad lever, it is refused at once."""
+
+    catalog: Catalog
+    levers: Levers
+    target: Target | None
+    manifest: Manifest | None
+    findings: tuple[Finding, ...]
+    has_bad_levers: bool
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a model can be built at all."""
+        return self.target is not None and self.manifest is not None and not self.has_bad_levers
+
+
+def open_boot(wanted: Wanted) -> Opening:
+    """Discover plugins, resolve target and manifest, and read the levers; collect every finding."""
+    catalog = discover_for(wanted)
+    findings = list(catalog.findings)
+    target, no_target = resolve_target(wanted.target)
+    findings += [no_target] if no_target else []
+    manifest, manifest_findings = find_manifest(wanted, catalog)
+    findings += manifest_findings
+    sources = [(wanted.levers_origin, wanted.levers)]
+    if manifest is not None:
+        sources.append(("manifest", manifest.defaults))
+    levers, lever_findings = read_levers(catalog.levers, sources)
+    lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
+    return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings))
+
+
+def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog, Target, Levers]:
+    """Open the registry alone; BootRefused, with a report, if anything found would refuse a boot."""
+    catalog = discover_for(wanted)
+    target, no_target = resolve_target(wanted.target)
+    levers, findings = read_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)])
+    findings = [*catalog.findings, *findings, *([no_target] if no_target else [])]
+    verdict = judge(findings, "serve")
+    if verdict.is_refused or target is None:
+        report = opening_report(
+            verdict,
+            muster_version,
+            catalog=catalog,
+            levers=levers,
+            model="",
+            target=wanted.target or "",
+            profile="serve",
+            as_of="",
+        )
+        raise BootRefused(render_text(report), report)
+    return catalog, target, levers
+
+
+def discover_for(wanted: Wanted) -> Catalog:
+    """Discover with the time limit that the levers set."""
+    core, _ = read_levers(CORE_LEVERS, [(wanted.levers_origin, _only_core(wanted.levers))])
+    return discover(
+        blocked=wanted.no_plugins,
+        demanded=wanted.plugins,
+        local=wanted.local_plugins,
+        timeout_s=float(core["MUSTER_PLUGIN_TIMEOUT_S"] or 10),
+    )
+
+
+def _only_core(levers: Mapping[str, object]) -> dict[str, object]:
+    names = {lever.name for lever in CORE_LEVERS}
+    return {name: value for name, value in levers.items() if name in names}
+
+
+def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, list[Finding]]:
+    """Load the file that was named, or resolve the model among all manifests."""
+    if wanted.manifest is not None:
+        return load_manifest(wanted.manifest, levers=catalog.levers)
+    folders = (*catalog.manifest_folders, *wanted.manifest_folders)
+    catalogue = Catalogue.from_folders(folders, levers=catalog.levers)
+    if wanted.config is not None:
+        resolution = catalogue.resolve_config(wanted.config, wanted.model)
+    else:
+        resolution = catalogue.resolve(wanted.model or "")
+    findings = list(catalogue.findings)
+    if resolution.finding is not None and resolution.finding not in findings:
+        findings.append(resolution.finding)
+    return resolution.manifest, findings

@@ -1,0 +1,198 @@
+"""Replay: judge a trace, of any engine, by the same rules as a live boot."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kernel_muster.audit.evidence import Asked, Evidence
+from kernel_muster.audit.opening import Wanted, find_manifest
+from kernel_muster.audit.report import Report
+from kernel_muster.audit.reporting import full_report, opening_report
+from kernel_muster.audit.rules.levers import list_levers
+from kernel_muster.audit.trace import Trace, TraceKernel, TraceLookup, TracePlugin
+from kernel_muster.audit.verdict import judge, judge_boot
+from kernel_muster.registry.arch import CPU, parse_arch
+from kernel_muster.registry.catalog import Catalog, PluginRow
+from kernel_muster.registry.crosschecks import Rejected, check_overrides
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.findings import CODES, Finding
+from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.levers import CORE_LEVERS, Lever, read_levers
+from kernel_muster.registry.records import FailedRequest, LookupEntry
+from kernel_muster.registry.specs import KernelSpec, Provider, Registered
+from kernel_muster.registry.target import CPU_TARGET, Target
+
+
+@dataclass(frozen=True)
+class TracedKernel:
+    """The backend of a kernel that is known from a trace alone: it cannot run."""
+
+    name: str
+    source_sha256: str
+
+    def source_bytes(self) -> bytes:
+        """Return the digest: a trace does not carry the source."""
+        return self.source_sha256.encode()
+
+    def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
+        """Refuse."""
+        raise UsageError("a kernel from a trace cannot be launched")
+
+
+def replay(
+    trace: Trace,
+    asked: Asked,
+    *,
+    manifest: str | Path | None,
+    manifest_folders: Iterable[Path] = (),
+    declared: Iterable[Lever] = CORE_LEVERS,
+    muster_version: str = "",
+) -> Report:
+    """Judge a trace against a manifest (None: the one its ``model`` names) and report.
+
+    ``declared`` are the levers that this program knows; the trace adds those of its own engine.
+    """
+    as_of = asked.as_of or datetime.now(UTC).date()
+    catalog = _catalog(trace)
+    target = _target(trace)
+    table = {lever.name: lever for lever in (*CORE_LEVERS, *declared)}
+    for name in trace.declared_levers:
+        table.setdefault(name, Lever(name=name, kind="text", default=None, doc="declared by the traced engine"))
+    levers, lever_findings = read_levers(table.values(), [("given", _set_levers(trace, table))])
+    lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
+    wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
+    found, manifest_findings = find_manifest(wanted, catalog)
+    opening = (*catalog.findings, *manifest_findings, *lever_findings)
+    if found is None:
+        return opening_report(
+            judge(opening, asked.profile),
+            muster_version,
+            catalog=catalog,
+            levers=levers,
+            model=trace.model,
+            target=target.name,
+            profile=asked.profile,
+            as_of=as_of.isoformat(),
+        )
+    entries = [_entry(row) for row in trace.lookups]
+    evidence = Evidence(
+        catalog,
+        target,
+        levers,
+        found,
+        trace.target.quant or found.quant,
+        as_of,
+        tuple(entry for entry in entries if entry.phase == "boot"),
+        tuple(entry for entry in entries if entry.phase == "late"),
+        tuple(FailedRequest(r.lever, r.why, r.layer, r.site) for r in trace.requests),
+        asked=asked,
+        opening=opening,
+        is_complete=trace.complete,
+        is_replay=True,
+    )
+    return full_report(evidence, judge_boot(evidence), muster_version)
+
+
+def _set_levers(trace: Trace, table: Mapping[str, Lever]) -> dict[str, object]:
+    """Return what the trace sets: text for levers that only the traced engine knows."""
+    own = set(trace.declared_levers)
+    return {
+        name: str(value) if name in own and table[name].kind == "text" else value
+        for name, value in trace.levers.items()
+        if value is not None
+    }
+
+
+def _target(trace: Trace) -> Target:
+    if trace.target.arch == CPU:
+        return CPU_TARGET
+    try:
+        return Target(trace.target.arch, parse_arch(trace.target.arch))
+    except ValueError as error:
+        raise UsageError(f"trace: target.arch: {error}") from None
+
+
+def _entry(row: TraceLookup) -> LookupEntry:
+    members = tuple(KernelKey(*pair) for pair in row.chain) or (KernelKey(row.module, row.func),)
+    return LookupEntry(members, row.kind, row.requested_by, row.phase, row.when, row.site, row.layer, row.count)
+
+
+def _catalog(trace: Trace) -> Catalog:
+    """Make the catalog that the traced boot had."""
+    findings = [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
+    kernels = []
+    for row in trace.kernels:
+        registered = _registered(row, trace.target.arch)
+        if problems := registered.spec.problems():
+            why = f"{registered.spec.key}: {'; '.join(problems)}"
+            findings.append(
+                Finding("BAD_SPEC", registered.provider.plugin, why, remedies=("correct the registration",))
+            )
+        else:
+            kernels.append(registered)
+    plugins = [_plugin_row(plugin, kernels) for plugin in trace.plugins]
+    rejected = Rejected()
+    check_overrides([(row, {"muster_kernels": specs}) for row, specs in _by_provider(kernels, plugins)], rejected)
+    return Catalog(tuple(plugins), tuple(kernels), findings=(*findings, *rejected.findings))
+
+
+def _registered(row: TraceKernel, arch: str) -> Registered:
+    spec = KernelSpec(
+        key=f"{row.module}::{row.func}",
+        contract=row.contract,
+        archs=(arch,) if row.archs is None else tuple(row.archs),
+        backend=TracedKernel(row.backend, row.source_sha256),
+        tier=row.tier,
+        aliases=tuple(row.aliases),
+        overrides=row.overrides,
+        replaces_module=row.replaces_module,
+        opt_in=row.opt_in,
+    )
+    return Registered(spec, Provider(row.plugin or row.distribution, row.distribution, row.version))
+
+
+def _plugin_findings(plugin: TracePlugin) -> list[Finding]:
+    errors = [plugin.error] if isinstance(plugin.error, str) else plugin.error or []
+    found = []
+    for error in errors:
+        code, separator, why = error.partition(": ")
+        known = separator and code in CODES and CODES[code].group == "plugins"
+        found.append(
+            Finding(
+                code if known else "PLUGIN_LOAD_FAILED",
+                plugin.name,
+                why if known else error,
+                (f"{plugin.distribution} {plugin.version}".strip(),),
+                ("repair or reinstall the distribution",),
+            )
+        )
+    return found
+
+
+def _plugin_row(plugin: TracePlugin, kernels: Iterable[Registered]) -> PluginRow:
+    provided = {r.spec.kernel_key for r in kernels if r.provider.plugin == plugin.name}
+    keys = provided | {parse_key(text) for text in plugin.keys if _is_key(text)}
+    status = plugin.status or ("failed" if plugin.error else "loaded")
+    return PluginRow(plugin.name, plugin.distribution, plugin.version, status, keys=tuple(sorted(keys)))
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return bool(parse_key(text))
+    except ValueError:
+        return False
+
+
+def _by_provider(
+    kernels: Iterable[Registered], plugins: Iterable[PluginRow]
+) -> Iterable[tuple[PluginRow, list[KernelSpec]]]:
+    """Group kernels by plugin; an engine that lists no plugins has one for each distribution."""
+    rows = {row.name: row for row in plugins}
+    groups: dict[Provider, list[KernelSpec]] = {}
+    for registered in kernels:
+        groups.setdefault(registered.provider, []).append(registered.spec)
+    for provider, specs in groups.items():
+        row = rows.get(provider.plugin) or PluginRow(provider.plugin, provider.distribution, provider.version, "loaded")
+        yield row, specs

@@ -1,0 +1,142 @@
+"""The report of one audit: plain data, from which text, JSON and Markdown are rendered."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA = "kernel-muster/report"
+VERSION = "1.0"
+
+Outcome = Literal["found", "fallback", "waived", "absent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingRow:
+    """One finding with its severity in this boot."""
+
+    code: str
+    severity: Literal["refuse", "warn", "note"]
+    allowed: bool
+    subject: str
+    title: str
+    why: str
+    where: tuple[str, ...]
+    layers: tuple[str, ...]
+    remedies: tuple[str, ...]
+    explains: tuple[str, ...]
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRow:
+    """One question that a layer asked, and who serves it."""
+
+    key: str
+    chain: tuple[str, ...]
+    kind: Literal["optional", "required"]
+    outcome: Outcome
+    served_by: str  # the key that serves: the key itself, or a later member of its chain
+    distribution: str
+    version: str
+    tier: str
+    backend: str
+    archs: tuple[str, ...]
+    contract: str
+    stage: str
+    reason: str
+    when: str
+    sites: dict[str, int]
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaiverRow:
+    """One waiver that excused something."""
+
+    key: str
+    reason: str
+    where: str
+    until: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverRow:
+    """One lever as this boot read it."""
+
+    name: str
+    value: bool | int | str | None
+    origin: str
+    effect: str
+    evidence: str
+    diagnostic: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginReportRow:
+    """One plugin as this boot saw it."""
+
+    name: str
+    distribution: str
+    version: str
+    status: str
+    hooks: tuple[str, ...]
+    kernels: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRow:
+    """One copy of a weight."""
+
+    weight: str
+    layout: str
+    size_bytes: int
+    reason: str
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many of what."""
+
+    refusing: int
+    warnings: int
+    notes: int
+    allowed: int
+    lookups: int
+    keys: int
+    waived: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything one audit has to say."""
+
+    schema: str = SCHEMA
+    version: str = VERSION
+    muster_version: str
+    verdict: Literal["passed", "refused"]
+    degraded: bool
+    complete: bool
+    model: str
+    manifest: str
+    target: str
+    arch: str
+    device: str
+    quant: str
+    profile: Literal["serve", "qualify"]
+    stage_asked: str
+    stage_reached: str
+    as_of: str
+    set_hash: str
+    counts: Counts
+    findings: tuple[FindingRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    waivers: tuple[WaiverRow, ...] = ()
+    levers: tuple[LeverRow, ...] = ()
+    plugins: tuple[PluginReportRow, ...] = ()
+    layouts: tuple[LayoutRow, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the boot may go on."""
+        return self.verdict == "passed"

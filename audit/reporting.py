@@ -1,0 +1,199 @@
+"""From evidence and verdict to a report."""
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.report import (
+    Counts,
+    FindingRow,
+    KernelRow,
+    LayoutRow,
+    LeverRow,
+    Outcome,
+    PluginReportRow,
+    Report,
+    WaiverRow,
+)
+from kernel_muster.audit.sethash import set_hash
+from kernel_muster.audit.stages import reached_stage, stage_of
+from kernel_muster.audit.verdict import Judged, Verdict
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.findings import CODES, Profile, Severity
+from kernel_muster.registry.layouts import LayoutPlan
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.records import LookupRow
+
+
+def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layouts: LayoutPlan | None = None) -> Report:
+    """Report a boot that had a model and a target."""
+    kernels = tuple(_kernel(evidence, row) for row in evidence.rows)
+    excused = sorted(
+        {key for key in evidence.asked_keys if evidence.decide(key).chosen is None and evidence.excuse(key)}
+    )
+    device = evidence.target.device
+    return Report(
+        muster_version=muster_version,
+        verdict="refused" if verdict.is_refused else "passed",
+        degraded=verdict.is_degraded,
+        complete=evidence.is_complete,
+        model=evidence.manifest.name,
+        manifest=str(evidence.manifest.path),
+        target=evidence.target.name,
+        arch=str(evidence.target.arch or "cpu"),
+        device=device.name if device else "",
+        quant=evidence.quant,
+        profile=evidence.asked.profile,
+        stage_asked=evidence.asked.stage or "",
+        stage_reached=reached_stage(evidence),
+        as_of=evidence.as_of.isoformat(),
+        set_hash=set_hash(evidence),
+        counts=_counts(verdict, sum(row.count for row in evidence.rows), len(evidence.asked_keys), len(excused)),
+        findings=tuple(_finding(judged) for judged in verdict.findings),
+        kernels=kernels,
+        waivers=tuple(
+            WaiverRow(key=str(w.key), reason=w.reason, where=w.where, until=w.until.isoformat() if w.until else "")
+            for w in map(evidence.waivers.__getitem__, excused)
+        ),
+        levers=lever_rows(evidence.levers),
+        plugins=plugin_rows(evidence.catalog),
+        layouts=_layouts(layouts),
+    )
+
+
+def opening_report(
+    verdict: Verdict,
+    muster_version: str,
+    *,
+    catalog: Catalog,
+    levers: Levers,
+    model: str,
+    target: str,
+    profile: Profile,
+    as_of: str,
+) -> Report:
+    """Report a boot that was refused before its model could be built."""
+    return Report(
+        muster_version=muster_version,
+        verdict="refused",
+        degraded=False,
+        complete=False,
+        model=model,
+        manifest="",
+        target=target,
+        arch="",
+        device="",
+        quant="",
+        profile=profile,
+        stage_asked="",
+        stage_reached="",
+        as_of=as_of,
+        set_hash="",
+        counts=_counts(verdict, 0, 0, 0),
+        findings=tuple(_finding(judged) for judged in verdict.findings),
+        levers=lever_rows(levers),
+        plugins=plugin_rows(catalog),
+    )
+
+
+def _counts(verdict: Verdict, lookups: int, keys: int, waived: int) -> Counts:
+    def count(severity: Severity) -> int:
+        return sum(j.severity is severity and not j.is_allowed for j in verdict.findings)
+
+    return Counts(
+        refusing=count(Severity.REFUSE),
+        warnings=count(Severity.WARN),
+        notes=count(Severity.NOTE),
+        allowed=sum(j.is_allowed for j in verdict.findings),
+        lookups=lookups,
+        keys=keys,
+        waived=waived,
+    )
+
+
+def _finding(judged: Judged) -> FindingRow:
+    finding = judged.finding
+    return FindingRow(
+        code=finding.code,
+        severity=judged.severity.value,
+        allowed=judged.is_allowed,
+        subject=finding.subject,
+        title=CODES[finding.code].title,
+        why=finding.why,
+        where=finding.where,
+        layers=finding.layers,
+        remedies=finding.remedies,
+        explains=finding.explains,
+        log=finding.log,
+    )
+
+
+def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
+    tried = [evidence.decide(key) for key in evidence.evaluated(row)]
+    last = tried[-1]
+    chosen = last.chosen
+    if chosen is not None:
+        outcome: Outcome = "found" if len(tried) == 1 else "fallback"
+    else:
+        outcome = "waived" if all(evidence.excuse(d.key) for d in tried) else "absent"
+    return KernelRow(
+        key=str(row.key),
+        chain=tuple(map(str, row.members)) if row.is_chain else (),
+        kind=row.kind,
+        outcome=outcome,
+        served_by=str(last.key) if chosen else "",
+        distribution=chosen.provider.distribution if chosen else "",
+        version=chosen.provider.version if chosen else "",
+        tier=chosen.spec.tier if chosen else "",
+        backend=chosen.spec.backend.name if chosen else "",
+        archs=chosen.spec.archs if chosen else (),
+        contract=chosen.spec.contract if chosen else "",
+        stage=stage_of(chosen, evidence) if chosen else "",
+        reason="" if chosen else tried[0].reason,
+        when=row.when,
+        sites=row.sites,
+        layers=tuple(row.layers),
+    )
+
+
+def lever_rows(levers: Levers) -> tuple[LeverRow, ...]:
+    """Return the levers of a boot as report rows."""
+    return tuple(
+        LeverRow(
+            name=setting.lever.name,
+            value=setting.value,
+            origin=setting.origin,
+            effect=setting.effect,
+            evidence=setting.lever.evidence,
+            diagnostic=setting.lever.diagnostic,
+        )
+        for setting in levers.settings
+    )
+
+
+def plugin_rows(catalog: Catalog) -> tuple[PluginReportRow, ...]:
+    """Return all plugins, loaded or not, as report rows."""
+    return tuple(
+        PluginReportRow(
+            name=row.name,
+            distribution=row.distribution,
+            version=row.version,
+            status=row.status,
+            hooks=row.hooks,
+            kernels=len(row.keys),
+            notes=row.notes,
+        )
+        for row in catalog.plugins
+    )
+
+
+def _layouts(plan: LayoutPlan | None) -> tuple[LayoutRow, ...]:
+    if plan is None:
+        return ()
+    return tuple(
+        LayoutRow(
+            weight=copy.weight,
+            layout=copy.layout,
+            size_bytes=copy.size_bytes,
+            reason=copy.reason,
+            readers=tuple(sorted(map(str, copy.readers))),
+        )
+        for copy in plan.copies
+    )

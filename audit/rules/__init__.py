@@ -1,0 +1,35 @@
+"""The rules of the audit: each module looks at the evidence and yields findings.
+
+A new rule is one function here or in a new module, listed in :data:`RULES`.
+"""
+
+from collections.abc import Callable, Iterable
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.rules import coverage, late, levers, lookups, manifest, plugins
+from kernel_muster.registry.findings import Finding
+
+Rule = Callable[[Evidence], Iterable[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    lookups.absent_keys,
+    lookups.renamed_keys,
+    lookups.slow_tiers,
+    lookups.signatures,
+    lookups.layouts,
+    plugins.duplicate_kernels,
+    plugins.overridden_kernels,
+    plugins.override_circles,
+    plugins.dead_registrations,
+    manifest.waiver_states,
+    manifest.expected_present,
+    levers.failed_requests,
+    levers.disabled_unknown,
+    levers.preferred_unused,
+    coverage.vacuous,
+    coverage.set_hash,
+    coverage.unchecked_stage,
+    late.late_misses,
+    late.late_hits,
+    late.late_registrations,
+)

@@ -1,0 +1,45 @@
+"""Rules about what happened after the seal."""
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.rules.lookups import merge
+from kernel_muster.registry.findings import Finding
+
+_LOOK_UP_EARLY = "look the kernel up while the model is built, and keep the handle"
+
+
+def _late(evidence: Evidence, code: str, *, hit: bool) -> list[Finding]:
+    found = []
+    for row in evidence.late_rows:
+        decisions = [evidence.decide(key) for key in evidence.evaluated(row)]
+        resolved = decisions[-1].chosen is not None
+        excused = all(evidence.excuse(key) is not None for key in row.members)
+        if resolved is not hit or (not resolved and excused):
+            continue
+        why = f"asked for {row.count} times after the seal" + ("" if hit else f": {decisions[0].reason}")
+        where = tuple(row.sites)
+        found.append(Finding(code, str(row.key), why, where, (_LOOK_UP_EARLY,), tuple(row.layers)))
+    return merge(found)
+
+
+def late_misses(evidence: Evidence) -> list[Finding]:
+    """Report lookups that missed after the seal and are not declared."""
+    return _late(evidence, "LATE_MISS", hit=False)
+
+
+def late_hits(evidence: Evidence) -> list[Finding]:
+    """Report lookups that were answered after the seal, where no audit saw them."""
+    return _late(evidence, "LATE_HIT", hit=True)
+
+
+def late_registrations(evidence: Evidence) -> list[Finding]:
+    """Report attempts to register after the seal; they had no effect."""
+    return merge(
+        Finding(
+            "LATE_REGISTRATION",
+            late.plugin,
+            "registered after the seal, without effect",
+            (late.site,),
+            ("register it as a plugin, through an entry point or boot(local_plugins=...)",),
+        )
+        for late in evidence.late_registrations
+    )

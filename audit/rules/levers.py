@@ -1,0 +1,57 @@
+"""Rules about levers and options that asked for something."""
+
+from collections.abc import Iterator
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.rules.lookups import merge
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.selection import parse_key_list, parse_prefer
+
+
+def failed_requests(evidence: Evidence) -> list[Finding]:
+    """Report what the model's code says it cannot do although a lever or the manifest asked for it."""
+    return merge(
+        Finding(
+            "REQUEST_NOT_HONORED",
+            request.lever,
+            request.why,
+            (request.site,),
+            (f"unset {request.lever}, or choose a model that can do it",),
+            (request.layer,) if request.layer else (),
+        )
+        for request in evidence.requests
+    )
+
+
+def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:
+    """MUSTER_DISABLE names a key that nobody registers and nobody asks for."""
+    known = set(evidence.catalog.by_key) | evidence.asked_keys
+    for key in sorted(evidence.selector.disabled - known):
+        why = f"MUSTER_DISABLE names {key}, which nobody registers{did_you_mean(str(key), map(str, known))}"
+        yield Finding("REQUEST_NOT_HONORED", "MUSTER_DISABLE", why, remedies=("correct or drop the key",))
+
+
+def preferred_unused(evidence: Evidence) -> Iterator[Finding]:
+    """MUSTER_PREFER names a distribution that does not serve the key."""
+    for key, distribution in sorted(evidence.selector.prefer.items()):
+        decision = evidence.decide(key)
+        if decision.chosen is not None and decision.chosen.provider.distribution == distribution:
+            continue
+        rejected = [c.reason for c in decision.candidates if c.registered.provider.distribution == distribution]
+        why = (
+            f"MUSTER_PREFER asks {distribution} to serve {key}: {'; '.join(rejected) or 'it does not provide that key'}"
+        )
+        yield Finding("REQUEST_NOT_HONORED", "MUSTER_PREFER", why, remedies=("correct or drop the preference",))
+
+
+def list_levers(disable: str, prefer: str) -> Iterator[Finding]:
+    """Report malformed MUSTER_DISABLE and MUSTER_PREFER, and a key that is in both."""
+    disabled, problems = parse_key_list(disable)
+    preferred, more = parse_prefer(prefer)
+    for name, found in (("MUSTER_DISABLE", problems), ("MUSTER_PREFER", more)):
+        for problem in found:
+            yield Finding("BAD_LEVER", name, f"{name}: {problem}", remedies=("correct it, or unset it",))
+    for key in sorted(set(disabled) & set(preferred)):
+        why = f"MUSTER_DISABLE switches {key} off, MUSTER_PREFER chooses who serves it"
+        yield Finding("LEVER_CONFLICT", str(key), why, remedies=("take the key out of one of them",))

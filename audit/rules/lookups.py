@@ -1,0 +1,198 @@
+"""Rules about what was asked for: absent keys, chains that fell back, and kernels that are there but wrong."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.records import LookupRow
+from kernel_muster.registry.selection import Decision
+
+GATE = "or gate the lookup on the model's configuration, so that it is never issued"
+
+
+def absent_keys(evidence: Evidence) -> list[Finding]:
+    """Judge every question that was not answered by its first member; one finding a cause."""
+    return merge(finding for row in evidence.rows for finding in _judge(evidence, row))
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """Fold findings of one code and subject into one, with all sites and layers."""
+    merged: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        place = (finding.code, finding.subject)
+        known = merged.get(place)
+        merged[place] = finding if known is None else _joined(known, finding)
+    return list(merged.values())
+
+
+def _joined(one: Finding, other: Finding) -> Finding:
+    return replace(
+        one,
+        where=tuple(dict.fromkeys((*one.where, *other.where))),
+        layers=tuple(dict.fromkeys((*one.layers, *other.layers))),
+    )
+
+
+def _judge(evidence: Evidence, row: LookupRow) -> Iterator[Finding]:
+    decisions = [evidence.decide(key) for key in evidence.evaluated(row)]
+    found = decisions[-1].chosen is not None
+    absent = decisions[:-1] if found else decisions
+    if not absent:
+        return
+    if row.requested_by is not None:
+        yield _not_honored(row, absent)
+        return
+    unexcused = [d for d in absent if evidence.excuse(d.key) is None]
+    if not found and row.kind == "required" and not unexcused:
+        yield _waived_required(evidence, row, absent)
+    for decision in (d for d in unexcused if d.cause == "DISABLED"):
+        yield _finding(row, "DISABLED", decision.key, decision.reason, _remedies(evidence, decision))
+    unexcused = [d for d in unexcused if d.cause != "DISABLED"]
+    if unexcused and not row.is_chain:
+        only = unexcused[0]
+        yield _finding(row, only.cause, only.key, only.reason, _remedies(evidence, only))
+    elif unexcused:
+        yield _chain(evidence, row, decisions, unexcused, found)
+
+
+def _finding(row: LookupRow, code: str, subject: object, why: str, remedies: Iterable[str]) -> Finding:
+    return Finding(code, str(subject), why, tuple(_sites(row)), tuple(remedies), tuple(row.layers))
+
+
+def _sites(row: LookupRow) -> Iterator[str]:
+    return (f"{site} ({count}x)" if count > 1 else site for site, count in row.sites.items())
+
+
+def _not_honored(row: LookupRow, absent: list[Decision]) -> Finding:
+    missing = absent[0]
+    why = f"{row.requested_by} asked for {missing.key}, which is absent: {missing.reason}"
+    remedies = (f"install the distribution that provides {missing.key}", f"or unset {row.requested_by}")
+    return _finding(row, "REQUEST_NOT_HONORED", row.requested_by, why, remedies)
+
+
+def _waived_required(evidence: Evidence, row: LookupRow, absent: list[Decision]) -> Finding:
+    waiver = evidence.waivers[absent[-1].key]
+    keys = ", ".join(str(d.key) for d in absent)
+    why = f"{keys} is absent and waived, but the model cannot run without it: {absent[-1].reason}"
+    remedies = (f"drop the waiver at {waiver.where}", *_remedies(evidence, absent[-1])[:-1])
+    return _finding(row, "WAIVED_REQUIRED", absent[0].key, why, remedies)
+
+
+def _chain(
+    evidence: Evidence, row: LookupRow, decisions: list[Decision], unexcused: list[Decision], found: bool
+) -> Finding:
+    chain = " > ".join(map(str, row.members))
+    reasons = "; ".join(f"{d.key}: {d.reason}" for d in unexcused)
+    if found:
+        code, outcome = "FALLBACK_TAKEN", f"fell back to {decisions[-1].key}"
+    else:
+        code, outcome = ("MISSING" if row.kind == "required" else "FALLBACK_TAKEN"), "no member resolves"
+    return _finding(
+        row, code, unexcused[0].key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, unexcused[0])
+    )
+
+
+def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
+    """Install or repair the provider; gate the lookup; declare it."""
+    return (_provide(evidence, decision), GATE, _declare(evidence, decision.key))
+
+
+def _provide(evidence: Evidence, decision: Decision) -> str:
+    key = decision.key
+    blocked = evidence.catalog.absent_provider(key)
+    if decision.cause == "DISABLED":
+        return f"take {key} out of MUSTER_DISABLE"
+    if decision.cause == "SHADOWED":
+        return f"add {key.func} to the distribution that replaces module {key.module}, or uninstall it"
+    if blocked is not None and blocked.status == "blocked":
+        return f"unblock plugin {blocked.name} (--no-plugin), which is there to provide it"
+    if decision.cause == "WRONG_ARCH":
+        return f"install a distribution that provides {key} for {evidence.target.arch or 'cpu'}"
+    near = evidence.selector.near_names(key) if not decision.candidates else []
+    if near:
+        return (
+            f"correct the key in the model's code ({' or '.join(near)}), or install the distribution that provides it"
+        )
+    return f"install the distribution that provides {key}, or repair it"
+
+
+def _declare(evidence: Evidence, key: KernelKey) -> str:
+    if key in evidence.required_keys:
+        return "it is required: a waiver cannot excuse it"
+    entry = f'[expected_absent.{key.module}] {key.func} = "..."'
+    return f"or declare it, with the true reason, in {evidence.manifest.path.name}: {entry}"
+
+
+def renamed_keys(evidence: Evidence) -> list[Finding]:
+    """Report lookups that used an old name."""
+    return merge(
+        _finding(
+            row,
+            "KEY_RENAMED",
+            key,
+            f"{key} is now called {renamed}",
+            (f"look up {renamed}; the old name goes away with a later version of {decision.chosen.provider}",),
+        )
+        for row in evidence.rows
+        for key in evidence.evaluated(row)
+        if (decision := evidence.decide(key)).chosen is not None and (renamed := decision.renamed_to) is not None
+    )
+
+
+def slow_tiers(evidence: Evidence) -> list[Finding]:
+    """Report device kernels of tier reference that would serve."""
+    return merge(
+        _finding(
+            row,
+            "SLOW_TIER",
+            key,
+            f"only a kernel of tier reference, by {decision.chosen.provider}, serves {key} on {evidence.target}",
+            (f"install a distribution with a fast kernel for {key}", GATE),
+        )
+        for row in evidence.rows
+        for key in evidence.evaluated(row)
+        if (decision := evidence.decide(key)).is_slow and decision.chosen is not None
+    )
+
+
+def signatures(evidence: Evidence) -> list[Finding]:
+    """Report kernels that implement another contract than the key's owner does."""
+    found = []
+    for row in evidence.rows:
+        for key in evidence.evaluated(row):
+            chosen = evidence.decide(key).chosen
+            owner = _owner_contract(evidence, evidence.decide(key).renamed_to or key)
+            if chosen is None or not owner or not chosen.spec.contract or chosen.spec.contract == owner:
+                continue
+            why = f"{chosen.provider} implements contract {chosen.spec.contract}, but {key} has contract {owner}"
+            remedies = (f"implement contract {owner}", "or register the kernel under a key of its own")
+            found.append(_finding(row, "SIGNATURE_MISMATCH", key, why, remedies))
+    return merge(found)
+
+
+def _owner_contract(evidence: Evidence, key: KernelKey) -> str:
+    """Return the contract that a key's owner gives it: the host, or the plugin whose namespace it lies in."""
+    registered = evidence.catalog.by_key.get(key, ())
+    plugins = {row.name: row for row in evidence.catalog.plugins}
+    for r in registered:
+        row = plugins.get(r.provider.plugin)
+        if r.provider.distribution == HOST_DISTRIBUTION or (row is not None and row.owns_module(key.module)):
+            return r.spec.contract
+    return ""
+
+
+def layouts(evidence: Evidence) -> list[Finding]:
+    """Report weight layouts that a chosen kernel reads and the plan does not build."""
+    return [
+        Finding(
+            "LAYOUT_MISSING",
+            f"{copy.weight} in {copy.layout}",
+            f"read by {', '.join(sorted(map(str, copy.readers)))}, but the layout plan does not build this copy",
+            remedies=("build the copy in the model's layout plan", "or choose kernels that read a layout it builds"),
+            layers=(copy.weight,),
+        )
+        for copy in evidence.missing_layouts
+    ]

@@ -1,0 +1,66 @@
+"""Rules about what the manifest declares."""
+
+from collections.abc import Iterator
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.MODEL_toml.waivers import Waiver
+from kernel_muster.registry.findings import Finding
+
+
+def waiver_states(evidence: Evidence) -> Iterator[Finding]:
+    """Each waiver in scope excuses something that was asked for and is absent, and has not run out."""
+    for waiver in evidence.waivers.values():
+        if waiver.key not in evidence.asked_keys:
+            if evidence.is_complete and evidence.rows:
+                yield _unused(evidence, waiver)
+        elif evidence.decide(waiver.key).chosen is not None:
+            yield _stale(evidence, waiver)
+        elif waiver.is_expired(evidence.as_of):
+            yield _dated(waiver, "EXPIRED_WAIVER", f"it ended on {waiver.until}; as of {evidence.as_of}")
+        elif waiver.is_expiring(evidence.as_of):
+            yield _dated(waiver, "WAIVER_EXPIRING", f"it ends on {waiver.until}; as of {evidence.as_of}")
+
+
+def _unused(evidence: Evidence, waiver: Waiver) -> Finding:
+    skipped = sorted({str(row.key) for row in evidence.rows if waiver.key in row.members})
+    chain = f" (a chain that begins with {', '.join(skipped)} resolved before it came to it)" if skipped else ""
+    return Finding(
+        "UNUSED_WAIVER",
+        str(waiver.key),
+        f"nothing asked for it{chain}",
+        (waiver.where,),
+        (f"remove {waiver.dotted}", "or scope it to where it is asked for: archs, quants, levers"),
+    )
+
+
+def _stale(evidence: Evidence, waiver: Waiver) -> Finding:
+    chosen = evidence.decide(waiver.key).chosen
+    assert chosen is not None  # noqa: S101  (the caller has just looked)
+    scope = f" (scope: {waiver.scope})" if waiver.scope else ""
+    return Finding(
+        "STALE_WAIVER",
+        str(waiver.key),
+        f"{chosen.provider} provides it on {evidence.target}{scope}",
+        (waiver.where,),
+        (f"remove {waiver.dotted}", 'or scope it to the architectures that lack the kernel: archs = ["..."]'),
+    )
+
+
+def _dated(waiver: Waiver, code: str, why: str) -> Finding:
+    remedies = ("provide the kernel, and remove the waiver", "or renew its date, with a reason that is still true")
+    return Finding(code, str(waiver.key), f"{why}; reason given: {waiver.reason}", (waiver.where,), remedies)
+
+
+def expected_present(evidence: Evidence) -> Iterator[Finding]:
+    """Each expected_present entry in scope was asked for and found; a miss has its own finding."""
+    if not evidence.is_complete or not evidence.rows:
+        return
+    for entry in evidence.in_scope(evidence.manifest.expected_present):
+        if entry.key not in evidence.asked_keys:
+            why = f"nothing asked for it, but the manifest expects it: {entry.reason}"
+        elif evidence.decide(entry.key).chosen is None and evidence.excuse(entry.key) is not None:
+            why = f"it is absent and waived, but the manifest expects it: {entry.reason}"
+        else:
+            continue
+        remedies = ("correct the configuration or lever that keeps the model from asking", f"or remove {entry.dotted}")
+        yield Finding("EXPECTED_NOT_ASKED", str(entry.key), why, (entry.where,), remedies)

@@ -1,0 +1,83 @@
+"""Rules about what plugins registered, judged for one target."""
+
+from collections.abc import Iterator
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.catalog import PluginRow
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import near
+from kernel_muster.registry.selection import Decision
+
+
+def _decisions(evidence: Evidence) -> Iterator[Decision]:
+    return (evidence.decide(key) for key in sorted(evidence.catalog.by_key))
+
+
+def duplicate_kernels(evidence: Evidence) -> Iterator[Finding]:
+    """Several kernels compete for one key and nothing decides."""
+    for decision in _decisions(evidence):
+        if decision.chosen is None or not decision.rivals:
+            continue
+        rivals = (decision.chosen, *decision.rivals)
+        names = sorted({str(rival.provider) for rival in rivals})
+        remedies = tuple(f"MUSTER_PREFER={decision.key}={r.provider.distribution}" for r in rivals[:2])
+        yield Finding(
+            "DUPLICATE_KERNEL",
+            str(decision.key),
+            f"{len(rivals)} equal kernels compete on {evidence.target}: {', '.join(names)}",
+            tuple(sorted(f"{r.provider} (plugin {r.provider.plugin})" for r in rivals)),
+            (*dict.fromkeys(remedies), 'or let one say overrides="<distribution>"', "or uninstall one"),
+        )
+
+
+def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
+    """One distribution's kernel replaced another's, by override or with its whole module."""
+    for decision in _decisions(evidence):
+        if decision.chosen is None:
+            continue
+        lost = sorted({str(c.registered.provider) for c in decision.candidates if c.rule in ("overridden", "replaced")})
+        if lost and not _is_circle(decision):
+            why = f"{decision.chosen.provider} replaces {', '.join(lost)}"
+            remedies = (f"nothing, if this is meant; else uninstall {decision.chosen.provider.distribution}",)
+            yield Finding("OVERRIDDEN", str(decision.key), why, (str(decision.chosen.provider),), remedies)
+
+
+def _is_circle(decision: Decision) -> bool:
+    return any(c.registered is decision.chosen and c.rule == "overridden" for c in decision.candidates)
+
+
+def override_circles(evidence: Evidence) -> Iterator[Finding]:
+    """Several distributions override each other, so that none is left."""
+    for decision in _decisions(evidence):
+        if _is_circle(decision):
+            names = sorted(str(c.registered.provider) for c in decision.candidates if c.rule == "overridden")
+            why = f"{', '.join(names)} override each other"
+            yield Finding("BAD_OVERRIDE", str(decision.key), why, tuple(names), ("uninstall all but one of them",))
+
+
+def dead_registrations(evidence: Evidence) -> Iterator[Finding]:
+    """Nothing asked for any key of a third-party plugin, or a miss looks like one of its keys."""
+    if not evidence.is_complete or not evidence.rows:
+        return
+    asked = {evidence.decide(key).renamed_to or key for key in evidence.asked_keys}
+    missed = [str(key) for key in sorted(asked) if evidence.decide(key).chosen is None]
+    opt_in = {r.spec.kernel_key for r in evidence.catalog.kernels if r.spec.opt_in}
+    for row in evidence.catalog.plugins_that("loaded"):
+        unasked = sorted(set(row.keys) - asked - opt_in)
+        if row.is_host or not unasked:
+            continue
+        hints = [
+            f"{key} looks like {close[0]}, which missed" for key in unasked if (close := near(str(key), missed, 1))
+        ]
+        if hints or not set(row.keys) & (asked | opt_in):
+            yield _dead(row, [str(key) for key in unasked], hints)
+
+
+def _dead(row: PluginRow, unasked: list[str], hints: list[str]) -> Finding:
+    return Finding(
+        "DEAD_REGISTRATION",
+        row.name,
+        "; ".join(hints) or f"nothing asked for any of its {len(unasked)} keys: {', '.join(unasked[:5])}",
+        (f"{row.distribution} {row.version} ({row.value})",),
+        ("correct the keys, so that the model's lookups find them", f"or uninstall {row.distribution}"),
+    )

@@ -1,0 +1,265 @@
+"""The boot session: from the moment a boot opens to the sealed verdict."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self, TypeVar
+
+from kernel_muster.audit.evidence import Asked, Evidence
+from kernel_muster.audit.opening import Opening, Wanted, open_boot
+from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.report import Report
+from kernel_muster.audit.reporting import full_report, opening_report
+from kernel_muster.audit.rules import late
+from kernel_muster.audit.trace import trace_document
+from kernel_muster.audit.verdict import Judged, Verdict, judge, judge_boot
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.registry.errors import BootRefused, UsageError
+from kernel_muster.registry.findings import PROFILES, Finding, Severity
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.logs import logger
+from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.sites import site_name
+from kernel_muster.registry.specs import STAGES
+from kernel_muster.registry.target import Target
+from kernel_muster.registry.watch import cause_chain, watched
+
+_OBSERVER_TIMEOUT_S = 10.0
+_T = TypeVar("_T")
+
+
+def abort_process(text: str) -> None:
+    """Say why on stderr and end the process at once: what serves must not go on without the kernel."""
+    sys.stderr.write(f"kernel-muster: LATE_MISS: {text}\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootOptions:
+    """How a boot is judged, and what happens after its seal."""
+
+    asked: Asked = field(default_factory=Asked)
+    on_late_miss: OnLateMiss = "raise"
+    abort: Callable[[str], None] = abort_process
+    muster_version: str = ""
+
+    def check(self) -> None:
+        """Refuse options that mean nothing or contradict each other."""
+        _check_choice("profile", self.asked.profile, PROFILES)
+        _check_choice("on_late_miss", self.on_late_miss, ("raise", "abort", "count"))
+        if self.asked.stage is not None:
+            _check_choice("stage", self.asked.stage, STAGES)
+        if self.asked.allow_unresolved and self.asked.profile == "qualify":
+            raise UsageError("--dangerously-allow-unresolved does not go with profile qualify")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} is {value!r}, expected {' or '.join(choices)}")
+
+
+class BootSession:
+    """One boot, as a context manager: leaving the block seals the audit, or raises BootRefused with its report.
+
+    All state lives here: two sessions in one process never see each other's rows.
+    """
+
+    def __init__(self, wanted: Wanted, options: BootOptions) -> None:
+        options.check()
+        self._wanted, self._options = wanted, options
+        self._as_of: date = options.asked.as_of or datetime.now(UTC).date()
+        self._opening: Opening | None = None
+        self._session: LookupSession | None = None
+        self._report: Report | None = None
+        self._is_complete = True
+
+    def __enter__(self) -> Self:
+        self._opening = open_boot(self._wanted)
+        if not self._opening.is_usable:
+            self._refuse_opening(self._opening)
+        waivers = self._evidence(with_lookups=False).waivers
+        self._session = LookupSession(
+            self._opening.catalog,
+            self.target,
+            self.levers,
+            excused=lambda key: waivers[key].reason if key in waivers else "",
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is not None and not isinstance(error, Exception):
+            return False
+        self._is_complete = error is None
+        self._lookups.seal(self._options.on_late_miss, self._options.abort)
+        self._finish()
+        if not self.report.passed:
+            raise BootRefused(render_text(self.report), self.report) from error
+        return False
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the model."""
+        return _opened(self._opened.manifest)
+
+    @property
+    def target(self) -> Target:
+        """What kernels are selected for."""
+        return _opened(self._opened.target)
+
+    @property
+    def levers(self) -> Levers:
+        """The levers, as they were when the boot opened."""
+        return self._opened.levers
+
+    @property
+    def kernels(self) -> Lookups:
+        """What layers look kernels up with."""
+        return Lookups(self._lookups)
+
+    @property
+    def report(self) -> Report:
+        """The report; there is one once the audit is sealed or refused."""
+        if self._report is None:
+            raise UsageError("there is no report before the boot is sealed: leave the with block first")
+        return self._report
+
+    def trace(self) -> dict[str, Any]:
+        """Return what ``muster replay`` needs to judge this boot again, as plain data for JSON."""
+        return trace_document(self._evidence())
+
+    def late_findings(self) -> tuple[Finding, ...]:
+        """Return what has happened since the seal."""
+        evidence = self._evidence()
+        rules = (late.late_misses, late.late_hits, late.late_registrations)
+        return tuple(finding for rule in rules for finding in rule(evidence))
+
+    def register(self, name: str, plugin: object) -> None:
+        """Add a plugin object of this process. Only before the first lookup; after the seal it is LATE_REGISTRATION."""
+        frame = sys._getframe(1)
+        if self._lookups.sealed:
+            self._lookups.refuse_registration(name, site_name(frame.f_code, frame.f_lasti))
+        if self._lookups.entries("boot"):
+            raise UsageError(f"plugin {name}: register it before the first lookup, or pass boot(local_plugins=...)")
+        self._wanted = replace(self._wanted, local_plugins={**self._wanted.local_plugins, name: plugin})
+        self.__enter__()
+
+    @property
+    def _opened(self) -> Opening:
+        return _opened(self._opening)
+
+    @property
+    def _lookups(self) -> LookupSession:
+        return _opened(self._session)
+
+    def _evidence(self, *, with_lookups: bool = True) -> Evidence:
+        opening = self._opened
+        evidence = Evidence(
+            opening.catalog,
+            self.target,
+            opening.levers,
+            self.manifest,
+            self._wanted.quant or self.manifest.quant,
+            self._as_of,
+            (),
+            asked=self._options.asked,
+            opening=opening.findings,
+            is_complete=self._is_complete,
+        )
+        if not with_lookups:
+            return evidence
+        session = self._lookups
+        return replace(
+            evidence,
+            entries=session.entries("boot"),
+            late_entries=session.entries("late"),
+            requests=session.requests,
+            late_registrations=session.late_registrations,
+            missing_layouts=session.layouts.missing,
+        )
+
+    def _finish(self) -> None:
+        """Judge, report, tell the observers, and judge again if one of them failed."""
+        evidence = self._evidence()
+        verdict = judge_boot(evidence)
+
+        def report() -> Report:
+            return full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
+
+        self._report = report()
+        verdict = self._observed(verdict)
+        self._report = report()
+        log_finished(self._report)
+
+    def _observed(self, verdict: Verdict) -> Verdict:
+        failed = []
+        for name, observer in self._opened.catalog.observers:
+            outcome = watched(lambda o=observer: o(self._report), _OBSERVER_TIMEOUT_S, name)  # type: ignore[misc]
+            if outcome.error is not None or outcome.is_hanging:
+                failed.append(_observer_failed(name, outcome.error, outcome.stack))
+        more = judge(failed, self._options.asked.profile).findings
+        return Verdict(tuple(sorted((*verdict.findings, *more), key=_refusing_first))) if more else verdict
+
+    def _refuse_opening(self, opening: Opening) -> NoReturn:
+        verdict = judge(opening.findings, self._options.asked.profile)
+        wanted = self._wanted
+        self._report = opening_report(
+            verdict,
+            self._options.muster_version,
+            catalog=opening.catalog,
+            levers=opening.levers,
+            model=str(wanted.model or wanted.manifest or wanted.config or ""),
+            target=wanted.target or "",
+            profile=self._options.asked.profile,
+            as_of=self._as_of.isoformat(),
+        )
+        log_finished(self._report)
+        raise BootRefused(render_text(self._report), self._report)
+
+
+def _refusing_first(judged: Judged) -> tuple[bool, int]:
+    return judged.is_allowed, list(Severity).index(judged.severity)
+
+
+def _observer_failed(name: str, error: BaseException | None, stack: str) -> Finding:
+    return Finding(
+        "PLUGIN_LOAD_FAILED",
+        name,
+        "hook muster_audit_finished failed: " + (type(error).__name__ if error is not None else "it hangs"),
+        remedies=("repair the plugin", f"or block it: --no-plugin {name}"),
+        log=cause_chain(error) if error is not None else stack,
+    )
+
+
+def _opened(value: _T | None) -> _T:
+    """Return what exists only inside the with block."""
+    if value is None:
+        raise UsageError("the boot is not open: use it as a context manager")
+    return value
+
+
+def log_finished(report: Report) -> None:
+    """Log the one wide event of a boot."""
+    event = {
+        "verdict": report.verdict,
+        "degraded": report.degraded,
+        "model": report.model,
+        "target": report.target,
+        "arch": report.arch,
+        "quant": report.quant,
+        "profile": report.profile,
+        "stage": report.stage_reached,
+        "lookups": report.counts.lookups,
+        "keys": report.counts.keys,
+        "refusing": report.counts.refusing,
+        "warnings": report.counts.warnings,
+        "waived": report.counts.waived,
+        "codes": sorted({finding.code for finding in report.findings}),
+        "set_hash": report.set_hash,
+    }
+    logger().info("audit.finished", **event)

@@ -1,0 +1,24 @@
+"""The set hash: one value for which kernels, in which versions, a boot chose."""
+
+import hashlib
+import json
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.specs import Registered
+
+
+def set_hash(evidence: Evidence) -> str:
+    """Return SHA-256 over the sorted rows of all chosen kernels.
+
+    A row is key, distribution, version, backend, tier, archs and the digest of the source bytes: no paths, times or
+    machine code.
+    """
+    chosen = {key: decision.chosen for key in evidence.asked_keys if (decision := evidence.decide(key)).chosen}
+    rows = [_row(registered) for _, registered in sorted(chosen.items()) if registered is not None]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def _row(registered: Registered) -> list[object]:
+    spec, provider = registered.spec, registered.provider
+    digest = hashlib.sha256(spec.backend.source_bytes()).hexdigest()
+    return [spec.key, provider.distribution, provider.version, spec.backend.name, spec.tier, list(spec.archs), digest]

@@ -1,0 +1,89 @@
+"""The verdict: all rules over one body of evidence, consequences linked to their causes, sorted."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.rules import RULES
+from kernel_muster.registry.catalog import Catalog, PluginRow
+from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
+from kernel_muster.registry.keys import KernelKey, parse_key
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finding with what it does to this boot."""
+
+    finding: Finding
+    severity: Severity
+    is_allowed: bool = False  # by --dangerously-allow-unresolved
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it refuses the boot."""
+        return self.severity is Severity.REFUSE and not self.is_allowed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All findings of a boot, those that refuse first."""
+
+    findings: tuple[Judged, ...]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the boot is refused."""
+        return any(judged.refuses for judged in self.findings)
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it passes only because something absent was allowed."""
+        return not self.is_refused and any(judged.is_allowed for judged in self.findings)
+
+
+def judge_boot(evidence: Evidence) -> Verdict:
+    """Apply every rule and return the verdict."""
+    found = [finding for rule in RULES for finding in rule(evidence)]
+    causes, found = link_consequences(evidence.catalog, evidence.opening, found)
+    return judge((*causes, *found), evidence.asked.profile, evidence.asked.allow_unresolved)
+
+
+def judge(findings: Iterable[Finding], profile: Profile, allowed: frozenset[KernelKey] = frozenset()) -> Verdict:
+    """Give each finding its severity and sort them."""
+    judged = [Judged(f, f.severity(profile), _is_allowed(f, allowed)) for f in dict.fromkeys(findings)]
+    order = list(Severity)
+    judged.sort(key=lambda j: (j.is_allowed, order.index(j.severity), sort_key(j.finding), j.finding.where))
+    return Verdict(tuple(judged))
+
+
+def _is_allowed(finding: Finding, allowed: frozenset[KernelKey]) -> bool:
+    return finding.code in ABSENCE_CODES and parse_key(finding.subject) in allowed
+
+
+def link_consequences(
+    catalog: Catalog, opening: Iterable[Finding], found: Iterable[Finding]
+) -> tuple[tuple[Finding, ...], list[Finding]]:
+    """Move misses that a failed plugin explains into that plugin's finding."""
+    causes, rest = list(opening), []
+    for finding in found:
+        plugin = _failed_provider(catalog, finding)
+        at = next((i for i, cause in enumerate(causes) if plugin and _is_cause(cause, plugin)), None)
+        if at is None:
+            rest.append(finding)
+        else:
+            causes[at] = causes[at].explaining(
+                [f"{finding.code} {finding.subject}: asked for at {', '.join(finding.where)}"]
+            )
+    return tuple(causes), rest
+
+
+def _failed_provider(catalog: Catalog, finding: Finding) -> PluginRow | None:
+    if finding.code not in ABSENCE_CODES - {"DISABLED"}:
+        return None
+    provider = catalog.absent_provider(parse_key(finding.subject))
+    return provider if provider is not None and provider.status != "blocked" else None
+
+
+def _is_cause(finding: Finding, plugin: PluginRow) -> bool:
+    """Whether a finding is about a plugin, and refuses under every profile: only then may it stand for others."""
+    return finding.subject == plugin.name and finding.severity("serve") is Severity.REFUSE

@@ -1,0 +1,100 @@
+"""What a program calls: open a boot, build a model in it, or open the registry alone."""
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from kernel_muster._version import __version__
+from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.opening import Wanted, open_registry_catalog
+from kernel_muster.audit.session import BootOptions, BootSession, abort_process
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.registry.builders import choose_builder
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.findings import Profile
+from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.specs import Stage
+
+
+def boot(
+    model: str | None = None,
+    *,
+    manifest: str | Path | None = None,
+    config: str | Path | None = None,
+    target: str | None = None,
+    quant: str | None = None,
+    levers: Mapping[str, object] | None = None,
+    profile: Profile = "serve",
+    stage: Stage | None = None,
+    as_of: date | None = None,
+    expect_set_hash: str | None = None,
+    dangerously_allow_unresolved: Iterable[str] = (),
+    plugins: Iterable[str] = (),
+    no_plugins: Iterable[str] = (),
+    local_plugins: Mapping[str, object] | None = None,
+    manifest_folders: Iterable[str | Path] = (),
+    on_late_miss: OnLateMiss = "raise",
+    abort: Any = abort_process,
+) -> BootSession:
+    """Open a boot: a context manager that seals the audit on leaving, or raises BootRefused.
+
+    One of ``model`` (a name, a Hugging Face id, or a folder with a config.json), ``manifest`` (a MODEL.toml) and
+    ``config`` (a config.json, with ``model`` as the reference that breaks ties) says which model it is. ``levers``
+    replaces the environment. UsageError if the arguments make no sense; what is wrong with the world is a finding.
+    """
+    if model is None and manifest is None and config is None:
+        raise UsageError("name a model, a manifest or a config.json")
+    wanted = Wanted(
+        model=model,
+        manifest=manifest,
+        config=config,
+        target=target,
+        quant=quant,
+        levers=dict(os.environ) if levers is None else dict(levers),
+        levers_origin="environment" if levers is None else "given",
+        plugins=frozenset(plugins),
+        no_plugins=frozenset(no_plugins),
+        local_plugins=dict(local_plugins or {}),
+        manifest_folders=tuple(map(Path, manifest_folders)),
+    )
+    asked = Asked(profile, stage, as_of, expect_set_hash, frozenset(map(_allowed_key, dangerously_allow_unresolved)))
+    options = BootOptions(asked=asked, on_late_miss=on_late_miss, abort=abort, muster_version=__version__)
+    return BootSession(wanted, options)
+
+
+def _allowed_key(text: str) -> Any:
+    try:
+        return parse_key(text)
+    except ValueError as error:
+        raise UsageError(f"--dangerously-allow-unresolved: {error}") from None
+
+
+def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
+    """Build a manifest's model with the one builder that serves its model type; without weights it is a plan."""
+    builder = choose_builder(kernels.catalog.builders, manifest.model_type, manifest.name)
+    return builder.build(manifest, kernels, weights)
+
+
+def open_registry(
+    target: str | None = None,
+    *,
+    levers: Mapping[str, object] | None = None,
+    no_plugins: Iterable[str] = (),
+    local_plugins: Mapping[str, object] | None = None,
+) -> Lookups:
+    """Open the registry without a boot, for tools and tests: ``kernel()`` raises KernelMissing on a miss.
+
+    Nothing is audited, so nothing may be wrong: BootRefused if a plugin, a lever or the target is.
+    """
+    wanted = Wanted(
+        target=target,
+        levers=dict(os.environ) if levers is None else dict(levers),
+        levers_origin="environment" if levers is None else "given",
+        no_plugins=frozenset(no_plugins),
+        local_plugins=dict(local_plugins or {}),
+    )
+    catalog, found, snapshot = open_registry_catalog(wanted, __version__)
+    return Lookups(LookupSession(catalog, found, snapshot, raises=True))
