@@ -4,12 +4,12 @@ from kernel_muster.models.policy.attention import ASKED_ARMS, TILED_EVIDENCE
 from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.moe import GROUPED_ROWS
 from kernel_muster.models.policy.tile import DEEP_K, LEGACY_DEEP_K, NARROW_BLOCKS, P3_EVIDENCE, V2_EVIDENCE
-from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.levers import Lever, Value
 
 
 def _kill(name: str, key: str, doc: str, evidence: str) -> Lever:
     """Declare a kill switch: while it is on, the kernel is not even looked up."""
-    effects = {True: f"{key} dropped, never looked up", False: "kernel kept"}
+    effects: dict[Value, str] = {True: f"{key} dropped, never looked up", False: "kernel kept"}
     return Lever(name=name, kind="bool", default=False, doc=doc, evidence=evidence, effects=effects)
 
 

@@ -12,6 +12,7 @@ QkvArm = Literal["single", "fused", "tiled", "wide", "per_seq", "tiers"]
 QKV_ARMS: tuple[QkvArm, ...] = get_args(QkvArm)
 #: What MUSTER_QKV_ARM may say.
 ASKED_ARMS = ("auto", "tiled", "wide", "per_seq")
+_NAMED: dict[str, QkvArm] = {"tiled": "tiled", "wide": "wide", "per_seq": "per_seq"}
 QKV_TILE = 3
 MTP_VERIFY_ROWS = 8
 
@@ -41,6 +42,6 @@ def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool) -> QkvArm:
         return "single" if rows <= 1 else "fused"
     if phase == "prefill":
         return "wide"
-    if asked == "tiled" or asked == "wide" or asked == "per_seq":
-        return asked
+    if asked != "auto":
+        return _NAMED[asked]
     return "tiers" if phase == "verify" and rows <= MTP_VERIFY_ROWS and has_tiers else "tiled"

@@ -1,0 +1,97 @@
+"""The four projections of attention, from whatever weights were found: NVFP4, BF16, or BF16 requantised."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernel_muster.models.dims import AttentionDims
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
+from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
+from kernel_muster.models.layers.requantise import requantise
+from kernel_muster.models.weights import fuse_rows
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.handles import AnyHandle
+
+
+def stored_quant(ctx: LayerContext, dims: AttentionDims) -> str:
+    """Return the quantisation of the weights that were found, else the manifest's; UsageError if no kernel reads it."""
+    stored = ctx.planner.source.quant_of(f"{ctx.label}.q_proj") or dims.quant
+    if stored not in ("nvfp4", "bf16"):
+        raise UsageError(
+            f"{ctx.label}.q_proj is quantised as {stored}, expected nvfp4 or bf16; nothing is requantised silently"
+        )
+    return stored
+
+
+def _shapes(hidden: int, dims: AttentionDims) -> dict[str, tuple[int, int]]:
+    return {
+        "q_proj": (dims.q_rows, hidden),
+        "k_proj": (dims.kv_dim, hidden),
+        "v_proj": (dims.kv_dim, hidden),
+        "o_proj": (hidden, dims.q_dim),
+    }
+
+
+@dataclass(frozen=True)
+class AttentionLinears:
+    """Q (with the gate's rows, per head), K, V and output projections; ``fused`` holds Q, K and V for tile GEMMs."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    fused: Nvfp4Linear | None = None
+
+    @property
+    def each(self) -> tuple[Linear, ...]:
+        """The four projections."""
+        return self.q, self.k, self.v, self.o
+
+    @classmethod
+    def bf16(cls, ctx: LayerContext, hidden: int, dims: AttentionDims, kernels: Bf16Kernels) -> "AttentionLinears":
+        """Keep BF16 weights as they are."""
+        shapes = _shapes(hidden, dims)
+        q, k, v, o = (Bf16Linear(ctx, ctx.spec(name, *shape, "bf16"), kernels) for name, shape in shapes.items())
+        return cls(q, k, v, o)
+
+    @classmethod
+    def nvfp4(
+        cls, ctx: LayerContext, hidden: int, dims: AttentionDims, tiers: Tiers, tiles: Tiles,
+        qg: Mapping[int, AnyHandle], dual: Mapping[int, AnyHandle], quantize: AnyHandle | None,
+    ) -> "AttentionLinears":  # fmt: skip
+        """Take NVFP4 weights, requantised from BF16 with ``quantize``.
+
+        Q, K and V share one copy for tile GEMMs if their global scales are equal (one GEMM with many blocks instead of
+        three, two of them tiny); otherwise each has its own.
+        """
+        shapes = _shapes(hidden, dims)
+        values = {name: _value(ctx, name, shape, quantize) for name, shape in shapes.items()}
+        inputs = [values[name] for name in ("q_proj", "k_proj", "v_proj")]
+        whole = fuse_rows(inputs) if all(value is not None for value in inputs) else None
+        own_tiles: Tiles = {} if whole is not None else tiles
+
+        def make(name: str, tiles: Tiles, readers: Mapping[int, AnyHandle]) -> Nvfp4Linear:
+            spec = ctx.spec(name, *shapes[name], "nvfp4")
+            return Nvfp4Linear(ctx, spec, tiers, tiles, readers.values(), values[name])
+
+        fused = None
+        if whole is not None:
+            fused = Nvfp4Linear(ctx, ctx.spec("qkv_proj", *whole.shape, "nvfp4"), {}, tiles, value=whole)
+        q, o = make("q_proj", own_tiles, qg), make("o_proj", tiles, {})
+        return cls(q, make("k_proj", own_tiles, dual), make("v_proj", own_tiles, dual), o, fused)
+
+
+def _value(ctx: LayerContext, name: str, shape: tuple[int, int], quantize: AnyHandle | None) -> Any | None:
+    """Return the NVFP4 weight, or None in a plan."""
+    if quantize is None:
+        return ctx.planner.source.find(ctx.spec(name, *shape, "nvfp4"))
+    stored = ctx.planner.source.find(ctx.spec(name, *shape, "bf16"))
+    return None if stored is None else requantise(quantize, stored)
+
+
+def fused_tile(linears: AttentionLinears) -> Nvfp4Linear:
+    """Return the projection that holds Q, K and V; UsageError if they have none."""
+    if linears.fused is None:
+        raise UsageError("Q, K and V have no common copy: their global scales differ")
+    return linears.fused

@@ -1,0 +1,78 @@
+"""The dense FFN: one SwiGLU for all tokens."""
+
+from collections import Counter
+from typing import Any
+
+from kernel_muster.models.layers.context import LayerContext, new_rows
+from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.layers.ffn import forced_arm
+from kernel_muster.models.layers.swiglu import How, SwiGlu, bf16_swiglu, nvfp4_swiglu
+from kernel_muster.models.policy.ffn import DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
+from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
+from kernel_muster.models.policy.phase import Phase
+
+# How each arm cuts the rows (0: not at all), and what serves a tile.
+_ARMS: dict[FfnArm, tuple[int, How]] = {
+    "single": (1, "exact"),
+    "k2": (2, "exact"),
+    "k3": (3, "exact"),
+    "km": (KM_ROWS[-1], "gemv"),
+    "batched": (WIDEST_TIER, "gemv"),
+    "prefill": (0, "gemm"),
+}
+
+
+class DenseFfn:
+    """``down(silu(gate x) * up x)`` for BF16 rows ``(M, H)``; weights NVFP4, or BF16 in an unquantised model."""
+
+    is_none = False
+    is_dense = True
+    fp32_routing_active = False
+
+    def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, quant: str) -> None:
+        self.swiglu = (
+            self._nvfp4(ctx, hidden, intermediate) if quant == "nvfp4" else self._bf16(ctx, hidden, intermediate)
+        )
+        self.arms: tuple[FfnArm, ...] = tuple(arm for arm in DENSE_ARMS if arm != "km" or quant == "nvfp4")
+        self._forced = forced_arm(ctx, self.arms)
+        self.used: Counter[str] = Counter()
+
+    def _nvfp4(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
+        kernels = ctx.kernels
+        tiers = {**exact_tiers(kernels), **batch_tiers(kernels)}
+        duals = dual_tiers(kernels)
+        tiles = tile_kernels(kernels)
+        silu_mul = kernels.kernel("silu", "silu_mul")
+        # FP4 x FP4 would change the activations' numerics: it gets an arm when somebody ships and measures one.
+        self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm")
+        return nvfp4_swiglu(ctx, "", (hidden, intermediate), tiers, duals, tiles, silu_mul)
+
+    def _bf16(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
+        dense = bf16_kernels(ctx.kernels)
+        silu_mul = ctx.kernels.kernel("silu", "silu_mul")
+        return bf16_swiglu(ctx, (hidden, intermediate), dense, silu_mul)
+
+    def moe_grouped_decode_ok(self, rows: int) -> bool:
+        """Return False: there are no experts."""
+        return False
+
+    def can_forward_km(self, rows: int) -> bool:
+        """Whether 4 to 8 rows have a batched GEMV tier for every projection."""
+        return rows in KM_ROWS and self.swiglu.covers(rows)
+
+    def arm(self, rows: int, phase: Phase) -> FfnArm:
+        """Return the forced arm, or the one for these rows."""
+        return dense_alias(self._forced) if self._forced else dense_arm(rows, phase, self.can_forward_km(rows))
+
+    def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
+        """Return the FFN of x through an arm; every arm serves every number of rows, in tiles of its own size."""
+        rows = x.shape[0]
+        chosen = self.arm(rows, phase) if arm is None else dense_alias(arm)
+        widest, how = _ARMS[chosen]
+        out = new_rows(x, self.swiglu.hidden)
+        start = 0
+        for size in row_tiles(rows, widest or max(rows, 1)):
+            self.swiglu.run(x[start : start + size], out[start : start + size], how, phase)
+            start += size
+        self.used[chosen] += 1
+        return out

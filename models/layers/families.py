@@ -1,0 +1,102 @@
+"""Lookups that several layers make alike. The dispatch site is the layer's line that calls one of these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernel_muster.models.policy.tile import TileName
+from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.sites import track_caller
+
+_TILE = "w4a16"
+_VARIANT = "MUSTER_W4A16_VARIANT"
+
+Tiers = Mapping[int, AnyHandle]  # the most rows of a GEMV kernel -> kernel
+Tiles = Mapping[TileName, AnyHandle]
+
+
+@dataclass(frozen=True)
+class Bf16Kernels:
+    """Kernels of an unquantised projection: one row, up to 16 rows, any number."""
+
+    single: AnyHandle
+    batchm: AnyHandle
+    gemm: AnyHandle
+
+
+@track_caller
+def exact_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV tiers of 1, 2 and 3 rows."""
+    return {
+        1: kernels.kernel("w4a16_gemv", "w4a16_gemv", when=when),
+        2: kernels.kernel("w4a16_gemv", "w4a16_gemv_batch2", when=when),
+        3: kernels.kernel("w4a16_gemv", "w4a16_gemv_batch3", when=when),
+    }
+
+
+@track_caller
+def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV tiers of 4 to 8 and of 16 rows."""
+    return {
+        4: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch4", when=when),
+        5: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch5", when=when),
+        6: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch6", when=when),
+        7: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch7", when=when),
+        8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch8", when=when),
+        16: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch16", when=when),
+    }
+
+
+@track_caller
+def dual_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV kernels that serve two weights in one launch, at 1, 2 and 3 rows."""
+    return {
+        1: kernels.kernel("w4a16_gemv", "w4a16_gemv_dual", when=when),
+        2: kernels.kernel("w4a16_gemv", "w4a16_gemv_dual_batch2", when=when),
+        3: kernels.kernel("w4a16_gemv", "w4a16_gemv_dual_batch3", when=when),
+    }
+
+
+@track_caller
+def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
+    """Look up the W4A16 tile GEMMs. A kill switch takes its kernel out of the chain: no lookup, no finding.
+
+    The 3-stage twins come before their parents; of these only the deep-K one is required. v2 and v3 are looked up
+    when MUSTER_W4A16_VARIANT names them and not otherwise: a probe that cannot be used only makes noise.
+    """
+    levers = kernels.levers
+    small = [(_TILE, "w4a16_gemm_t_p3"), (_TILE, "w4a16_gemm_t")][levers.flag("MUSTER_NO_TGEMM_PIPELINE3") :]
+    deep = [(_TILE, "w4a16_gemm_t_k64_p3"), (_TILE, "w4a16_gemm_t_k64")][levers.flag("MUSTER_NO_K64_PIPELINE3") :]
+    found: dict[TileName, AnyHandle] = {
+        "base": kernels.kernel(_TILE, "w4a16_gemm", when=when),
+        "m128": kernels.kernel(_TILE, "w4a16_gemm_t_m128", when=when),
+        "t": kernels.first_of(*small, when=when),
+        "k64": kernels.first_of(*deep, required=True, when=when),
+    }
+    if not levers.flag("MUSTER_NO_K64_N64"):
+        found["k64_n64"] = kernels.try_kernel(
+            _TILE, "w4a16_gemm_t_k64_n64_p3", when=_both(when, "MUSTER_NO_K64_N64 is off")
+        )
+    if levers[_VARIANT] == "v2":
+        found["m128_v2"] = kernels.try_kernel(
+            "w4a16_v2", "w4a16_gemm_t_m128_v2", when=_both(when, f"{_VARIANT}=v2"), requested_by=_VARIANT
+        )
+    if levers[_VARIANT] == "v3":
+        found["m128_v3"] = kernels.try_kernel(
+            "w4a16_v3", "w4a16_gemm_t_m128_v3", when=_both(when, f"{_VARIANT}=v3"), requested_by=_VARIANT
+        )
+    return found
+
+
+def _both(when: str, also: str) -> str:
+    return f"{when}, {also}" if when else also
+
+
+@track_caller
+def bf16_kernels(kernels: Lookups) -> Bf16Kernels:
+    """Look up the kernels of unquantised projections."""
+    return Bf16Kernels(
+        single=kernels.kernel("gemv", "dense_gemv_bf16"),
+        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm"),
+        gemm=kernels.kernel("gemm", "dense_gemm_bf16"),
+    )

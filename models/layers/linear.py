@@ -1,0 +1,97 @@
+"""One projection ``out = x w^T``: x BF16 ``(M, K)``, w logical ``(N, K)``, out BF16 ``(M, N)``, given by the caller.
+
+The arm follows M through the policy, and each arm taken is counted in ``used``. Every kernel accumulates in FP32 and
+rounds once. M rows of a GEMV are bit-identical to M times one row; a tile GEMM may differ from it in the last bit.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
+from kernel_muster.models.layout import PlannedWeight
+from kernel_muster.models.policy.gemv import bf16_arm, gemv_chunks, gemv_tier, is_chunked
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.tile import GemmShape, choose_tile
+from kernel_muster.models.weights import WeightSpec
+from kernel_muster.registry.handles import AnyHandle
+
+DECODE, TILE = "decode GEMV", "tile GEMM"
+
+
+class Nvfp4Linear:
+    """A projection with NVFP4 weights: GEMV tiers for few rows, tile GEMMs for more."""
+
+    def __init__(
+        self, ctx: LayerContext, spec: WeightSpec, tiers: Tiers, tiles: Tiles, fused: Iterable[AnyHandle] = (),
+        value: Any = None,
+    ) -> None:  # fmt: skip
+        readers = {DECODE: [*tiers.values(), *fused], TILE: tiles.values()}
+        self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
+        self.tiers = {rows: handle for rows, handle in tiers.items() if self.weight.serves(handle)}
+        self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
+        self.used: Counter[str] = Counter()
+        self._levers, self._arch = ctx.levers, ctx.arch
+
+    def forward(self, x: Any, out: Any, phase: Phase) -> None:
+        """Project through the arm that policy chooses: a tier, chunks of tiers, or a tile GEMM."""
+        rows = x.shape[0]
+        covered = gemv_tier(rows, self.tiers) is not None or is_chunked(rows, phase, self.tiers, self._arch)
+        if covered or not self.tiles:
+            self.gemv(x, out)
+        else:
+            self.gemm(x, out, phase)
+
+    def gemv(self, x: Any, out: Any) -> None:
+        """Project through GEMV tiers, in chunks of at most 16 rows."""
+        start = 0
+        for size in gemv_chunks(x.shape[0], self.tiers):
+            tier = gemv_tier(size, self.tiers) or size
+            handle = self.tiers[tier]
+            handle(x=x[start : start + size], w=self.weight.copy_for(handle), out=out[start : start + size])
+            self.used[f"gemv{tier}"] += 1
+            start += size
+
+    def gemm(self, x: Any, out: Any, phase: Phase) -> None:
+        """Project all rows with one tile GEMM."""
+        if x.shape[0] == 0:
+            return
+        shape = GemmShape(x.shape[0], *self.weight.spec.shape)
+        name = choose_tile(shape, phase, self.tiles, self._levers, self._arch)
+        handle = self.tiles[name]
+        handle(x=x, w=self.weight.copy_for(handle), out=out)
+        self.used[name] += 1
+
+
+class Bf16Linear:
+    """A projection with BF16 weights."""
+
+    def __init__(self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels) -> None:
+        few = [kernels.single, kernels.batchm]
+        self.weight: PlannedWeight = ctx.planner.plan(spec, {DECODE: few, "GEMM": [kernels.gemm]})
+        self.used: Counter[str] = Counter()
+        self._arms = {"gemv": kernels.single, "batchm": kernels.batchm, "gemm": kernels.gemm}
+        self._has_batch = self.weight.serves(kernels.batchm)
+
+    def forward(self, x: Any, out: Any, phase: Phase) -> None:
+        """Project through the arm that policy chooses."""
+        self._launch(bf16_arm(x.shape[0], self._has_batch), x, out)
+
+    def gemv(self, x: Any, out: Any) -> None:
+        """Project through the kernels for few rows where they reach."""
+        self._launch(bf16_arm(x.shape[0], self._has_batch), x, out)
+
+    def gemm(self, x: Any, out: Any, phase: Phase) -> None:
+        """Project all rows with one GEMM."""
+        self._launch("gemm", x, out)
+
+    def _launch(self, arm: str, x: Any, out: Any) -> None:
+        if x.shape[0] == 0:
+            return
+        handle = self._arms[arm]
+        handle(x=x, w=self.weight.copy_for(handle), out=out)
+        self.used[arm] += 1
+
+
+Linear = Nvfp4Linear | Bf16Linear

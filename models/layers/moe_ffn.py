@@ -1,0 +1,109 @@
+"""The MoE FFN: router, routed experts, and a shared expert that every token passes."""
+
+from collections import Counter
+from typing import Any
+
+from kernel_muster.models.dims import MoeDims
+from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.layers.families import batch_tiers, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.layers.ffn import forced_arm
+from kernel_muster.models.layers.moe_experts import Experts
+from kernel_muster.models.layers.moe_router import Router
+from kernel_muster.models.layers.swiglu import nvfp4_swiglu
+from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
+from kernel_muster.models.policy.gemv import row_tiles
+from kernel_muster.models.policy.moe import moe_grouped_decode
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.handles import AnyHandle
+
+_SHARED = "the model has a shared expert"
+_USER = "moe"
+# Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
+_WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
+_ROUTED_TILES: dict[FfnArm, int] = {"token_major": 1, "batched": 3}
+
+
+class SharedExpert:
+    """``out += sigmoid(x . gate) * swiglu(x)``: x, out BF16 ``(M, H)``, gate BF16 ``(H,)``."""
+
+    def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, silu_mul: AnyHandle) -> None:
+        kernels = ctx.kernels
+        tiers = {**exact_tiers(kernels, _SHARED), **batch_tiers(kernels, _SHARED)}
+        duals = dual_tiers(kernels, _SHARED)
+        tiles = tile_kernels(kernels, _SHARED)
+        self._gate_add = kernels.kernel("moe_shared", "moe_shared_gate_add", when=_SHARED)
+        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", (hidden, intermediate), tiers, duals, tiles, silu_mul)
+        self._gate = ctx.array("shared_expert_gate", hidden)
+        self._scratch = ctx.scratch
+        ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (5, 6))
+
+    def add(self, x: Any, out: Any, phase: Phase) -> None:
+        """Add the gated shared expert to out."""
+        with self._scratch.lease("moe.shared", _USER, x.shape) as shared:
+            self.swiglu.run(x, shared, "auto", phase)
+            self._gate_add(x=x, gate_weight=needed(self._gate, "shared_expert_gate"), shared=shared, out=out)
+
+
+class MoeFfn:
+    """BF16 rows ``(M, H)`` through top_k of E experts, weighted, plus the shared expert."""
+
+    is_none = False
+    is_dense = False
+
+    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims) -> None:
+        self.router = Router(ctx, hidden, moe)
+        silu_mul = ctx.kernels.kernel("moe", "moe_silu_mul")
+        self.experts = Experts(ctx, hidden, moe)
+        self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul) if moe.shared_intermediate else None
+        self.arms: tuple[FfnArm, ...] = tuple(arm for arm in MOE_ARMS if arm != "atomic_c4" or self.experts.atomic)
+        self._forced = forced_arm(ctx, self.arms)
+        self._levers, self._arch, self._moe, self._scratch = ctx.levers, ctx.arch, moe, ctx.scratch
+        self.used: Counter[str] = Counter()
+        ctx.plan_scratch(_USER, "moe.ids", 4 * ctx.max_rows * moe.top_k, (0, 6))
+        ctx.plan_scratch(_USER, "moe.weights", 4 * ctx.max_rows * moe.top_k, (0, 6))
+
+    @property
+    def fp32_routing_active(self) -> bool:
+        """Whether router logits stay in FP32."""
+        return self.router.is_fp32
+
+    def moe_grouped_decode_ok(self, rows: int) -> bool:
+        """Whether decode of these rows is grouped."""
+        return moe_grouped_decode(rows, self._levers, self._arch)
+
+    def can_forward_km(self, rows: int) -> bool:
+        """Return False: the batched GEMVs are for one dense FFN."""
+        return False
+
+    def arm(self, rows: int, phase: Phase) -> FfnArm:
+        """Return the forced arm, or the one for these rows."""
+        return self._forced or moe_arm(rows, phase, self.moe_grouped_decode_ok(rows))
+
+    def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
+        """Return the FFN of x through an arm; UsageError for an arm that experts do not have."""
+        chosen = self.arm(x.shape[0], phase) if arm is None else arm
+        if chosen not in self.arms:
+            raise UsageError(f"an MoE FFN has no arm {chosen!r} here; it has {', '.join(self.arms)}")
+        out = new_rows(x, x.shape[1])
+        start = 0
+        for size in row_tiles(x.shape[0], _WHOLE_TILES.get(chosen, max(x.shape[0], 1))):
+            self._pass(x[start : start + size], out[start : start + size], chosen, phase)
+            start += size
+        self.used[chosen] += 1
+        return out
+
+    def _pass(self, x: Any, out: Any, arm: FfnArm, phase: Phase) -> None:
+        shape = (x.shape[0], self._moe.top_k)
+        with (
+            self._scratch.lease("moe.ids", _USER, shape, "i32") as ids,
+            self._scratch.lease("moe.weights", _USER, shape, "f32") as weights,
+        ):
+            self.router.route(x, ids, weights)
+            widest = _WHOLE_TILES.get(arm) or _ROUTED_TILES.get(arm)
+            if widest is not None:
+                self.experts.pairwise(x, ids, weights, out, widest)
+            else:
+                self.experts.grouped(x, ids, weights, out, atomic=arm == "atomic_c4")
+            if self.shared is not None:
+                self.shared.add(x, out, phase)

@@ -1,0 +1,42 @@
+"""The router: scores every expert for every token, and chooses."""
+
+from typing import Any
+
+from kernel_muster.models.dims import MoeDims
+from kernel_muster.models.layers.context import LayerContext
+
+_USER = "router"
+
+
+class Router:
+    """x BF16 ``(M, H)`` -> ids i32 ``(M, T)`` and weights f32 ``(M, T)`` that sum to 1.
+
+    Logits are BF16, or FP32 with MUSTER_FP32_ROUTING. One kernel scores every row count: another accumulation order
+    would flip near ties between decode and prefill.
+    """
+
+    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims) -> None:
+        kernels = ctx.kernels
+        gemm = kernels.kernel("gemm", "dense_gemm_bf16")
+        self._softmax = kernels.kernel("moe", "moe_topk_softmax")
+        self._sigmoid = None
+        if moe.router == "sigmoid":
+            self._sigmoid = kernels.try_kernel("moe", "moe_topk_sigmoid", when="the router is a sigmoid")
+        self.is_fp32 = ctx.levers.flag("MUSTER_FP32_ROUTING")
+        if self.is_fp32:
+            gemm = kernels.try_kernel(
+                "moe", "moe_router_logits_f32", when="MUSTER_FP32_ROUTING is on", requested_by="MUSTER_FP32_ROUTING"
+            )
+        self._logits, self._moe, self._scratch = gemm, moe, ctx.scratch
+        self.weight = ctx.planner.plan(ctx.spec("router", moe.experts, hidden, "bf16"), {"router": [gemm]})
+        ctx.plan_scratch(_USER, "moe.logits", 4 * ctx.max_rows * moe.experts, (0, 1))
+
+    def route(self, x: Any, ids: Any, weights: Any) -> None:
+        """Choose top_k experts for each row of x."""
+        dtype = "f32" if self.is_fp32 else "bf16"
+        with self._scratch.lease("moe.logits", _USER, (x.shape[0], self._moe.experts), dtype) as logits:
+            self._logits(x=x, w=self.weight.copy_for(self._logits), out=logits)
+            if self._sigmoid is not None:
+                self._sigmoid(logits=logits, top_k=self._moe.top_k, out_ids=ids, out_weights=weights)
+            else:
+                self._softmax(logits=logits, top_k=self._moe.top_k, out_ids=ids, out_weights=weights)

@@ -1,0 +1,29 @@
+"""The built-in models as a plugin: builders, levers and manifests, offered like anybody else's."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kernel_muster.MODEL_toml import manifest_folder
+from kernel_muster.models.build import MATURITY, MODEL_TYPES, build_model
+from kernel_muster.models.levers import MODEL_LEVERS
+from kernel_muster.registry.builders import ModelBuilder
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.levers import Lever
+
+
+@hookimpl
+def muster_models() -> Iterable[ModelBuilder]:
+    """Return the builder of the hybrid decoder family."""
+    return [ModelBuilder("hybrid_decoder", MODEL_TYPES, MATURITY, build_model)]
+
+
+@hookimpl
+def muster_levers() -> Iterable[Lever]:
+    """Return every lever of dispatch and models."""
+    return MODEL_LEVERS
+
+
+@hookimpl
+def muster_manifests() -> Iterable[Path]:
+    """Return the folder of the shipped manifests."""
+    return [manifest_folder()]
