@@ -90,10 +90,14 @@ class WeightParam:
 
 @dataclass(frozen=True)
 class ScalarParam:
-    """A Python number, converted to the declared type; an integer also binds the dimension of its name."""
+    """A Python number, converted to the declared type; an integer also binds the dimension of its name.
+
+    ``minimum`` is the smallest value allowed; NaN is below every minimum.
+    """
 
     name: str
     dtype: str
+    minimum: float | None = None
 
 
 Param = TensorParam | WeightParam | ScalarParam
@@ -207,13 +211,26 @@ def _dim_problems(name: str, dim: Dim, bound: set[str]) -> list[str]:
 def _scalar(owner: str, param: ScalarParam, value: Any) -> Any:
     """Convert to the declared type; a value that it cannot hold is refused, never wrapped."""
     dtype = numpy_dtype(param.dtype)
-    is_number = isinstance(value, int | float | np.generic) and np.ndim(value) == 0
-    if not is_number or (dtype.kind in "iu" and float(value) != int(value)):
+    if not _is_number(value, whole=dtype.kind in "iu"):
         raise ContractError(f"{owner}: {param.name} is {value!r}, expected a number of type {param.dtype}")
+    if param.minimum is not None and not value >= param.minimum:
+        raise ContractError(f"{owner}: {param.name} is {value!r}, expected at least {param.minimum}")
     try:
-        return dtype.type(int(value) if dtype.kind in "iu" else value)
-    except OverflowError:
+        with np.errstate(over="raise"):
+            return dtype.type(int(value) if dtype.kind in "iu" else value)
+    except (OverflowError, FloatingPointError):
         raise ContractError(f"{owner}: {param.name} is {value!r}, out of range for {param.dtype}") from None
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    if not isinstance(value, int | float | np.generic) or isinstance(value, np.flexible | np.complexfloating):
+        return False
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return False
+    try:
+        return not whole or bool(value == int(value))
+    except (ValueError, OverflowError):  # NaN, infinity
+        return False
 
 
 def _check_tensor(owner: str, param: TensorParam, value: Any, dims: dict[str, int]) -> None:
