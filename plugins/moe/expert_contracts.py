@@ -172,7 +172,7 @@ GROUPED_GATE_UP = Contract(
             _W_UP,
             TensorParam("slots", "i32", ("M*top_k",)),
             _OFFSETS,
-            ScalarParam("top_k", "i32"),
+            ScalarParam("top_k", "i32", minimum=1),
             TensorParam("out", "bf16", ("M*top_k", "I"), "out"),
         ),
         multiples=_WHOLE_H,

@@ -20,7 +20,7 @@ from kernel_muster.registry.contracts import Arguments, Case, Contract, Toleranc
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 _LOGITS = TensorParam("logits", "bf16|f32", ("M", "E"))
-_TOP_K = ScalarParam("top_k", "i32")
+_TOP_K = ScalarParam("top_k", "i32", minimum=1)
 _CHOICE = (
     TensorParam("out_ids", "i32", ("M", "top_k"), "out"),
     TensorParam("out_weights", "f32", ("M", "top_k"), "out"),
@@ -133,7 +133,7 @@ SORT_BY_EXPERT = Contract(
     Signature(
         (
             TensorParam("ids", "i32", ("M", "T")),
-            ScalarParam("experts", "i32"),
+            ScalarParam("experts", "i32", minimum=1),
             TensorParam("out_slots", "i32", ("M*T",), "out"),
             TensorParam("out_offsets", "i32", ("experts + 1",), "out"),
         )

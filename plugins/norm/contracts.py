@@ -11,7 +11,7 @@ from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
 _WIDEST = 1030
 _X = TensorParam("x", "bf16", ("M", "H"))
 _WEIGHT = TensorParam("weight", "bf16", ("H",))
-_EPS = ScalarParam("eps", "f32")
+_EPS = ScalarParam("eps", "f32", minimum=0.0)
 _OFFSET = ScalarParam("weight_offset", "f32")
 _OUT = TensorParam("out", "bf16", ("M", "H"), "out")
 

@@ -44,7 +44,7 @@ def _qg(rows: int) -> Contract:
     params = (
         _X,
         WeightParam("w", "nvfp4", ("2*Q", "K")),
-        ScalarParam("head_dim", "i32"),
+        ScalarParam("head_dim", "i32", minimum=1),
         TensorParam("out_q", "bf16", ("M", "Q"), "out"),
         TensorParam("out_gate", "bf16", ("M", "Q"), "out"),
     )
@@ -100,10 +100,10 @@ def _qkvz() -> Contract:
     params = (
         _X,
         WeightParam("w", "nvfp4", ("2*key_heads*key_dim + 2*value_heads*value_dim", "K")),
-        ScalarParam("key_heads", "i32"),
-        ScalarParam("key_dim", "i32"),
-        ScalarParam("value_heads", "i32"),
-        ScalarParam("value_dim", "i32"),
+        ScalarParam("key_heads", "i32", minimum=1),
+        ScalarParam("key_dim", "i32", minimum=1),
+        ScalarParam("value_heads", "i32", minimum=1),
+        ScalarParam("value_dim", "i32", minimum=1),
         TensorParam("out_qkv", "bf16", ("M", "2*key_heads*key_dim + value_heads*value_dim"), "out"),
         TensorParam("out_z", "bf16", ("M", "value_heads*value_dim"), "out"),
     )

@@ -87,7 +87,7 @@ def test_w4a16_on_the_wrong_copy_of_the_weight_is_refused():
     rng = np.random.default_rng(3)
     weight = random_w(rng, 8, 32)
     transposed = kernel(w4a16, "w4a16::w4a16_gemm_t")
-    with pytest.raises(ContractError, match="expected nvfp4_transposed; use handle.prepare_weight"):
+    with pytest.raises(ContractError, match=r"expected nvfp4_transposed; use handle\.prepare_weight"):
         transposed(random_x(rng, 1, 32), weight, empty(1, 8))
     with pytest.raises(ContractError, match="expected nvfp4_row_major"):
         kernel(w4a16, "w4a16::w4a16_gemm")(random_x(rng, 1, 32), nvfp4.transpose(weight), empty(1, 8))
@@ -172,6 +172,18 @@ def test_gemv_qkvz_whose_value_heads_are_no_multiple_is_refused():
     with pytest.raises(ContractError, match="value_heads is 3, expected a multiple of key_heads = 2"):
         kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(
             random_x(rng, 1, 16), random_w(rng, 36, 16), 2, 3, 3, 4, empty(1, 24), empty(1, 12)
+        )
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [((2, -2, 2, 5), "key_dim is -2"), ((0, 3, 6, 5), "key_heads is 0"), ((2, 3, 6, -5), "value_dim is -5")],
+)
+def test_gemv_qkvz_with_sizes_that_are_not_positive_is_refused(heads, message):
+    rng = np.random.default_rng(10)
+    with pytest.raises(ContractError, match=f"{message}, expected at least 1"):
+        kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(
+            random_x(rng, 1, 16), random_w(rng, 12, 16), *heads, empty(1, 2), empty(1, 10)
         )
 
 
