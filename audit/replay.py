@@ -32,10 +32,6 @@ class TracedKernel:
     name: str
     source_sha256: str
 
-    def source_bytes(self) -> bytes:
-        """Return the digest: a trace does not carry the source."""
-        return self.source_sha256.encode()
-
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
         """Refuse."""
         raise UsageError("a kernel from a trace cannot be launched")

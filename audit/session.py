@@ -192,8 +192,9 @@ class BootSession:
             return full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
 
         self._report = report()
-        verdict = self._observed(verdict)
-        self._report = report()
+        if self._opened.catalog.observers:
+            verdict = self._observed(verdict)
+            self._report = report()
         log_finished(self._report)
 
     def _observed(self, verdict: Verdict) -> Verdict:

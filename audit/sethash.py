@@ -20,5 +20,12 @@ def set_hash(evidence: Evidence) -> str:
 
 def _row(registered: Registered) -> list[object]:
     spec, provider = registered.spec, registered.provider
-    digest = hashlib.sha256(spec.backend.source_bytes()).hexdigest()
-    return [spec.key, provider.distribution, provider.version, spec.backend.name, spec.tier, list(spec.archs), digest]
+    return [
+        spec.key,
+        provider.distribution,
+        provider.version,
+        spec.backend.name,
+        spec.tier,
+        list(spec.archs),
+        spec.backend.source_sha256,
+    ]

@@ -3,7 +3,6 @@
 Strict within a major version: an unknown key is refused, unless the trace says that it comes from a newer minor one.
 """
 
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -138,7 +137,7 @@ def _kernel(registered: Registered) -> TraceKernel:
         plugin=provider.plugin,
         contract=spec.contract,
         backend=spec.backend.name,
-        source_sha256=hashlib.sha256(spec.backend.source_bytes()).hexdigest(),
+        source_sha256=spec.backend.source_sha256,
         aliases=list(spec.aliases),
         opt_in=spec.opt_in,
     )

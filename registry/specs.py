@@ -1,5 +1,6 @@
 """Specs: one plugin's offer of a key."""
 
+import hashlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -24,8 +25,9 @@ class Backend(Protocol):
     def name(self) -> str:
         """The backend's name: ``python``."""
 
-    def source_bytes(self) -> bytes:
-        """The bytes whose change makes this another kernel."""
+    @property
+    def source_sha256(self) -> str:
+        """The digest of the bytes whose change makes this another kernel."""
 
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
         """Enqueue the kernel on arguments that the contract has checked."""
@@ -38,13 +40,15 @@ class PythonKernel:
     function: Callable[..., None]
     name: str = "python"
 
-    def source_bytes(self) -> bytes:
-        """Return the module's source (or the bytecode, where there is no file)."""
+    @cached_property
+    def source_sha256(self) -> str:
+        """The digest of the module's source (or of the bytecode, where there is no file)."""
         module = sys.modules.get(self.function.__module__)
         try:
-            return Path(inspect.getfile(module or self.function)).read_bytes()
+            source = Path(inspect.getfile(module or self.function)).read_bytes()
         except (OSError, TypeError):
-            return self.function.__code__.co_code
+            source = self.function.__code__.co_code
+        return hashlib.sha256(source).hexdigest()
 
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
         """Run the function; the host has no streams."""
