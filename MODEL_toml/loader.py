@@ -2,7 +2,7 @@
 
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def load_manifest(path: str | Path, *, levers: Iterable[Lever] | None = None) ->
     file = Path(path)
     text, problem = read_text(file)
     if text is None:
-        return None, [_finding(file, problem, {})]
+        return None, [_finding(file, problem, None)]
     data, problem, line = _parse(text)
     if data is None:
         return None, [_finding(file, problem, {(): line})]
@@ -100,15 +100,20 @@ def _toml_problem(message: str, text: str) -> tuple[Problem, int]:
         message = message[: place.start()]
     twice = any(word in message.lower() for word in _DECLARED_TWICE)
     remedy = "a key or table stands here a second time: keep one of them" if twice else ""
-    return Problem((), f"it is not valid TOML: {ascii(message)[1:-1]}", remedy), max(line, 1)
+    return Problem((), f"it is not valid TOML: {_printable(message)}", remedy), max(line, 1)
+
+
+def _printable(text: str) -> str:
+    text = text.encode("ascii", "backslashreplace").decode()
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _in_order(problems: Iterable[Problem], lines: Lines) -> list[Problem]:
     return sorted(set(problems), key=lambda problem: (line_of(lines, problem.path), dotted(problem.path), problem.why))
 
 
-def _finding(file: Path, problem: Problem, lines: Mapping[Any, int]) -> Finding:
+def _finding(file: Path, problem: Problem, lines: Lines | None) -> Finding:
     subject = dotted(problem.path) or str(file)
     why = problem.why if problem.path else f"{file}: {problem.why}"
-    where = f"{file}:{line_of(lines, problem.path)}" if lines else str(file)
+    where = str(file) if lines is None else f"{file}:{line_of(lines, problem.path)}"
     return Finding("BAD_MANIFEST", subject, why, (where,), (problem.remedy,) if problem.remedy else ())

@@ -39,7 +39,7 @@ class _Walk:
     """Follow the tokens: ``table`` is the current header's path, ``stack`` the open lists and inline tables."""
 
     def __init__(self, text: str) -> None:
-        self.text = text.replace("\r\n", "\n")
+        self.text = text
         self.lines: dict[tuple[PathPart, ...], int] = {}
         self.line = 1
         self.table: tuple[PathPart, ...] = ()

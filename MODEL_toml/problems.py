@@ -49,10 +49,10 @@ def validated(data: dict[str, Any]) -> tuple[Document | None, dict[str, Any], li
 
 def _extension_problems(extensions: Mapping[str, object]) -> Iterator[Problem]:
     for name, value in extensions.items():
-        if not re.match(EXTENSION_PATTERN, name):
-            yield Problem((name,), f"{dotted((name,))} is no table name: expected x-<name> in small letters and digits")
+        if not re.fullmatch(EXTENSION_PATTERN.strip("^$"), name):
+            yield Problem((name,), f"{dotted((name,))}: no table name: expected x-<name> in small letters and digits")
         elif not isinstance(value, dict):
-            yield Problem((name,), f"{dotted((name,))} is {type_name(value)}, expected a table")
+            yield Problem((name,), f"{dotted((name,))}: expected a table, got {type_name(value)}")
 
 
 def _problem(detail: Mapping[str, Any], data: dict[str, Any]) -> Problem:

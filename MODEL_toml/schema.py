@@ -13,7 +13,6 @@ from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import is_lever_noise
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-
 QUANTS = ("nvfp4", "mxfp4", "fp8", "bf16")
 Quant = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 #: Tags of the two forms of an entry; no key of TOML that anybody writes looks like them.
@@ -25,6 +24,12 @@ LEVER_SCOPE_PATTERN = r"^(MUSTER_[A-Z][A-Z0-9_]*)=(\S.*)$"
 _NO_REASON = (
     r"^[^A-Za-z0-9]*([Tt][Oo][Dd][Oo]|[Tt][Bb][Dd]|[Nn]\W?[Aa]|[Nn][Oo][Nn][Ee]|[Ff][Ii][Xx][Mm][Ee])?[^A-Za-z0-9]*$"
 )
+
+
+def _checked_version(value: object) -> object:
+    if type(value) is not int:  # Literal[1] also takes true and 1.0
+        raise ValueError(f"expected 1, got {type_name(value)} {shown(value)}")
+    return value
 
 
 def _checked_reason(text: str) -> str:
@@ -89,7 +94,7 @@ def _one_value_a_lever(values: tuple[str, ...]) -> tuple[str, ...]:
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0)]
-Text = Annotated[str, AfterValidator(_nonblank), Field(min_length=1)]
+Text = Annotated[str, AfterValidator(_nonblank), Field(json_schema_extra={"pattern": r"\S"})]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
 ModelType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
 HfId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=300)]
@@ -98,7 +103,7 @@ ArchName = Annotated[
     str, AfterValidator(_checked_arch), Field(json_schema_extra={"pattern": r"^(cpu|sm_[0-9]+[af]?)$"})
 ]
 QuantName = Annotated[str, AfterValidator(_checked_quant), Field(json_schema_extra={"enum": list(QUANTS)})]
-LeverName = Annotated[str, AfterValidator(_checked_lever_name), Field(pattern=r"^MUSTER_[A-Z][A-Z0-9_]*$")]
+LeverName = Annotated[str, Field(pattern=r"^MUSTER_[A-Z][A-Z0-9_]*$"), AfterValidator(_checked_lever_name)]
 LeverValue = Annotated[bool | int | str, BeforeValidator(_checked_lever_value)]
 LeverScope = Annotated[str, Field(pattern=LEVER_SCOPE_PATTERN)]
 Reason = Annotated[str, AfterValidator(_checked_reason), Field(json_schema_extra={"not": {"pattern": _NO_REASON}})]
@@ -329,7 +334,7 @@ class TargetTable(Table):
 class Document(Table):
     """The whole file, without its ``[x-<name>]`` tables."""
 
-    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
+    schema_version: Annotated[Literal[1], BeforeValidator(_checked_version), Field(alias="schema")] = 1
     model: ModelTable
     model_types: Annotated[tuple[ModelTypeRow, ...], Field(strict=False)] = ()
     defaults: dict[LeverName, LeverValue] = Field({}, description="Levers of this model.")

@@ -1,0 +1,92 @@
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from kernel_muster.MODEL_toml.waivers import Waiver, scopes_overlap
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.levers import Lever, Levers, read_levers
+
+DECLARED = (
+    Lever(name="MUSTER_FAST", kind="bool", default=None, doc="x"),
+    Lever(name="MUSTER_EDGE", kind="int", default=6144, doc="x"),
+)
+
+
+def levers(**values: object) -> Levers:
+    snapshot, findings = read_levers(DECLARED, [("given", values)])
+    assert findings == []
+    return snapshot
+
+
+def waiver(**scope: Any) -> Waiver:
+    return Waiver(key=KernelKey("w4", "f"), reason="why not", where="f:1", path=("expected_absent", "w4", "f"), **scope)
+
+
+@pytest.mark.parametrize(
+    ("scope", "target", "quant", "values", "expected"),
+    [
+        ({}, "sm_90a", "nvfp4", {}, True),
+        ({"archs": ("sm_90a",)}, "sm_90a", "nvfp4", {}, True),
+        ({"archs": ("sm_90a",)}, "sm_90", "nvfp4", {}, False),
+        ({"archs": ("sm_90a",)}, "cpu", "nvfp4", {}, False),
+        ({"archs": ("cpu",)}, "cpu", "nvfp4", {}, True),
+        ({"quants": ("fp8", "bf16")}, "cpu", "nvfp4", {}, False),
+        ({"quants": ("fp8", "nvfp4")}, "cpu", "nvfp4", {}, True),
+        ({"levers": ("MUSTER_FAST=1",)}, "cpu", "nvfp4", {}, False),
+        ({"levers": ("MUSTER_FAST=on",)}, "cpu", "nvfp4", {"MUSTER_FAST": "true"}, True),
+        ({"levers": ("MUSTER_EDGE=6144",)}, "cpu", "nvfp4", {}, True),
+        ({"levers": ("MUSTER_EDGE=6144", "MUSTER_FAST=1")}, "cpu", "nvfp4", {}, False),
+        ({"levers": ("MUSTER_EDGE=junk",)}, "cpu", "nvfp4", {}, False),
+        ({"levers": ("MUSTER_NOBODY=1",)}, "cpu", "nvfp4", {}, False),
+        ({"archs": ("sm_90a",), "quants": ("fp8",)}, "sm_90a", "nvfp4", {}, False),
+    ],
+)
+def test_in_scope_holds_only_where_every_part_of_the_scope_does(
+    scope: dict[str, Any], target: str, quant: str, values: dict[str, object], expected: bool
+) -> None:
+    assert waiver(**scope).in_scope(target, quant, levers(**values)) is expected
+
+
+def test_in_scope_takes_an_arch_and_none_for_the_host() -> None:
+    assert waiver(archs=("sm_121a",)).in_scope(parse_arch("sm_121a"), "nvfp4", levers())
+    assert waiver(archs=("cpu",)).in_scope(None, "nvfp4", levers())
+
+
+UNTIL = date(2027, 6, 30)
+
+
+@pytest.mark.parametrize(
+    ("as_of", "expired", "expiring"),
+    [
+        (UNTIL - timedelta(days=31), False, False),
+        (UNTIL - timedelta(days=30), False, True),
+        (UNTIL, False, True),
+        (UNTIL + timedelta(days=1), True, False),
+        (datetime(2027, 6, 30, 23, 59, tzinfo=UTC), False, True),
+        (datetime(2027, 7, 1, 1, 0, tzinfo=timezone(timedelta(hours=2))), False, True),
+        (datetime(2027, 6, 30, 23, 0, tzinfo=timezone(timedelta(hours=-2))), True, False),
+        (date.max, True, False),
+    ],
+)
+def test_until_is_the_last_day_in_utc(as_of: date, expired: bool, expiring: bool) -> None:
+    assert waiver(until=UNTIL).is_expired(as_of) is expired
+    assert waiver(until=UNTIL).is_expiring(as_of) is expiring
+
+
+def test_waiver_without_until_never_expires() -> None:
+    assert not waiver().is_expired(date.max)
+    assert not waiver().is_expiring(date.max)
+
+
+def test_scopes_overlap_sees_two_spellings_of_a_boolean_as_one() -> None:
+    on, true, off = (waiver(levers=(f"MUSTER_FAST={value}",)) for value in ("on", "TRUE", "0"))
+    assert scopes_overlap(on, true)
+    assert not scopes_overlap(on, off)
+    assert scopes_overlap(on, waiver(levers=("MUSTER_EDGE=1",)))
+
+
+def test_scope_in_words_names_every_part() -> None:
+    scoped = waiver(archs=("sm_90a", "cpu"), levers=("MUSTER_FAST=1",))
+    assert scoped.scope == "archs sm_90a cpu, levers MUSTER_FAST=1"
+    assert waiver().scope == ""
