@@ -64,8 +64,8 @@ def build_model(
         raise
     if weights is not None and not kernels.target.is_cpu:
         raise UsageError(f"{dims.name}: weights on {kernels.target}: layers compute on cpu only, build a plan instead")
-    check_requests(dims, kernels)
     source = GivenWeights(weights) if isinstance(weights, Mapping) else weights or PlanOnly()
+    check_requests(dims, kernels, source)
     scratch = Scratch(ScratchPlan())
     ctx = LayerContext(kernels, WeightPlanner(kernels.layouts, source), scratch, max_rows)
     embedding = Embedding(ctx.for_layer("embedding"), dims.vocab, dims.hidden)
@@ -96,13 +96,14 @@ def build_ffn(ctx: LayerContext, dims: ModelDims, index: int) -> FfnComponent:
     return NoneFfn()
 
 
-def check_requests(dims: ModelDims, kernels: Lookups) -> None:
+def check_requests(dims: ModelDims, kernels: Lookups, source: WeightSource) -> None:
     """Refuse, once a model, what levers ask for and this model cannot do."""
     levers = kernels.levers
-    attention = dims.attention
-    if levers.flag("MUSTER_FP4_PROJ_DECODE") and (attention is None or attention.quant == "nvfp4"):
-        why = "has none" if attention is None else "has NVFP4 weights already: there is nothing to requantise"
-        kernels.request_failed("MUSTER_FP4_PROJ_DECODE", f"attention of {dims.name} {why}")
+    if levers.flag("MUSTER_FP4_PROJ_DECODE"):
+        stored = _attention_quant(dims, source)
+        if stored != "bf16":
+            why = f"has {stored} weights already, there is nothing to requantise" if stored else "is not there"
+            kernels.request_failed("MUSTER_FP4_PROJ_DECODE", f"attention of {dims.name} {why}")
     if dims.moe is None:
         for name in ("MUSTER_FP32_ROUTING", "MUSTER_MOE_GROUPED_DECODE"):
             if levers.flag(name):
@@ -110,3 +111,11 @@ def check_requests(dims: ModelDims, kernels: Lookups) -> None:
     if levers.flag("MUSTER_MTP_GATE_FORCE"):
         why = "its builder does not build the MTP head" if dims.mtp_layers else "it has no MTP head"
         kernels.request_failed("MUSTER_MTP_GATE_FORCE", f"{dims.name}: {why}")
+
+
+def _attention_quant(dims: ModelDims, source: WeightSource) -> str | None:
+    """Return how attention weights are stored: as found, else as the manifest says; None without attention."""
+    if dims.attention is None:
+        return None
+    first = dims.layer_kinds.index("attn")
+    return source.quant_of(f"layers.{first}.attn.q_proj") or dims.attention.quant

@@ -109,7 +109,7 @@ def stack_experts(matrices: Sequence[Nvfp4Weight], lead: tuple[int, ...]) -> Nvf
 
 
 def fuse_rows(weights: Sequence[Nvfp4Weight]) -> Nvfp4Weight | None:
-    """Put row-major weights of one K below each other; None unless their global scales are equal."""
+    """Put row-major weights of one K below each other; None unless their global scales are equal (or there is none)."""
     scales = {float(weight.global_scale_decode) for weight in weights}
     if len(scales) != 1 or any(weight.layout != nvfp4.ROW_MAJOR for weight in weights):
         return None

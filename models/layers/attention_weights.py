@@ -67,8 +67,8 @@ class AttentionLinears:
         """
         shapes = _shapes(hidden, dims)
         values = {name: _value(ctx, name, shape, quantize) for name, shape in shapes.items()}
-        inputs = [values[name] for name in ("q_proj", "k_proj", "v_proj")]
-        whole = fuse_rows(inputs) if all(value is not None for value in inputs) else None
+        inputs = [value for name in ("q_proj", "k_proj", "v_proj") if (value := values[name]) is not None]
+        whole = fuse_rows(inputs)
         own_tiles: Tiles = {} if whole is not None else tiles
 
         def make(name: str, tiles: Tiles, readers: Mapping[int, AnyHandle]) -> Nvfp4Linear:
@@ -77,7 +77,9 @@ class AttentionLinears:
 
         fused = None
         if whole is not None:
-            fused = Nvfp4Linear(ctx, ctx.spec("qkv_proj", *whole.shape, "nvfp4"), {}, tiles, value=whole)
+            fused = Nvfp4Linear(
+                ctx, ctx.spec("qkv_proj", dims.q_rows + 2 * dims.kv_dim, hidden, "nvfp4"), {}, tiles, value=whole
+            )
         q, o = make("q_proj", own_tiles, qg), make("o_proj", tiles, {})
         return cls(q, make("k_proj", own_tiles, dual), make("v_proj", own_tiles, dual), o, fused)
 

@@ -30,9 +30,8 @@ class DenseFfn:
     fp32_routing_active = False
 
     def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, quant: str) -> None:
-        self.swiglu = (
-            self._nvfp4(ctx, hidden, intermediate) if quant == "nvfp4" else self._bf16(ctx, hidden, intermediate)
-        )
+        make = self._nvfp4 if quant == "nvfp4" else self._bf16
+        self.swiglu = make(ctx, hidden, intermediate)
         self.arms: tuple[FfnArm, ...] = tuple(arm for arm in DENSE_ARMS if arm != "km" or quant == "nvfp4")
         self._forced = forced_arm(ctx, self.arms)
         self.used: Counter[str] = Counter()

@@ -74,9 +74,8 @@ def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
         "k64": kernels.first_of(*deep, required=True, when=when),
     }
     if not levers.flag("MUSTER_NO_K64_N64"):
-        found["k64_n64"] = kernels.try_kernel(
-            _TILE, "w4a16_gemm_t_k64_n64_p3", when=_both(when, "MUSTER_NO_K64_N64 is off")
-        )
+        condition = _both(when, "MUSTER_NO_K64_N64 is off")
+        found["k64_n64"] = kernels.try_kernel(_TILE, "w4a16_gemm_t_k64_n64_p3", when=condition)
     if levers[_VARIANT] == "v2":
         found["m128_v2"] = kernels.try_kernel(
             "w4a16_v2", "w4a16_gemm_t_m128_v2", when=_both(when, f"{_VARIANT}=v2"), requested_by=_VARIANT

@@ -5,7 +5,7 @@ from typing import Any
 from kernel_muster.models.dims import MoeDims
 from kernel_muster.models.layers.context import LayerContext
 
-_USER = "router"
+_USER, _FP32 = "router", "MUSTER_FP32_ROUTING"
 
 
 class Router:
@@ -17,16 +17,15 @@ class Router:
 
     def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims) -> None:
         kernels = ctx.kernels
-        gemm = kernels.kernel("gemm", "dense_gemm_bf16")
         self._softmax = kernels.kernel("moe", "moe_topk_softmax")
         self._sigmoid = None
         if moe.router == "sigmoid":
             self._sigmoid = kernels.try_kernel("moe", "moe_topk_sigmoid", when="the router is a sigmoid")
-        self.is_fp32 = ctx.levers.flag("MUSTER_FP32_ROUTING")
+        self.is_fp32 = ctx.levers.flag(_FP32)
         if self.is_fp32:
-            gemm = kernels.try_kernel(
-                "moe", "moe_router_logits_f32", when="MUSTER_FP32_ROUTING is on", requested_by="MUSTER_FP32_ROUTING"
-            )
+            gemm = kernels.try_kernel("moe", "moe_router_logits_f32", when=f"{_FP32} is on", requested_by=_FP32)
+        else:
+            gemm = kernels.kernel("gemm", "dense_gemm_bf16", when=f"{_FP32} is off")
         self._logits, self._moe, self._scratch = gemm, moe, ctx.scratch
         self.weight = ctx.planner.plan(ctx.spec("router", moe.experts, hidden, "bf16"), {"router": [gemm]})
         ctx.plan_scratch(_USER, "moe.logits", 4 * ctx.max_rows * moe.experts, (0, 1))

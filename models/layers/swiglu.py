@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layers.families import Tiers, Tiles
-from kernel_muster.models.layers.linear import Bf16Kernels, Bf16Linear, Linear, Nvfp4Linear
+from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
+from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.policy.gemv import gemv_tier
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.handles import AnyHandle
