@@ -1,0 +1,1 @@
+"""Kernels and a model of a third party."""

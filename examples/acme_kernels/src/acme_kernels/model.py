@@ -1,0 +1,107 @@
+"""A small model: embedding, gated FFN layers, LM head, capped logits. It shows where lookups belong.
+
+Every kernel is looked up here, while the model is built, and kept; decoding looks nothing up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import kernel_muster as km
+import numpy as np
+
+
+class Projection:
+    """``out = x w^T`` for few rows: x BF16 ``(M, K)``, w BF16 ``(N, K)``, out BF16 ``(M, N)``."""
+
+    def __init__(self, kernels: km.Lookups, name: str, shape: tuple[int, int], weights: Mapping[str, Any]) -> None:
+        self._one_row = kernels.kernel("gemv", "dense_gemv_bf16")
+        self._rows = kernels.try_kernel("gemv", "dense_gemv_bf16_batchm")  # optional: the audit wants it or a waiver
+        self._features, self._weight = shape[0], weights.get(f"{kernels.layer}.{name}")
+        for handle in filter(None, (self._one_row, self._rows)):
+            kernels.layouts.want(f"{kernels.layer}.{name}", handle.weight_layout, handle.key)
+        kernels.layouts.build(f"{kernels.layer}.{name}", "bf16_row_major", 2 * shape[0] * shape[1], "as loaded")
+
+    def forward(self, x: Any) -> Any:
+        """Project all rows at once where a kernel for that was found, else one by one."""
+        out = np.empty_like(x, shape=(x.shape[0], self._features))
+        if self._rows:
+            self._rows(x=x, w=self._weight, out=out)
+            return out
+        for row in range(x.shape[0]):
+            self._one_row(x=x[row : row + 1], w=self._weight, out=out[row : row + 1])
+        return out
+
+
+class Layer:
+    """Norm, gated FFN, residual; h BF16 ``(M, H)`` is changed in place."""
+
+    def __init__(self, kernels: km.Lookups, hidden: int, intermediate: int, eps: float, weights: Mapping[str, Any]):
+        self._norm = kernels.kernel("norm", "rms_norm")
+        self._silu_mul = kernels.kernel("silu", "silu_mul")
+        self._add = kernels.kernel("residual_add", "bf16_residual_add")
+        self._gate = Projection(kernels, "gate", (intermediate, hidden), weights)
+        self._up = Projection(kernels, "up", (intermediate, hidden), weights)
+        self._down = Projection(kernels, "down", (hidden, intermediate), weights)
+        self._norm_weight, self._eps = weights.get(f"{kernels.layer}.norm"), eps
+
+    def forward(self, h: Any) -> None:
+        """Add this layer's FFN to h."""
+        x = np.empty_like(h)
+        self._norm(x=h, weight=self._norm_weight, eps=self._eps, weight_offset=0.0, out=x)
+        gate, up = self._gate.forward(x), self._up.forward(x)
+        activated = np.empty_like(gate)
+        self._silu_mul(gate=gate, up=up, out=activated)
+        self._add(x=self._down.forward(activated), residual=h)
+
+
+class Head:
+    """Logits BF16 ``(M, V)``, capped, and the greedy choice."""
+
+    def __init__(self, kernels: km.Lookups, vocab: int, hidden: int, cap: float, weights: Mapping[str, Any]) -> None:
+        self._logits = Projection(kernels, "weight", (vocab, hidden), weights)
+        self._cap = cap
+        # A kill switch issues no lookup: what nobody asks for is no finding.
+        is_off = kernels.levers.flag("MUSTER_ACME_NO_SOFTCAP")
+        self._softcap = None if is_off else kernels.kernel("acme_softcap", "softcap")
+        self._argmax = kernels.kernel("argmax", "argmax_bf16")
+
+    def forward(self, h: Any) -> Any:
+        """Return the next token of each row, i32 ``(M,)``."""
+        logits = self._logits.forward(h)
+        if self._softcap is not None:
+            self._softcap(x=logits.copy(), cap=self._cap, out=logits)
+        ids = np.empty(h.shape[0], np.int32)
+        self._argmax(logits=logits, out=ids)
+        return ids
+
+
+@dataclass(frozen=True)
+class AcmeMlp:
+    """The whole model; built without weights it is a plan that cannot decode."""
+
+    gather: km.Handle | km.NullHandle
+    table: Any
+    layers: tuple[Layer, ...]
+    head: Head
+
+    def decode(self, ids: Any) -> Any:
+        """Return the next token of each of M sequences, i32 ``(M,)``, from the last ones."""
+        h = np.empty_like(self.table, shape=(len(ids), self.table.shape[1]))
+        self.gather(table=self.table, ids=ids, out=h)
+        for layer in self.layers:
+            layer.forward(h)
+        return self.head.forward(h)
+
+
+def build(manifest: Any, kernels: km.Lookups, weights: Mapping[str, Any] | None = None) -> AcmeMlp:
+    """Look every kernel up and return the model. ``weights`` are by name, as ``layers.0.gate``; None plans only."""
+    dims, given = manifest.model, weights or {}
+    layers = tuple(
+        Layer(kernels.for_layer(f"layers.{i}"), dims.hidden_size, dims.intermediate_size, dims.rms_norm_eps, given)
+        for i in range(dims.num_layers)
+    )
+    cap = manifest.extensions["x-acme"]["logits_cap"]
+    head = Head(kernels.for_layer("lm_head"), dims.vocab_size, dims.hidden_size, cap, given)
+    gather = kernels.for_layer("embedding").kernel("embedding", "gather")
+    return AcmeMlp(gather, given.get("embedding.table"), layers, head)
