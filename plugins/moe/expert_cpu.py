@@ -88,9 +88,10 @@ def pairwise_down(h: Array, ids: Array, weights: Array, w_down: Any, out: Array)
     """
     check_indices("moe_fused down", "ids", ids, w_down.shape[0])
     for token in range(out.shape[0]):
-        chosen = [w_down[expert] for expert in ids[token]]
-        y = [bf16(project(h[token, t : t + 1], w)[0]) for t, w in enumerate(chosen)]
-        out[token] = _weighted_sum(np.array(y, out.dtype).reshape(-1, out.shape[1]), weights[token])
+        y = np.empty((ids.shape[1], out.shape[1]), out.dtype)
+        for choice, expert in enumerate(ids[token]):
+            y[choice] = project(h[token, choice : choice + 1], w_down[expert])[0]
+        out[token] = _weighted_sum(y, weights[token])
 
 
 def moe_shared_gate_add(x: Array, gate_weight: Array, shared: Array, out: Array) -> None:

@@ -80,6 +80,20 @@ def test_project_with_single_ones_reads_out_the_weight():
     assert np.array_equal(read, nvfp4.dequantize(weight).astype(np.float32))
 
 
+def test_project_adds_in_the_order_of_ordered_sum_whatever_the_number_of_features():
+    # Folding pairs 2^24 with -2^24 first; from left to right the first 1 would be lost.
+    row = np.array([2.0**24, 1, -(2.0**24), 1], BF16)
+    for features in (1, 3, 64):
+        assert (project(np.ones((2, 4), BF16), Bf16Weight(np.tile(row, (features, 1)))) == 2).all()
+
+
+def test_project_of_one_feature_has_the_bits_it_has_among_others():
+    rng = np.random.default_rng(15)
+    x, values = random_x(rng, 2, 1000), rng.standard_normal((33, 1000)).astype(BF16)
+    together = project(x, Bf16Weight(values))
+    assert np.array_equal(together, np.hstack([project(x, Bf16Weight(row[None])) for row in values]))
+
+
 # w4a16 and the GEMV forms
 
 
