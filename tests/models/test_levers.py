@@ -1,0 +1,63 @@
+from collections.abc import Callable
+
+import pytest
+from kernel_muster.models.levers import MODEL_LEVERS
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.levers import Levers, read_levers
+
+BY_NAME = {lever.name: lever for lever in MODEL_LEVERS}
+CARRIED = {
+    "MUSTER_W4A16_VARIANT", "MUSTER_W4A16_K64_MIN_K", "MUSTER_NO_W4A16_K64", "MUSTER_NO_TGEMM_PIPELINE3",
+    "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_MOE_GROUPED_DECODE", "MUSTER_MOE_GROUPED_DECODE",
+    "MUSTER_FP32_ROUTING", "MUSTER_FP4_PROJ_DECODE", "MUSTER_QKV_ARM", "MUSTER_MTP_GATE_FORCE",
+    "MUSTER_DFLASH_COMMIT_CTX",
+}  # fmt: skip
+KILLS = ["MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64"]
+
+
+def test_levers_are_all_there_and_one_forces_an_ffn_arm() -> None:
+    assert set(BY_NAME) == CARRIED | {"MUSTER_FFN_ARM"}
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_lever_is_well_formed_and_its_default_fits_its_grammar(name: str) -> None:
+    lever = BY_NAME[name]
+    assert lever.problems() == []
+    assert lever.default is None or lever.parse(lever.default) == lever.default
+    values = {"bool": (True, False), "enum": lever.choices}.get(lever.kind, ())
+    assert set(lever.effects) <= set(values)
+    if lever.kind == "bool":
+        assert set(lever.effects) == {True, False}
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_kill_switch_off_says_that_the_kernel_is_kept(make_levers: Callable[..., Levers], name: str) -> None:
+    short = name.removeprefix("MUSTER_")
+    assert "kernel kept" in make_levers(**{short: "0"}).setting(name).effect
+    assert "kernel kept" not in make_levers(**{short: "1"}).setting(name).effect
+
+
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n.startswith("MUSTER_NO_") or n.endswith(("MIN_K", "ARM"))])
+def test_lever_over_a_threshold_names_the_measured_chip(name: str) -> None:
+    assert name == "MUSTER_FFN_ARM" or BY_NAME[name].evidence.startswith("GB10 (sm_121a")
+
+
+@pytest.mark.parametrize("name", ["MUSTER_MOE_GROUPED_DECODE", "MUSTER_MTP_GATE_FORCE", "MUSTER_FFN_ARM"])
+def test_lever_that_forces_is_diagnostic(name: str) -> None:
+    assert BY_NAME[name].diagnostic
+
+
+@pytest.mark.parametrize(("name", "junk"), [
+    ("MUSTER_W4A16_K64_MIN_K", "deep"), ("MUSTER_W4A16_K64_MIN_K", "0"), ("MUSTER_W4A16_VARIANT", "v4"),
+    ("MUSTER_QKV_ARM", "Tiled"), ("MUSTER_NO_K64_N64", "yes"),
+])  # fmt: skip
+def test_lever_junk_is_refused(name: str, junk: str) -> None:
+    _, findings = read_levers(MODEL_LEVERS, [("environment", {name: junk})])
+    assert [(finding.code, finding.subject) for finding in findings] == [("BAD_LEVER", name)]
+
+
+def test_plugin_offers_levers_builder_and_manifests(catalog: Catalog) -> None:
+    assert set(BY_NAME) <= {lever.name for lever in catalog.levers}
+    assert any({"qwen3_5", "qwen3_6_moe", "qwen3_5_moe"} <= set(b.model_types) for b in catalog.builders)
+    assert all(builder.maturity == "partial" for builder in catalog.builders)
+    assert any((folder / "qwen3.6-27b" / "MODEL.toml").is_file() for folder in catalog.manifest_folders)
