@@ -20,10 +20,12 @@ class PlannedWeight:
         return bool(handle) and handle.weight_layout in self.layouts
 
     def copy_for(self, handle: AnyHandle) -> Any:
-        """Return the copy that a kernel reads; UsageError if there is none."""
+        """Return the copy that a kernel reads; UsageError if there is none, NullKernelError if there is no kernel."""
         layout = handle.weight_layout
         if layout in self._copies:
             return self._copies[layout]
+        if not isinstance(handle, Handle):
+            handle.prepare_weight(None)  # raises NullKernelError with key, reason, waiver and site
         if layout in self.layouts:
             raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
         raise UsageError(f"{self.spec.name}: no copy in layout {layout}, which {handle.key} reads")

@@ -17,11 +17,11 @@ Tiles = Mapping[TileName, AnyHandle]
 
 @dataclass(frozen=True)
 class Bf16Kernels:
-    """Kernels of an unquantised projection: one row, up to 16 rows, any number."""
+    """Kernels of an unquantised projection: one row, up to 16 rows, any number (None: the site has no GEMM)."""
 
     single: AnyHandle
     batchm: AnyHandle
-    gemm: AnyHandle
+    gemm: AnyHandle | None
 
 
 @track_caller

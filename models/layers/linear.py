@@ -11,7 +11,7 @@ from typing import Any
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
 from kernel_muster.models.layout import PlannedWeight
-from kernel_muster.models.policy.gemv import bf16_arm, gemv_chunks, gemv_tier, is_chunked
+from kernel_muster.models.policy.gemv import bf16_arm, gemv_chunks, gemv_tier, is_chunked, row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.tile import GemmShape, choose_tile
 from kernel_muster.models.weights import WeightSpec
@@ -68,30 +68,36 @@ class Bf16Linear:
     """A projection with BF16 weights."""
 
     def __init__(self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels) -> None:
-        few = [kernels.single, kernels.batchm]
-        self.weight: PlannedWeight = ctx.planner.plan(spec, {DECODE: few, "GEMM": [kernels.gemm]})
+        whole = [] if kernels.gemm is None else [kernels.gemm]
+        self.weight: PlannedWeight = ctx.planner.plan(spec, {DECODE: [kernels.single, kernels.batchm], "GEMM": whole})
         self.used: Counter[str] = Counter()
-        self._arms = {"gemv": kernels.single, "batchm": kernels.batchm, "gemm": kernels.gemm}
+        self._kernels = kernels
         self._has_batch = self.weight.serves(kernels.batchm)
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
         """Project through the arm that policy chooses."""
-        self._launch(bf16_arm(x.shape[0], self._has_batch), x, out)
+        arm = bf16_arm(x.shape[0], self._has_batch, self._kernels.gemm is not None)
+        if arm == "gemm":
+            self.gemm(x, out, phase)
+        else:
+            self._launch(self._kernels.batchm if arm == "batchm" else self._kernels.single, arm, x, out)
 
     def gemv(self, x: Any, out: Any) -> None:
         """Project through the kernels for few rows where they reach."""
-        self._launch(bf16_arm(x.shape[0], self._has_batch), x, out)
+        self.forward(x, out, "decode")
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project all rows with one GEMM."""
-        self._launch("gemm", x, out)
+        """Project all rows with one GEMM; a site without one projects row by row."""
+        handle = self._kernels.gemm
+        self._launch(*((self._kernels.single, "gemv") if handle is None else (handle, "gemm")), x, out)
 
-    def _launch(self, arm: str, x: Any, out: Any) -> None:
-        if x.shape[0] == 0:
-            return
-        handle = self._arms[arm]
-        handle(x=x, w=self.weight.copy_for(handle), out=out)
-        self.used[arm] += 1
+    def _launch(self, handle: AnyHandle, arm: str, x: Any, out: Any) -> None:
+        w = self.weight.copy_for(handle)
+        start = 0
+        for size in row_tiles(x.shape[0], 1 if arm == "gemv" else max(x.shape[0], 1)):
+            handle(x=x[start : start + size], w=w, out=out[start : start + size])
+            self.used[arm] += 1
+            start += size
 
 
 Linear = Nvfp4Linear | Bf16Linear

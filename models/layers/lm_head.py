@@ -29,7 +29,7 @@ class LmHead:
         else:
             single = kernels.kernel("gemv", "dense_gemv_bf16", when=_BF16)
             batchm = kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=_BF16)
-            self.linear = Bf16Linear(ctx, spec, Bf16Kernels(single, batchm, batchm))
+            self.linear = Bf16Linear(ctx, spec, Bf16Kernels(single, batchm, None))
         self._argmax = kernels.kernel("argmax", "argmax_bf16")
 
     def forward(self, x: Any) -> Any:

@@ -67,8 +67,11 @@ def is_chunked(rows: int, phase: Phase, available: Collection[int], arch: str) -
     return phase == "decode" and WIDEST_TIER in available and WIDEST_TIER < rows <= CHUNKED_ROWS.at(arch)
 
 
-def bf16_arm(rows: int, has_batch: bool) -> str:
-    """Return the arm of an unquantised projection: ``gemv`` at one row, ``batchm`` to 16 where it is, else ``gemm``."""
-    if rows == 1:
-        return "gemv"
-    return "batchm" if has_batch and rows <= WIDEST_TIER else "gemm"
+def bf16_arm(rows: int, has_batch: bool, has_gemm: bool = True) -> str:
+    """Return the arm of an unquantised projection: ``batchm`` for 2 to 16 rows where it is, else ``gemm``.
+
+    One row is ``gemv``, and so is each row of a site that has nothing else.
+    """
+    if rows != 1 and has_batch and rows <= WIDEST_TIER:
+        return "batchm"
+    return "gemm" if rows != 1 and has_gemm else "gemv"

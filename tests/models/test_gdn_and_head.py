@@ -1,0 +1,100 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_muster.models.dims import GdnDims, ModelDims
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.embedding import Embedding
+from kernel_muster.models.layers.gdn import Gdn
+from kernel_muster.models.layers.lm_head import LmHead
+from kernel_muster.models.weights import SyntheticWeights, WeightSpec
+from kernel_muster.registry.errors import ContractError, UsageError
+
+Make = Callable[..., LayerContext]
+ROWS = [*range(1, 21), 33]
+H, GDN = 48, GdnDims(key_heads=2, key_dim=8, value_heads=4, value_dim=16, conv_width=4)
+
+
+def gdn(ctx: LayerContext, quant: Any = "nvfp4") -> Gdn:
+    return Gdn(ctx, ModelDims("tiny", H, 32, ("gdn",), "none", quant, 1e-6, 1.0, None, GDN, 0, None, 0), GDN)
+
+
+def parts(rows: Any) -> tuple[Any, Any]:
+    """Take the grouped rows apart, one key head and one part at a time."""
+    q, k, v, z = [], [], [], []
+    for head in np.split(rows, GDN.key_heads, axis=1):
+        pieces = np.split(head, [8, 16, 48], axis=1)
+        for into, piece in zip((q, k, v, z), pieces, strict=True):
+            into.append(piece)
+    return np.concatenate([*q, *k, *v], axis=1), np.concatenate(z, axis=1)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("quant", ["nvfp4", "bf16"])
+def test_gdn_projections_match_float64(make_context: Make, exact: Any, rows: int, quant: str) -> None:
+    layer = gdn(make_context(), quant)
+    x = exact.rows(rows, H)
+    found = layer.project(x, "decode")
+    value, bound = (parts(a) for a in exact.project(x, exact.weight(layer.qkvz)))
+    exact.assert_close(found.qkv, value[0], bound[0])
+    exact.assert_close(found.z, value[1], bound[1])
+    exact.assert_close(found.ba, *exact.project(x, exact.weight(layer.ba)))
+
+
+def test_gdn_rows_are_bit_identical_to_the_fused_launch_of_one(make_context: Make, exact: Any) -> None:
+    layer = gdn(make_context())
+    x = exact.rows(5, H)
+    many, ones = layer.project(x, "decode"), [layer.project(x[m : m + 1], "decode") for m in range(5)]
+    for name in ("qkv", "z", "ba"):
+        assert getattr(many, name).tobytes() == np.concatenate([getattr(one, name) for one in ones]).tobytes()
+    assert layer.qkvz.used == {"gemv5": 1}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+def test_gdn_output_matches_float64(make_context: Make, exact: Any, rows: int) -> None:
+    layer = gdn(make_context())
+    mixed, z = exact.rows(rows, GDN.z_dim), exact.rows(rows, GDN.z_dim, 1)
+    weight = SyntheticWeights(3).find(WeightSpec("layers.0.test.norm", (16,), "array")).astype(np.float64)
+    heads, gate = (a.astype(np.float64).reshape(rows, 4, 16) for a in (mixed, z))
+    normed = heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + 1e-6) * weight * gate / (1 + np.exp(-gate))
+    normed = normed.reshape(rows, -1)
+    expected = exact.project(normed, exact.weight(layer.out), 2.0**-8 * np.abs(normed) + 1e-6)
+    exact.assert_close(layer.output(mixed, z, "decode"), *expected)
+
+
+@pytest.mark.parametrize("rows", [*ROWS, 40])
+@pytest.mark.parametrize("quant", ["nvfp4", "bf16"])
+def test_lm_head_matches_float64_in_chunks_of_16(make_context: Make, exact: Any, rows: int, quant: str) -> None:
+    head = LmHead(make_context(), 50, H, quant)
+    x = exact.rows(rows, H)
+    logits = head.forward(x)
+    exact.assert_close(logits, *exact.project(x, exact.weight(head.linear)))
+    assert head.greedy(logits).tolist() == np.argmax(logits.astype(np.float64), axis=1).tolist()
+    if quant == "nvfp4" and rows == 40:
+        assert head.linear.used == {"gemv16": 2, "gemv8": 1}
+
+
+def test_lm_head_without_batch_tiers_goes_row_by_row(make_context: Make, exact: Any) -> None:
+    missing = tuple(f"w4a16_gemv::w4a16_gemv_batch{n}" for n in (2, 3, 4, 5, 6, 7, 8, 16))
+    head = LmHead(make_context(without=missing), 50, H, "nvfp4")
+    x = exact.rows(4, H)
+    exact.assert_close(head.forward(x), *exact.project(x, exact.weight(head.linear)))
+    assert head.linear.used == {"gemv1": 4}
+
+
+def test_lm_head_bf16_without_batchm_goes_row_by_row(make_context: Make, exact: Any) -> None:
+    head = LmHead(make_context(without=("gemv::dense_gemv_bf16_batchm",)), 50, H, "bf16")
+    x = exact.rows(4, H)
+    exact.assert_close(head.forward(x), *exact.project(x, exact.weight(head.linear)))
+    assert head.linear.used == {"gemv": 4}
+
+
+def test_embedding_gathers_rows_and_refuses_foreign_ids(make_context: Make) -> None:
+    embedding = Embedding(make_context(), 32, H)
+    ids = np.array([31, 0, 7], np.int32)
+    assert embedding.forward(ids).tobytes() == embedding.table[ids].tobytes()
+    with pytest.raises(ContractError, match="32"):
+        embedding.forward(np.array([32], np.int32))
+    with pytest.raises(UsageError, match="planned without weights"):
+        Embedding(make_context(None), 32, H).forward(ids)
