@@ -1,8 +1,33 @@
-"""The text report."""
+"""The text report: plain ASCII, for logs, files and exceptions."""
 
+from collections.abc import Iterator
+
+from kernel_muster.audit.render_plain import ascii_only, columns
+from kernel_muster.audit.render_sections import Entry, Section, headline, sections
 from kernel_muster.audit.report import Report
 
 
-def render_text(report: Report) -> str:
-    """Return the report as plain text."""
-    return "\n".join(f"{f.code} {f.subject}: {f.why}" for f in report.findings)
+def render_text(report: Report, *, verbose: bool = False) -> str:
+    """Return the report as plain ASCII: the verdict, what to do about it, and the verdict again."""
+    lines = [headline(report), ""]
+    for section in sections(report, verbose=verbose):
+        lines += [section.title, *_body(section), ""]
+    return ascii_only("\n".join((*lines, headline(report))))
+
+
+def _body(section: Section) -> Iterator[str]:
+    for entry in section.entries:
+        yield from entry_lines(entry)
+    for line in section.lines:
+        yield f"  {line}"
+    if section.table is not None:
+        yield from columns(section.table.header, section.table.rows, indent="  ")
+
+
+def entry_lines(entry: Entry) -> Iterator[str]:
+    """Yield one numbered finding."""
+    yield f"{entry.number:3}. {entry.code} {entry.subject}"
+    width = max(len(label) for label, _ in entry.fields)
+    for label, lines in entry.fields:
+        for position, line in enumerate(lines):
+            yield f"     {label if position == 0 else '':{width}}  {line}"

@@ -1,0 +1,234 @@
+"""What a report says, and in which order: the text, Markdown and terminal renderers share these sections."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kernel_muster.audit.render_plain import fold_layers, plural, size_text
+from kernel_muster.audit.report import FindingRow, KernelRow, LeverRow, Report
+
+#: What is cut in a finding unless all of it is asked for; the JSON report always has everything.
+MOST_LINES = 20
+_ARCH = re.compile(r"\bsm_\d+[af]?\b")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finding: its number, code and subject, and labelled lines."""
+
+    number: int
+    code: str
+    subject: str
+    fields: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of the report; ``tone`` is the severity that colours it."""
+
+    title: str
+    tone: str = ""
+    entries: tuple[Entry, ...] = ()
+    lines: tuple[str, ...] = ()
+    table: Table | None = None
+
+
+def tone_of(report: Report) -> str:
+    """Return the severity that colours the verdict; empty for a plain pass."""
+    return "refuse" if not report.passed or not report.complete else "warn" if report.degraded else ""
+
+
+def headline(report: Report) -> str:
+    """Return the verdict in one line."""
+    subject = f"{report.model or '(no model)'} on {target_text(report)}"
+    counts = report.counts
+    rest = f"{plural(counts.warnings, 'warning')}, {plural(counts.notes, 'note')}"
+    if not report.passed:
+        return f"REFUSED: {subject}: {plural(counts.refusing, 'finding')} to act on, {rest}"
+    if not report.complete:
+        return f"INCOMPLETE: {subject}: the model was not built to its end, so that nothing is proven; {rest}"
+    asked = f"{plural(counts.keys, 'kernel')} asked for, {counts.waived} waived"
+    if report.degraded:
+        allowed = ", ".join(f.subject for f in report.findings if f.allowed)
+        return f"PASSED, DEGRADED: {subject}: absent and allowed by --dangerously-allow-unresolved: {allowed}; {rest}"
+    return f"PASSED: {subject}: {asked}; {rest}"
+
+
+def target_text(report: Report) -> str:
+    """Return the target with its architecture and device."""
+    more = [text for text in (report.arch, report.device) if text and text != report.target]
+    return (report.target or "(no target)") + (f" ({', '.join(more)})" if more else "")
+
+
+def sections(report: Report, *, verbose: bool = False) -> Iterator[Section]:
+    """Yield the sections: what must be acted on first, then what is worth knowing, then what it rests on."""
+    yield from _finding_sections(report, verbose)
+    yield from _waivers(report, verbose)
+    yield from _levers(report, verbose)
+    yield from _kernels(report, verbose)
+    yield from _plugins(report, verbose)
+    yield from _layouts(report)
+    yield _basis(report)
+
+
+def _finding_sections(report: Report, verbose: bool) -> Iterator[Section]:
+    groups = (
+        ("To act on", "refuse", [f for f in report.findings if f.severity == "refuse" and not f.allowed]),
+        ("Allowed for this boot by --dangerously-allow-unresolved", "warn", [f for f in report.findings if f.allowed]),
+        ("Warnings", "warn", [f for f in report.findings if f.severity == "warn" and not f.allowed]),
+        ("Notes", "note", [f for f in report.findings if f.severity == "note" and not f.allowed]),
+    )
+    number = 0
+    for title, tone, findings in groups:
+        if not findings:
+            continue
+        codes = Counter(finding.code for finding in findings)
+        entries = tuple(_entry(number + n, finding, verbose) for n, finding in enumerate(findings, 1))
+        number += len(findings)
+        counted = ", ".join(f"{count} {code}" for code, count in codes.items())
+        yield Section(f"{title}: {counted}", tone, entries)
+
+
+def _entry(number: int, finding: FindingRow, verbose: bool) -> Entry:
+    fields = (
+        ("what", (finding.title,)),
+        ("why", tuple(finding.why.splitlines())),
+        ("layers", (fold_layers(finding.layers),) if finding.layers else ()),
+        ("where", finding.where),
+        ("remedy", finding.remedies),
+        ("explains", _cut(finding.explains, verbose)),
+        ("log", _cut(finding.log.splitlines(), verbose)),
+    )
+    return Entry(number, finding.code, finding.subject, tuple((label, lines) for label, lines in fields if lines))
+
+
+def _cut(lines: Iterable[str], verbose: bool) -> tuple[str, ...]:
+    whole = tuple(lines)
+    if verbose or len(whole) <= MOST_LINES:
+        return whole
+    return (*whole[:MOST_LINES], f"... ({len(whole) - MOST_LINES} more lines: --verbose, or --format json)")
+
+
+def _kernels(report: Report, verbose: bool) -> Iterator[Section]:
+    if not report.kernels:
+        return
+    served = {row.served_by: _provider(row) for row in report.kernels if row.served_by}
+    providers = Counter(served.values())
+    lines = [f"{plural(count, 'key')} served by {provider}" for provider, count in sorted(providers.items())]
+    lines += [f"{' > '.join(row.chain)}: {row.served_by} serves" for row in report.kernels if row.outcome == "fallback"]
+    counts = report.counts
+    title = f"Kernels: {plural(counts.keys, 'key')} asked for {plural(counts.lookups, 'time')}"
+    header = ("KEY OR CHAIN", "KIND", "OUTCOME", "SERVED BY", "PROVIDER", "STAGE", "TIMES", "LAYERS", "WHEN")
+    table = Table(header, tuple(map(_kernel_cells, report.kernels))) if verbose else None
+    yield Section(title, lines=tuple(lines), table=table)
+
+
+def _provider(row: KernelRow) -> str:
+    return f"{row.distribution} {row.version}".strip() + f" (tier {row.tier}, {row.backend or 'unknown backend'})"
+
+
+def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
+    return (
+        " > ".join(row.chain) or row.key,
+        row.kind,
+        row.outcome,
+        row.served_by or "-",
+        _provider(row) if row.served_by else "-",
+        row.stage or "-",
+        str(sum(row.sites.values())),
+        fold_layers(row.layers) or "-",
+        row.when or "always",
+    )
+
+
+def _waivers(report: Report, verbose: bool) -> Iterator[Section]:
+    if not report.waivers:
+        return
+    hint = "" if verbose else " (reasons: --verbose)"
+    lines = [
+        f"{w.key}: {w.reason} ({w.where}{f', until {w.until}' if w.until else ''})" if verbose else w.key
+        for w in report.waivers
+    ]
+    yield Section(f"Waived: {plural(len(report.waivers), 'absent kernel')}{hint}", lines=tuple(lines))
+
+
+def lever_text(row: LeverRow) -> str:
+    """Return ``MUSTER_NO_X=0 (environment) -> kernel kept``."""
+    value = " unset" if row.value is None else f"={value_text(row.value)} ({row.origin})"
+    effect = f" -> {row.effect}" if row.effect else ""
+    return f"{row.name}{value}{effect}{' [diagnostic: not for serving]' if row.diagnostic else ''}"
+
+
+def value_text(value: bool | int | str | None) -> str:
+    """Return a lever's value as one would set it."""
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def foreign_evidence(row: LeverRow, arch: str) -> str:
+    """Return where a lever's threshold was measured, if that is another chip than this one."""
+    measured = _ARCH.findall(row.evidence)
+    if arch in ("", "cpu") or not measured or arch in measured:
+        return ""
+    return row.evidence.partition(":")[0]
+
+
+def _levers(report: Report, verbose: bool) -> Iterator[Section]:
+    if not report.levers:
+        return
+    shown = [row for row in report.levers if verbose or row.origin != "built-in"]
+    lines = [lever_text(row) for row in shown] or ["all at their built-in values"]
+    elsewhere: dict[str, list[str]] = {}
+    for row in report.levers:
+        if chip := foreign_evidence(row, report.arch):
+            elsewhere.setdefault(chip, []).append(row.name)
+    lines += [
+        f"thresholds measured on {chip}, not on {report.arch}; measure again: {', '.join(names)}"
+        for chip, names in sorted(elsewhere.items())
+    ]
+    yield Section("Levers", lines=tuple(lines))
+
+
+def _plugins(report: Report, verbose: bool) -> Iterator[Section]:
+    rows = report.plugins if verbose else [row for row in report.plugins if row.status != "loaded" or row.notes]
+    lines = [
+        f"{row.name} {row.status}: {f'{row.distribution} {row.version}'.strip()}, {plural(row.kernels, 'key')}"
+        + "".join(f"; {note}" for note in row.notes)
+        for row in rows
+    ]
+    counted = Counter(row.status for row in report.plugins)
+    title = "Plugins: " + ", ".join(f"{count} {status}" for status, count in sorted(counted.items(), reverse=True))
+    if report.plugins:
+        yield Section(title, lines=tuple(lines))
+
+
+def _layouts(report: Report) -> Iterator[Section]:
+    sizes: dict[str, list[int]] = {}
+    for row in report.layouts:
+        sizes.setdefault(row.layout, []).append(row.size_bytes)
+    if sizes:
+        total = size_text(sum(map(sum, sizes.values())))
+        lines = [f"{layout}: {plural(len(s), 'weight')}, {size_text(sum(s))}" for layout, s in sorted(sizes.items())]
+        yield Section(f"Copies of weights: {total}", lines=tuple(lines))
+
+
+def _basis(report: Report) -> Section:
+    asked = f" (asked for: {report.stage_asked})" if report.stage_asked else ""
+    facts = (
+        ("manifest", report.manifest),
+        ("quant", report.quant),
+        ("profile", report.profile),
+        ("as of", report.as_of),
+        ("stage", report.stage_reached + asked),
+        ("set hash", report.set_hash),
+        ("kernel-muster", report.muster_version),
+    )
+    return Section("Basis", lines=tuple(f"{name}: {value}" for name, value in facts if value))

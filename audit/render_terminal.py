@@ -1,0 +1,65 @@
+"""The report on a terminal: the same sections in colour. The only renderer that imports rich."""
+
+from typing import TextIO
+
+from kernel_muster.audit.render_plain import printable
+from kernel_muster.audit.render_sections import Entry, Section, Table, headline, sections, tone_of
+from kernel_muster.audit.report import Report
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+_STYLES = {"refuse": "bold red", "warn": "yellow", "note": "cyan"}
+_LABELS = {"remedy": "green", "log": "dim", "explains": "dim"}
+
+
+def print_report(report: Report, file: TextIO, *, verbose: bool = False) -> None:
+    """Print the report in colour, wrapped to the terminal's width."""
+    console = Console(file=file, highlight=False, soft_wrap=False)
+    verdict = _text(headline(report), _STYLES.get(tone_of(report), "bold green"))
+    console.print(verdict)
+    for section in sections(report, verbose=verbose):
+        console.print()
+        _print_section(console, section)
+    console.print()
+    console.print(verdict)
+
+
+def _print_section(console: Console, section: Section) -> None:
+    console.print(_text(section.title, _STYLES.get(section.tone, "bold")))
+    for entry in section.entries:
+        _print_entry(console, entry, _STYLES.get(section.tone, "bold"))
+    for line in section.lines:
+        console.print(Padding(_text(line), (0, 0, 0, 2)))
+    if section.table is not None:
+        console.print(rich_table(section.table))
+
+
+def _print_entry(console: Console, entry: Entry, style: str) -> None:
+    title = Text(f"{entry.number:3}. ")
+    title.append(entry.code, style)
+    title.append(f" {printable(entry.subject)}", "bold")
+    console.print(title)
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, lines in entry.fields:
+        for position, line in enumerate(lines):
+            grid.add_row(label if position == 0 else "", _text(line, _LABELS.get(label, "")))
+    console.print(Padding(grid, (0, 0, 0, 5)))
+
+
+def rich_table(table: Table) -> RichTable:
+    """Return a table whose cells are taken literally."""
+    made = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    for name in table.header:
+        made.add_column(name, overflow="fold")
+    for row in table.rows:
+        made.add_row(*map(_text, row))
+    return made
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
