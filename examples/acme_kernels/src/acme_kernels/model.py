@@ -18,7 +18,7 @@ class Projection:
         self._one_row = kernels.kernel("gemv", "dense_gemv_bf16")
         self._rows = kernels.try_kernel("gemv", "dense_gemv_bf16_batchm")  # optional: the audit wants it or a waiver
         self._features, self._weight = shape[0], weights.get(f"{kernels.layer}.{name}")
-        for handle in filter(None, (self._one_row, self._rows)):
+        for handle in (self._one_row, self._rows):
             kernels.layouts.want(f"{kernels.layer}.{name}", handle.weight_layout, handle.key)
         kernels.layouts.build(f"{kernels.layer}.{name}", "bf16_row_major", 2 * shape[0] * shape[1], "as loaded")
 
