@@ -82,7 +82,8 @@ def test_is_chunked_only_between_17_and_32_rows_of_decode(rows: int, phase: str,
 
 
 @pytest.mark.parametrize(("rows", "has_batch", "arm"), [
-    (1, True, "gemv"), (0, True, "batchm"), (2, True, "batchm"), (16, True, "batchm"), (17, True, "gemm"), (2, False, "gemm"),
+    (1, True, "gemv"), (0, True, "batchm"), (2, True, "batchm"), (16, True, "batchm"), (17, True, "gemm"),
+    (2, False, "gemm"),
 ])  # fmt: skip
 def test_bf16_arm_follows_rows(rows: int, has_batch: bool, arm: str) -> None:
     assert bf16_arm(rows, has_batch) == arm

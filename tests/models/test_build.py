@@ -1,0 +1,143 @@
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_muster.MODEL_toml.schema import ModelTable
+from kernel_muster.models.build import MODEL_TYPES, build_model
+from kernel_muster.models.dims import model_dims
+from kernel_muster.models.layers.ffn import NoneFfn
+from kernel_muster.models.weights import SyntheticWeights
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.target import Target
+
+Make = Callable[..., LookupSession]
+TINY: dict[str, Any] = {
+    "name": "tiny", "quant": "nvfp4", "model_type": "qwen3_5", "hidden_size": 64, "num_layers": 2,
+    "layer_pattern": ["gdn", "full"], "ffn": "dense", "intermediate_size": 96, "vocab_size": 48, "rms_norm_eps": 1e-6,
+    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 64, "gated": True},
+    "gdn": {"key_heads": 2, "key_dim": 16, "value_heads": 4, "value_dim": 16, "conv_width": 4},
+    "rope": {"theta": 1e7, "partial_factor": 0.25},
+}  # fmt: skip
+MOE = {"ffn": "moe", "intermediate_size": None, "moe": {"experts": 4, "top_k": 2, "intermediate_size": 32}}
+
+
+def manifest(**changes: Any) -> Any:
+    table = {key: value for key, value in {**TINY, **changes}.items() if value is not None}
+    return SimpleNamespace(model=ModelTable.model_validate(table))
+
+
+@pytest.mark.parametrize("changes", [{}, MOE, {"ffn": "none", "intermediate_size": None}, {"quant": "bf16"}])
+def test_built_model_computes_through_every_layer(make_session: Make, changes: dict[str, Any]) -> None:
+    model = build_model(manifest(**changes), Lookups(make_session()), SyntheticWeights(), max_rows=8)
+    gdn, full = model.layers
+    for rows in (1, 5):
+        x = model.embedding.forward(np.arange(rows, dtype=np.int32))
+        gdn.mixer.input_norm.forward(x, normed := np.empty_like(x))
+        inputs = gdn.mixer.project(normed, "decode")  # type: ignore[union-attr]
+        x = gdn.ffn.forward(gdn.mixer.output(inputs.z, inputs.z, "decode"), "decode")  # type: ignore[call-arg,arg-type]
+        found = full.mixer.qkv(x, "decode")  # type: ignore[union-attr]
+        x = full.ffn.forward(full.mixer.output(np.ascontiguousarray(found.q), found.gate, "decode"), "decode")
+        logits = model.lm_head.forward(x)
+        assert logits.shape == (rows, 48)
+        assert np.isfinite(logits.astype(np.float64)).all()
+        assert model.lm_head.greedy(logits).shape == (rows,)
+    assert model.maturity == "partial"
+    assert isinstance(full.ffn, NoneFfn) == (changes.get("ffn") == "none")
+
+
+def test_weights_given_by_name_equal_the_synthetic_ones(make_session: Make) -> None:
+    class Recorder(SyntheticWeights):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.found: dict[str, Any] = {}
+
+        def find(self, spec: Any) -> Any:
+            self.found[spec.name] = super().find(spec)
+            return self.found[spec.name]
+
+    source = Recorder()
+    first = build_model(manifest(), Lookups(make_session()), source, max_rows=4)
+    second = build_model(manifest(), Lookups(make_session()), source.found, max_rows=4)
+    ids = np.array([3, 1], np.int32)
+    x = first.embedding.forward(ids)
+    for layers in zip(first.layers, second.layers, strict=True):
+        outputs = [layer.ffn.forward(x, "decode").tobytes() for layer in layers]
+        assert outputs[0] == outputs[1]
+    del source.found["layers.1.ffn.down_proj"]
+    with pytest.raises(UsageError, match=r"layers\.1\.ffn\.down_proj: no such weight, expected nvfp4 \(64, 96\)"):
+        build_model(manifest(), Lookups(make_session()), source.found)
+
+
+@pytest.mark.parametrize(("lever", "changes", "why"), [
+    ("FP4_PROJ_DECODE", {}, "attention of tiny has nvfp4 weights already"),
+    ("FP4_PROJ_DECODE", {"layer_pattern": ["gdn"], "attention": None, "rope": None}, "attention of tiny is not there"),
+    ("FP32_ROUTING", {}, "tiny has no experts"),
+    ("MOE_GROUPED_DECODE", {}, "tiny has no experts"),
+    ("MTP_GATE_FORCE", {}, "it has no MTP head"),
+    ("MTP_GATE_FORCE", {"mtp": {"layers": 1}}, "does not build the MTP head"),
+])  # fmt: skip
+def test_lever_that_the_model_cannot_honour_is_one_failed_request(
+    make_session: Make, lever: str, changes: dict[str, Any], why: str
+) -> None:
+    session = make_session(**{lever: True})
+    build_model(manifest(**changes), Lookups(session))
+    (request,) = session.requests
+    assert request.lever == f"MUSTER_{lever}"
+    assert why in request.why
+    assert "models/build.py" in request.site
+
+
+@pytest.mark.parametrize("lever", ["NO_MOE_GROUPED_DECODE", "NO_K64_N64"])
+def test_kill_switch_that_kills_nothing_here_is_no_failed_request(make_session: Make, lever: str) -> None:
+    session = make_session(**{lever: True})
+    build_model(manifest(), Lookups(session))
+    assert session.requests == ()
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"quant": "fp8"}, "quant is fp8, the layers take nvfp4 and bf16"),
+    ({"vocab_size": None}, "model.vocab_size is missing"),
+    ({"hidden_size": 72}, "hidden_size is 72, expected a multiple of 16"),
+    ({"attention": {"heads": 4, "kv_heads": 2, "head_dim": 48}}, "head_dim is 48, expected one of 64, 128, 256"),
+    ({**MOE, "moe": {"experts": 2048, "top_k": 33, "intermediate_size": 32}}, "experts is 2048"),
+    ({**MOE, "moe": {"experts": 2048, "top_k": 33, "intermediate_size": 32}}, "top_k is 33"),
+    ({**MOE, "moe": {**MOE["moe"], "renormalise": False}}, "renormalise is false"),  # type: ignore[dict-item]
+    ({**MOE, "quant": "bf16"}, "the expert kernels take nvfp4"),
+])  # fmt: skip
+def test_model_that_cannot_be_built_is_an_error_and_a_finding(
+    make_session: Make, changes: dict[str, Any], message: str
+) -> None:
+    session = make_session()
+    with pytest.raises(UsageError, match=message):
+        build_model(manifest(**changes), Lookups(session))
+    (request,) = session.requests
+    assert message in request.why
+
+
+def test_dims_derive_the_projections_of_the_shipped_shapes() -> None:
+    attention = {"heads": 24, "kv_heads": 4, "head_dim": 256, "gated": True}
+    gdn = {"key_heads": 16, "key_dim": 128, "value_heads": 48, "value_dim": 128, "conv_width": 4}
+    dims = model_dims(manifest(hidden_size=5120, intermediate_size=17408, attention=attention, gdn=gdn))
+    assert dims.attention is not None
+    assert dims.gdn is not None
+    assert (dims.attention.q_rows, dims.attention.kv_dim, dims.attention.q_dim) == (12288, 1024, 6144)
+    assert (dims.gdn.qkvz_rows, dims.gdn.qkv_dim, dims.gdn.z_dim, dims.gdn.ba_rows) == (16384, 10240, 6144, 96)
+    assert dims.layer_kinds == ("gdn", "attn")
+
+
+def test_weights_on_a_gpu_target_are_refused(catalog: Catalog, make_levers: Callable[..., Levers]) -> None:
+    target = Target("sm_90a", parse_arch("sm_90a"))
+    session = LookupSession(catalog, target, make_levers())
+    with pytest.raises(UsageError, match="weights on sm_90a"):
+        build_model(manifest(), Lookups(session), SyntheticWeights())
+    assert build_model(manifest(), Lookups(session)).dims.name == "tiny"
+
+
+def test_model_types_are_those_of_the_family() -> None:
+    assert set(MODEL_TYPES) == {"qwen3_5", "qwen3_5_moe", "qwen3_6_moe"}

@@ -1,0 +1,107 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layout import WeightPlanner
+from kernel_muster.models.weights import (
+    GivenWeights,
+    PlanOnly,
+    SyntheticWeights,
+    WeightSpec,
+    fuse_rows,
+    stack_experts,
+)
+from kernel_muster.registry import nvfp4
+from kernel_muster.registry.errors import NullKernelError, UsageError
+from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.layouts import LayoutPlan
+
+Make = Callable[..., LayerContext]
+SPEC = WeightSpec("layers.0.w", (4, 32), "nvfp4")
+
+
+def handles(make_context: Make) -> tuple[Any, Any, Any]:
+    kernels = make_context().kernels
+    row_major, transposed = kernels.kernel("w4a16", "w4a16_gemm"), kernels.kernel("w4a16", "w4a16_gemm_t")
+    return row_major, transposed, kernels.try_kernel("w4a4", "w4a4_gemm")
+
+
+def test_plan_builds_what_chosen_kernels_declare_once_each(make_context: Make) -> None:
+    row_major, transposed, absent = handles(make_context)
+    layouts, source = LayoutPlan(), SyntheticWeights()
+    readers = {"decode": [row_major, absent], "prefill": [transposed, row_major]}
+    weight = WeightPlanner(layouts, source).plan(SPEC, readers)
+    assert [(copy.layout, copy.reason, copy.size_bytes) for copy in layouts.copies] == [
+        ("nvfp4_row_major", "decode, prefill", 4 * 32 * 9 // 16 + 4),
+        ("nvfp4_transposed", "prefill", 4 * 32 * 9 // 16 + 4),
+    ]
+    assert layouts.copies[1].readers == {transposed.key}
+    logical = source.find(SPEC)
+    assert weight.copy_for(row_major).packed.tobytes() == logical.packed.tobytes()
+    assert nvfp4.dequantize(weight.copy_for(transposed)).tobytes() == nvfp4.dequantize(logical).tobytes()
+    assert [weight.serves(handle) for handle in (row_major, transposed, absent)] == [True, True, False]
+    with pytest.raises(NullKernelError, match="w4a4::w4a4_gemm"):
+        weight.copy_for(absent)
+
+
+def test_plan_does_not_build_a_copy_that_no_kernel_can_make(make_context: Make) -> None:
+    _, transposed, _ = handles(make_context)
+    odd = replace(transposed.spec, weight_layout="supertiles", prepare=None)
+    handle = Handle(transposed.key, odd, transposed.contract, transposed.provider)
+    layouts = LayoutPlan()
+    weight = WeightPlanner(layouts, PlanOnly()).plan(SPEC, {"decode": [handle]})
+    assert [(copy.layout, copy.is_built) for copy in layouts.missing] == [("supertiles", False)]
+    assert not weight.serves(handle)
+    with pytest.raises(UsageError, match="no copy in layout supertiles, which w4a16::w4a16_gemm_t reads"):
+        weight.copy_for(handle)
+
+
+@pytest.mark.parametrize(("spec", "size"), [
+    (WeightSpec("w", (5120, 6144), "nvfp4"), 17694720 + 4),
+    (WeightSpec("w", (256, 512, 2048), "nvfp4"), 256 * (589824 + 4)),
+    (WeightSpec("w", (96, 5120), "bf16"), 983040),
+    (WeightSpec("w", (64,), "array"), 128),
+    (WeightSpec("w", (0, 64), "nvfp4"), 0),
+])  # fmt: skip
+def test_weight_sizes_in_bytes(spec: WeightSpec, size: int) -> None:
+    assert spec.size_bytes == size
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    (SyntheticWeights().find(WeightSpec("w", (4, 32), "bf16")), r"is bf16 \(4, 32\), expected nvfp4 \(4, 32\)"),
+    (SyntheticWeights().find(WeightSpec("w", (4, 16), "nvfp4")), r"is nvfp4 \(4, 16\), expected nvfp4 \(4, 32\)"),
+    (np.zeros((4, 32)), r"is array \(4, 32\)"),
+])  # fmt: skip
+def test_given_weight_that_does_not_fit_is_refused(value: Any, message: str) -> None:
+    source = GivenWeights({"layers.0.w": value})
+    with pytest.raises(UsageError, match=message):
+        source.find(SPEC)
+
+
+def test_synthetic_weights_depend_on_seed_and_name_only() -> None:
+    one, again, other = SyntheticWeights(1), SyntheticWeights(1), SyntheticWeights(2)
+    assert one.find(SPEC).packed.tobytes() == again.find(SPEC).packed.tobytes()
+    assert one.find(SPEC).packed.tobytes() != other.find(SPEC).packed.tobytes()
+    assert one.find(SPEC).packed.tobytes() != one.find(replace(SPEC, name="layers.1.w")).packed.tobytes()
+
+
+def test_stack_experts_keeps_each_matrix() -> None:
+    matrices = [nvfp4.quantize(np.random.default_rng(i).standard_normal((3, 32))) for i in range(4)]
+    stacked = stack_experts(matrices, (4,))
+    assert stacked.shape == (4, 3, 32)
+    for index, matrix in enumerate(matrices):
+        assert nvfp4.dequantize(stacked[index]).tobytes() == nvfp4.dequantize(matrix).tobytes()
+
+
+def test_fuse_rows_of_equal_global_scales_is_the_concatenation() -> None:
+    one, two = (nvfp4.quantize(np.eye(2, 16) * 3), nvfp4.quantize(np.eye(3, 16) * -3))
+    fused = fuse_rows([one, two])
+    assert fused is not None
+    expected = np.concatenate([nvfp4.dequantize(one), nvfp4.dequantize(two)])
+    assert nvfp4.dequantize(fused).tobytes() == expected.tobytes()
+    assert fuse_rows([one, nvfp4.quantize(np.eye(3, 16))]) is None
+    assert fuse_rows([nvfp4.transpose(one), nvfp4.transpose(two)]) is None
+    assert fuse_rows([]) is None

@@ -1,0 +1,183 @@
+"""What the constructors look up, written out: required (r), optional (o), chains with their members in order."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kernel_muster.MODEL_toml import load_manifest, manifest_folder
+from kernel_muster.models.build import build_model
+from kernel_muster.registry.lookups import Lookups, LookupSession
+
+Make = Callable[..., LookupSession]
+
+NORMS = {"r norm::rms_norm", "r norm::rms_norm_residual"}
+DENSE = {"r gemv::dense_gemv_bf16", "o gemv::dense_gemv_bf16_batchm", "r gemm::dense_gemm_bf16"}
+EXACT = {f"r w4a16_gemv::w4a16_gemv{tier}" for tier in ("", "_batch2", "_batch3")}
+BATCH = {f"o w4a16_gemv::w4a16_gemv_batch{rows}" for rows in (4, 5, 6, 7, 8, 16)}
+DUAL = {f"r w4a16_gemv::w4a16_gemv_dual{tier}" for tier in ("", "_batch2", "_batch3")}
+QG = {f"r w4a16_gemv::w4a16_gemv_qg{tier}" for tier in ("", "_batch2", "_batch3")}
+T_CHAIN = "o w4a16::w4a16_gemm_t_p3 > w4a16::w4a16_gemm_t"
+K64_CHAIN = "r w4a16::w4a16_gemm_t_k64_p3 > w4a16::w4a16_gemm_t_k64"
+N64 = "o w4a16::w4a16_gemm_t_k64_n64_p3"
+TILES = {"r w4a16::w4a16_gemm", "r w4a16::w4a16_gemm_t_m128", T_CHAIN, K64_CHAIN, N64}
+GATE = {"r residual_add::sigmoid_gate_mul", "r residual_add::sigmoid_gate_mul_batched"}
+FP4 = "o w4a4::w4a4_gemm_mfast"
+ATTENTION = NORMS | DENSE | EXACT | BATCH | DUAL | QG | TILES | GATE | {"r residual_add::bf16_residual_add", FP4}
+GDN = NORMS | DENSE | EXACT | BATCH | TILES | {"r norm::rms_norm_gated", "r w4a16_gemv::w4a16_gemv_qkvz"}
+FFN = EXACT | BATCH | DUAL | TILES | {"r silu::silu_mul", "o w4a4::w4a4_gemm"}
+ROUTED = {
+    "r gemm::dense_gemm_bf16",
+    *(
+        f"r moe::{f}"
+        for f in ("moe_topk_softmax", "moe_sort_by_expert", "moe_silu_mul", "moe_unpermute_reduce_indexed")
+    ),
+    *(f"r moe_fused_batch{n}::moe_fused_batch{n}_{f}" for n in (2, 3) for f in ("gate_up", "down")),
+    "r moe_w4a16::moe_w4a16_grouped_gate_up",
+    "r moe_w4a16::moe_w4a16_grouped_down",
+    "o moe_w4a16::moe_w4a16_grouped_gate_up_k64",
+    "o moe_w4a16::moe_w4a16_grouped_down_k64",
+    "o moe_w4a16::moe_w4a16_grouped_down_atomic_c4",
+}
+MOE = ROUTED | EXACT | BATCH | DUAL | TILES | {"r moe_shared::moe_shared_gate_add"}
+HEAD = {
+    "r w4a16_gemv::w4a16_gemv", "o w4a16_gemv::w4a16_gemv_batch2", "o w4a16_gemv::w4a16_gemv_batch3", *BATCH,
+    "r argmax::argmax_bf16",
+}  # fmt: skip
+EMBEDDING = {"r embedding::gather"}
+
+
+def manifest(name: str, **changes: Any) -> Any:
+    """Return a shipped manifest's model table, four layers deep."""
+    loaded, findings = load_manifest(manifest_folder() / name / "MODEL.toml")
+    assert loaded is not None
+    assert findings == []
+    return SimpleNamespace(model=loaded.model.model_copy(update={"num_layers": 4, **changes}))
+
+
+def build(make_session: Make, name: str, without: tuple[str, ...] = (), **levers: object) -> Lookups:
+    kernels = Lookups(make_session(without, **levers))
+    build_model(manifest(name), kernels)
+    return kernels
+
+
+def of_layer(rows: Any, layer: str) -> set[str]:
+    return {question for question, row in rows.items() if layer in row.layers}
+
+
+@pytest.mark.parametrize(("name", "layer", "expected"), [
+    ("qwen3.6-35b-a3b", "layers.0.gdn", GDN),
+    ("qwen3.6-35b-a3b", "layers.3.attn", ATTENTION),
+    ("qwen3.6-35b-a3b", "layers.0.moe", MOE),
+    ("qwen3.6-35b-a3b", "layers.3.moe", MOE),
+    ("qwen3.6-35b-a3b", "lm_head", HEAD),
+    ("qwen3.6-35b-a3b", "embedding", EMBEDDING),
+    ("qwen3.6-27b", "layers.2.gdn", GDN),
+    ("qwen3.6-27b", "layers.3.attn", ATTENTION),
+    ("qwen3.6-27b", "layers.1.ffn", FFN),
+    ("qwen3.6-27b", "lm_head", HEAD),
+    ("holo-3.1-35b-a3b", "layers.3.attn", ATTENTION),
+])  # fmt: skip
+def test_layer_looks_up_exactly_its_table(make_session: Make, asked: Any, name: str, layer: str, expected: Any) -> None:
+    assert of_layer(asked(build(make_session, name)), layer) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("qwen3.6-35b-a3b", ATTENTION | GDN | MOE | HEAD | EMBEDDING),
+    ("qwen3.6-27b", ATTENTION | GDN | FFN | HEAD | EMBEDDING),
+])  # fmt: skip
+def test_model_looks_up_nothing_else_and_labels_every_layer(
+    make_session: Make, asked: Any, name: str, expected: set[str]
+) -> None:
+    rows = asked(build(make_session, name))
+    assert set(rows) == expected
+    ffn = "moe" if "35b" in name else "ffn"
+    mixers = {"layers.0.gdn", "layers.1.gdn", "layers.2.gdn", "layers.3.attn"}
+    labels = mixers | {f"layers.{i}.{ffn}" for i in range(4)} | {"lm_head", "embedding"}
+    assert {layer for row in rows.values() for layer in row.layers} == labels
+
+
+def test_dispatch_sites_are_lines_of_layers_and_not_of_helpers(make_session: Make, asked: Any) -> None:
+    for name in ("qwen3.6-35b-a3b", "qwen3.6-27b"):
+        for row in asked(build(make_session, name)).values():
+            assert row.sites
+            assert all("models/layers/" in site for site in row.sites)
+            assert not any("families.py" in site for site in row.sites)
+
+
+@pytest.mark.parametrize(("lever", "gone", "left"), [
+    ("NO_TGEMM_PIPELINE3", T_CHAIN, "o w4a16::w4a16_gemm_t"),
+    ("NO_K64_PIPELINE3", K64_CHAIN, "r w4a16::w4a16_gemm_t_k64"),
+    ("NO_K64_N64", N64, None),
+])  # fmt: skip
+def test_kill_switch_issues_no_lookup_and_off_keeps_it(
+    make_session: Make, asked: Any, lever: str, gone: str, left: str | None
+) -> None:
+    everything = ATTENTION | GDN | FFN | HEAD | EMBEDDING
+    killed = set(asked(build(make_session, "qwen3.6-27b", **{lever: "1"})))
+    assert killed == (everything - {gone}) | ({left} if left else set())
+    assert set(asked(build(make_session, "qwen3.6-27b", **{lever: "0"}))) == everything
+
+
+@pytest.mark.parametrize(("asked_for", "key"), [
+    ("v2", "o w4a16_v2::w4a16_gemm_t_m128_v2"), ("v3", "o w4a16_v3::w4a16_gemm_t_m128_v3"), ("v1", None),
+])  # fmt: skip
+def test_variant_is_looked_up_only_when_asked_for(
+    make_session: Make, asked: Any, asked_for: str, key: str | None
+) -> None:
+    rows = asked(build(make_session, "qwen3.6-27b", W4A16_VARIANT=asked_for))
+    variants = {question for question in rows if "_v2" in question or "_v3" in question}
+    assert variants == ({key} if key else set())
+    assert all(rows[question].requested_by == "MUSTER_W4A16_VARIANT" for question in variants)
+
+
+def test_fp32_routing_asks_for_its_kernel_in_the_router_place(make_session: Make, asked: Any) -> None:
+    rows = asked(build(make_session, "qwen3.6-35b-a3b", FP32_ROUTING=True))
+    row = rows["o moe::moe_router_logits_f32"]
+    assert row.requested_by == "MUSTER_FP32_ROUTING"
+    assert not any(layer.endswith(".moe") for layer in rows["r gemm::dense_gemm_bf16"].layers)
+
+
+def test_requantising_asks_for_the_quantiser_in_attention_only(make_session: Make, asked: Any) -> None:
+    kernels = build(make_session, "ornith-1.0-35b", FP4_PROJ_DECODE=True)
+    quantiser = "o quantize_nvfp4::quantize_bf16_to_nvfp4"
+    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION | {quantiser}
+    assert set(asked(kernels)[quantiser].layers) == {"layers.3.attn"}
+    assert kernels._session.requests == ()
+    assert kernels.layouts.missing == ()
+
+
+def test_bf16_attention_that_is_kept_asks_for_no_nvfp4_kernel(make_session: Make, asked: Any) -> None:
+    kept = of_layer(asked(build(make_session, "ornith-1.0-35b")), "layers.3.attn")
+    assert kept == NORMS | DENSE | GATE | {"r residual_add::bf16_residual_add"}
+
+
+def test_ungated_attention_asks_for_no_gate(make_session: Make, asked: Any) -> None:
+    attention = manifest("qwen3.6-27b").model.attention.model_copy(update={"gated": False})
+    kernels = Lookups(make_session())
+    build_model(manifest("qwen3.6-27b", attention=attention), kernels)
+    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE
+
+
+def test_sigmoid_router_asks_for_the_sigmoid_too_and_no_shared_expert_for_none(make_session: Make, asked: Any) -> None:
+    changes = {"router": "sigmoid", "shared_intermediate_size": None}
+    moe = manifest("qwen3.6-35b-a3b").model.moe.model_copy(update=changes)
+    kernels = Lookups(make_session())
+    build_model(manifest("qwen3.6-35b-a3b", moe=moe), kernels)
+    assert of_layer(asked(kernels), "layers.0.moe") == ROUTED | {"o moe::moe_topk_sigmoid"}
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-35b-a3b", "qwen3.6-27b"])
+def test_every_layout_is_planned_and_only_the_fp4_tiles_are_absent(make_session: Make, asked: Any, name: str) -> None:
+    kernels = build(make_session, name)
+    assert kernels.layouts.missing == ()
+    keys = {str(key) for row in asked(kernels).values() for key in row.members}
+    registered = {str(key) for key in kernels.catalog.by_key}
+    assert keys - registered == ({"w4a4::w4a4_gemm_mfast"} | ({"w4a4::w4a4_gemm"} if "27b" in name else set()))
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-35b-a3b", "qwen3.6-27b"])
+def test_model_is_built_to_the_end_without_any_one_kernel(make_session: Make, asked: Any, name: str) -> None:
+    everything = asked(build(make_session, name))
+    for key in sorted({str(key) for row in everything.values() for key in row.members}):
+        assert set(asked(build(make_session, name, without=(key,)))) == set(everything)
