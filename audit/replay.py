@@ -1,7 +1,7 @@
 """Replay: judge a trace, of any engine, by the same rules as a live boot."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,18 @@ from kernel_muster.audit.opening import Wanted, find_manifest
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules.levers import list_levers
-from kernel_muster.audit.trace import Trace, TraceKernel, TraceLookup, TracePlugin
+from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
 from kernel_muster.audit.verdict import judge, judge_boot
+from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.crosschecks import Rejected, check_overrides
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.keys import KernelKey, parse_key
-from kernel_muster.registry.levers import CORE_LEVERS, Lever, read_levers
-from kernel_muster.registry.records import FailedRequest, LookupEntry
+from kernel_muster.registry.layouts import WeightCopy
+from kernel_muster.registry.levers import CORE_LEVERS, Lever, Origin, read_levers
+from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry
 from kernel_muster.registry.specs import KernelSpec, Provider, Registered
 from kernel_muster.registry.target import CPU_TARGET, Target
 
@@ -51,15 +53,12 @@ def replay(
     ``declared`` are the levers that this program knows; the trace adds those of its own engine.
     """
     as_of = asked.as_of or datetime.now(UTC).date()
-    catalog = _catalog(trace)
+    catalog = replace(_catalog(trace), levers=_declared(trace, declared))
     target = _target(trace)
-    table = {lever.name: lever for lever in (*CORE_LEVERS, *declared)}
-    for name in trace.declared_levers:
-        table.setdefault(name, Lever(name=name, kind="text", default=None, doc="declared by the traced engine"))
-    levers, lever_findings = read_levers(table.values(), [("given", _set_levers(trace, table))])
-    lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
     found, manifest_findings = find_manifest(wanted, catalog)
+    levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
+    lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
     if found is None:
         return opening_report(
@@ -83,6 +82,8 @@ def replay(
         tuple(entry for entry in entries if entry.phase == "boot"),
         tuple(entry for entry in entries if entry.phase == "late"),
         tuple(FailedRequest(r.lever, r.why, r.layer, r.site) for r in trace.requests),
+        tuple(LateRegistration(r.plugin, r.site) for r in trace.late_registrations),
+        tuple(_layout(copy) for copy in trace.missing_layouts),
         asked=asked,
         opening=opening,
         is_complete=trace.complete,
@@ -91,14 +92,35 @@ def replay(
     return full_report(evidence, judge_boot(evidence), muster_version)
 
 
-def _set_levers(trace: Trace, table: Mapping[str, Lever]) -> dict[str, object]:
-    """Return what the trace sets: text for levers that only the traced engine knows."""
-    own = set(trace.declared_levers)
-    return {
-        name: str(value) if name in own and table[name].kind == "text" else value
-        for name, value in trace.levers.items()
-        if value is not None
-    }
+def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[Lever, ...]:
+    """Return the levers of this program and of the traced engine; of one declared by both, the engine's."""
+    own = [
+        Lever(
+            name=lever.name,
+            kind=lever.kind,
+            default=lever.default,
+            doc="declared by the traced engine",
+            minimum=lever.minimum,
+            maximum=lever.maximum,
+            choices=lever.choices,
+            conflicts=lever.conflicts,
+        )
+        for lever in trace.declared_levers
+    ]
+    return tuple({lever.name: lever for lever in (*declared, *own, *CORE_LEVERS)}.values())
+
+
+def _lever_sources(
+    trace: Trace, catalog: Catalog, manifest: Manifest | None
+) -> list[tuple[Origin, Mapping[str, object]]]:
+    """Return what the trace sets, then the manifest's defaults where the trace is silent.
+
+    A trace gives the values in force; one that is its lever's default was not set on purpose.
+    """
+    default = {lever.name: lever.default for lever in catalog.levers}
+    given = {n: v for n, v in trace.levers.items() if v is not None and repr(v) != repr(default.get(n))}
+    defaults = {} if manifest is None else {n: v for n, v in manifest.defaults.items() if n not in trace.levers}
+    return [("given", given), ("manifest", defaults)]
 
 
 def _target(trace: Trace) -> Target:
@@ -110,6 +132,10 @@ def _target(trace: Trace) -> Target:
         raise UsageError(f"trace: target.arch: {error}") from None
 
 
+def _layout(copy: TraceLayout) -> WeightCopy:
+    return WeightCopy(copy.weight, copy.layout, {KernelKey(*reader) for reader in copy.readers})
+
+
 def _entry(row: TraceLookup) -> LookupEntry:
     members = tuple(KernelKey(*pair) for pair in row.chain) or (KernelKey(row.module, row.func),)
     return LookupEntry(members, row.kind, row.requested_by, row.phase, row.when, row.site, row.layer, row.count)
@@ -117,7 +143,10 @@ def _entry(row: TraceLookup) -> LookupEntry:
 
 def _catalog(trace: Trace) -> Catalog:
     """Make the catalog that the traced boot had."""
-    findings = [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
+    findings = [
+        Finding(f.code, f.subject, f.why, f.where, f.remedies, log=f.log, explains=f.explains) for f in trace.findings
+    ]
+    findings += [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
     kernels = []
     for row in trace.kernels:
         registered = _registered(row, trace.target.arch)
@@ -128,7 +157,10 @@ def _catalog(trace: Trace) -> Catalog:
             )
         else:
             kernels.append(registered)
-    plugins = [_plugin_row(plugin, kernels) for plugin in trace.plugins]
+    provided: dict[str, set[KernelKey]] = {}
+    for registered in kernels:
+        provided.setdefault(registered.provider.plugin, set()).add(registered.spec.kernel_key)
+    plugins = [_plugin_row(plugin, provided.get(plugin.name, set())) for plugin in trace.plugins]
     rejected = Rejected()
     check_overrides([(row, {"muster_kernels": specs}) for row, specs in _by_provider(kernels, plugins)], rejected)
     return Catalog(tuple(plugins), tuple(kernels), findings=(*findings, *rejected.findings))
@@ -167,11 +199,10 @@ def _plugin_findings(plugin: TracePlugin) -> list[Finding]:
     return found
 
 
-def _plugin_row(plugin: TracePlugin, kernels: Iterable[Registered]) -> PluginRow:
-    provided = {r.spec.kernel_key for r in kernels if r.provider.plugin == plugin.name}
+def _plugin_row(plugin: TracePlugin, provided: set[KernelKey]) -> PluginRow:
     keys = provided | {parse_key(text) for text in plugin.keys if _is_key(text)}
     status = plugin.status or ("failed" if plugin.error else "loaded")
-    return PluginRow(plugin.name, plugin.distribution, plugin.version, status, keys=tuple(sorted(keys)))
+    return PluginRow(plugin.name, plugin.distribution, plugin.version, status, plugin.value, keys=tuple(sorted(keys)))
 
 
 def _is_key(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from types import TracebackType
@@ -15,10 +15,11 @@ from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules import late
 from kernel_muster.audit.trace import trace_document
-from kernel_muster.audit.verdict import Judged, Verdict, judge, judge_boot
+from kernel_muster.audit.verdict import judge, judge_boot
 from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.errors import BootRefused, UsageError
-from kernel_muster.registry.findings import PROFILES, Finding, Severity
+from kernel_muster.registry.findings import PROFILES, Finding
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
 from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
@@ -57,7 +58,7 @@ class BootOptions:
             raise UsageError("--dangerously-allow-unresolved does not go with profile qualify")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise UsageError(f"{name} is {value!r}, expected {' or '.join(choices)}")
 
@@ -70,11 +71,14 @@ class BootSession:
 
     def __init__(self, wanted: Wanted, options: BootOptions) -> None:
         options.check()
+        if wanted.quant is not None:
+            _check_choice("quant", wanted.quant, QUANTS)
         self._wanted, self._options = wanted, options
         self._as_of: date = options.asked.as_of or datetime.now(UTC).date()
         self._opening: Opening | None = None
         self._session: LookupSession | None = None
         self._report: Report | None = None
+        self._observers_failed: tuple[Finding, ...] = ()
         self._is_complete = True
 
     def __enter__(self) -> Self:
@@ -94,6 +98,8 @@ class BootSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if error is not None and not isinstance(error, Exception):
+            return False
+        if not self._opened.is_usable:  # register() reopened the boot, and was refused
             return False
         self._is_complete = error is None
         self._lookups.seal(self._options.on_late_miss, self._options.abort)
@@ -168,7 +174,7 @@ class BootSession:
             self._as_of,
             (),
             asked=self._options.asked,
-            opening=opening.findings,
+            opening=(*opening.findings, *self._observers_failed),
             is_complete=self._is_complete,
         )
         if not with_lookups:
@@ -185,26 +191,23 @@ class BootSession:
 
     def _finish(self) -> None:
         """Judge, report, tell the observers, and judge again if one of them failed."""
-        evidence = self._evidence()
-        verdict = judge_boot(evidence)
-
-        def report() -> Report:
-            return full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
-
-        self._report = report()
-        if self._opened.catalog.observers:
-            verdict = self._observed(verdict)
-            self._report = report()
+        self._report = self._judged()
+        self._observers_failed = tuple(self._tell_observers())
+        if self._observers_failed:
+            self._report = self._judged()
         log_finished(self._report)
 
-    def _observed(self, verdict: Verdict) -> Verdict:
-        failed = []
+    def _judged(self) -> Report:
+        # Another thread may already look up late: what comes after the seal is no part of the boot's verdict.
+        evidence = replace(self._evidence(), late_entries=(), late_registrations=())
+        verdict = judge_boot(evidence)
+        return full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
+
+    def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
             outcome = watched(lambda o=observer: o(self._report), _OBSERVER_TIMEOUT_S, name)  # type: ignore[misc]
             if outcome.error is not None or outcome.is_hanging:
-                failed.append(_observer_failed(name, outcome.error, outcome.stack))
-        more = judge(failed, self._options.asked.profile).findings
-        return Verdict(tuple(sorted((*verdict.findings, *more), key=_refusing_first))) if more else verdict
+                yield _observer_failed(name, outcome.error, outcome.stack)
 
     def _refuse_opening(self, opening: Opening) -> NoReturn:
         verdict = judge(opening.findings, self._options.asked.profile)
@@ -221,10 +224,6 @@ class BootSession:
         )
         log_finished(self._report)
         raise BootRefused(render_text(self._report), self._report)
-
-
-def _refusing_first(judged: Judged) -> tuple[bool, int]:
-    return judged.is_allowed, list(Severity).index(judged.severity)
 
 
 def _observer_failed(name: str, error: BaseException | None, stack: str) -> Finding:

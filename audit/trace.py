@@ -5,15 +5,20 @@ Strict within a major version: an unknown key is refused, unless the trace says 
 
 import json
 import re
+import reprlib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.findings import CODES
+from kernel_muster.registry.findings import CODES, Finding
+from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.records import LookupEntry
 from kernel_muster.registry.specs import Registered
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 VERSION = (1, 0)
@@ -21,6 +26,21 @@ VERSION = (1, 0)
 MOST_BYTES = 512 * 1024 * 1024
 
 Text = Annotated[str, Field(max_length=100_000)]
+Name = Annotated[str, Field(max_length=1_000)]
+Pair = Annotated[tuple[Name, Name], Field(strict=False)]  # JSON gives lists
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+
+
+def _known_quant(text: str) -> str:
+    if text and text not in QUANTS:
+        raise ValueError(f"{text[:40]!r} is no quantisation: expected {', '.join(QUANTS)}")
+    return text
+
+
+def _plugin_code(text: str) -> str:
+    if text not in CODES or CODES[text].group != "plugins":
+        raise ValueError(f"{text[:40]!r} is no code of a finding about a plugin")
+    return text
 
 
 class _Strict(BaseModel):
@@ -30,53 +50,93 @@ class _Strict(BaseModel):
 class TraceTarget(_Strict):
     """What kernels were selected for."""
 
-    arch: Text
-    quant: Text = ""
+    arch: Name
+    quant: Annotated[Name, AfterValidator(_known_quant)] = ""
 
 
 class TraceKernel(_Strict):
     """One registered kernel."""
 
-    module: Text
-    func: Text
-    archs: list[Text] | None = None  # None: it runs on the trace's target
-    distribution: Text = "engine"
-    version: Text = ""
+    module: Name
+    func: Name
+    archs: list[Name] | None = None  # None: it runs on the trace's target
+    distribution: Name = "engine"
+    version: Name = ""
     tier: Literal["fast", "reference"] = "fast"
-    overrides: Text | None = None
-    replaces_module: tuple[Text, Text] | None = None
-    plugin: Text = ""
-    contract: Text = ""
-    backend: Text = ""
-    source_sha256: Text = ""
-    aliases: list[Text] = []
-    opt_in: Text | None = None
+    overrides: Name | None = None
+    replaces_module: Pair | None = None
+    plugin: Name = ""
+    contract: Name = ""
+    backend: Name = ""
+    source_sha256: Name = ""
+    aliases: list[Name] = []
+    opt_in: Name | None = None
 
 
 class TraceLookup(_Strict):
     """One question from one site."""
 
-    module: Text
-    func: Text
+    module: Name
+    func: Name
     site: Text
     kind: Literal["optional", "required"]
     phase: Literal["boot", "late"] = "boot"
     layer: Text = ""
-    count: Annotated[int, Field(ge=1)] = 1
-    chain: list[tuple[Text, Text]] = []
-    requested_by: Text | None = None
+    count: Annotated[int, Field(ge=1, lt=2**63)] = 1
+    chain: list[Pair] = []
+    requested_by: Name | None = None
     when: Text = ""
 
 
 class TracePlugin(_Strict):
     """One plugin, with what went wrong: ``CODE: why``, or just why."""
 
-    name: Text
-    distribution: Text
-    version: Text = ""
+    name: Name
+    distribution: Name
+    version: Name = ""
     error: Text | list[Text] | None = None
     status: Literal["loaded", "failed", "blocked", "mismatched"] | None = None
+    value: Name = ""
     keys: list[Text] = []
+
+
+class TraceFinding(_Strict):
+    """One finding about plugins, as it stood when the boot opened."""
+
+    code: Annotated[Name, AfterValidator(_plugin_code)]
+    subject: Text
+    why: Text
+    where: Texts = ()
+    remedies: Texts = ()
+    log: str = ""
+    explains: Texts = ()
+
+
+class TraceLever(_Strict):
+    """A lever that the engine, or a plugin of it, declares."""
+
+    name: Annotated[Name, Field(pattern=r"^MUSTER_[A-Z][A-Z0-9_]*$")]
+    kind: Literal["bool", "int", "enum", "text"] = "text"
+    default: bool | int | Text | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: Texts = ()
+    conflicts: Texts = ()
+
+
+class TraceLayout(_Strict):
+    """A copy of a weight that a chosen kernel reads and the layout plan does not build."""
+
+    weight: Text
+    layout: Name
+    readers: list[Pair]
+
+
+class TraceLateRegistration(_Strict):
+    """A plugin that somebody tried to register after the seal."""
+
+    plugin: Name
+    site: Text
 
 
 class TraceRequest(_Strict):
@@ -97,13 +157,28 @@ class Trace(_Strict):
     kernels: list[TraceKernel]
     lookups: list[TraceLookup]
     plugins: list[TracePlugin] = []
-    levers: dict[Text, bool | int | Text | None] = {}  # the values in force
-    declared_levers: list[Text] = []  # those that the engine itself declares
+    findings: list[TraceFinding] = []
+    levers: dict[Name, bool | int | Text | None] = {}  # the values in force
+    declared_levers: list[TraceLever] = []
     requests: list[TraceRequest] = []
+    missing_layouts: list[TraceLayout] = []
+    late_registrations: list[TraceLateRegistration] = []
     complete: bool = True
 
 
 _ADAPTER = TypeAdapter(Trace)
+#: The tables inside a trace, which a newer minor version may give more keys.
+_PARTS: Mapping[str, type[_Strict]] = {
+    "target": TraceTarget,
+    "kernels": TraceKernel,
+    "lookups": TraceLookup,
+    "plugins": TracePlugin,
+    "findings": TraceFinding,
+    "declared_levers": TraceLever,
+    "requests": TraceRequest,
+    "missing_layouts": TraceLayout,
+    "late_registrations": TraceLateRegistration,
+}
 
 
 def trace_document(evidence: Evidence) -> dict[str, Any]:
@@ -114,10 +189,26 @@ def trace_document(evidence: Evidence) -> dict[str, Any]:
         model=evidence.manifest.name,
         kernels=[_kernel(registered) for registered in evidence.catalog.kernels],
         lookups=[_lookup(entry) for entry in (*evidence.entries, *evidence.late_entries)],
-        plugins=_plugins(evidence),
+        plugins=[
+            TracePlugin(
+                name=row.name,
+                distribution=row.distribution,
+                version=row.version,
+                status=row.status,
+                value=row.value,
+                keys=[str(key) for key in row.keys],
+            )
+            for row in evidence.catalog.plugins
+        ],
+        findings=[_finding(f) for f in evidence.opening if CODES[f.code].group == "plugins"],
         levers={setting.lever.name: setting.value for setting in evidence.levers.settings},
-        declared_levers=[setting.lever.name for setting in evidence.levers.settings],
+        declared_levers=[_lever(s.lever) for s in evidence.levers.settings if s.lever not in CORE_LEVERS],
         requests=[TraceRequest(lever=r.lever, why=r.why, layer=r.layer, site=r.site) for r in evidence.requests],
+        missing_layouts=[
+            TraceLayout(weight=copy.weight, layout=copy.layout, readers=sorted(copy.readers))
+            for copy in evidence.missing_layouts
+        ],
+        late_registrations=[TraceLateRegistration(plugin=r.plugin, site=r.site) for r in evidence.late_registrations],
         complete=evidence.is_complete,
     )
     return trace.model_dump(mode="json", exclude_defaults=True) | {"kernels": [k.model_dump() for k in trace.kernels]}
@@ -158,47 +249,55 @@ def _lookup(entry: LookupEntry) -> TraceLookup:
     )
 
 
-def _plugins(evidence: Evidence) -> list[TracePlugin]:
-    """All plugins, and one row for each finding about a plugin that has no row of its own."""
-    errors: dict[str, list[str]] = {}
-    for finding in evidence.opening:
-        if CODES[finding.code].group == "plugins":
-            errors.setdefault(finding.subject, []).append(f"{finding.code}: {finding.why}")
-    rows = [
-        TracePlugin(
-            name=row.name,
-            distribution=row.distribution,
-            version=row.version,
-            status=row.status,
-            error=errors.pop(row.name, None),
-            keys=[str(key) for key in row.keys],
-        )
-        for row in evidence.catalog.plugins
-    ]
-    return rows + [TracePlugin(name=name, distribution="", error=found) for name, found in sorted(errors.items())]
+def _finding(finding: Finding) -> TraceFinding:
+    return TraceFinding(
+        code=finding.code,
+        subject=finding.subject,
+        why=finding.why,
+        where=finding.where,
+        remedies=finding.remedies,
+        log=finding.log,
+        explains=finding.explains,
+    )
+
+
+def _lever(lever: Lever) -> TraceLever:
+    return TraceLever(
+        name=lever.name,
+        kind=lever.kind,
+        default=lever.default,
+        minimum=lever.minimum,
+        maximum=lever.maximum,
+        choices=lever.choices,
+        conflicts=lever.conflicts,
+    )
 
 
 def read_trace(path: str | Path) -> Trace:
     """Read a trace; UsageError says everything that is wrong with it."""
     file = Path(path)
     try:
-        if file.stat().st_size > MOST_BYTES:
+        if not file.is_file():
+            raise UsageError(f"{file}: there is no such file")
+        with file.open("rb") as stream:
+            raw = stream.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
             raise UsageError(f"{file}: larger than {MOST_BYTES} bytes, which no trace is")
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read: {error}") from None
+        text = raw.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read: {_plain(str(error))}") from None
     try:
         data = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: is not JSON: {error}") from None
+        raise UsageError(f"{file}: is not JSON: {_plain(str(error))}") from None
     return parse_trace(data, str(file))
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"key {reprlib.repr(twice)} stands twice in one object")
     return found
 
 
@@ -208,50 +307,53 @@ def _no_constant(name: str) -> Any:
 
 def parse_trace(data: Any, name: str = "trace") -> Trace:
     """Check a trace that was read as plain data; UsageError says everything that is wrong with it."""
-    data, is_newer = _for_this_version(data, name)
     try:
-        trace = _ADAPTER.validate_python(data)
+        trace = _ADAPTER.validate_python(_for_this_version(data, name))
     except ValidationError as error:
-        problems = [_problem(one) for one in error.errors(include_url=False) if not (is_newer and _is_unknown_key(one))]
-        if problems:
-            raise UsageError(f"{name}: {len(problems)} problems:\n  " + "\n  ".join(problems[:20])) from None
-        trace = _ADAPTER.validate_python(_without_unknown(data, error))
+        problems = [_problem(one) for one in error.errors(include_url=False)]
+        raise UsageError(f"{name}: {len(problems)} problems:\n  " + "\n  ".join(problems[:20])) from None
     _check_chains(trace, name)
     return trace
 
 
-def _for_this_version(data: Any, name: str) -> tuple[Any, bool]:
+def _for_this_version(data: Any, name: str) -> dict[str, Any]:
+    """Return the trace, without the keys that a newer minor version added."""
     if not isinstance(data, dict) or not isinstance(data.get("version"), str):
         raise UsageError(f'{name}: expected an object with "version": "{VERSION[0]}.{VERSION[1]}"')
-    match = re.fullmatch(r"(\d{1,6})\.(\d{1,6})", data["version"])
+    match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", data["version"])
     if match is None or int(match[1]) != VERSION[0]:
-        raise UsageError(f"{name}: version is {data['version'][:40]!r}; this program reads {VERSION[0]}.x")
-    return data, int(match[2]) > VERSION[1]
+        version = _plain(repr(data["version"][:40]))
+        raise UsageError(f"{name}: version is {version}; this program reads {VERSION[0]}.x")
+    return _without_unknown(data) if int(match[2]) > VERSION[1] else data
 
 
-def _is_unknown_key(problem: ErrorDetails) -> bool:
-    return problem["type"] == "extra_forbidden"
+def _without_unknown(data: dict[str, Any]) -> dict[str, Any]:
+    known: dict[str, Any] = _known(data, Trace)
+    for name, part in _PARTS.items():
+        value = known.get(name)
+        if isinstance(value, list):
+            known[name] = [_known(row, part) for row in value]
+        elif value is not None:
+            known[name] = _known(value, part)
+    return known
 
 
-def _without_unknown(data: Any, error: ValidationError) -> Any:
-    """Return a copy without the keys that a newer minor version added."""
-    copy = json.loads(json.dumps(data))
-    for problem in error.errors(include_url=False):
-        *parents, last = problem["loc"]
-        place = copy
-        for part in parents:
-            place = place[part]
-        del place[last]
-    return copy
+def _known(row: Any, part: type[_Strict]) -> Any:
+    return {k: v for k, v in row.items() if k in part.model_fields} if isinstance(row, dict) else row
 
 
 def _problem(problem: ErrorDetails) -> str:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
-    got = repr(problem["input"])
-    return f"{path}: {problem['msg']}, got {got if len(got) < 80 else got[:77] + '...'}"
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:80]}" for part in problem["loc"]).lstrip(".")
+    return _plain(f"{path}: {problem['msg']}, got {reprlib.repr(problem['input'])}")
+
+
+def _plain(text: str) -> str:
+    """Return text that any terminal can show: what a trace holds may be anything."""
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def _check_chains(trace: Trace, name: str) -> None:
     for position, row in enumerate(trace.lookups):
         if row.chain and row.chain[0] != (row.module, row.func):
-            raise UsageError(f"{name}: lookups[{position}]: its chain begins with {row.chain[0]}, not with its own key")
+            begins = _plain(reprlib.repr(row.chain[0]))
+            raise UsageError(f"{name}: lookups[{position}]: its chain begins with {begins}, not with its own key")

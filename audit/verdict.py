@@ -7,7 +7,7 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
-from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.keys import KernelKey
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,12 @@ def judge(findings: Iterable[Finding], profile: Profile, allowed: frozenset[Kern
 
 
 def _is_allowed(finding: Finding, allowed: frozenset[KernelKey]) -> bool:
-    return finding.code in ABSENCE_CODES and parse_key(finding.subject) in allowed
+    return finding.code in ABSENCE_CODES and _key(finding) in allowed
+
+
+def _key(finding: Finding) -> KernelKey:
+    """Return the key that a lookup's finding is about; a layer may have asked for something malformed."""
+    return KernelKey(*finding.subject.split("::", 1))
 
 
 def link_consequences(
@@ -80,7 +85,7 @@ def link_consequences(
 def _failed_provider(catalog: Catalog, finding: Finding) -> PluginRow | None:
     if finding.code not in ABSENCE_CODES - {"DISABLED"}:
         return None
-    provider = catalog.absent_provider(parse_key(finding.subject))
+    provider = catalog.absent_provider(_key(finding))
     return provider if provider is not None and provider.status != "blocked" else None
 
 

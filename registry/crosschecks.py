@@ -29,7 +29,10 @@ class Rejected:
 
 
 def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) -> Rejected:
-    """Apply all rules to plugins that are sound by themselves; contracts of unsound ones count as known."""
+    """Apply all rules to plugins that are sound by themselves.
+
+    What unsound ones would have registered counts as known: that it is missing is their finding, not their users'.
+    """
     rejected = Rejected()
     for hook, kind in (
         ("muster_contracts", "contract"),
@@ -37,9 +40,9 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
         ("muster_models", "model builder"),
     ):
         _unique_names(plugins, hook, kind, rejected)
-    _namespaces(plugins, rejected)
+    _namespaces(plugins, unsound, rejected)
     _contracts(plugins, unsound, rejected)
-    check_overrides(plugins, rejected)
+    check_overrides(plugins, rejected, unsound)
     return rejected
 
 
@@ -79,9 +82,11 @@ def _unique_names(plugins: Sequence[Plugin], hook: str, kind: str, rejected: Rej
         )
 
 
-def _namespaces(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+def _namespaces(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
     """New keys of third parties live in modules that begin with their plugin's name."""
-    owned = {spec.kernel_key for row, items in plugins for spec in _specs(items) if _owns(row, spec.kernel_key)}
+    known = [(row, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
+    known += [(row, key) for row, _ in unsound for key in row.keys]
+    owned = {key for row, key in known if _owns(row, key)}
     for row, items in plugins:
         strangers = sorted({spec.kernel_key for spec in _specs(items)} - owned)
         if strangers:
@@ -109,7 +114,7 @@ def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
-def check_overrides(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequence[Plugin] = ()) -> None:
     """An override names a distribution, other than its own, that has the key (or the module)."""
     providers: dict[KernelKey, set[str]] = {}
     modules: dict[str, set[str]] = {}
@@ -117,6 +122,10 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected) -> None:
         for spec in _specs(items):
             providers.setdefault(spec.kernel_key, set()).add(row.distribution)
             modules.setdefault(spec.kernel_key.module, set()).add(row.distribution)
+    for row, _ in unsound:
+        for key in row.keys:
+            providers.setdefault(key, set()).add(row.distribution)
+            modules.setdefault(key.module, set()).add(row.distribution)
     for row, items in plugins:
         for spec in _specs(items):
             for problem in _override_problems(row, spec, providers, modules):

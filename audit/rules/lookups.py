@@ -19,20 +19,20 @@ def absent_keys(evidence: Evidence) -> list[Finding]:
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
-    """Fold findings of one code and subject into one, with all sites and layers."""
-    merged: dict[tuple[str, str], Finding] = {}
+    """Fold findings of one code and subject into one, with all reasons, sites, layers and remedies."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        place = (finding.code, finding.subject)
-        known = merged.get(place)
-        merged[place] = finding if known is None else _joined(known, finding)
-    return list(merged.values())
+        groups.setdefault((finding.code, finding.subject), []).append(finding)
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups.values()]
 
 
-def _joined(one: Finding, other: Finding) -> Finding:
+def _joined(group: list[Finding]) -> Finding:
     return replace(
-        one,
-        where=tuple(dict.fromkeys((*one.where, *other.where))),
-        layers=tuple(dict.fromkeys((*one.layers, *other.layers))),
+        group[0],
+        why="; ".join(dict.fromkeys(finding.why for finding in group)),
+        where=tuple(dict.fromkeys(site for finding in group for site in finding.where)),
+        remedies=tuple(dict.fromkeys(remedy for finding in group for remedy in finding.remedies)),
+        layers=tuple(dict.fromkeys(layer for finding in group for layer in finding.layers)),
     )
 
 
