@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kernel_muster.registry.errors import MusterError
 
@@ -21,6 +21,18 @@ class ModelBuilder:
     model_types: tuple[str, ...]
     maturity: Maturity
     build: Callable[..., Any]
+
+    def problems(self) -> list[str]:
+        """Say what is malformed, all at once."""
+        found = [] if isinstance(self.name, str) and self.name else [f"name is {self.name!r}, expected text"]
+        types = self.model_types
+        if not isinstance(types, tuple) or not types or not all(isinstance(item, str) for item in types):
+            found.append(f"model_types is {types!r}, expected a tuple of at least one model type")
+        if self.maturity not in get_args(Maturity):
+            found.append(f"maturity is {self.maturity!r}, expected {', '.join(get_args(Maturity))}")
+        if not callable(self.build):
+            found.append(f"build is {self.build!r}, expected build(manifest, kernels, weights)")
+        return found
 
 
 def choose_builder(builders: Iterable[ModelBuilder], model_type: str | None, model: str) -> ModelBuilder:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernel_muster.registry.catalog import Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.crosschecks import check_together, contracts_of
-from kernel_muster.registry.entrypoints import Entry, scan
+from kernel_muster.registry.entrypoints import Entry, Scan, scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
@@ -56,15 +56,15 @@ def discover(
         raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
     found = scan(path)
     findings = list(found.findings)
-    findings.extend(_competing(group) for group in found.competing)
-    findings.extend(_mismatched(entry) for entry in found.mismatched)
-    findings.extend(_not_found(found.entries, found.competing, local, blocked, demanded))
+    findings.extend(_competing(group) for group in found.competing if group[0].name not in blocked)
+    findings.extend(_mismatched(entry) for entry in found.mismatched if entry.name not in blocked)
+    findings.extend(_not_found(found, local, blocked, demanded))
     taken = {entry.name for entry in found.entries}
     findings.extend(_taken(entry) for entry in found.entries if entry.name in local)
     drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries if entry.name not in local]
     drafts += [Draft(_row(e, "failed"), Loaded()) for e in found.entries if e.name in local]
-    drafts += [Draft(_row(e, "failed"), Loaded()) for group in found.competing for e in group]
-    drafts += [Draft(_row(e, "mismatched"), Loaded()) for e in found.mismatched]
+    drafts += [_unloaded(entry, "failed", blocked) for group in found.competing for entry in group]
+    drafts += [_unloaded(entry, "mismatched", blocked) for entry in found.mismatched]
     drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local) if name not in taken]
     drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
     return _catalog(drafts, findings)
@@ -74,6 +74,11 @@ def _row(entry: Entry, status: PluginStatus) -> PluginRow:
     return PluginRow(
         entry.name, entry.distribution, entry.version, status, entry.value, entry.location, notes=entry.notes
     )
+
+
+def _unloaded(entry: Entry, status: PluginStatus, blocked: frozenset[str]) -> Draft:
+    """A plugin that cannot be loaded; to block it is to say that it need not be."""
+    return Draft(_row(entry, "blocked" if entry.name in blocked else status), Loaded())
 
 
 def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
@@ -133,18 +138,18 @@ def _mismatched(entry: Entry) -> Finding:
         entry.name,
         f"it is registered for {entry.group}, this host speaks {ENTRY_POINT_GROUP}; it was not imported",
         (f"{entry.distribution} {entry.version} ({entry.value})",),
-        (f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}", "or uninstall it"),
+        (
+            f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}",
+            f"or uninstall it, or block it: --no-plugin {entry.name}",
+        ),
     )
 
 
 def _not_found(
-    entries: Iterable[Entry],
-    competing: Iterable[tuple[Entry, ...]],
-    local: Mapping[str, object],
-    blocked: frozenset[str],
-    demanded: frozenset[str],
+    scanned: Scan, local: Mapping[str, object], blocked: frozenset[str], demanded: frozenset[str]
 ) -> list[Finding]:
-    known = {e.name for e in entries} | {group[0].name for group in competing} | set(local)
+    entries = (*scanned.entries, *scanned.mismatched, *(group[0] for group in scanned.competing))
+    known = {entry.name for entry in entries} | set(local)
     found = []
     for option, names in (("--plugin", demanded), ("--no-plugin", blocked)):
         for name in sorted(names - known):
@@ -189,18 +194,25 @@ def _failed(draft: Draft, *notes: str) -> Draft:
 
 def _drop_orphans(drafts: list[Draft], findings: list[Finding]) -> tuple[list[Draft], list[Finding]]:
     """Drop plugins whose contracts failed with another plugin: consequences, listed in that plugin's finding."""
+    causes: dict[str, Draft] = {}  # of plugins dropped here: the plugin with the finding
     while True:
         sound = {contract.name for d in drafts if d.is_sound for contract in contracts_of(d.loaded.items)}
-        owner = {c.name: d.row.name for d in drafts if not d.is_sound for c in contracts_of(d.loaded.items)}
+        owner = {c.name: d for d in drafts if not d.is_sound for c in contracts_of(d.loaded.items)}
         orphan = next((d for d in drafts if d.is_sound and _needs(d) - sound), None)
         if orphan is None:
             return drafts, findings
         lost = sorted(_needs(orphan) - sound)
         culprit = owner[lost[0]]
-        note = f"plugin {orphan.row.name} needs the contract {', '.join(lost)} of {culprit}, which failed"
+        note = f"plugin {orphan.row.name} needs the contract {', '.join(lost)} of {culprit.row.name}, which failed"
         drafts = [_failed(d, note) if d is orphan else d for d in drafts]
-        at = next(i for i, finding in enumerate(findings) if finding.subject == culprit)
+        culprit = causes[orphan.row.name] = causes.get(culprit.row.name, culprit)
+        at = next(i for i, finding in enumerate(findings) if _is_about(finding, culprit.row))
         findings = [f.explaining([note]) if i == at else f for i, f in enumerate(findings)]
+
+
+def _is_about(finding: Finding, row: PluginRow) -> bool:
+    """Whether a finding refuses a plugin: it is its subject, or one of several that are at fault together."""
+    return finding.subject == row.name or f"{row.distribution} {row.version} ({row.value})" in finding.where
 
 
 def _needs(draft: Draft) -> set[str]:

@@ -41,7 +41,8 @@ class Lever:
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
-        found = [] if _NAME.match(str(self.name)) else [f"name {self.name!r} does not match MUSTER_[A-Z][A-Z0-9_]*"]
+        is_name = isinstance(self.name, str) and _NAME.match(self.name)
+        found = [] if is_name else [f"name {self.name!r} does not match MUSTER_[A-Z][A-Z0-9_]*"]
         if self.kind not in ("bool", "int", "enum", "text"):
             found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
         if (self.kind == "enum") != bool(self.choices):

@@ -186,7 +186,7 @@ def _item_problems(hook: str, position: int, item: Any) -> list[str]:
     label = f"{hook}()[{position}]"
     if not isinstance(item, kind):
         return [f"{label}: expected {kind.__name__}, got {type(item).__name__}"]
-    if isinstance(item, Contract | KernelSpec | Lever):
+    if isinstance(item, Contract | KernelSpec | ModelBuilder | Lever):
         title = item.key if isinstance(item, KernelSpec) else item.name
         try:
             return [f"{label} {title}: {problem}" for problem in item.problems()]
