@@ -52,7 +52,8 @@ class Contract:
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
-        found = self.signature.problems()
+        found = [] if isinstance(self.name, str) and self.name else [f"name is {self.name!r}, expected text"]
+        found += self.signature.problems()
         if not self.cases:
             found.append("no test case")
         if not callable(self.reference):
