@@ -4,6 +4,7 @@ Activations are BF16 ``(M, features)``. The mixer between the projections (rope,
 rows that :meth:`Attention.qkv` returns.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,7 @@ class Attention:
         self.linears, self.dims = linears, dims
         self._asked = str(ctx.levers["MUSTER_QKV_ARM"])
         self._scratch = ctx.scratch
+        self.used: Counter[str] = Counter()  # arms, and launches that serve two projections
         self._plan_scratch(ctx)
 
     def _plan_scratch(self, ctx: LayerContext) -> None:
@@ -98,6 +100,7 @@ class Attention:
         """Project normalised rows ``x (M, H)``, tile by tile through one piece of scratch, scattered to rows."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         found = self._empty_rows(x)
+        self.used[chosen] += 1
         start = 0
         for size in _tiles(chosen, x.shape[0]):
             self._project_tile(x[start : start + size], found.rows[start : start + size], chosen, phase)
@@ -167,6 +170,7 @@ class Attention:
         if handle is not None:
             w = self.linears.q.weight.copy_for(handle)
             handle(x=x, w=w, head_dim=self.dims.head_dim, out_q=q, out_gate=gate)
+            self.used[f"qg{x.shape[0]}"] += 1
         elif not self.dims.gated:
             run(self.linears.q, x, q)
         else:
@@ -179,6 +183,7 @@ class Attention:
         if handle is not None:
             w_a, w_b = self.linears.k.weight.copy_for(handle), self.linears.v.weight.copy_for(handle)
             handle(x=x, w_a=w_a, w_b=w_b, out_a=k, out_b=v)
+            self.used[f"dual{x.shape[0]}"] += 1
         else:
             run(self.linears.k, x, k)
             run(self.linears.v, x, v)

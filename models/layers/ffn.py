@@ -73,5 +73,5 @@ def forced_arm(ctx: LayerContext, arms: tuple[FfnArm, ...]) -> FfnArm | None:
         if arm == asked:
             return arm
     if asked != "auto":
-        ctx.kernels.request_failed(FFN_LEVER, f"{ctx.label} has no arm {asked}; it has {', '.join(arms)}")
+        ctx.kernels.request_failed(FFN_LEVER, f"an FFN has no arm {asked}; it has {', '.join(arms)}")
     return None

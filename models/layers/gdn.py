@@ -4,6 +4,7 @@ Activations are BF16 ``(M, features)``. The mixer between them (convolution, del
 :meth:`Gdn.project` returns.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ class Gdn:
         self.post_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("post_norm", model.hidden), *constants)
         self.head_norm = GatedRmsNorm(rms_norm_gated, ctx.array("norm", dims.value_dim), model.rms_eps)
         self.dims, self._scratch = dims, ctx.scratch
+        self.used: Counter[str] = Counter()  # launches that split what they project
         ctx.plan_scratch(_USER, "gdn.qkvz", 2 * ctx.max_rows * dims.qkvz_rows, (0, 0))
         ctx.plan_scratch(_USER, "gdn.normed", 2 * ctx.max_rows * dims.z_dim, (1, 1))
 
@@ -68,6 +70,7 @@ class Gdn:
         if x.shape[0] == 1 and self._qkvz_one is not None:
             w = self.qkvz.weight.copy_for(self._qkvz_one)
             self._qkvz_one(x, w, *heads, found.qkv, found.z)
+            self.used["qkvz"] += 1
         else:
             with self._scratch.lease("gdn.qkvz", _USER, (x.shape[0], dims.qkvz_rows)) as fused:
                 self.qkvz.forward(x, fused, phase)

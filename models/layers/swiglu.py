@@ -3,6 +3,7 @@
 x and out are BF16 ``(M, H)``; gate, up and their product are rounded to BF16 ``(M, I)``. Every dot product is FP32.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ class SwiGlu:
         self._scratch, self._duals, self._activation = ctx.scratch, duals, activation
         self.gate, self.up, self.down = gate, up, down
         self.hidden, self.intermediate = down.weight.spec.shape
+        self.used: Counter[str] = Counter()  # launches that serve gate and up
         size = 2 * ctx.max_rows * self.intermediate
         ctx.plan_scratch(_USER, "ffn.gate", size, (0, 1))
         ctx.plan_scratch(_USER, "ffn.up", size, (0, 1))
@@ -59,6 +61,7 @@ class SwiGlu:
             return
         w_a, w_b = self.gate.weight.copy_for(dual), self.up.weight.copy_for(dual)
         dual(x=x, w_a=w_a, w_b=w_b, out_a=gate, out_b=up)
+        self.used[f"dual{x.shape[0]}"] += 1
 
 
 def _project(linear: Linear, x: Any, out: Any, how: How, phase: Phase) -> None:

@@ -84,6 +84,22 @@ def test_gemv_arms_are_bit_identical_to_one_row_at_a_time(make_context: Make, ex
     assert layer.qkv(x, "decode", arm).rows.tobytes() == one_by_one.tobytes()
 
 
+@pytest.mark.parametrize(("rows", "arm", "launches"), [
+    (1, "single", {"qg1": 1, "dual1": 1}), (3, "fused", {"qg3": 1, "dual3": 1}),
+    (8, "tiled", {"qg3": 2, "dual3": 2, "qg2": 1, "dual2": 1}),
+    (4, "tiled", {"qg3": 1, "dual3": 1, "qg1": 1, "dual1": 1}),
+    (4, "per_seq", {"qg1": 4, "dual1": 4}), (4, "tiers", {}), (4, "wide", {}),
+])  # fmt: skip
+def test_qkv_tiles_go_through_the_fused_launches(
+    make_context: Make, exact: Any, rows: int, arm: Any, launches: dict[str, int]
+) -> None:
+    layer = attention(make_context())
+    layer.qkv(exact.rows(rows, H), "decode", arm)
+    assert layer.used == {arm: 1, **launches}
+    alone = {"tiers": {"gemv4": 1}, "wide": {"t": 1}}.get(arm, {})
+    assert layer.linears.q.used == layer.linears.v.used == alone
+
+
 def test_tiled_output_reads_the_weight_once_a_tile(make_context: Make, exact: Any) -> None:
     layer = attention(make_context())
     layer.output(exact.rows(8, HEADS * D), None, "decode")

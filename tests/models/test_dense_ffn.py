@@ -53,6 +53,8 @@ def test_dense_arm_cuts_seven_rows_as_its_name_says(
     ffn = dense(make_context())
     ffn.forward(exact.rows(7, 64), "decode", arm)
     assert ffn.swiglu.down.used == launches
+    duals = {name.replace("gemv", "dual"): n for name, n in launches.items() if arm in ("single", "k2", "k3")}
+    assert ffn.swiglu.used == duals
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 17])

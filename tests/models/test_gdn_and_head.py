@@ -49,6 +49,7 @@ def test_gdn_rows_are_bit_identical_to_the_fused_launch_of_one(make_context: Mak
     for name in ("qkv", "z", "ba"):
         assert getattr(many, name).tobytes() == np.concatenate([getattr(one, name) for one in ones]).tobytes()
     assert layer.qkvz.used == {"gemv5": 1}
+    assert layer.used == {"qkvz": 5}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 33])
