@@ -51,9 +51,15 @@ def judge_boot(evidence: Evidence) -> Verdict:
 def judge(findings: Iterable[Finding], profile: Profile, allowed: frozenset[KernelKey] = frozenset()) -> Verdict:
     """Give each finding its severity and sort them."""
     judged = [Judged(f, f.severity(profile), _is_allowed(f, allowed)) for f in dict.fromkeys(findings)]
-    order = list(Severity)
-    judged.sort(key=lambda j: (j.is_allowed, order.index(j.severity), sort_key(j.finding), j.finding.where))
-    return Verdict(tuple(judged))
+    return Verdict(tuple(sorted(judged, key=_report_order)))
+
+
+def _report_order(judged: Judged) -> tuple[object, ...]:
+    finding = judged.finding
+    return judged.is_allowed, _ORDER.index(judged.severity), sort_key(finding), finding.where, finding.why
+
+
+_ORDER = tuple(Severity)
 
 
 def _is_allowed(finding: Finding, allowed: frozenset[KernelKey]) -> bool:

@@ -88,7 +88,7 @@ def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
         row = rows.get(question)
         if row is None:
             row = rows[question] = LookupRow(members, kind, requested_by, phase, when)
-        row.when = row.when or when
+        row.when = min(filter(None, (row.when, when)), default="")
         row.add(site, layer, times)
     for row in rows.values():
         row.sites, row.layers = (

@@ -41,5 +41,5 @@ def late_registrations(evidence: Evidence) -> list[Finding]:
             (late.site,),
             ("register it as a plugin, through an entry point or boot(local_plugins=...)",),
         )
-        for late in evidence.late_registrations
+        for late in sorted(evidence.late_registrations, key=lambda late: (late.plugin, late.site))
     )

@@ -20,7 +20,7 @@ def failed_requests(evidence: Evidence) -> list[Finding]:
             (f"unset {request.lever}, or choose a model that can do it",),
             (request.layer,) if request.layer else (),
         )
-        for request in evidence.requests
+        for request in sorted(evidence.requests, key=lambda r: (r.lever, r.site, r.layer, r.why))
     )
 
 
