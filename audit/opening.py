@@ -34,6 +34,7 @@ class Wanted:
     no_plugins: frozenset[str] = frozenset()
     local_plugins: Mapping[str, object] = field(default_factory=dict)
     manifest_folders: tuple[Path, ...] = ()
+    only_these_folders: bool = False  # leave the manifests of plugins out, the shipped ones too
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, li
     """Load the file that was named, or resolve the model among all manifests."""
     if wanted.manifest is not None:
         return load_manifest(wanted.manifest, levers=catalog.levers)
-    folders = (*catalog.manifest_folders, *wanted.manifest_folders)
+    folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *wanted.manifest_folders)
     catalogue = Catalogue.from_folders(folders, levers=catalog.levers)
     if wanted.config is not None:
         resolution = catalogue.resolve_config(wanted.config, wanted.model)

@@ -71,7 +71,7 @@ def target_text(report: Report) -> str:
 
 def sections(report: Report, *, verbose: bool = False) -> Iterator[Section]:
     """Yield the sections: what must be acted on first, then what is worth knowing, then what it rests on."""
-    yield from _finding_sections(report, verbose)
+    yield from finding_sections(report.findings, verbose=verbose)
     yield from _waivers(report, verbose)
     yield from _levers(report, verbose)
     yield from _kernels(report, verbose)
@@ -80,20 +80,22 @@ def sections(report: Report, *, verbose: bool = False) -> Iterator[Section]:
     yield _basis(report)
 
 
-def _finding_sections(report: Report, verbose: bool) -> Iterator[Section]:
+def finding_sections(findings: Iterable[FindingRow], *, verbose: bool = False) -> Iterator[Section]:
+    """Yield findings by what they do, those that refuse first, numbered throughout."""
+    rows = tuple(findings)
     groups = (
-        ("To act on", "refuse", [f for f in report.findings if f.severity == "refuse" and not f.allowed]),
-        ("Allowed for this boot by --dangerously-allow-unresolved", "warn", [f for f in report.findings if f.allowed]),
-        ("Warnings", "warn", [f for f in report.findings if f.severity == "warn" and not f.allowed]),
-        ("Notes", "note", [f for f in report.findings if f.severity == "note" and not f.allowed]),
+        ("To act on", "refuse", [f for f in rows if f.severity == "refuse" and not f.allowed]),
+        ("Allowed for this boot by --dangerously-allow-unresolved", "warn", [f for f in rows if f.allowed]),
+        ("Warnings", "warn", [f for f in rows if f.severity == "warn" and not f.allowed]),
+        ("Notes", "note", [f for f in rows if f.severity == "note" and not f.allowed]),
     )
     number = 0
-    for title, tone, findings in groups:
-        if not findings:
+    for title, tone, group in groups:
+        if not group:
             continue
-        codes = Counter(finding.code for finding in findings)
-        entries = tuple(_entry(number + n, finding, verbose) for n, finding in enumerate(findings, 1))
-        number += len(findings)
+        codes = Counter(finding.code for finding in group)
+        entries = tuple(_entry(number + n, finding, verbose) for n, finding in enumerate(group, 1))
+        number += len(group)
         counted = ", ".join(f"{count} {code}" for code, count in codes.items())
         yield Section(f"{title}: {counted}", tone, entries)
 

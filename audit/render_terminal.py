@@ -1,5 +1,6 @@
 """The report on a terminal: the same sections in colour. The only renderer that imports rich."""
 
+from collections.abc import Iterable
 from typing import TextIO
 
 from kernel_muster.audit.render_plain import printable
@@ -17,14 +18,24 @@ _LABELS = {"remedy": "green", "log": "dim", "explains": "dim"}
 
 def print_report(report: Report, file: TextIO, *, verbose: bool = False) -> None:
     """Print the report in colour, wrapped to the terminal's width."""
-    console = Console(file=file, highlight=False, soft_wrap=False)
-    verdict = _text(headline(report), _STYLES.get(tone_of(report), "bold green"))
-    console.print(verdict)
-    for section in sections(report, verbose=verbose):
-        console.print()
+    style = _STYLES.get(tone_of(report), "bold green")
+    print_sections(sections(report, verbose=verbose), file, headline(report), headline(report), style)
+
+
+def print_sections(
+    parts: Iterable[Section], file: TextIO, first: str = "", last: str = "", style: str = "bold"
+) -> None:
+    """Print sections, a blank line between them, between a first and a last line of one style."""
+    console = Console(file=file, highlight=False)
+    if first:
+        console.print(_text(first, style))
+    for position, section in enumerate(parts):
+        if first or position:
+            console.print()
         _print_section(console, section)
-    console.print()
-    console.print(verdict)
+    if last:
+        console.print()
+        console.print(_text(last, style))
 
 
 def _print_section(console: Console, section: Section) -> None:

@@ -1,6 +1,6 @@
 """The text report: plain ASCII, for logs, files and exceptions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kernel_muster.audit.render_plain import ascii_only, columns
 from kernel_muster.audit.render_sections import Entry, Section, headline, sections
@@ -9,10 +9,13 @@ from kernel_muster.audit.report import Report
 
 def render_text(report: Report, *, verbose: bool = False) -> str:
     """Return the report as plain ASCII: the verdict, what to do about it, and the verdict again."""
-    lines = [headline(report), ""]
-    for section in sections(report, verbose=verbose):
-        lines += [section.title, *_body(section), ""]
-    return ascii_only("\n".join((*lines, headline(report))))
+    return render_sections(sections(report, verbose=verbose), headline(report), headline(report))
+
+
+def render_sections(parts: Iterable[Section], first: str = "", last: str = "") -> str:
+    """Return sections as plain ASCII, a blank line between them, between a first and a last line."""
+    blocks = ["\n".join((section.title, *_body(section))) for section in parts]
+    return ascii_only("\n\n".join(block for block in (first, *blocks, last) if block))
 
 
 def _body(section: Section) -> Iterator[str]:

@@ -46,7 +46,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         as_of=evidence.as_of.isoformat(),
         set_hash=set_hash(evidence),
         counts=_counts(verdict, sum(row.count for row in evidence.rows), len(evidence.asked_keys), len(excused)),
-        findings=tuple(_finding(judged) for judged in verdict.findings),
+        findings=tuple(finding_row(judged) for judged in verdict.findings),
         kernels=kernels,
         waivers=tuple(
             WaiverRow(key=str(w.key), reason=w.reason, where=w.where, until=w.until.isoformat() if w.until else "")
@@ -87,7 +87,7 @@ def opening_report(
         as_of=as_of,
         set_hash="",
         counts=_counts(verdict, 0, 0, 0),
-        findings=tuple(_finding(judged) for judged in verdict.findings),
+        findings=tuple(finding_row(judged) for judged in verdict.findings),
         levers=lever_rows(levers),
         plugins=plugin_rows(catalog),
     )
@@ -108,7 +108,8 @@ def _counts(verdict: Verdict, lookups: int, keys: int, waived: int) -> Counts:
     )
 
 
-def _finding(judged: Judged) -> FindingRow:
+def finding_row(judged: Judged) -> FindingRow:
+    """Return a judged finding as a report row."""
     finding = judged.finding
     return FindingRow(
         code=finding.code,

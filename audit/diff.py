@@ -1,0 +1,178 @@
+"""Two reports compared: releases, machines or ranks. What changes from run to run by itself is left out.
+
+Left out are the date, paths and dispatch sites. Everything that says which kernels serve, and why not, is compared.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kernel_muster.audit.render_plain import ascii_only, fold_layers, plural
+from kernel_muster.audit.render_sections import value_text
+from kernel_muster.audit.report import Report
+
+SCHEMA = "kernel-muster/diff"
+VERSION = "1.0"
+
+Fields = Mapping[str, str]
+Rows = Mapping[str, Fields]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One row of one part: ``before`` is empty where it was added, ``after`` where it was removed."""
+
+    name: str
+    kind: str  # added, removed or changed
+    before: dict[str, str] = field(default_factory=dict)
+    after: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What differs in one part of the reports."""
+
+    title: str
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Everything that differs between two reports."""
+
+    schema: str = SCHEMA
+    version: str = VERSION
+    equal: bool
+    parts: tuple[Part, ...]
+
+
+def compare(one: Report, other: Report) -> Difference:
+    """Compare two reports."""
+    before, after = _parts(one), _parts(other)
+    parts = tuple(Part(title=title, changes=tuple(_changes(before[title], after[title]))) for title in before)
+    parts = tuple(part for part in parts if part.changes)
+    return Difference(equal=not parts, parts=parts)
+
+
+def _parts(report: Report) -> dict[str, Rows]:
+    return {
+        "verdict": _verdict(report),
+        "findings": _findings(report),
+        "kernels": _kernels(report),
+        "waivers": {w.key: {"reason": w.reason, "until": w.until} for w in report.waivers},
+        "levers": {v.name: {"value": value_text(v.value), "origin": v.origin} for v in report.levers},
+        "plugins": _folded(
+            (f"{p.name} of {p.distribution}", {"version": p.version, "status": p.status, "keys": str(p.kernels)})
+            for p in report.plugins
+        ),
+        "copies of weights": _folded(
+            (f"{row.weight} in {row.layout}", {"bytes": str(row.size_bytes)}) for row in report.layouts
+        ),
+    }
+
+
+def _verdict(report: Report) -> Rows:
+    degraded, complete = ("yes" if flag else "no" for flag in (report.degraded, report.complete))
+    facts = {
+        "verdict": report.verdict,
+        "degraded": degraded,
+        "complete": complete,
+        "model": report.model,
+        "target": report.target,
+        "arch": report.arch,
+        "device": report.device,
+        "quant": report.quant,
+        "profile": report.profile,
+        "stage asked": report.stage_asked,
+        "stage reached": report.stage_reached,
+        "set hash": report.set_hash,
+        "kernel-muster": report.muster_version,
+    }
+    return {name: {"": value} for name, value in facts.items()}
+
+
+def _findings(report: Report) -> Rows:
+    def why(text: str) -> str:
+        return text.replace(report.as_of, "(date)") if report.as_of else text
+
+    return _folded(
+        (f"{f.code} {f.subject}", {"severity": f"{f.severity}{', allowed' if f.allowed else ''}", "why": why(f.why)})
+        for f in report.findings
+    )
+
+
+def _kernels(report: Report) -> Rows:
+    return _folded(
+        (
+            " > ".join(row.chain) or row.key,
+            {
+                "kind": row.kind,
+                "outcome": row.outcome,
+                "served by": row.served_by,
+                "distribution": row.distribution,
+                "version": row.version,
+                "tier": row.tier,
+                "backend": row.backend,
+                "archs": " ".join(row.archs),
+                "contract": row.contract,
+                "stage": row.stage,
+                "layers": fold_layers(row.layers),
+            },
+        )
+        for row in report.kernels
+    )
+
+
+def _folded(rows: Iterable[tuple[str, Fields]]) -> Rows:
+    """Join rows of one name: a key may be asked for in two ways, a plugin have two findings of one code."""
+    found: dict[str, list[Fields]] = {}
+    for name, fields in rows:
+        found.setdefault(name, []).append(fields)
+    return {name: {label: _joined(same, label) for label in same[0]} for name, same in found.items()}
+
+
+def _joined(rows: Iterable[Fields], label: str) -> str:
+    return " / ".join(sorted({fields[label] for fields in rows}))
+
+
+def _changes(before: Rows, after: Rows) -> Iterable[Change]:
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name), after.get(name)
+        if old is None:
+            yield Change(name=name, kind="added", after=_given(new))
+        elif new is None:
+            yield Change(name=name, kind="removed", before=_given(old))
+        elif changed := [label for label in old if old[label] != new[label]]:
+            yield Change(
+                name=name,
+                kind="changed",
+                before={label: old[label] for label in changed},
+                after={label: new[label] for label in changed},
+            )
+
+
+def _given(fields: Fields | None) -> dict[str, str]:
+    return {label: value for label, value in (fields or {}).items() if value}
+
+
+def render_diff(difference: Difference) -> str:
+    """Return a difference as plain ASCII."""
+    if difference.equal:
+        return "EQUAL: the reports say the same"
+    counted = ", ".join(f"{part.title} {len(part.changes)}" for part in difference.parts)
+    total = sum(len(part.changes) for part in difference.parts)
+    lines = [f"DIFFERENT: {plural(total, 'difference')}: {counted}"]
+    for part in difference.parts:
+        lines += ["", part.title]
+        lines += [line for change in part.changes for line in _change_lines(change)]
+    return ascii_only("\n".join(lines))
+
+
+def _change_lines(change: Change) -> Iterable[str]:
+    if change.kind != "changed":
+        fields = change.after if change.kind == "added" else change.before
+        details = ", ".join(f"{label} {value}" for label, value in fields.items())
+        yield f"  {'+' if change.kind == 'added' else '-'} {change.name}{f': {details}' if details else ''}"
+        return
+    pairs = [f"{label} {change.before[label] or '(none)'} -> {change.after[label] or '(none)'}".strip()
+             for label in change.before]  # fmt: skip
+    yield f"  ~ {change.name}: {'; '.join(pairs)}"

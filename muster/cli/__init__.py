@@ -1,0 +1,1 @@
+"""The ``muster`` command: one small module a command, imported without what the command itself needs."""

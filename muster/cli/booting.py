@@ -1,0 +1,126 @@
+"""What commands ask of the audit: options turned into its own terms, and one audited boot."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from kernel_muster._version import __version__
+from kernel_muster.api import build_model
+from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.report import Report
+from kernel_muster.audit.session import BootOptions, BootSession
+from kernel_muster.cli.output import only_results_on_stdout
+from kernel_muster.MODEL_toml.loader import load_manifest
+from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
+from kernel_muster.registry.findings import Profile
+from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.specs import Stage
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A boot that is over. ``failure`` is what the model's builder raised."""
+
+    report: Report
+    trace: dict[str, Any] | None
+    failure: BaseException | None
+
+
+def wanted_of(
+    *,
+    model: str | None = None,
+    manifest: Path | None = None,
+    config: Path | None = None,
+    reference: str | None = None,
+    manifests: Iterable[Path] | None = None,
+    target: str | None = None,
+    quant: str | None = None,
+    plugins: Iterable[str] | None = None,
+    no_plugins: Iterable[str] | None = None,
+) -> Wanted:
+    """Say what a boot is about; UsageError where the options contradict each other."""
+    _check_one_model(model, manifest, config, reference, bool(manifests))
+    return Wanted(
+        model=None if manifest else model or reference,
+        manifest=manifest,
+        config=config,
+        target=target,
+        quant=quant,
+        levers=dict(os.environ),
+        plugins=frozenset(plugins or ()),
+        no_plugins=frozenset(no_plugins or ()),
+        manifest_folders=tuple(manifests or ()),
+        only_these_folders=bool(manifests),
+    )
+
+
+def _check_one_model(
+    model: str | None, manifest: Path | None, config: Path | None, reference: str | None, has_folders: bool
+) -> None:
+    if manifest is not None and config is not None:
+        raise UsageError("--manifest and --config both say which model it is: give one")
+    if manifest is not None and (reference is not None or has_folders):
+        raise UsageError("--ref and --manifests choose among manifests: they do not go with --manifest")
+    if reference is not None and config is None:
+        raise UsageError("--ref goes with --config")
+    if reference is not None and model is not None and model != reference:
+        raise UsageError(f"MODEL is {model!r}, --ref {reference!r}: give one")
+    if manifest is not None and model is not None:
+        _check_named(model, manifest)
+
+
+def _check_named(model: str, manifest: Path) -> None:
+    """Refuse a manifest of another model than the one named; a broken one is reported by the boot."""
+    found, _ = load_manifest(manifest)
+    if found is not None and model not in (found.name, found.hf_id):
+        raise UsageError(f"{manifest} describes {found.name!r}, not {model!r}: drop MODEL, or name the other manifest")
+
+
+def asked_of(
+    *,
+    profile: Profile,
+    stage: Stage | None,
+    as_of: date | None,
+    set_hash: str | None,
+    allowed: Iterable[str],
+) -> Asked:
+    """Say what is asked of the audit itself; UsageError where that makes no sense."""
+    asked = Asked(profile, stage, as_of, set_hash, frozenset(map(_key, allowed)))
+    BootOptions(asked=asked).check()
+    return asked
+
+
+def _key(text: str) -> KernelKey:
+    try:
+        return parse_key(text)
+    except ValueError as error:
+        raise UsageError(f"--dangerously-allow-unresolved: {error}") from None
+
+
+def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False) -> Audited:
+    """Boot a model as a plan, without weights, and return what the audit says, passed or refused."""
+    session = BootSession(wanted, BootOptions(asked=asked, muster_version=__version__))
+    failure: BaseException | None = None
+    is_open = False
+    try:
+        with only_results_on_stdout(), session as boot:
+            is_open = True
+            try:
+                build_model(boot.manifest, boot.kernels)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                failure = error
+                if isinstance(error, Exception):
+                    raise
+                raise MusterError(f"the builder ended with {type(error).__name__}") from error
+    except BootRefused:
+        pass
+    except Exception as error:
+        if failure is None or failure not in (error, error.__cause__):
+            raise
+    return Audited(session.report, session.trace() if wants_trace and is_open else None, failure)

@@ -1,0 +1,66 @@
+"""Exit codes, and the one place where whatever happens in a command becomes one."""
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from kernel_muster.audit.render_plain import ascii_only
+from kernel_muster.registry.errors import UsageError
+
+PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def command(function: Callable[..., int]) -> Callable[..., None]:
+    """Turn a function that returns an exit code into one for typer; nothing it raises gets out as a traceback."""
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        raise typer.Exit(guarded(lambda: function(**arguments), is_verbose=bool(arguments.get("verbose"))))
+
+    return run
+
+
+def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
+    """Run a command's body and return its exit code."""
+    try:
+        return body()
+    except UsageError as error:
+        complain(f"error: {error}")
+        return USAGE
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BaseException as error:  # noqa: BLE001  (SystemExit too: a plugin must not choose our exit code)
+        complain(f"internal error: {describe(error)}")
+        complain_traceback(error, is_verbose)
+        complain("this is a bug in kernel-muster: please report it as CONTRIBUTING.md says, with --verbose")
+        return INTERNAL
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception on one line, with where it was raised."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  (an exception whose own text raises still has to be reported)
+        text = "(its text cannot be shown)"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def complain(text: str) -> None:
+    """Say something on stderr, in ASCII; a closed stderr is no reason to fail."""
+    try:
+        sys.stderr.write(f"muster: {ascii_only(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        return
+
+
+def complain_traceback(error: BaseException, is_verbose: bool) -> None:
+    """Print the traceback, if it was asked for."""
+    if is_verbose:
+        complain("".join(traceback.format_exception(error)).rstrip())

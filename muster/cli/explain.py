@@ -1,0 +1,154 @@
+"""``muster explain``: why a key is served by what serves it, or by nothing."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from kernel_muster.cli import options
+from kernel_muster.registry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernel_muster.audit.render_sections import Entry, Section
+    from kernel_muster.registry.selection import Candidate, Decision, Selector
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="module::func")]
+
+
+def explain(
+    key: Key,
+    target: options.Target = None,
+    plugin: options.Plugins = None,
+    no_plugin: options.NoPlugins = None,
+    format: options.ListFormat = options.Format.TEXT,
+    output: options.Output = None,
+    verbose: options.Verbose = False,
+) -> int:
+    """Explain who serves a key on a target, and why nobody else does.
+
+    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Exit code: 0 a kernel serves, 1 none does.
+    """
+    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.exits import REFUSED
+    from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
+    from kernel_muster.registry.keys import parse_key
+    from kernel_muster.registry.selection import Selector
+
+    try:
+        parsed = parse_key(key)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
+    catalog = find_plugins(wanted)
+    levers, findings = find_levers(catalog, wanted)
+    found, no_target = find_target(target)
+    rows = rows_of((*catalog.findings, *no_target, *findings))
+    if found is None:
+        return show(Listing("explanation", {"key": key}, (), rows), format, output, verbose=verbose)
+    selector = Selector(catalog, found, levers)
+    decision = selector.decide(parsed)
+    listing = Listing("explanation", _data(decision, selector), tuple(_sections(decision, selector)), rows)
+    code = show(listing, format, output, verbose=verbose)
+    return code if decision.chosen is not None and not decision.rivals else REFUSED
+
+
+def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
+    return {
+        "key": str(decision.key),
+        "renamed_to": str(decision.renamed_to or ""),
+        "target": str(selector.target),
+        "served_by": str(decision.chosen.provider) if decision.chosen else "",
+        "cause": "DUPLICATE_KERNEL" if decision.rivals else decision.cause,
+        "reason": decision.reason,
+        "remedy": _remedy_of_absence(decision, selector) if decision.chosen is None else "",
+        "candidates": [
+            {
+                "plugin": c.registered.provider.plugin,
+                "distribution": c.registered.provider.distribution,
+                "version": c.registered.provider.version,
+                "archs": list(c.registered.spec.archs),
+                "tier": c.registered.spec.tier,
+                "contract": c.registered.spec.contract,
+                "verdict": _verdict(c, decision),
+                "rule": c.rule,
+                "reason": c.reason,
+                "change": _change(c, decision, selector),
+            }
+            for c in decision.candidates
+        ],
+    }
+
+
+def _sections(decision: "Decision", selector: "Selector") -> "Iterator[Section]":
+    from kernel_muster.audit.render_sections import Section
+
+    key = f"{decision.key}{f' (now called {decision.renamed_to})' if decision.renamed_to else ''}"
+    if decision.chosen is None:
+        lines = (decision.reason, f"to change it: {_remedy_of_absence(decision, selector)}")
+        yield Section(f"{decision.cause}: nothing serves {key} on {selector.target}", "refuse", lines=lines)
+    elif decision.rivals:
+        yield Section(f"DUPLICATE_KERNEL: equal kernels compete for {key} on {selector.target}", "refuse")
+    else:
+        yield Section(f"{decision.chosen.provider} serves {key} on {selector.target}")
+    if not decision.candidates:
+        return
+    entries = tuple(_entry(n, c, decision, selector) for n, c in enumerate(decision.candidates, 1))
+    yield Section(f"Candidates: {len(entries)}", entries=entries)
+    for name in sorted({c.registered.spec.contract for c in decision.candidates}):
+        yield Section(f"Contract {name}", lines=(selector.catalog.contracts[name].summary,))
+
+
+def _entry(number: int, candidate: "Candidate", decision: "Decision", selector: "Selector") -> "Entry":
+    from kernel_muster.audit.render_sections import Entry
+
+    registered = candidate.registered
+    spec = registered.spec
+    fields = (
+        ("plugin", registered.provider.plugin),
+        ("archs", " ".join(spec.archs)),
+        ("tier", spec.tier),
+        ("backend", spec.backend.name),
+        ("rule", candidate.rule),
+        ("reason", candidate.reason),
+        ("to change it", _change(candidate, decision, selector)),
+    )
+    labelled = tuple((label, (text,)) for label, text in fields if text)
+    return Entry(number, _verdict(candidate, decision).upper(), str(registered.provider), labelled)
+
+
+def _verdict(candidate: "Candidate", decision: "Decision") -> str:
+    if candidate.is_rejected:
+        return "rejected"
+    return "equal" if decision.rivals else "accepted"
+
+
+def _change(candidate: "Candidate", decision: "Decision", selector: "Selector") -> str:
+    """Say what would make selection take a rejected candidate."""
+    target, spec = selector.target.arch or "cpu", candidate.registered.spec
+    provider = candidate.registered.provider
+    winner = decision.chosen.provider.distribution if decision.chosen is not None else ""
+    changes = {
+        "": f"MUSTER_PREFER={decision.key}={provider.distribution} decides for it" if decision.rivals else "",
+        "arch": f"build it for {target} and add that to its archs, or choose a target among {' '.join(spec.archs)}",
+        "host": f"it serves --target cpu only; {target} needs a device kernel",
+        "disabled": f"take {decision.key} out of MUSTER_DISABLE",
+        "replaced": f"uninstall the distribution that replaces module {decision.key.module}, or block its plugin",
+        "overridden": f"uninstall {winner}, or block its plugin",
+        "tier": "declare it tier fast, if it is, or remove the fast kernel",
+        "specificity": f"give it an arch entry at least as specific for {target}, or remove the other kernel",
+        "preferred": f"MUSTER_PREFER={decision.key}={provider.distribution}",
+        "duplicate": f"MUSTER_PREFER={decision.key}={provider.distribution}",
+    }
+    if candidate.rule not in changes:
+        raise AssertionError(f"no explanation for rule {candidate.rule!r}")
+    return changes[candidate.rule]
+
+
+def _remedy_of_absence(decision: "Decision", selector: "Selector") -> str:
+    absent = selector.catalog.absent_provider(decision.key)
+    if decision.candidates:
+        return "see each candidate"
+    if absent is not None:
+        return f"plugin {absent.name} of {absent.distribution} would provide it, but is {absent.status}"
+    near = selector.near_names(decision.key)
+    return f"correct the key ({' or '.join(near)})" if near else "install a distribution that provides it"

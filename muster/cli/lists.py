@@ -1,0 +1,100 @@
+"""Commands that list things: what they found, as text, on a terminal or as JSON, and what is wrong with it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_muster.audit.opening import Wanted, discover_for
+from kernel_muster.audit.render_sections import Section, finding_sections
+from kernel_muster.audit.render_text import render_sections
+from kernel_muster.audit.report import FindingRow
+from kernel_muster.audit.reporting import finding_row
+from kernel_muster.audit.rules.levers import list_levers
+from kernel_muster.audit.verdict import judge
+from kernel_muster.cli.exits import PASSED, REFUSED
+from kernel_muster.cli.options import Format
+from kernel_muster.cli.output import check_writable, is_terminal, only_results_on_stdout, say, write_file
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.levers import Levers, Origin, read_levers
+from kernel_muster.registry.target import Target, resolve_target
+
+VERSION = "1.0"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a command has to say. ``data`` goes into the JSON as it is; findings come last in the text."""
+
+    name: str
+    data: dict[str, Any]
+    sections: tuple[Section, ...]
+    findings: tuple[FindingRow, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether anything found would refuse a boot."""
+        return any(row.severity == "refuse" for row in self.findings)
+
+
+def show(listing: Listing, format: Format, output: Path | None, *, verbose: bool) -> int:
+    """Write a list; exit code 1 if a boot would be refused by what was found on the way."""
+    parts = (*listing.sections, *finding_sections(listing.findings, verbose=verbose))
+    check_writable(output)
+    if format is Format.JSON:
+        text = json.dumps(_document(listing), indent=1)
+    elif output is None and is_terminal():
+        text = _coloured(parts)
+    else:
+        text = render_sections(parts)
+    if output is None:
+        say(text)
+    else:
+        write_file(output, text)
+    return REFUSED if listing.is_refused else PASSED
+
+
+def _document(listing: Listing) -> dict[str, Any]:
+    head = {"schema": f"kernel-muster/{listing.name}", "version": VERSION}
+    return {**head, **listing.data, "findings": [asdict(row) for row in listing.findings]}
+
+
+def _coloured(parts: Iterable[Section]) -> str:
+    from kernel_muster.audit.render_terminal import print_sections
+    from kernel_muster.cli.reports import TerminalText
+
+    stream = TerminalText()
+    print_sections(parts, stream)
+    return stream.getvalue()
+
+
+def find_plugins(wanted: Wanted) -> Catalog:
+    """Discover plugins; what they print goes to stderr."""
+    with only_results_on_stdout():
+        return discover_for(wanted)
+
+
+def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
+    """Resolve a target; without one, say why."""
+    target, finding = resolve_target(name)
+    return target, [finding] if finding else []
+
+
+def find_levers(
+    catalog: Catalog, wanted: Wanted, manifest: Manifest | None = None
+) -> tuple[Levers, tuple[Finding, ...]]:
+    """Read the levers as a boot would, with a model's defaults if there is a model."""
+    sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
+    if manifest is not None:
+        sources.append(("manifest", manifest.defaults))
+    levers, findings = read_levers(catalog.levers, sources)
+    malformed = list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
+    return levers, (*findings, *malformed)
+
+
+def rows_of(findings: Iterable[Finding]) -> tuple[FindingRow, ...]:
+    """Return findings as report rows, judged as for serving."""
+    return tuple(finding_row(judged) for judged in judge(findings, "serve").findings)

@@ -1,0 +1,56 @@
+"""``muster manifest``: check manifests, and the schema that editors use."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kernel_muster.cli import options
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="MODEL.toml files.", exists=True, dir_okay=False)]
+
+
+def lint(
+    files: Files,
+    format: options.ListFormat = options.Format.TEXT,
+    output: options.Output = None,
+    verbose: options.Verbose = False,
+) -> int:
+    """Check manifests: everything that is wrong, with file and line.
+
+    Exit code: 0 nothing is wrong, 1 something is, 2 a file cannot be read.
+    """
+    from kernel_muster.audit.render_plain import plural
+    from kernel_muster.audit.render_sections import Section
+    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
+    from kernel_muster.MODEL_toml.resolve import Catalogue
+    from kernel_muster.registry.findings import CODES
+
+    catalog = find_plugins(wanted_of())
+    checked = Catalogue.from_files(dict.fromkeys(files), levers=catalog.levers)
+    # A failed plugin may be why a manifest's lever is unknown.
+    broken = [finding for finding in catalog.findings if checked.findings and CODES[finding.code].group == "plugins"]
+    sound = [manifest.name for manifest in checked.manifests]
+    title = f"Manifests: {plural(len(set(files)), 'file')}, {len(sound)} sound"
+    section = Section(title, lines=tuple(f"{m.name}: {m.path}" for m in checked.manifests))
+    data = {"files": [str(file) for file in dict.fromkeys(files)], "sound": sound}
+    return show(
+        Listing("manifest-lint", data, (section,), rows_of((*checked.findings, *broken))),
+        format,
+        output,
+        verbose=verbose,
+    )
+
+
+def schema(output: options.Output = None, verbose: options.Verbose = False) -> int:
+    """Print the JSON Schema of a manifest."""
+    from kernel_muster.cli.exits import PASSED
+    from kernel_muster.cli.output import check_writable, say, write_file
+    from kernel_muster.MODEL_toml.generate import schema_text
+
+    check_writable(output)
+    if output is None:
+        say(schema_text())
+    else:
+        write_file(output, schema_text())
+    return PASSED

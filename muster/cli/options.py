@@ -1,0 +1,149 @@
+"""The options that commands share, and what their texts mean."""
+
+import re
+from collections.abc import Iterable
+from datetime import date
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kernel_muster.registry.errors import UsageError
+
+
+class Format(StrEnum):
+    """How a list is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ReportFormat(StrEnum):
+    """How a report is written."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+class ProfileName(StrEnum):
+    """What is being decided."""
+
+    SERVE = "serve"
+    QUALIFY = "qualify"
+
+
+class StageName(StrEnum):
+    """How far kernels shall have been proven."""
+
+    REGISTERED = "registered"
+    COMPILED = "compiled"
+    LOADED = "loaded"
+    PROVEN = "proven"
+
+
+class QuantName(StrEnum):
+    """How the weights are quantised."""
+
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+    FP8 = "fp8"
+    BF16 = "bf16"
+
+
+_FILE = {"exists": True, "dir_okay": False, "show_default": False}
+
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Name, Hugging Face id, or a folder with config.json.", show_default=False),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="cuda, cuda:<n>, an architecture (sm_90a) or cpu. Without it: the GPU; cpu only when named.",
+        show_default=False,
+    ),
+]
+Manifest = Annotated[Path | None, typer.Option(help="Use this MODEL.toml.", **_FILE)]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Resolve the model from this config.json.", exists=True, show_default=False),
+]
+Reference = Annotated[
+    str | None,
+    typer.Option("--ref", help="What you call the model; decides between equal manifests.", show_default=False),
+]
+Manifests = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--manifests",
+        help="Resolve among the manifests of this folder only; repeatable.",
+        exists=True,
+        file_okay=False,
+        show_default=False,
+    ),
+]
+Quant = Annotated[QuantName | None, typer.Option(help="Quantisation, if not the manifest's.", show_default=False)]
+Profile = Annotated[ProfileName, typer.Option(help="serve, or qualify for a release: warnings refuse too.")]
+Stage = Annotated[
+    StageName | None,
+    typer.Option(help="Stage that every kernel must reach; by default the highest here.", show_default=False),
+]
+AsOf = Annotated[
+    str | None, typer.Option(metavar="DATE", help="Judge waivers as of this day (YYYY-MM-DD, UTC).", show_default=False)
+]
+ExpectSetHash = Annotated[
+    str | None, typer.Option(metavar="HASH", help="Refuse any other set of kernels.", show_default=False)
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dangerously-allow-unresolved",
+        metavar="KEY,...",
+        help="Go on although exactly these keys are absent: slow, and said so in every output.",
+        show_default=False,
+    ),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="NAME", help="Refuse unless this plugin loads; repeatable.", show_default=False),
+]
+NoPlugins = Annotated[
+    list[str] | None,
+    typer.Option("--no-plugin", metavar="NAME", help="Do not import this plugin; repeatable.", show_default=False),
+]
+ListFormat = Annotated[Format, typer.Option("--format", help="How to write it.")]
+AnyFormat = Annotated[ReportFormat, typer.Option("--format", help="How to write the report.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Write to this file (whole or not at all), not to stdout.", show_default=False)
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="All rows, reasons and logs; tracebacks of internal errors.")
+]
+
+
+def parse_date(text: str | None) -> date | None:
+    """Read ``YYYY-MM-DD``; UsageError otherwise."""
+    if text is None:
+        return None
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
+            return date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise UsageError(f"--as-of: {text!r} is no date: expected YYYY-MM-DD")
+
+
+def parse_set_hash(text: str | None) -> str | None:
+    """Check a SHA-256 in hexadecimal; UsageError otherwise."""
+    if text is None or re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        return text and text.lower()
+    raise UsageError(f"--expect-set-hash: {text!r} is no SHA-256: expected 64 hexadecimal digits")
+
+
+def split_commas(texts: Iterable[str] | None, option: str) -> tuple[str, ...]:
+    """Split ``a,b`` of a repeatable option; UsageError for an empty item."""
+    items = tuple(item.strip() for text in texts or () for item in text.split(","))
+    if not all(items):
+        raise UsageError(f"{option}: an item is empty")
+    return items

@@ -1,0 +1,60 @@
+"""Show a report: on a terminal, as text, JSON or Markdown, on stdout or in a file."""
+
+import io
+import sys
+from pathlib import Path
+
+from kernel_muster.audit.render_plain import ascii_only
+from kernel_muster.audit.render_sections import headline
+from kernel_muster.audit.report import Report
+from kernel_muster.cli.exits import PASSED, REFUSED
+from kernel_muster.cli.options import ReportFormat
+from kernel_muster.cli.output import is_terminal, say, write_file
+
+
+def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
+    """Write a report and return the exit code it stands for."""
+    if output is not None:
+        write_file(output, rendered(report, format, verbose=verbose))
+        say(ascii_only(f"{headline(report)}\nreport: {output}"))
+    elif format is ReportFormat.TEXT and is_terminal():
+        say(_coloured(report, verbose=verbose))
+    else:
+        say(rendered(report, format, verbose=verbose))
+    return PASSED if report.passed else REFUSED
+
+
+def rendered(report: Report, format: ReportFormat, *, verbose: bool) -> str:
+    """Return a report in one of the formats for files."""
+    if format is ReportFormat.JSON:
+        from kernel_muster.audit.render_json import render_json
+
+        return render_json(report)
+    if format is ReportFormat.MARKDOWN:
+        from kernel_muster.audit.render_markdown import render_markdown
+
+        return render_markdown(report, verbose=verbose)
+    from kernel_muster.audit.render_text import render_text
+
+    return render_text(report, verbose=verbose)
+
+
+def _coloured(report: Report, *, verbose: bool) -> str:
+    from kernel_muster.audit.render_terminal import print_report
+
+    stream = TerminalText()
+    print_report(report, stream, verbose=verbose)
+    return stream.getvalue()
+
+
+class TerminalText(io.StringIO):
+    """Text that is going to the terminal: collected first, so that it is written in one place."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The terminal's encoding, which decides whether boxes may be drawn."""
+        return sys.stdout.encoding
+
+    def isatty(self) -> bool:
+        """Whether colour is wanted: yes."""
+        return True
