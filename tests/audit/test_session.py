@@ -1,0 +1,504 @@
+"""The boot session: sites and layers, null handles, the seal and what comes after it, isolation, refusals."""
+
+import logging
+import threading
+import time
+
+import kernel_muster as km
+import numpy as np
+import pytest
+
+WAIVER = '[expected_absent.acme]\nmul = "not ported to this chip yet"'
+
+
+@km.track_caller
+def helper(kernels, func):
+    return kernels.try_kernel("acme", func)
+
+
+@km.track_caller
+def outer_helper(kernels, func):
+    return helper(kernels, func)
+
+
+# sites and layers
+
+
+def test_one_kernel_missing_in_61_layers_is_one_finding_with_all_sites_and_layers(world):
+    def build(boot):
+        for number in range(61):
+            kernels = boot.kernels.for_layer(f"layers.{number}.attn")
+            if number % 2:
+                kernels.kernel("acme", "mul")
+            else:
+                kernels.kernel("acme", "mul")
+
+    outcome = world.run(build)
+    assert outcome.codes == ["MISSING"]
+    found = outcome.finding("MISSING")
+    assert found.layers == tuple(f"layers.{number}.attn" for number in range(61))
+    assert len(found.where) == 2
+    assert sorted(site.rpartition(" ")[2] for site in found.where) == ["(30x)", "(31x)"]
+    assert outcome.report.counts.lookups == 61
+    assert outcome.report.counts.refusing == 1
+    assert [row.layers for row in outcome.report.kernels] == [found.layers]
+
+
+def test_required_and_optional_misses_of_one_key_are_one_finding(world):
+    def build(boot):
+        boot.kernels.kernel("acme", "mul")
+        boot.kernels.try_kernel("acme", "mul")
+
+    outcome = world.run(build)
+    assert len(outcome.finding("MISSING").where) == 2
+
+
+def test_site_of_a_helper_is_the_line_that_called_it(world):
+    def build(boot):
+        helper(boot.kernels, "mul")
+        outer_helper(boot.kernels, "mul")
+        [helper(boot.kernels, "mul") for _ in range(3)]
+
+    first = build.__code__.co_firstlineno + 1
+    where = world.run(build).finding("MISSING").where
+    lines = [int(site.split(":")[1].split()[0]) for site in where]
+    assert lines == [first, first + 1, first + 2]
+    assert all(site.startswith("tests/audit/test_session.py:") for site in where)
+    assert where[2].endswith("(3x)")
+
+
+def test_two_lookups_on_one_line_are_counted_at_one_site(world):
+    def build(boot):
+        boot.kernels.try_kernel("acme", "mul"), boot.kernels.try_kernel("acme", "mul")
+
+    (site,) = world.run(build).finding("MISSING").where
+    assert site.endswith("(2x)")
+
+
+def test_malformed_key_is_missing_and_says_why(world):
+    outcome = world.run(lambda boot: boot.kernels.kernel("Acme", "a::b"))
+    assert outcome.codes == ["MISSING"]
+    assert outcome.finding("MISSING").subject == "Acme::a::b"
+    assert "does not match" in outcome.finding("MISSING").why
+
+
+def test_miss_hints_at_the_same_function_elsewhere_and_at_near_names(world):
+    plugins = {"acme": world.acme("acme::mul", "acme_old::quantize")}
+    outcome = world.run(world.ask("acme::mull", "acme::quantize", "acme::mul"), plugins)
+    whys = {f.subject: f.why for f in outcome.report.findings}
+    assert "did you mean acme::mul?" in whys["acme::mull"]
+    assert "quantize exists in acme_old" in whys["acme::quantize"]
+
+
+def test_miss_of_a_blocked_plugins_key_names_the_block(world):
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, no_plugins=["acme"])
+    assert outcome.codes == ["MISSING"]
+    assert any("--no-plugin" in remedy for remedy in outcome.finding("MISSING").remedies)
+
+
+def test_misses_of_a_failed_plugin_are_its_findings_consequences(world):
+    plugins = {"acme": world.plugin(kernels=[world.spec("acme::mul"), 42])}
+    outcome = world.run(world.ask("acme::mul", "acme::other"), plugins)
+    assert outcome.codes == ["BAD_SPEC"]
+    explains = outcome.finding("BAD_SPEC").explains
+    assert [text.split(":", 1)[0] for text in explains] == ["MISSING acme", "MISSING acme"]
+    assert all("test" in text or "conftest" in text for text in explains)
+
+
+def test_override_of_a_failed_plugin_is_no_finding_of_its_own(world):
+    world.distribution("acme-kernels", world.plugin(kernels=[world.spec("acme::mul"), 42]), plugin="acme")
+    fork = [world.spec("acme::mul", overrides="acme-kernels", contract="fork_double")]
+    world.distribution("fork", world.plugin(kernels=fork, contracts=[world.contract("fork_double")]))
+    outcome = world.run(world.ask("acme::mul"))
+    assert outcome.codes == ["BAD_SPEC"]
+    assert outcome.finding("BAD_SPEC").subject == "acme"
+
+
+# null handles and handles
+
+
+def test_null_handle_is_falsy_and_raises_with_key_reason_waiver_and_site(world):
+    kept = []
+    outcome = world.run(lambda boot: kept.append(boot.kernels.try_kernel("acme", "mul")), {}, WAIVER)
+    assert outcome.codes == []
+    (handle,) = kept
+    assert not handle
+    assert handle.weight_layout is None
+    for call in (handle, handle.prepare, lambda: handle.prepare_weight(object())):
+        with pytest.raises(km.NullKernelError) as caught:
+            call()
+        for part in ("acme::mul", "no plugin registers", "not ported to this chip yet", "tests/audit/test_session.py:"):
+            assert part in str(caught.value)
+
+
+def test_null_handle_without_waiver_survives_the_construction(world):
+    outcome = world.run(lambda boot: boot.kernels.kernel("acme", "mul"))
+    assert outcome.codes == ["MISSING"]
+
+
+def test_handle_computes_through_its_contract(world):
+    with world.boot({"acme": world.acme("acme::mul")}) as boot:
+        handle = boot.kernels.kernel("acme", "mul")
+    x, out = np.arange(4, dtype=np.float32), np.empty(4, np.float32)
+    handle(x=x, out=out)
+    np.testing.assert_array_equal(out, [0, 2, 4, 6])
+    with pytest.raises(km.ContractError, match="acme::mul"):
+        handle(x=x, out=np.empty(3, np.float32))
+
+
+# after the seal
+
+
+def sealed(world, plugins=None, manifest=WAIVER, **options):
+    plugins = plugins or {"acme": world.acme("acme::add")}
+    outcome = world.run(world.ask("acme::add", "acme::mul"), plugins, manifest, **options)
+    assert outcome.error is None
+    return outcome.session
+
+
+def test_late_miss_raises_by_default_and_names_key_and_site(world):
+    boot = sealed(world)
+    for _ in range(2):
+        with pytest.raises(km.LateKernelMiss, match=r"acme::sub was looked up at .*test_session.py:\d+"):
+            boot.kernels.kernel("acme", "sub")
+    (found,) = boot.late_findings()
+    assert (found.code, found.subject, found.why.split(":")[0]) == (
+        "LATE_MISS", "acme::sub", "asked for 2 times after the seal",
+    )  # fmt: skip
+
+
+def test_late_miss_of_an_optional_lookup_raises_too(world):
+    with pytest.raises(km.LateKernelMiss):
+        sealed(world).kernels.try_kernel("acme", "sub")
+
+
+def test_late_miss_under_abort_calls_abort_with_the_finding(world):
+    said = []
+
+    class Aborted(BaseException):
+        pass
+
+    def abort(text):
+        said.append(text)
+        raise Aborted
+
+    boot = sealed(world, on_late_miss="abort", abort=abort)
+    with pytest.raises(Aborted):
+        boot.kernels.try_kernel("acme", "sub")
+    assert "acme::sub" in said[0]
+
+
+def test_late_miss_raises_where_abort_returns(world):
+    boot = sealed(world, on_late_miss="abort", abort=lambda text: None)
+    with pytest.raises(km.LateKernelMiss):
+        boot.kernels.try_kernel("acme", "sub")
+
+
+def test_late_miss_under_count_returns_null_and_is_counted(world):
+    boot = sealed(world, on_late_miss="count")
+    for number in range(3):
+        assert not boot.kernels.for_layer(f"layers.{number}").try_kernel("acme", "sub")
+    (found,) = boot.late_findings()
+    assert found.layers == ("layers.0", "layers.1", "layers.2")
+    assert "3 times" in found.why
+
+
+def test_late_miss_that_is_declared_returns_null(world):
+    boot = sealed(world)
+    handle = boot.kernels.kernel("acme", "mul")
+    assert not handle
+    assert handle.waiver == "not ported to this chip yet"
+    assert boot.late_findings() == ()
+
+
+def test_late_chain_is_excused_only_if_every_member_is(world):
+    boot = sealed(world)
+    assert not boot.kernels.first_of(("acme", "mul"), ("acme", "mul"))
+    with pytest.raises(km.LateKernelMiss):
+        boot.kernels.first_of(("acme", "mul"), ("acme", "sub"))
+
+
+def test_late_hit_returns_the_handle_and_is_reported(world):
+    boot = sealed(world)
+    assert boot.kernels.try_kernel("acme", "add")
+    assert [(f.code, f.subject) for f in boot.late_findings()] == [("LATE_HIT", "acme::add")]
+
+
+def test_late_lookup_through_lookups_kept_from_the_boot_is_late(world):
+    kept = []
+
+    def build(boot):
+        kept.append(boot.kernels)
+        for _ in range(2):
+            kept[0].try_kernel("acme", "add")
+
+    boot = world.run(build, {"acme": world.acme("acme::add")}).session
+
+    def again():
+        return kept[0].try_kernel("acme", "add")
+
+    again()
+    again()
+    assert "2 times" in boot.late_findings()[0].why
+    assert boot.report.counts.lookups == 2
+
+
+def test_late_rows_do_not_change_the_sealed_report(world):
+    boot = sealed(world, on_late_miss="count")
+    before = boot.report
+    boot.kernels.try_kernel("acme", "sub")
+    assert boot.report is before
+
+
+def test_registration_before_the_first_lookup_counts_and_after_it_is_refused(world):
+    def build(boot):
+        boot.register("more", world.plugin(kernels=[world.spec("more::add", contract="more")],
+                                           contracts=[world.contract("more")]))  # fmt: skip
+        assert boot.kernels.try_kernel("more", "add")
+        assert boot.kernels.try_kernel("acme", "add")
+        with pytest.raises(km.UsageError, match="before the first lookup"):
+            boot.register("again", world.plugin())
+
+    assert world.run(build, {"acme": world.acme("acme::add")}).codes == []
+
+
+def test_registration_that_leaves_no_manifest_is_refused_with_its_report(world):
+    def build(boot):
+        boot.register("more", world.plugin(manifests=[world.manifest().parent.parent]))
+
+    folder = world.manifest().parent.parent
+    outcome = world.run(build, {"acme": world.acme("acme::add")}, None, model="tiny", manifest_folders=[folder])
+    assert outcome.codes == ["DUPLICATE_MODEL"]
+
+
+# threads
+
+
+def test_lookups_of_many_threads_are_all_counted(world):
+    def build(boot):
+        def work(number):
+            kernels = boot.kernels.for_layer(f"layers.{number}")
+            for _ in range(200):
+                kernels.try_kernel("acme", "add")
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    report = world.run(build, {"acme": world.acme("acme::add")}).report
+    assert report.counts.lookups == 1600
+    (row,) = report.kernels
+    assert row.layers == tuple(f"layers.{number}" for number in range(8))
+    assert list(row.sites.values()) == [1600]
+
+
+def test_lookup_while_the_boot_seals_is_either_in_the_report_or_late(world):
+    done, stop = [0], threading.Event()
+    started = threading.Event()
+
+    def work(kernels):
+        while not stop.is_set():
+            kernels.try_kernel("acme", "mul")
+            done[0] += 1
+            started.set()
+
+    session = world.boot({"acme": world.acme("acme::add")}, WAIVER)
+    with session as boot:
+        boot.kernels.kernel("acme", "add")
+        thread = threading.Thread(target=work, args=(boot.kernels,))
+        thread.start()
+        assert started.wait(10)
+    time.sleep(0.01)
+    stop.set()
+    thread.join(10)
+    trace = session.trace()
+    counted = dict.fromkeys(("boot", "late"), 0)
+    for row in trace["lookups"]:
+        if row["func"] == "mul":
+            counted[row.get("phase", "boot")] += row.get("count", 1)
+    assert counted["boot"] + counted["late"] == done[0]
+    assert counted["boot"] == session.report.counts.lookups - 1
+    assert counted["late"] > 0
+
+
+def test_late_lookup_of_another_thread_during_the_seal_does_not_decide_the_verdict(world):
+    def finished(report):  # runs after the seal, before the boot is over
+        boot.kernels.try_kernel("acme", "add")
+        raise ValueError("so that the boot is judged again")
+
+    boot = world.boot({"acme": world.acme("acme::add"), "watch": world.plugin(audit_finished=finished)})
+    with pytest.raises(km.BootRefused), boot:
+        boot.kernels.kernel("acme", "add")
+    assert [f.code for f in boot.report.findings] == ["PLUGIN_LOAD_FAILED"]
+    assert [f.code for f in boot.late_findings()] == ["LATE_HIT"]
+
+
+# one process, several boots
+
+
+def test_two_boots_in_one_process_do_not_see_each_other(world):
+    one = world.boot({"acme": world.acme("acme::add")})
+    two = world.boot({"acme": world.acme("acme::mul")})
+    with one:
+        with two:
+            helper(one.kernels, "add")
+            helper(two.kernels, "mul")
+        helper(one.kernels, "add")
+    assert [(row.key, sum(row.sites.values())) for row in one.report.kernels] == [("acme::add", 2)]
+    assert [(row.key, sum(row.sites.values())) for row in two.report.kernels] == [("acme::mul", 1)]
+    assert one.late_findings() == two.late_findings() == ()
+
+
+def test_boot_after_a_refused_one_starts_afresh(world):
+    assert world.run(world.ask("acme::mul", "acme::add"), {"acme": world.acme("acme::add")}).codes == ["MISSING"]
+    after = world.run(world.ask("acme::add"), {"acme": world.acme("acme::add")})
+    assert after.codes == []
+    assert [row.key for row in after.report.kernels] == ["acme::add"]
+
+
+# a block that raises
+
+
+def break_off(boot, func, error):
+    with boot:
+        boot.kernels.kernel("acme", func)
+        raise error
+
+
+def test_block_that_raises_with_findings_is_refused_from_that_exception(world):
+    def build(boot):
+        boot.kernels.kernel("acme", "mul")
+        raise KeyError("a layer broke")
+
+    outcome = world.run(build, {"acme": world.acme("acme::add")}, '[expected_absent.acme]\nsub = "not ported yet"')
+    assert isinstance(outcome.error, km.BootRefused)
+    assert isinstance(outcome.error.__cause__, KeyError)
+    assert outcome.codes == ["MISSING"]  # no DEAD_REGISTRATION, no UNUSED_WAIVER: the model was not complete
+    assert outcome.report.complete is False
+
+
+def test_block_that_raises_without_findings_lets_the_exception_go_on(world):
+    boot = world.boot({"acme": world.acme("acme::add")})
+    with pytest.raises(KeyError):
+        break_off(boot, "add", KeyError("a layer broke"))
+    assert boot.report.passed
+    assert boot.report.complete is False
+
+
+def test_block_that_raises_before_any_lookup_is_not_vacuous(world):
+    boot = world.boot({"acme": world.acme("acme::add")})
+    with pytest.raises(KeyError), boot:
+        raise KeyError("too early")
+    assert boot.report.findings == ()
+
+
+def test_keyboard_interrupt_in_the_block_goes_on_without_a_report(world):
+    boot = world.boot({"acme": world.acme("acme::add")})
+    with pytest.raises(KeyboardInterrupt):
+        break_off(boot, "mul", KeyboardInterrupt())
+    with pytest.raises(km.UsageError, match="no report"):
+        _ = boot.report
+
+
+# opening
+
+
+def test_everything_wrong_at_the_door_is_said_at_once(world):
+    plugins = {"broken": world.plugin(kernels=[42]), "empty": world.plugin()}
+    outcome = world.run(
+        world.ask("acme::mul"), plugins, "[expected_absent", target="cuda:999", levers={"MUSTER_NOPE": "1"}
+    )
+    assert outcome.codes == ["BAD_MANIFEST", "BAD_SPEC", "NO_DEVICE", "PLUGIN_EMPTY", "UNKNOWN_LEVER"]
+    assert outcome.report.counts.lookups == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"profile": "prod"}, "profile is 'prod'"),
+        ({"on_late_miss": "ignore"}, "on_late_miss is 'ignore'"),
+        ({"stage": "built"}, "stage is 'built'"),
+        ({"quant": "int3"}, "quant is 'int3'"),
+        ({"profile": "qualify", "dangerously_allow_unresolved": ["a::b"]}, "does not go with profile qualify"),
+        ({"dangerously_allow_unresolved": ["a"]}, "expected module::func"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(world, options, message):
+    with pytest.raises(km.UsageError, match=message):
+        world.boot(**options)
+
+
+@pytest.mark.parametrize("name", ["gpu", "sm_", "sm_95a", "sm_80a", "cuda:", "cuda:x", "CPU", ""])
+def test_target_that_means_nothing_is_a_usage_error(world, name):
+    with pytest.raises(km.UsageError, match="--target"), world.boot(target=name):
+        pass
+
+
+def test_session_outside_its_block_is_a_usage_error(world):
+    boot = world.boot()
+    for use in (lambda: boot.kernels, lambda: boot.manifest, lambda: boot.trace(), lambda: boot.report):
+        with pytest.raises(km.UsageError):
+            use()
+
+
+def test_plugin_demanded_and_blocked_is_a_usage_error(world):
+    with pytest.raises(km.UsageError, match="demanded and blocked"), world.boot(plugins=["x"], no_plugins=["x"]):
+        pass
+
+
+# --dangerously-allow-unresolved
+
+
+def test_allowed_absence_passes_degraded_and_is_still_reported(world):
+    plugins = {"acme": world.acme("acme::add")}
+    outcome = world.run(world.ask("acme::add", "acme::mul"), plugins, dangerously_allow_unresolved=["acme::mul"])
+    assert outcome.error is None
+    assert (outcome.report.verdict, outcome.report.degraded) == ("passed", True)
+    assert outcome.finding("MISSING").allowed
+    assert outcome.report.counts.allowed == 1
+    assert outcome.report.counts.refusing == 0
+
+
+def test_allowed_absence_excuses_that_key_and_absence_alone(world):
+    plugins = {"acme": world.acme("acme::add", "acme::add")}
+    allowed = ["acme::mul", "acme::add"]
+    outcome = world.run(world.ask("acme::add", "acme::mul", "acme::sub"), plugins, dangerously_allow_unresolved=allowed)
+    assert outcome.error is not None
+    assert outcome.report.degraded is False
+    assert {f.subject: f.allowed for f in outcome.report.findings} == {
+        "acme::mul": True, "acme::sub": False, "acme::add": False,
+    }  # fmt: skip
+
+
+# observers and the log
+
+
+def test_observer_sees_passed_and_refused_audits(world):
+    seen = []
+    plugins = {"watch": world.plugin(audit_finished=lambda report: seen.append(report.verdict))}
+    world.run(world.ask("acme::add"), {"acme": world.acme("acme::add"), **plugins})
+    world.run(world.ask("acme::mul"), plugins)
+    assert seen == ["passed", "refused"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no disk"), SystemExit(0)])
+def test_observer_that_raises_refuses(world, rows, error):
+    def finished(report):
+        raise error
+
+    plugins = {"acme": world.acme("acme::add"), "watch": world.plugin(audit_finished=finished)}
+    outcome = world.run(world.ask("acme::add"), plugins)
+    assert outcome.codes == ["PLUGIN_LOAD_FAILED"]
+    assert "muster_audit_finished" in outcome.finding("PLUGIN_LOAD_FAILED").why
+    assert rows(outcome.replay().findings) == rows(outcome.report.findings)
+
+
+def test_boot_logs_one_wide_event_and_lookups_only_at_debug(world, caplog):
+    with caplog.at_level(logging.INFO, "kernel_muster"):
+        world.run(world.ask("acme::add"), {"acme": world.acme("acme::add")})
+    (record,) = [r for r in caplog.records if r.name == "kernel_muster"]
+    assert record.getMessage() == "audit.finished"
+    assert record.verdict == "passed"
+    assert record.lookups == 1
