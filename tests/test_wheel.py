@@ -131,7 +131,7 @@ def test_wheel_metadata_has_licence_version_and_python(members, project):
     version = re.search(r'__version__ = "(.+)"', (REPOSITORY / "muster/_version.py").read_text())[1]
     assert (metadata["Name"], metadata["Version"]) == ("kernel-muster", version)
     assert metadata["Requires-Python"] == project["project"]["requires-python"]
-    assert "Apache-2.0" in (metadata["License"], metadata["License-Expression"])
+    assert metadata["License-Expression"] == project["project"]["license"] == "Apache-2.0"
     assert _info(members, r"(licenses/)?LICENSE").encode() == (REPOSITORY / "LICENSE").read_bytes()
     assert set(metadata.get_all("Provides-Extra")) == set(project["project"]["optional-dependencies"])
 
