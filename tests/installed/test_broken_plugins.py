@@ -1,6 +1,7 @@
 """Broken plugins, really installed: each is one finding that says who, where and why, and leaves nothing behind."""
 
 import json
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -466,13 +467,26 @@ def test_plugin_blocked_is_not_imported_and_has_no_finding(environment):
 
 
 def test_muster_plugins_lists_every_plugin_broken_or_healthy(environment, found):
+    listed = environment.muster_json("plugins", code=1, MUSTER_PLUGIN_TIMEOUT_S="1")
+    same = ("name", "distribution", "version", "status", "location", "notes")
+    assert [[row[field] for field in same] for row in listed["plugins"]] == [
+        [row[field] for field in same] for row in found["plugins"]
+    ]
+    said = {(finding["code"], finding["subject"]) for finding in listed["findings"]}
+    assert said == {(finding["code"], finding["subject"]) for finding in found["findings"]}
+
+
+def test_muster_plugins_as_text_names_every_plugin_and_cause(environment, found):
     done = environment.muster("plugins", MUSTER_PLUGIN_TIMEOUT_S="1")
+    assert done.returncode == 1
     assert "Traceback" not in done.stderr
     for row in found["plugins"]:
-        assert row["name"] in done.stdout
-        assert row["distribution"] in done.stdout
+        assert re.search(
+            rf"^ +{row['name']} +{row['status']} +{row['distribution']} {row['version']} ", done.stdout, re.M
+        )
     for broken in BROKEN:
-        assert broken.code in done.stdout
+        assert f"{broken.code} {broken.name}\n" in done.stdout
+    assert "because of ModuleNotFoundError: No module named 'a_library_that_is_not_there'" in done.stdout
 
 
 def test_audit_with_broken_plugins_refuses_with_all_of_them(environment):
