@@ -1,0 +1,286 @@
+"""Traces: a live boot's, a foreign engine's, other versions, and what they may be judged by."""
+
+import copy
+import json
+from datetime import date
+
+import kernel_muster as km
+import pytest
+from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.replay import replay
+from kernel_muster.audit.trace import parse_trace, read_trace
+
+WAIVER = '[expected_absent.acme]\nmul = "not ported to this chip yet"'
+
+
+def foreign(**changes):
+    """Return a trace with nothing but the mandatory keys of DESIGN section 11."""
+    trace = {
+        "version": "1.0",
+        "target": {"arch": "sm_121a", "quant": "nvfp4"},
+        "model": "tiny",
+        "kernels": [{"module": "acme", "func": "mul"}],
+        "lookups": [
+            {"module": "acme", "func": "mul", "site": "engine.cpp:12", "kind": "required", "phase": "boot"},
+            {"module": "acme", "func": "add", "site": "engine.cpp:13", "kind": "optional", "phase": "boot"},
+        ],
+        "plugins": [{"name": "acme", "distribution": "acme-engine", "version": "3.1"}],
+        "levers": {},
+    }
+    return trace | changes
+
+
+def judge(world, trace, manifest="", **asked):
+    return replay(parse_trace(trace), Asked(**asked), manifest=world.manifest(manifest))
+
+
+def codes(report):
+    return sorted(f.code for f in report.findings)
+
+
+def lookup(func, **more):
+    return {"module": "acme", "func": func, "site": "engine.cpp:1", "kind": "optional", "phase": "boot"} | more
+
+
+def test_foreign_trace_of_mandatory_keys_is_judged(world):
+    report = judge(world, foreign())
+    assert codes(report) == ["MISSING"]
+    (found,) = report.findings
+    assert (found.subject, found.where, report.arch) == ("acme::add", ("engine.cpp:13",), "sm_121a")
+
+
+def test_foreign_trace_passes_once_its_absence_is_declared(world):
+    report = judge(world, foreign(), '[expected_absent.acme]\nadd = "not ported to this chip yet"')
+    assert report.passed
+    assert codes(report) == []
+
+
+def test_foreign_trace_without_lookups_is_vacuous(world):
+    assert codes(judge(world, foreign(lookups=[]))) == ["VACUOUS_AUDIT"]
+
+
+def test_foreign_counts_layers_and_chains_fold_as_live_ones_do(world):
+    rows = [
+        lookup("add", count=3, layer="layers.10"),
+        lookup("add", count=4, layer="layers.2"),
+        lookup("add", site="engine.cpp:2"),
+        lookup("sub", chain=[["acme", "sub"], ["acme", "mul"]]),
+    ]
+    report = judge(world, foreign(lookups=rows))
+    said = {f.code: (f.subject, f.where, f.layers) for f in report.findings}
+    assert said == {
+        "MISSING": ("acme::add", ("engine.cpp:1 (7x)", "engine.cpp:2"), ("layers.2", "layers.10")),
+        "FALLBACK_TAKEN": ("acme::sub", ("engine.cpp:1",), ()),
+    }
+    assert report.counts.lookups == 9
+
+
+@pytest.mark.parametrize(
+    ("kernels", "code"),
+    [
+        ([{"module": "acme", "func": "mul", "archs": ["sm_90a"]}], "WRONG_ARCH"),
+        ([{"module": "acme", "func": "mul", "archs": ["sm_80+"], "tier": "reference"}], "SLOW_TIER"),
+        ([{"module": "acme", "func": "mul", "distribution": name} for name in ("one", "two")], "DUPLICATE_KERNEL"),
+        ([{"module": "acme", "func": "mul", "archs": []}], "BAD_SPEC"),
+        ([{"module": "acme", "func": "mul", "archs": ["sm_1"]}], "BAD_SPEC"),
+        ([{"module": "Acme", "func": "mul"}], "BAD_SPEC"),
+        ([{"module": "acme", "func": "mul", "distribution": "one", "overrides": "two"}], "BAD_OVERRIDE"),
+        ([{"module": "acme", "func": "mul", "archs": ["cpu"]}], "MISSING"),
+    ],
+)
+def test_foreign_kernels_are_judged_by_the_same_rules(world, kernels, code):
+    report = judge(world, foreign(kernels=kernels, lookups=[lookup("mul")]))
+    assert code in codes(report)
+    assert not report.passed
+
+
+def test_foreign_overrides_and_replaced_modules_are_judged_by_the_same_rules(world):
+    kernels = [
+        {"module": "acme", "func": "mul", "distribution": "one"},
+        {"module": "acme", "func": "add", "distribution": "one"},
+        {"module": "acme", "func": "mul", "distribution": "two", "replaces_module": ["acme", "one"]},
+    ]
+    report = judge(world, foreign(kernels=kernels))
+    assert codes(report) == ["OVERRIDDEN", "SHADOWED"]
+
+
+def test_foreign_plugin_error_refuses_and_explains_its_misses(world):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "version": "3.1", "error": "dlopen failed",
+                "keys": ["acme::add"]}]  # fmt: skip
+    report = judge(world, foreign(plugins=plugins))
+    assert codes(report) == ["PLUGIN_LOAD_FAILED"]
+    (found,) = report.findings
+    assert (found.subject, found.why) == ("acme", "dlopen failed")
+    assert found.explains[0].startswith("MISSING acme::add")
+
+
+def test_foreign_plugin_error_may_name_its_code(world):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "version": "3.1", "error": "API_MISMATCH: speaks v0"}]
+    assert "API_MISMATCH" in codes(judge(world, foreign(plugins=plugins)))
+
+
+def test_foreign_levers_are_those_of_the_trace_not_of_the_environment(world, monkeypatch):
+    monkeypatch.setenv("MUSTER_DISABLE", "acme::mul")
+    rows = [lookup("mul")]
+    assert codes(judge(world, foreign(lookups=rows))) == []
+    assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_DISABLE": "acme::mul"}))) == ["DISABLED"]
+    assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_NOPE": 1}))) == ["UNKNOWN_LEVER"]
+    assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_DISABLE": "acme"}))) == ["BAD_LEVER"]
+
+
+def test_foreign_levers_may_be_declared_with_their_kind(world):
+    manifest = WAIVER.replace('mul = "not', 'add = {levers = ["MUSTER_E_FAST=on"], reason = "not') + "}"
+    declared = [{"name": "MUSTER_E_FAST", "kind": "bool"}, {"name": "MUSTER_E_SIZE", "kind": "int", "maximum": 8}]
+    levers = {"MUSTER_E_FAST": True, "MUSTER_E_SIZE": 4}
+    assert codes(judge(world, foreign(levers=levers, declared_levers=declared), manifest)) == []
+    levers = {"MUSTER_E_FAST": False, "MUSTER_E_SIZE": 9}
+    found = codes(judge(world, foreign(levers=levers, declared_levers=declared), manifest))
+    assert found == ["BAD_LEVER", "MISSING"]
+
+
+def test_late_rows_are_judged_as_a_serving_process_would(world):
+    rows = [lookup("mul"), lookup("mul", phase="late"), lookup("add", phase="late")]
+    report = judge(world, foreign(lookups=rows))
+    assert {f.code: f.severity for f in report.findings} == {"LATE_HIT": "note", "LATE_MISS": "refuse"}
+    declared = '[expected_absent.acme]\nadd = "not ported to this chip yet"'
+    assert "LATE_MISS" not in codes(judge(world, foreign(lookups=rows), declared))
+
+
+def test_stages_are_unchecked_only_if_asked_for(world):
+    rows = [lookup("mul")]
+    assert codes(judge(world, foreign(lookups=rows))) == []
+    assert codes(judge(world, foreign(lookups=rows), stage="registered")) == []
+    assert codes(judge(world, foreign(lookups=rows), stage="compiled")) == ["UNCHECKED"]
+
+
+def test_options_of_an_audit_hold_for_a_replay(world):
+    until = '[expected_absent.acme.add]\nreason = "not ported to this chip yet"\nuntil = 2030-01-01'
+    assert codes(judge(world, foreign(), until, as_of=date(2030, 1, 2))) == ["EXPIRED_WAIVER"]
+    assert judge(world, foreign(), until, as_of=date(2030, 1, 2)).passed
+    assert not judge(world, foreign(), until, as_of=date(2030, 1, 2), profile="qualify").passed
+    allowed = judge(world, foreign(), allow_unresolved=frozenset({km.KernelKey("acme", "add")}))
+    assert (allowed.passed, allowed.degraded) == (True, True)
+
+
+def test_model_of_the_trace_finds_its_manifest(world):
+    folder = world.manifest(WAIVER.replace("mul", "add")).parent.parent
+    assert replay(parse_trace(foreign()), Asked(), manifest=None, manifest_folders=[folder]).passed
+    unknown = replay(parse_trace(foreign(model="other")), Asked(), manifest=None, manifest_folders=[folder])
+    assert codes(unknown) == ["UNKNOWN_MODEL"]
+
+
+def test_engine_written_zero_is_off_whatever_its_type(world):
+    declared = [{"name": "MUSTER_E_FAST", "kind": "bool", "default": True}]
+    trace = foreign(levers={"MUSTER_E_FAST": False}, declared_levers=declared, lookups=[lookup("mul")])
+    rows = {row.name: row.value for row in judge(world, trace).levers}
+    assert rows["MUSTER_E_FAST"] is False
+
+
+# versions
+
+
+def test_newer_minor_version_may_have_unknown_keys_anywhere(world):
+    plain = foreign()
+    trace = copy.deepcopy(plain) | {"version": "1.7", "comment": {"a": [1]}, "levers": {}}
+    trace["target"]["clock_mhz"] = 1980
+    trace["kernels"][0]["colour"] = "red"
+    trace["lookups"][1]["colour"] = ["red"]
+    trace["plugins"][0]["colour"] = None
+    before = copy.deepcopy(trace)
+    assert judge(world, trace).findings == judge(world, plain).findings
+    assert trace == before
+
+
+def test_newer_minor_version_still_checks_what_it_knows(world):
+    trace = foreign(version="1.7", comment=1)
+    trace["lookups"][0]["kind"] = "maybe"
+    with pytest.raises(km.UsageError, match=r"lookups\[0\]\.kind"):
+        parse_trace(trace)
+
+
+def test_unknown_key_of_this_version_is_refused():
+    with pytest.raises(km.UsageError, match="comment"):
+        parse_trace(foreign(comment=1))
+
+
+@pytest.mark.parametrize(
+    "version", ["2.0", "0.9", "1", "1.0.0", "", "1.x", "-1.0", "1.0\n", "١.0", 1, 1.0, None, ["1.0"]]
+)
+def test_other_major_version_or_none_is_refused(version):
+    with pytest.raises(km.UsageError, match="version"):
+        parse_trace(foreign(version=version))
+
+
+def test_chain_that_does_not_begin_with_its_own_key_is_refused():
+    with pytest.raises(km.UsageError, match="not with its own key"):
+        parse_trace(foreign(lookups=[lookup("mul", chain=[["acme", "add"], ["acme", "mul"]])]))
+
+
+@pytest.mark.parametrize("arch", ["sm_1", "gpu", "", "cuda", "sm_90+", "compute_90"])
+def test_target_that_is_no_architecture_is_refused(world, arch):
+    with pytest.raises(km.UsageError, match=r"target\.arch"):
+        judge(world, foreign(target={"arch": arch}))
+
+
+def test_quant_that_is_none_we_know_is_refused():
+    with pytest.raises(km.UsageError, match=r"target\.quant"):
+        parse_trace(foreign(target={"arch": "cpu", "quant": "int3"}))
+
+
+# a live boot's own trace
+
+
+def test_trace_of_a_boot_survives_json_and_a_file(world, tmp_path):
+    with world.boot({"acme": world.acme("acme::mul")}) as boot:
+        boot.kernels.first_of(("acme", "mul"), ("acme", "add"))
+        boot.kernels.for_layer("layers.0").kernel("acme", "mul", when="always")
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(boot.trace()))
+    assert read_trace(file) == parse_trace(boot.trace())
+    report = replay(read_trace(file), Asked(), manifest=boot.manifest.path)
+    assert report.findings == boot.report.findings
+    assert [(r.key, r.chain, r.sites, r.layers, r.when) for r in report.kernels] == [
+        (r.key, r.chain, r.sites, r.layers, r.when) for r in boot.report.kernels
+    ]
+
+
+@pytest.mark.parametrize("given", [{}, {"MUSTER_E_FAST": "0"}, {"MUSTER_E_FAST": "1", "MUSTER_E_SIZE": "3"}])
+def test_trace_carries_the_levers_in_force(world, given):
+    levers = [
+        km.Lever(name="MUSTER_E_FAST", kind="bool", default=False, doc="Fast.", conflicts=("MUSTER_E_SLOW",)),
+        km.Lever(name="MUSTER_E_SLOW", kind="int", default=7, doc="Slow by default."),
+        km.Lever(name="MUSTER_E_SIZE", kind="int", default=1, maximum=8, doc="Size."),
+        km.Lever(name="MUSTER_E_MODE", kind="enum", default="a", choices=("a", "b"), doc="Mode."),
+    ]
+    manifest = """[defaults]
+        MUSTER_E_FAST = true
+        MUSTER_E_MODE = "b"
+        [expected_absent.acme]
+        mul = {levers = ["MUSTER_E_FAST=on", "MUSTER_E_MODE=b"], reason = "not ported to this chip yet"}"""
+    plugins = {"acme": world.plugin(levers=levers, kernels=[world.spec("acme::add")])}
+    outcome = world.run(world.ask("acme::add", "acme::mul"), plugins, manifest, levers=given)
+    replayed = outcome.replay()
+    assert replayed.findings == outcome.report.findings
+    assert [(r.name, r.value) for r in replayed.levers] == [(r.name, r.value) for r in outcome.report.levers]
+    assert outcome.codes == (["MISSING"] if given.get("MUSTER_E_FAST") == "0" else [])
+
+
+def test_trace_of_a_block_that_raised_is_incomplete(world, rows):
+    def build(boot):
+        boot.kernels.kernel("acme", "mul")
+        raise KeyError
+
+    outcome = world.run(build, {"acme": world.acme("acme::add")}, '[expected_absent.acme]\nsub = "not ported yet"')
+    assert rows(outcome.replay().findings) == rows(outcome.report.findings)
+
+
+def test_100_000_lookups_fold_into_the_rows_of_their_keys(world):
+    rows = [
+        lookup(f"k{number % 250}", site=f"engine.cpp:{number % 40}", layer=f"layers.{number % 64}")
+        for number in range(100_000)
+    ]
+    kernels = [{"module": "acme", "func": f"k{number}"} for number in range(240)]
+    report = judge(world, foreign(lookups=rows, kernels=kernels))
+    assert report.counts.lookups == 100_000
+    assert len(report.kernels) == 250
+    assert [f.subject for f in report.findings] == [f"acme::k{number}" for number in range(240, 250)]
