@@ -39,6 +39,7 @@ class Contract:
     ``reference(arguments, dims)`` is plain NumPy in float64: it returns every output by name and changes nothing.
     ``inputs(dims, rng)`` may replace the random arguments that :meth:`arguments` makes, for instance with indices
     that must be in range. ``scratch_bytes(dims)`` is what a caller provides besides the arguments.
+    ``output_tolerances`` hold instead of ``tolerance`` for the outputs they name, for instance an exact state.
     """
 
     name: str
@@ -49,6 +50,11 @@ class Contract:
     tolerance: Tolerance
     inputs: Callable[[Mapping[str, int], np.random.Generator], Arguments] | None = None
     scratch_bytes: Callable[[Mapping[str, int]], int] | None = None
+    output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    def tolerance_of(self, output: str) -> Tolerance:
+        """Return how far an output may lie from the reference."""
+        return self.output_tolerances.get(output, self.tolerance)
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
@@ -58,6 +64,10 @@ class Contract:
             found.append("no test case")
         if not callable(self.reference):
             found.append("reference is not callable")
+        outputs = {param.name for param in self.signature.outputs}
+        found.extend(
+            f"tolerance for {name!r}, which is no output" for name in self.output_tolerances if name not in outputs
+        )
         return found
 
     def arguments(self, case: Case, rng: np.random.Generator) -> Arguments:
