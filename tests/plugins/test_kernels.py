@@ -11,7 +11,7 @@ from kernel_muster import plugins
 from kernel_muster.registry.contracts import Case, Contract, Tolerance
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, dim_symbols
 from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel
 
 FAMILIES = sorted(module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg)
@@ -40,7 +40,7 @@ def copied(arguments):
 def launched(spec, contract, arguments):
     """Run a kernel on copies of the arguments and return all of them."""
     handle = handle_of(spec, contract)
-    mine = copied(arguments)
+    mine = copied({name: value for name, value in arguments.items() if name in contract.signature.names})
     for param in contract.signature.params:
         if isinstance(param, WeightParam):
             mine[param.name] = handle.prepare_weight(mine[param.name])
@@ -84,43 +84,80 @@ def violations(spec, contract, case):
     found = [
         f"{name} is outside the tolerance"
         for name in sorted(outputs)
-        if not is_within(result[name], expected[name], contract.tolerance)
+        if not is_within(result[name], expected[name], contract.tolerance_of(name))
     ]
     found += [f"{name} depends on what it held" for name in sorted(outputs) if bits(result[name]) != bits(again[name])]
     for name, before in arguments_of(contract, case).items():
         after = result if isinstance(before, np.ndarray) else arguments  # weights are launched uncopied
         if name not in outputs and bits(before) != bits(after[name]):
             found.append(f"input {name} was changed")
-    if is_row_wise(contract) and case.dims["M"] > 1:
+    if is_row_wise(contract) and case.dims[rows_of(contract)] != 1:
         found += _row_violations(spec, contract, arguments, result)
     return found
 
 
+def rows_of(contract):
+    """Return the dimension that counts rows: tokens, else sequences of one token each, else features."""
+    named = {name for case in contract.cases for name in case.dims}
+    return next(name for name in ("M", "S", "N") if name in named)
+
+
 def is_row_wise(contract):
-    """Whether M only ever counts rows, so that one row can be run alone."""
+    """Whether rows stand side by side in every argument that has them, so that one row can be run alone."""
+    rows = rows_of(contract)
     shapes = [param.shape for param in contract.signature.params if not isinstance(param, ScalarParam)]
-    texts = [str(dim) for shape in shapes for dim in shape]
-    inner = [str(dim) for shape in shapes for dim in shape[1:]]
-    return "M" in texts and "M" not in inner and not any("M*" in text for text in texts)
+    uses = [dim for shape in shapes for dim in shape if rows in dim_symbols(dim)]
+    return rows != "N" and bool(uses) and set(uses) == {rows} and "cu_rows" not in contract.signature.names
+
+
+def rows_axes(contract):
+    """Return the axis of the rows for each argument that has one."""
+    rows = rows_of(contract)
+    tensors = [param for param in contract.signature.params if isinstance(param, TensorParam)]
+    return {param.name: param.shape.index(rows) for param in tensors if rows in param.shape}
 
 
 def row_of(contract, arguments, row):
     """Return the arguments of one row, outputs included."""
-    by_row = [p.name for p in contract.signature.params if isinstance(p, TensorParam) and p.shape[:1] == ("M",)]
-    return {**arguments, **{name: arguments[name][row : row + 1] for name in by_row}}
+    cut = {name: (slice(None),) * axis + (slice(row, row + 1),) for name, axis in rows_axes(contract).items()}
+    return {**arguments, **{name: arguments[name][cut[name]] for name in cut}}
 
 
 def _row_violations(spec, contract, arguments, result):
-    """Compare with the same kernel, and with the kernels it claims to equal, run row by row."""
-    found = []
+    """Compare with the same kernel, and with the kernels it claims to equal, run row by row.
+
+    What has no rows and is written, such as a pool of states, is handed on from row to row and compared at the end.
+    """
+    found, by_row = [], rows_axes(contract)
     for key in (spec.key, *spec.bit_identical_to):
-        other = spec if key == spec.key else SPECS[key]
-        for row in range(len(result[contract.signature.outputs[0].name])):
-            alone = launched(other, CONTRACTS.get(other.contract, contract), row_of(contract, arguments, row))
-            for param in contract.signature.outputs:
-                if bits(alone[param.name]) != bits(result[param.name][row : row + 1]):
-                    found.append(f"row {row} of {param.name} differs from {key} run on that row alone")
+        other, handed_on = spec if key == spec.key else SPECS[key], arguments
+        names = shared_outputs(contract, other)
+        for row in range(arguments_rows(contract, arguments)):
+            alone = launched(other, contract_of(other, contract), row_of(contract, handed_on, row))
+            together = row_of(contract, result, row)
+            for name in names & by_row.keys():
+                if bits(alone[name]) != bits(together[name]):
+                    found.append(f"row {row} of {name} differs from {key} run on that row alone")
+            handed_on = {**handed_on, **{name: alone[name] for name in names - by_row.keys()}}
+        for name in sorted(names - by_row.keys()):
+            if bits(handed_on[name]) != bits(result[name]):
+                found.append(f"{name} differs from {key} run row by row")
     return found
+
+
+def arguments_rows(contract, arguments):
+    name, axis = next(iter(rows_axes(contract).items()))
+    return arguments[name].shape[axis]
+
+
+def contract_of(spec, default=None):
+    return CONTRACTS.get(spec.contract, default)
+
+
+def shared_outputs(contract, other):
+    """Return the outputs that another kernel has, too: a verify form also writes what a prefill does not."""
+    names = {param.name for param in contract.signature.outputs}
+    return names & set(contract_of(other, contract).signature.names)
 
 
 @pytest.mark.parametrize(("spec", "case"), PROOFS)
@@ -135,11 +172,11 @@ def test_kernel_that_claims_the_bits_of_another_has_them(spec, case):
     ours = launched(spec, contract, arguments)
     for key in spec.bit_identical_to:
         claimed = SPECS[key]
-        if is_row_wise(contract) and case.dims["M"] > 1:
+        if is_row_wise(contract) and case.dims[rows_of(contract)] != 1:
             continue  # compared row by row by the test above: the claimed kernel may take one row only
         theirs = launched(claimed, CONTRACTS[claimed.contract], arguments)
-        for param in contract.signature.outputs:
-            assert bits(ours[param.name]) == bits(theirs[param.name])
+        for name in shared_outputs(contract, claimed):
+            assert bits(ours[name]) == bits(theirs[name])
 
 
 @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
@@ -165,7 +202,7 @@ def test_contract_reference_changes_nothing_and_gives_every_output(contract):
 @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
 def test_contract_cases_cover_one_row_nothing_and_odd_sizes(contract):
     sizes = [case.dims for case in contract.cases]
-    rows = "M" if any("M" in dims for dims in sizes) else "N"
+    rows = rows_of(contract)
     assert {0, 1} <= {dims[rows] for dims in sizes}
     assert any(size % 2 and size > 1 for dims in sizes for size in dims.values())
     if "K" in sizes[0]:
@@ -271,10 +308,11 @@ def test_checks_given_a_broken_kernel_say_what_is_broken(kernel, expected):
 
 
 def test_checks_cover_every_row_wise_contract():
-    """Routing by slots is the only reason not to be row-wise: those kernels are compared in test_moe.py."""
+    """The others route by slots (compared in test_moe.py) or take rows of several sequences (in test_mixers.py)."""
     slotted = {"quantize_bf16_to_nvfp4", "transpose_nvfp4", "moe_sort_by_expert", "moe_unpermute_reduce_indexed"}
     grouped = {name for name in CONTRACTS if name.startswith("moe_w4a16_grouped")}
-    assert {name for name, contract in CONTRACTS.items() if not is_row_wise(contract)} == slotted | grouped
+    ragged = {name for name, contract in CONTRACTS.items() if "cu_rows" in contract.signature.names}
+    assert {name for name, contract in CONTRACTS.items() if not is_row_wise(contract)} == slotted | grouped | ragged
 
 
 def test_row_tiers_claim_the_bits_of_their_one_row_kernel():

@@ -1,0 +1,261 @@
+"""Contracts of the gated delta rule; each row tier is a contract of its own, because its limit is."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import (
+    BF16_ROUNDING,
+    F32_ROUNDING,
+    F64,
+    Array,
+    Dims,
+    exact_sigmoid,
+    f64,
+    random_cu_rows,
+    random_slots,
+)
+from kernel_muster.plugins.ssm_preprocess.contracts import HEAD_SCALARS, KEYS, VALUES, head_dims
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.signature import Dim, Param, ScalarParam, Signature, TensorParam
+
+_POOL = ("value_heads", "key_dim", "value_dim")
+_STATE = TensorParam("state", "f32", ("R", *_POOL), "inout")
+_OUT_STATES = TensorParam("out_states", "f32", ("M", *_POOL), "out")
+_CU_ROWS = TensorParam("cu_rows", "i32", ("S + 1",))
+_GROUPS: tuple[tuple[Dim, Dim], ...] = (("value_heads", "key_heads"),)
+
+_DEEPEST = 128
+
+
+def _state_tolerance(steps: int) -> Tolerance:
+    """Bound a state after some steps. No step enlarges an earlier error: its matrix has norm below 1."""
+    return Tolerance(
+        relative=4 * F32_ROUNDING,
+        absolute=steps * 4 * (_DEEPEST + 16) * 2 * _DEEPEST**0.5 * F32_ROUNDING,
+        derivation=f"{steps} steps, each a dot product of Dk <= {_DEEPEST} terms of a unit key and a column below 2 "
+        "sqrt(Dk), in any order: Dk * 2^-24 * |k| |s|; as much for the delta's product, the key's length, and the "
+        "update; 16 FP32 operations",
+    )
+
+
+def _out_absolute(steps: int) -> float:
+    """Return the state's bound times the length of a query, ``Dk^-0.5``."""
+    return _state_tolerance(steps).absolute / float(np.sqrt(_DEEPEST))
+
+
+def _out_tolerance(steps: int) -> Tolerance:
+    return Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=_out_absolute(steps),
+        derivation="one rounding to BF16 (2^-8); a query of length Dk^-0.5 times what a column of the state errs by: "
+        + _state_tolerance(steps).derivation,
+    )
+
+
+# Of the draws below, each head's root mean square is above 1/32, and |weight * silu(gate)| below 6.
+_NORM_TOLERANCE = Tolerance(
+    relative=3 * BF16_ROUNDING,
+    absolute=6 * 32 * _out_absolute(1),
+    derivation="the mixed value rounded to BF16, which its mean square repeats, and the output: three times 2^-8; the "
+    "step's error over a root mean square above 1/32, times a weight and gate below 6",
+)
+
+
+def _exact_step(row: F64, decay: F64, beta: F64, dims: Dims, memory: F64) -> tuple[F64, F64]:
+    """Return state and output of one row, as one matrix ``decay (I - beta k k^T)`` a head."""
+    keys = dims["key_heads"] * dims["key_dim"]
+    q, k = (part.reshape(dims["key_heads"], -1) for part in (row[:keys], row[keys : 2 * keys]))
+    v = row[2 * keys :].reshape(dims["value_heads"], -1)
+    states, outs = np.empty_like(memory), np.empty_like(v)
+    for head in range(dims["value_heads"]):
+        of = head * dims["key_heads"] // dims["value_heads"]
+        key, query = k[of] / np.sqrt(k[of] @ k[of] + 1e-6), q[of] / np.sqrt(q[of] @ q[of] + 1e-6)
+        keep = decay[head] * (np.eye(len(key)) - beta[head] * np.outer(key, key))
+        states[head] = keep @ memory[head] + beta[head] * np.outer(key, v[head])
+        outs[head] = query @ states[head] / np.sqrt(dims["key_dim"])
+    return states, outs.ravel()
+
+
+def _exact_rows(arguments: Arguments, dims: Dims, cu_rows: Array) -> dict[str, Any]:
+    """Return every output of rows that belong to sequences as ``cu_rows`` says."""
+    qkv, decay, beta = (f64(arguments[name]) for name in ("qkv", "decay", "beta"))
+    state = f64(arguments["state"])
+    out = np.zeros((len(qkv), dims["value_heads"] * dims["value_dim"]))
+    states = np.zeros((len(qkv), *state.shape[1:]))
+    for slot, start, stop in zip(arguments["slots"], cu_rows[:-1], cu_rows[1:], strict=True):
+        for row in range(start, stop if slot >= 0 else start):
+            state[slot], out[row] = _exact_step(qkv[row], decay[row], beta[row], dims, state[slot])
+            states[row] = state[slot]
+    return {"state": state, "out": out, "out_states": states}
+
+
+def _exact_decode(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    exact = _exact_rows(arguments, dims, np.arange(dims["S"] + 1))
+    return {name: exact[name] for name in ("state", "out")}
+
+
+def _exact_decode_norm(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    exact = _exact_decode(arguments, dims)
+    by_head = (dims["S"], dims["value_heads"], dims["value_dim"])
+    mixed, gate = exact["out"].reshape(by_head), f64(arguments["gate"]).reshape(by_head)
+    root = np.sqrt(np.mean(mixed**2, axis=-1, keepdims=True) + np.float64(np.float32(arguments["eps"])))
+    out = mixed / root * f64(arguments["norm_weight"]) * gate * exact_sigmoid(gate)
+    return {"state": exact["state"], "out": out.reshape(exact["out"].shape)}
+
+
+def _exact_prefill(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    exact = _exact_rows(arguments, dims, arguments["cu_rows"])
+    return {name: exact[name] for name in ("state", "out")}
+
+
+def _exact_verify(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    return _exact_rows(arguments, dims, arguments["cu_rows"])
+
+
+def _exact_chunk(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    return _exact_rows(arguments, dims, np.array([0, dims["M"]]))
+
+
+def _gates(rows: int, dims: Dims, rng: np.random.Generator) -> Arguments:
+    """Decay and beta between 0 and 1, some of them at an end: nothing forgotten, nothing learned."""
+    shape = (rows, dims["value_heads"])
+    decay, beta = rng.uniform(0.3, 1.0, shape).astype(np.float32), rng.random(shape).astype(np.float32)
+    decay.ravel()[3::11], beta.ravel()[5::7] = 1.0, 0.0
+    return {"decay": decay, "beta": beta}
+
+
+def _decode_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+    weight = (1.0 + 0.1 * rng.standard_normal(dims["value_dim"])).astype(np.float32)
+    return {**_gates(dims["S"], dims, rng), "slots": random_slots(dims, rng), "norm_weight": weight}
+
+
+def _plain_decode_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+    made = _decode_inputs(dims, rng)
+    del made["norm_weight"]
+    return made
+
+
+def _ragged_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+    return {
+        **_gates(dims["M"], dims, rng),
+        "slots": random_slots(dims, rng),
+        "cu_rows": random_cu_rows(dims, rng),
+    }
+
+
+def _chunk_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+    return {**_gates(dims["M"], dims, rng), "slots": rng.integers(0, dims["R"], 1, np.int32)}
+
+
+def _params(rows: str, slots: Dim, first: tuple[Param, ...] = (), last: tuple[Param, ...] = ()) -> tuple[Param, ...]:
+    """Return the parameters of a form; ``first`` follows qkv, ``last`` stands before the state."""
+    return (
+        TensorParam("qkv", "bf16", (rows, f"2*{KEYS} + {VALUES}")),
+        *first,
+        TensorParam("decay", "f32", (rows, "value_heads")),
+        TensorParam("beta", "f32", (rows, "value_heads")),
+        *HEAD_SCALARS,
+        *last,
+        _STATE,
+        TensorParam("slots", "i32", (slots,)),
+        TensorParam("out", "bf16", (rows, VALUES), "out"),
+    )
+
+
+_ONE = (
+    Case("one_row", {"S": 1, "R": 2, **head_dims(1, _DEEPEST, 2, 64)}),
+    Case("three_values_a_key", {"S": 1, "R": 1, **head_dims(2, 5, 6, 7)}),
+    Case("one_value", {"S": 1, "R": 3, **head_dims(1, 1, 1, 1)}),
+    Case("no_sequences", {"S": 0, "R": 2, **head_dims(2, 8, 4, 8)}),
+)
+_MANY = (
+    *_ONE,
+    Case("sequences_2", {"S": 2, "R": 2, **head_dims(2, 16, 2, 16)}),
+    Case("sequences_7", {"S": 7, "R": 9, **head_dims(2, 33, 4, 17)}),
+)
+_NORMED = tuple(Case(case.name, case.dims, {"eps": 1e-6}) for case in _MANY if case.name != "one_value")
+
+DECODE = Contract(
+    "gated_delta_rule_decode",
+    "one row of one sequence: the state decays, learns beta (v - k . state) at k, and is read at q",
+    Signature(_params("S", "S"), _GROUPS, (("S", 1),)),
+    _exact_decode,
+    _ONE,
+    _out_tolerance(1),
+    inputs=_plain_decode_inputs,
+    output_tolerances={"state": _state_tolerance(1)},
+)
+DECODE_STRIDED = Contract(
+    "gated_delta_rule_decode_strided",
+    "one row a sequence, each with its slot of the state pool; slot -1 is padding",
+    Signature(_params("S", "S"), _GROUPS),
+    _exact_decode,
+    _MANY,
+    _out_tolerance(1),
+    inputs=_plain_decode_inputs,
+    output_tolerances={"state": _state_tolerance(1)},
+)
+_NORM = (
+    TensorParam("gate", "bf16", ("S", VALUES)),
+    TensorParam("norm_weight", "f32|bf16", ("value_dim",)),
+    ScalarParam("eps", "f32", minimum=0.0),
+)
+DECODE_NORM_STRIDED = Contract(
+    "gated_delta_rule_decode_norm_strided",
+    "gated_delta_rule_decode_strided with the gated RMS norm of each head's result, rounded to BF16 before it",
+    Signature(_params("S", "S", last=_NORM), _GROUPS),
+    _exact_decode_norm,
+    _NORMED,
+    _NORM_TOLERANCE,
+    inputs=_decode_inputs,
+    output_tolerances={"state": _state_tolerance(1)},
+)
+
+_LONGEST = 37
+_RAGGED = (
+    Case("one_row", {"M": 1, "S": 1, "R": 2, **head_dims(1, _DEEPEST, 2, 64)}),
+    Case("one_sequence", {"M": _LONGEST, "S": 1, "R": 2, **head_dims(1, 16, 2, 8)}),
+    Case("ragged", {"M": 23, "S": 6, "R": 7, **head_dims(2, 5, 6, 7)}),
+    Case("more_sequences_than_rows", {"M": 2, "S": 4, "R": 4, **head_dims(2, 8, 2, 8)}),
+    Case("no_rows", {"M": 0, "S": 2, "R": 2, **head_dims(1, 8, 1, 8)}),
+)
+_RAGGED_TOLERANCES = {name: _state_tolerance(_LONGEST) for name in ("state", "out_states")}
+
+PREFILL = Contract(
+    "gated_delta_rule_prefill",
+    "the step of one row, for all rows of each sequence in their order",
+    Signature(_params("M", "S", first=(_CU_ROWS,)), _GROUPS),
+    _exact_prefill,
+    _RAGGED,
+    _out_tolerance(_LONGEST),
+    inputs=_ragged_inputs,
+    output_tolerances={"state": _state_tolerance(_LONGEST)},
+)
+VERIFY = Contract(
+    "gated_delta_rule_verify_n",
+    "as gated_delta_rule_prefill, with the state after each row, so that rejected rows can be taken back",
+    Signature((*_params("M", "S", first=(_CU_ROWS,)), _OUT_STATES), _GROUPS),
+    _exact_verify,
+    _RAGGED,
+    _out_tolerance(_LONGEST),
+    inputs=_ragged_inputs,
+    output_tolerances=_RAGGED_TOLERANCES,
+)
+
+
+def _chunk(rows: int) -> Contract:
+    sizes = (("one_row", 1, (2, 8, 4, 8)), ("deep", rows, (1, _DEEPEST, 2, 64)), ("odd", rows, (2, 5, 6, 7)))
+    cases = [Case(name, {"M": m, "R": 3, **head_dims(*heads)}) for name, m, heads in sizes]
+    return Contract(
+        f"gated_delta_rule_chunk{rows}",
+        f"at most {rows} rows of one sequence in one launch, with the state after each row",
+        Signature((*_params("M", 1), _OUT_STATES), _GROUPS, (("M", rows),)),
+        _exact_chunk,
+        (*cases, Case("no_rows", {"M": 0, "R": 2, **head_dims(1, 8, 1, 8)})),
+        _out_tolerance(rows),
+        inputs=_chunk_inputs,
+        output_tolerances={name: _state_tolerance(rows) for name in ("state", "out_states")},
+    )
+
+
+CHUNK2, CHUNK3 = _chunk(2), _chunk(3)

@@ -1,0 +1,22 @@
+"""The paged key and value cache: module ``kv_cache``."""
+
+from collections.abc import Iterable
+
+from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.kv_cache.contracts import APPEND
+from kernel_muster.plugins.kv_cache.cpu import kv_cache_append
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.specs import KernelSpec
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return the contract."""
+    return (APPEND,)
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return the kernel."""
+    return (host_spec("kv_cache::kv_cache_append", APPEND, kv_cache_append),)

@@ -1,0 +1,112 @@
+"""The contract of paged attention with one row a sequence, and what prefill shares with it."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Array, Dims, f64
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.signature import Dim, ScalarParam, Signature, TensorParam
+
+CACHES = tuple(TensorParam(name, "bf16", ("P", "B", "Hk", "D")) for name in ("k_cache", "v_cache"))
+CONTEXT_LENS = TensorParam("context_lens", "i32", ("S",))
+BLOCK_TABLE = TensorParam("block_table", "i32", ("S", "L"))
+SCALE = ScalarParam("scale", "f32", minimum=0.0)
+GROUPED_HEADS: tuple[tuple[Dim, Dim], ...] = (("Hq", "Hk"),)
+
+_WIDEST, _LONGEST = 256, 96
+_LARGEST = 6.0
+# Scores: D products of unit Gaussians added in any order err by D * 2^-24 * sum |q k|, and sum |q k| < D; the scale is
+# D^-0.5 at most. A weight errs by twice that relatively, in itself and in the sum; so does the mean of values below 6.
+ATTENTION_TOLERANCE = Tolerance(
+    relative=BF16_ROUNDING,
+    absolute=2 * _LARGEST * (_WIDEST**1.5 + _LONGEST + 16) * F32_ROUNDING,
+    derivation=f"one rounding to BF16 (2^-8); scores of {_WIDEST} products scaled by D^-0.5 err by D^1.5 * 2^-24, "
+    f"which moves weights by that much relatively, twice with their sum; {_LONGEST} additions over the context; 16 "
+    "FP32 operations; values below 6",
+)
+
+
+def paged_context(dims: Dims, rng: np.random.Generator, lengths: Array) -> Arguments:
+    """Return caches, table and lengths: pages in any order, NaN and page -1 wherever no token of a context stands.
+
+    Two sequences may share a page, as those with a common prefix do, when there are fewer pages than entries.
+    """
+    pages, page_size = dims["P"], dims["B"]
+    shape = (dims["S"], dims["L"])
+    table = rng.permutation(np.arange(shape[0] * shape[1]) % pages).reshape(shape).astype(np.int32)
+    table[np.arange(shape[1]) >= -(-lengths[:, None] // page_size)] = -1
+    is_token = np.zeros((pages, page_size), bool)
+    for row, length in zip(table, lengths, strict=True):
+        tokens = np.arange(length)
+        is_token[row[tokens // page_size], tokens % page_size] = True
+    made: Arguments = {"block_table": table, "context_lens": lengths.astype(np.int32)}
+    for cache in CACHES:
+        values = rng.standard_normal((pages, page_size, dims["Hk"], dims["D"]))
+        values[~is_token] = np.nan
+        made[cache.name] = values.astype(numpy_dtype("bf16"))
+    return made
+
+
+def exact_attention(q: F64, arguments: Arguments, sequence: int, length: int) -> F64:
+    """Return attention of one row ``q [Hq, D]`` over the first ``length`` tokens of a sequence."""
+    if length == 0:
+        return np.zeros_like(q)
+    tokens = np.arange(length)
+    page_size = arguments["k_cache"].shape[1]
+    places = arguments["block_table"][sequence, tokens // page_size], tokens % page_size
+    repeats = q.shape[0] // arguments["k_cache"].shape[2]
+    keys, values = (np.repeat(f64(arguments[name][places]), repeats, axis=1) for name in ("k_cache", "v_cache"))
+    scores = np.einsum("hd,thd->ht", q, keys) * np.float64(np.float32(arguments["scale"]))
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    mean: F64 = np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), values)
+    return mean
+
+
+def _exact_decode(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    lengths = arguments["context_lens"].tolist()
+    rows = [exact_attention(q, arguments, s, lengths[s]) for s, q in enumerate(f64(arguments["q"]))]
+    return {"out": np.array(rows).reshape(arguments["q"].shape)}
+
+
+def _context(dims: Dims, rng: np.random.Generator) -> Arguments:
+    """The first context is the longest, every third is empty."""
+    lengths = rng.integers(1, dims["longest"] + 1, dims["S"])
+    lengths[:1] = dims["longest"]
+    lengths[2::3] = 0
+    return paged_context(dims, rng, lengths)
+
+
+def _dims(sequences: int, heads: tuple[int, int, int], pages: tuple[int, int, int], longest: int) -> dict[str, int]:
+    names = ("Hq", "Hk", "D", "P", "B", "L")
+    return {"S": sequences, **dict(zip(names, (*heads, *pages), strict=True)), "longest": longest}
+
+
+DECODE = Contract(
+    "paged_decode_attn",
+    "softmax(scale q k^T) v over a paged context, one row a sequence, grouped heads, FP32 inside; no context: zeros",
+    Signature(
+        (
+            TensorParam("q", "bf16", ("S", "Hq", "D")),
+            *CACHES,
+            BLOCK_TABLE,
+            CONTEXT_LENS,
+            SCALE,
+            TensorParam("out", "bf16", ("S", "Hq", "D"), "out"),
+        ),
+        GROUPED_HEADS,
+    ),
+    _exact_decode,
+    (
+        Case("one_row", _dims(1, (4, 2, 64), (5, 16, 4), 33), {"scale": 64**-0.5}),
+        Case("one_token", _dims(1, (2, 1, 32), (1, 16, 1), 1), {"scale": 32**-0.5}),
+        Case("wide_heads", _dims(2, (16, 2, _WIDEST), (8, 16, 4), 50), {"scale": _WIDEST**-0.5}),
+        Case("full_pages", _dims(3, (6, 6, 16), (20, 16, 6), _LONGEST), {"scale": 0.25}),
+        Case("odd", _dims(7, (15, 5, 33), (9, 7, 3), 20), {"scale": 33**-0.5}),
+        Case("shared_pages", _dims(5, (3, 1, 8), (2, 4, 3), 11), {"scale": 8**-0.5}),
+        Case("uniform_weights", _dims(2, (2, 2, 16), (4, 8, 2), 16), {"scale": 0.0}),
+        Case("no_sequences", _dims(0, (4, 2, 16), (2, 8, 2), 1), {"scale": 0.25}),
+    ),
+    ATTENTION_TOLERANCE,
+    inputs=_context,
+)

@@ -1,0 +1,22 @@
+"""Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``."""
+
+from collections.abc import Iterable
+
+from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.prefill_paged.contracts import PREFILL
+from kernel_muster.plugins.prefill_paged.cpu import prefill_paged_attn
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.specs import KernelSpec
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return the contract."""
+    return (PREFILL,)
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return the kernel."""
+    return (host_spec("prefill_paged::prefill_paged_attn", PREFILL, prefill_paged_attn),)

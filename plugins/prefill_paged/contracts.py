@@ -1,0 +1,73 @@
+"""The contract of paged causal attention."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import Dims, f64, random_cu_rows
+from kernel_muster.plugins.paged_decode.contracts import (
+    ATTENTION_TOLERANCE,
+    BLOCK_TABLE,
+    CACHES,
+    CONTEXT_LENS,
+    GROUPED_HEADS,
+    SCALE,
+    exact_attention,
+    paged_context,
+)
+from kernel_muster.registry.contracts import Arguments, Case, Contract
+from kernel_muster.registry.signature import Signature, TensorParam
+
+
+def _exact_prefill(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    q, ends = f64(arguments["q"]), arguments["cu_rows"]
+    rows = []
+    for row in range(dims["M"]):
+        sequence = int(np.searchsorted(ends, row, side="right")) - 1
+        length = int(arguments["context_lens"][sequence] - (ends[sequence + 1] - 1 - row))
+        rows.append(exact_attention(q[row], arguments, sequence, length))
+    return {"out": np.array(rows).reshape(q.shape)}
+
+
+def _context(dims: Dims, rng: np.random.Generator) -> Arguments:
+    """Every second sequence has ``before`` tokens ahead of its rows."""
+    cu_rows = random_cu_rows(dims, rng)
+    before = np.where(np.arange(dims["S"]) % 2 == 0, dims["before"], 0)
+    return {"cu_rows": cu_rows, **paged_context(dims, rng, np.diff(cu_rows) + before)}
+
+
+def _dims(
+    rows: int, sequences: int, before: int, heads: tuple[int, int, int], pages: tuple[int, int, int]
+) -> dict[str, int]:
+    names = ("Hq", "Hk", "D", "P", "B", "L")
+    return {"M": rows, "S": sequences, "before": before, **dict(zip(names, (*heads, *pages), strict=True))}
+
+
+PREFILL = Contract(
+    "prefill_paged_attn",
+    "causal softmax(scale q k^T) v over a paged context whose last tokens are the rows; a row is decode of its prefix",
+    Signature(
+        (
+            TensorParam("q", "bf16", ("M", "Hq", "D")),
+            *CACHES,
+            BLOCK_TABLE,
+            TensorParam("cu_rows", "i32", ("S + 1",)),
+            CONTEXT_LENS,
+            SCALE,
+            TensorParam("out", "bf16", ("M", "Hq", "D"), "out"),
+        ),
+        GROUPED_HEADS,
+    ),
+    _exact_prefill,
+    (
+        Case("one_row", _dims(1, 1, 20, (4, 2, 64), (3, 16, 2)), {"scale": 0.125}),
+        Case("first_prompt", _dims(33, 1, 0, (4, 1, 32), (3, 16, 3)), {"scale": 32**-0.5}),
+        Case("later_part", _dims(17, 1, 31, (2, 2, 16), (3, 16, 3)), {"scale": 0.25}),
+        Case("wide_heads", _dims(5, 2, 13, (16, 2, 256), (4, 16, 2)), {"scale": 0.0625}),
+        Case("ragged", _dims(23, 5, 9, (6, 3, 33), (30, 7, 5)), {"scale": 33**-0.5}),
+        Case("more_sequences_than_rows", _dims(2, 4, 3, (2, 1, 8), (8, 4, 2)), {"scale": 8**-0.5}),
+        Case("no_rows", _dims(0, 2, 5, (4, 2, 16), (2, 8, 2)), {"scale": 0.25}),
+        Case("no_sequences", _dims(0, 0, 0, (4, 2, 16), (2, 8, 2)), {"scale": 0.25}),
+    ),
+    ATTENTION_TOLERANCE,
+    inputs=_context,
+)

@@ -1,0 +1,129 @@
+"""Contracts of rotary position embedding."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Array, Dims, f64
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.signature import Dim, ScalarParam, Signature, TensorParam
+
+_Q = TensorParam("q", "bf16", ("M", "Hq", "D"), "inout")
+_K = TensorParam("k", "bf16", ("M", "Hk", "D"), "inout")
+_ROTARY = (ScalarParam("rotary_dim", "i32", minimum=2), ScalarParam("theta", "f32", minimum=1.0))
+_PAIRS: tuple[tuple[Dim, Dim], ...] = (("rotary_dim", 2),)
+_INSIDE: tuple[tuple[Dim, Dim], ...] = (("rotary_dim", "D"),)
+_THETA = {"theta": 1e7}
+
+# A cosine or sine is rounded once after a library function that may err by two units more (2^-22 in all); the draws
+# stay below 6 and one result adds two products.
+_LARGEST = 6.0
+_TOLERANCE = Tolerance(
+    relative=BF16_ROUNDING,
+    absolute=2 * _LARGEST * (4 + 2) * F32_ROUNDING * (1 + BF16_ROUNDING),
+    derivation="one rounding to BF16 (2^-8); two products of values below 6 with a cosine or sine that errs by 2^-22, "
+    "each product and their sum rounded to FP32",
+)
+
+
+def _turned(values: Array, angles: F64) -> F64:
+    """Multiply pairs by ``exp(i angle)`` as complex numbers: ``values [M, H, D]``, ``angles [M, rotary_dim / 2]``."""
+    wide = f64(values)
+    half = angles.shape[1]
+    turned = (wide[..., :half] + 1j * wide[..., half : 2 * half]) * np.exp(1j * angles)[:, None, :]
+    return np.concatenate([turned.real, turned.imag, wide[..., 2 * half :]], axis=-1)
+
+
+def _periods(arguments: Arguments, dims: Dims) -> F64:
+    """Return how many positions make one radian, by frequency."""
+    exponents = 2.0 * np.arange(dims["rotary_dim"] // 2) / dims["rotary_dim"]
+    periods: F64 = np.exp(exponents * np.log(np.float64(np.float32(arguments["theta"]))))
+    return periods
+
+
+def _exact_forward(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    angles = f64(arguments["positions"])[:, None] / _periods(arguments, dims)
+    return {name: _turned(arguments[name], angles) for name in ("q", "k")}
+
+
+def _exact_mrope(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    positions = f64(arguments["positions"])
+    half = dims["rotary_dim"] // 2
+    chosen = np.array([_axis(index, dims["section_h"], dims["section_w"]) for index in range(half)])
+    angles = positions.T[:, chosen] / _periods(arguments, dims)
+    return {name: _turned(arguments[name], angles) for name in ("q", "k")}
+
+
+def _axis(index: int, section_h: int, section_w: int) -> int:
+    """Return 0 for time, 1 for height, 2 for width."""
+    group, place = divmod(index, 3)
+    return 1 if place == 1 and group < section_h else 2 if place == 2 and group < section_w else 0
+
+
+def _positions(dims: Dims, rng: np.random.Generator) -> Arguments:
+    positions = rng.integers(0, 40_000, dims["M"], np.int32)
+    positions[:1] = 0
+    positions[1:2] = 262_143  # the last position of these models' context
+    return {"positions": positions}
+
+
+def _grid_positions(dims: Dims, rng: np.random.Generator) -> Arguments:
+    return {"positions": rng.integers(0, 4096, (3, dims["M"]), np.int32)}
+
+
+def _dims(rows: int, query_heads: int, key_heads: int, head_dim: int, rotary_dim: int) -> dict[str, int]:
+    return {"M": rows, "Hq": query_heads, "Hk": key_heads, "D": head_dim, "rotary_dim": rotary_dim}
+
+
+FORWARD = Contract(
+    "rope_forward",
+    "rotates the first rotary_dim elements of each head of q and k in place, halves against each other",
+    Signature((_Q, _K, TensorParam("positions", "i32", ("M",)), *_ROTARY), _PAIRS, _INSIDE),
+    _exact_forward,
+    (
+        Case("one_row", _dims(1, 16, 2, 256, 64), _THETA),
+        Case("whole_heads", _dims(3, 4, 2, 64, 64), {"theta": 1e4}),
+        Case("one_pair", _dims(5, 3, 1, 7, 2), {"theta": 1e4}),
+        Case("odd_heads", _dims(17, 5, 3, 33, 12), _THETA),
+        Case("no_keys", _dims(2, 3, 0, 16, 8), _THETA),
+        Case("no_rows", _dims(0, 4, 2, 64, 16), _THETA),
+    ),
+    _TOLERANCE,
+    inputs=_positions,
+)
+
+_SECTIONS = tuple(ScalarParam(f"section_{axis}", "i32", minimum=0) for axis in "thw")
+_SUM = "section_t + section_h + section_w"
+
+
+def _grid(rows: int, heads: tuple[int, int, int, int], sections: tuple[int, int, int]) -> dict[str, int]:
+    names = ("section_t", "section_h", "section_w")
+    return {**_dims(rows, *heads), **dict(zip(names, sections, strict=True))}
+
+
+MROPE_INTERLEAVED = Contract(
+    "rope_mrope_interleaved",
+    "rotates as rope_forward by three positions a row: frequency i by height where i % 3 == 1 and i < 3 section_h, by "
+    "width where i % 3 == 2 and i < 3 section_w, else by time",
+    Signature(
+        (_Q, _K, TensorParam("positions", "i32", (3, "M")), *_SECTIONS, *_ROTARY),
+        _PAIRS,
+        # The sections share the frequencies out, and the interleaved places of height and width exist.
+        (
+            *_INSIDE,
+            (_SUM, "rotary_dim/2"),
+            ("rotary_dim/2", _SUM),
+            ("3*section_h - 1", "rotary_dim/2"),
+            ("3*section_w", "rotary_dim/2"),
+        ),
+    ),
+    _exact_mrope,
+    (
+        Case("one_row", _grid(1, (16, 2, 256, 64), (11, 11, 10)), _THETA),
+        Case("as_in_the_models", _grid(9, (4, 1, 256, 64), (11, 11, 10)), _THETA),
+        Case("time_only", _grid(3, (2, 1, 16, 8), (4, 0, 0)), {"theta": 1e4}),
+        Case("more_time", _grid(17, (3, 5, 21, 14), (4, 2, 1)), {"theta": 1e4}),
+        Case("no_rows", _grid(0, (4, 2, 64, 16), (4, 2, 2)), _THETA),
+    ),
+    _TOLERANCE,
+    inputs=_grid_positions,
+)

@@ -1,0 +1,46 @@
+"""Host kernels of the ssm_preprocess family."""
+
+import numpy as np
+from kernel_muster.plugins._reference import Array, f32, sigmoid
+
+
+def deinterleave_qg(qg: Array, head_dim: int, out_q: Array, out_gate: Array) -> None:
+    """Copy ``qg [M, 2Q]``, by head ``[q (head_dim) | gate (head_dim)]``, to ``out_q, out_gate [M, Q]``, all BF16."""
+    for start in range(0, out_q.shape[1], head_dim):
+        stop = start + head_dim
+        out_q[:, start:stop] = qg[:, 2 * start : start + stop]
+        out_gate[:, start:stop] = qg[:, start + stop : 2 * stop]
+
+
+def deinterleave_qkvz(
+    qkvz: Array, key_heads: int, key_dim: int, value_heads: int, value_dim: int, out_qkv: Array, out_z: Array
+) -> None:
+    """Copy ``qkvz [M, 2 keys + 2 values]`` to ``out_qkv [M, 2 keys + values]`` and ``out_z [M, values]``, all BF16.
+
+    The input is grouped by key head, ``[q | k | v | z]`` a group; ``out_qkv`` is all q, then all k, then all v. keys is
+    ``key_heads * key_dim``, values is ``value_heads * value_dim``.
+    """
+    keys = key_heads * key_dim
+    each = value_heads * value_dim // key_heads
+    group = 2 * key_dim + 2 * each
+    for head in range(key_heads):
+        at, key, value = head * group, head * key_dim, head * each
+        out_qkv[:, key : key + key_dim] = qkvz[:, at : at + key_dim]
+        out_qkv[:, keys + key : keys + key + key_dim] = qkvz[:, at + key_dim : at + 2 * key_dim]
+        at += 2 * key_dim
+        out_qkv[:, 2 * keys + value : 2 * keys + value + each] = qkvz[:, at : at + each]
+        out_z[:, value : value + each] = qkvz[:, at + each : at + 2 * each]
+
+
+def compute_gdn_gates(a: Array, b: Array, a_log: Array, dt_bias: Array, out_decay: Array, out_beta: Array) -> None:
+    """Write ``out_decay = exp(-exp(a_log) softplus(a + dt_bias))`` and ``out_beta = sigmoid(b)``, FP32 ``[M, Hv]``.
+
+    ``a, b [M, Hv]`` are BF16, ``a_log, dt_bias [Hv]`` FP32. Evaluated in float64, rounded once; softplus is
+    ``log(1 + exp(x))`` and never overflows. Source: Yang et al., Gated Delta Networks (2024), section 3, with the gate
+    of Mamba-2.
+    """
+    rate = np.exp(a_log.astype(np.float64))
+    for row in range(a.shape[0]):
+        step = np.logaddexp(0.0, a[row].astype(np.float64) + dt_bias)
+        out_decay[row] = np.exp(-rate * step)
+        out_beta[row] = sigmoid(f32(b[row]))
