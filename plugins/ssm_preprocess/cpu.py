@@ -2,14 +2,12 @@
 
 import numpy as np
 from kernel_muster.plugins._reference import Array, f32, sigmoid
+from kernel_muster.plugins.w4a16_gemv.rows import split_qg, split_qkvz
 
 
 def deinterleave_qg(qg: Array, head_dim: int, out_q: Array, out_gate: Array) -> None:
     """Copy ``qg [M, 2Q]``, by head ``[q (head_dim) | gate (head_dim)]``, to ``out_q, out_gate [M, Q]``, all BF16."""
-    for start in range(0, out_q.shape[1], head_dim):
-        stop = start + head_dim
-        out_q[:, start:stop] = qg[:, 2 * start : start + stop]
-        out_gate[:, start:stop] = qg[:, start + stop : 2 * stop]
+    split_qg(qg, head_dim, out_q, out_gate)
 
 
 def deinterleave_qkvz(
@@ -20,16 +18,7 @@ def deinterleave_qkvz(
     The input is grouped by key head, ``[q | k | v | z]`` a group; ``out_qkv`` is all q, then all k, then all v. keys is
     ``key_heads * key_dim``, values is ``value_heads * value_dim``.
     """
-    keys = key_heads * key_dim
-    each = value_heads * value_dim // key_heads
-    group = 2 * key_dim + 2 * each
-    for head in range(key_heads):
-        at, key, value = head * group, head * key_dim, head * each
-        out_qkv[:, key : key + key_dim] = qkvz[:, at : at + key_dim]
-        out_qkv[:, keys + key : keys + key + key_dim] = qkvz[:, at + key_dim : at + 2 * key_dim]
-        at += 2 * key_dim
-        out_qkv[:, 2 * keys + value : 2 * keys + value + each] = qkvz[:, at : at + each]
-        out_z[:, value : value + each] = qkvz[:, at + each : at + 2 * each]
+    split_qkvz(qkvz, key_heads, key_dim, value_heads, value_dim, out_qkv, out_z)
 
 
 def compute_gdn_gates(a: Array, b: Array, a_log: Array, dt_bias: Array, out_decay: Array, out_beta: Array) -> None:
