@@ -71,7 +71,7 @@ def replay(
             profile=asked.profile,
             as_of=as_of.isoformat(),
         )
-    entries = [_entry(row) for row in trace.lookups]
+    entries = _entries(trace.lookups)
     evidence = Evidence(
         catalog,
         target,
@@ -136,9 +136,18 @@ def _layout(copy: TraceLayout) -> WeightCopy:
     return WeightCopy(copy.weight, copy.layout, {KernelKey(*reader) for reader in copy.readers})
 
 
-def _entry(row: TraceLookup) -> LookupEntry:
-    members = tuple(KernelKey(*pair) for pair in row.chain) or (KernelKey(row.module, row.func),)
-    return LookupEntry(members, row.kind, row.requested_by, row.phase, row.when, row.site, row.layer, row.count)
+def _entries(rows: Iterable[TraceLookup]) -> list[LookupEntry]:
+    known: dict[tuple[object, ...], tuple[KernelKey, ...]] = {}  # a trace asks for few keys, very often
+    entries = []
+    for row in rows:
+        asked = row.chain or ((row.module, row.func),)
+        members = known.get(asked)
+        if members is None:
+            members = known[asked] = tuple(KernelKey(*pair) for pair in asked)
+        entries.append(
+            LookupEntry(members, row.kind, row.requested_by, row.phase, row.when, row.site, row.layer, row.count)
+        )
+    return entries
 
 
 def _catalog(trace: Trace) -> Catalog:

@@ -28,6 +28,7 @@ MOST_BYTES = 512 * 1024 * 1024
 Text = Annotated[str, Field(max_length=100_000)]
 Name = Annotated[str, Field(max_length=1_000)]
 Pair = Annotated[tuple[Name, Name], Field(strict=False)]  # JSON gives lists
+Pairs = Annotated[tuple[Pair, ...], Field(strict=False)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
@@ -83,7 +84,7 @@ class TraceLookup(_Strict):
     phase: Literal["boot", "late"] = "boot"
     layer: Text = ""
     count: Annotated[int, Field(ge=1, lt=2**63)] = 1
-    chain: list[Pair] = []
+    chain: Pairs = ()
     requested_by: Name | None = None
     when: Text = ""
 
@@ -243,7 +244,7 @@ def _lookup(entry: LookupEntry) -> TraceLookup:
         phase=entry.phase,
         layer=entry.layer,
         count=entry.times,
-        chain=[(key.module, key.func) for key in entry.members] if len(entry.members) > 1 else [],
+        chain=entry.members if len(entry.members) > 1 else (),
         requested_by=entry.requested_by,
         when=entry.when,
     )
