@@ -1,14 +1,41 @@
 """The one logger: structlog over the standard library, so that a host application decides where it goes."""
 
 import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
 
 LOGGER_NAME = "kernel_muster"
 
 
-def logger() -> structlog.stdlib.BoundLogger:
-    """Return the bound logger. The library configures nothing; only the command does."""
+class Logger:
+    """Logs through structlog, which is imported with the first event that is wanted: it takes 70 ms."""
+
+    def __init__(self) -> None:
+        self._stdlib = logging.getLogger(LOGGER_NAME)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """Log for developers: every decision of a lookup."""
+        if self._stdlib.isEnabledFor(logging.DEBUG):
+            _bound().debug(event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Log a finished unit of work."""
+        if self._stdlib.isEnabledFor(logging.INFO):
+            _bound().info(event, **fields)
+
+
+def logger() -> Logger:
+    """Return the logger. The library configures nothing; only the command does."""
+    return Logger()
+
+
+@cache
+def _bound() -> "structlog.stdlib.BoundLogger":
+    import structlog
+
     bound: structlog.stdlib.BoundLogger = structlog.wrap_logger(
         logging.getLogger(LOGGER_NAME),
         processors=[

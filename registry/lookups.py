@@ -10,7 +10,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Literal, NoReturn
 
-import structlog
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.errors import KernelMissing, LateKernelMiss
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
@@ -89,7 +88,7 @@ class LookupSession:
         self._marked: dict[int, tuple[bool, CodeType]] = {}
         self._requests: list[FailedRequest] = []
         self._late_registrations: list[LateRegistration] = []
-        self._log: structlog.stdlib.BoundLogger = logger()
+        self._log = logger()
         self._on_late_miss: OnLateMiss = "raise"
         self._excused = excused  # a key's waiver reason, or nothing
         self._abort: Callable[[str], None] = lambda text: None

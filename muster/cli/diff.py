@@ -22,7 +22,9 @@ def diff(
 ) -> int:
     """Compare two JSON reports.
 
-    They may be of two releases, machines or ranks. Dates, paths and dispatch sites are left out. Exit code: 0 equal, 1 different, 2 not two reports.
+    They may be of two releases, machines or ranks. Dates, paths and dispatch sites are left out.
+
+    Exit code: 0 equal, 1 different, 2 not two reports.
     """
     from kernel_muster.audit.diff import compare, render_diff
     from kernel_muster.audit.render_json import read_report

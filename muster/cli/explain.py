@@ -26,7 +26,9 @@ def explain(
 ) -> int:
     """Explain who serves a key on a target, and why nobody else does.
 
-    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Exit code: 0 a kernel serves, 1 none does.
+    Every candidate is shown: accepted or rejected, by which rule, and what would change it.
+
+    Exit code: 0 a kernel serves, 1 none does.
     """
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.exits import REFUSED

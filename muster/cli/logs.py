@@ -4,29 +4,40 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from functools import cached_property
+
+from kernel_muster.registry.logs import LOGGER_NAME
+
+
+class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Readable on a terminal, one JSON object a line elsewhere. structlog is imported with the first event."""
+
+    @cached_property
+    def _structured(self) -> logging.Formatter:
+        import structlog
+
+        renderer: structlog.typing.Processor = (
+            structlog.dev.ConsoleRenderer() if self.stream.isatty() else structlog.processors.JSONRenderer()
+        )
+        before: list[structlog.typing.Processor] = [
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.ExtraAdder(),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+        ]
+        return structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=before,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one event as text."""
+        return self._structured.format(record)
 
 
 @contextlib.contextmanager
 def configured_logs(*, verbose: bool) -> Iterator[None]:
-    """Send our log events to stderr: readable on a terminal, one JSON object a line elsewhere."""
-    import structlog
-    from kernel_muster.registry.logs import LOGGER_NAME
-
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
-    )
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
+    """Send our log events to stderr: warnings, and what finished too if verbose."""
+    handler = StderrHandler(sys.stderr)
     log = logging.getLogger(LOGGER_NAME)
     level, propagates = log.level, log.propagate
     log.addHandler(handler)

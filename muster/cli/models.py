@@ -1,5 +1,6 @@
 """``muster models``: the models that manifests describe, and how a config.json resolves to one of them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_muster.cli import options
@@ -8,7 +9,7 @@ from kernel_muster.registry.errors import UsageError
 if TYPE_CHECKING:
     from kernel_muster.audit.render_sections import Section
     from kernel_muster.MODEL_toml.manifest import Manifest
-    from kernel_muster.MODEL_toml.resolve import Catalogue
+    from kernel_muster.MODEL_toml.resolve import Catalogue, Resolution
     from kernel_muster.registry.builders import ModelBuilder
 
 
@@ -25,7 +26,9 @@ def models(
 ) -> int:
     """List the models, or show how one resolves.
 
-    With a MODEL, --config or --ref it shows the resolution alone, step by step. Exit code: 0 listed or resolved, 1 not resolved, or a manifest or plugin is broken.
+    With a MODEL, --config or --ref it shows the resolution alone, step by step.
+
+    Exit code: 0 listed or resolved, 1 not resolved, or a manifest or plugin is broken.
     """
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
@@ -40,12 +43,15 @@ def models(
     if config is None and reference is None:
         data, sections = _list(catalogue, catalog.builders)
     else:
-        by_config = config is not None
-        resolution = catalogue.resolve_config(config, reference) if by_config else catalogue.resolve(reference or "")
+        resolution = _resolve(catalogue, config, reference or "")
         data, sections = _resolved(resolution.manifest, resolution.steps)
         if resolution.finding is not None and resolution.finding not in findings:
             findings.append(resolution.finding)
     return show(Listing("models", data, sections, rows_of(findings)), format, output, verbose=verbose)
+
+
+def _resolve(catalogue: "Catalogue", config: Path | None, reference: str) -> "Resolution":
+    return catalogue.resolve(reference) if config is None else catalogue.resolve_config(config, reference or None)
 
 
 def _list(catalogue: "Catalogue", builders: "tuple[ModelBuilder, ...]") -> "tuple[dict[str, Any], tuple[Section, ...]]":

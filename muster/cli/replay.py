@@ -29,7 +29,9 @@ def replay(
 ) -> int:
     """Judge the trace of a boot, of any engine.
 
-    The rules are those of a live boot. Levers and plugins are the trace's. Exit code: 0 passed, 1 refused, 2 usage or an unreadable trace.
+    The rules are those of a live boot. Levers and plugins are the trace's.
+
+    Exit code: 0 passed, 1 refused, 2 usage or an unreadable trace.
     """
     allowed = options.split_commas(dangerously_allow_unresolved, "--dangerously-allow-unresolved")
     as_of_date, set_hash = options.parse_date(as_of), options.parse_set_hash(expect_set_hash)
