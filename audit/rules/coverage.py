@@ -11,7 +11,8 @@ from kernel_muster.registry.specs import STAGES
 
 def vacuous(evidence: Evidence) -> Iterator[Finding]:
     """No layer looked anything up."""
-    if not evidence.rows and evidence.is_complete:
+    # A live block that raised goes on as its exception; a trace has nothing else that would stop anybody.
+    if not evidence.rows and (evidence.is_complete or evidence.is_replay):
         yield Finding(
             "VACUOUS_AUDIT",
             evidence.manifest.name,

@@ -57,6 +57,7 @@ def test_foreign_trace_passes_once_its_absence_is_declared(world):
 
 def test_foreign_trace_without_lookups_is_vacuous(world):
     assert codes(judge(world, foreign(lookups=[]))) == ["VACUOUS_AUDIT"]
+    assert codes(judge(world, foreign(lookups=[], complete=False))) == ["VACUOUS_AUDIT"]
 
 
 def test_foreign_counts_layers_and_chains_fold_as_live_ones_do(world):
