@@ -14,7 +14,6 @@ from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules import late
-from kernel_muster.audit.trace import trace_document
 from kernel_muster.audit.verdict import judge, judge_boot
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
@@ -137,6 +136,8 @@ class BootSession:
 
     def trace(self) -> dict[str, Any]:
         """Return what ``muster replay`` needs to judge this boot again, as plain data for JSON."""
+        from kernel_muster.audit.trace import trace_document  # its schema takes 15 ms to build
+
         return trace_document(self._evidence())
 
     def late_findings(self) -> tuple[Finding, ...]:

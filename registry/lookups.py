@@ -86,6 +86,7 @@ class LookupSession:
         self.lock = threading.RLock()
         self._records: dict[_Place, _Record] = {}
         self._marked: dict[int, tuple[bool, CodeType]] = {}
+        self._sites: dict[tuple[int, int], str] = {}  # records hold their code, so that ids stay their own
         self._requests: list[FailedRequest] = []
         self._late_registrations: list[LateRegistration] = []
         self._log = logger()
@@ -109,10 +110,18 @@ class LookupSession:
         """Return what was asked in a phase, place by place."""
         with self.lock:
             return tuple(
-                LookupEntry(r.members, r.kind, r.requested_by, r.phase, r.when, r.site, r.layer, r.count)
+                LookupEntry(r.members, r.kind, r.requested_by, r.phase, r.when, self._site(r), r.layer, r.count)
                 for r in self._records.values()
                 if r.phase == phase
             )
+
+    def _site(self, record: _Record) -> str:
+        """Return a record's site; many layers ask from one line, and naming it takes some microseconds."""
+        place = (id(record.code), record.instruction)
+        name = self._sites.get(place)
+        if name is None:
+            name = self._sites[place] = record.site
+        return name
 
     @property
     def requests(self) -> tuple[FailedRequest, ...]:
