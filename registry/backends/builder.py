@@ -1,0 +1,132 @@
+"""One build from request to checked machine code, through the cache."""
+
+from dataclasses import replace
+from functools import cached_property
+
+from kernel_muster.registry.arch import Arch
+from kernel_muster.registry.backends import compiler_log, nvrtc
+from kernel_muster.registry.backends.cache import BuildCache, cache_key
+from kernel_muster.registry.backends.closure import read_closure
+from kernel_muster.registry.backends.cubin import BadCubin, Cubin, inspect_cubin
+from kernel_muster.registry.backends.declared import declaration_checks, undeclared
+from kernel_muster.registry.backends.headers import Toolkit, find_toolkit
+from kernel_muster.registry.backends.limits import check_limits
+from kernel_muster.registry.backends.options import normalise_options
+from kernel_muster.registry.backends.request import (
+    PARAMETER_TYPES,
+    BuildFailure,
+    BuildRequest,
+    Built,
+    EntryPoint,
+    EntryResources,
+)
+
+# An empty kernel is the set-up of the stack pointer and EXIT.
+_EMPTY_BODY = 2
+
+
+class Builder:
+    """Builds requests with the installed toolkit; safe to share between threads.
+
+    The checks run on every build, also on code from the cache: what the cache holds is only what the compiler gave.
+    """
+
+    def __init__(self, cache: BuildCache | None = None, toolkit: Toolkit | None = None) -> None:
+        self._cache = cache
+        if toolkit is not None:
+            self.toolkit = toolkit
+
+    @cached_property
+    def toolkit(self) -> Toolkit:
+        """The installed toolkit; BuildFailure TOOLCHAIN_MISSING without one."""
+        return find_toolkit()
+
+    def build(self, request: BuildRequest) -> Built:
+        """Return the machine code that a request asks for, or raise BuildFailure."""
+        toolkit, work = self.toolkit, _compile_input(request)
+        compiled, from_cache = self._compiled(work)
+        log = work.closure.readable(compiled.log)
+        try:
+            cubin = inspect_cubin(compiled.cubin)
+        except BadCubin as error:
+            raise BuildFailure("NO_DEVICE_CODE", f"{request.source}: {error}", log) from None
+        if not cubin.serves(request.arch):
+            found = Arch(cubin.capability, cubin.suffix or "")
+            raise BuildFailure("NO_DEVICE_CODE", f"compiled for {found}, expected {request.arch}", log)
+        spills = compiler_log.spills(log)
+        entries = {}
+        for entry in request.entries:
+            needs = _checked(entry, cubin, request.arch, log)
+            stores, loads = spills.get(entry.name, (None, None))
+            entries[entry.name] = replace(needs, spill_store_bytes=stores, spill_load_bytes=loads)
+        return Built(compiled.cubin, request.arch, entries, log, toolkit.compiler, from_cache)
+
+    def key(self, request: BuildRequest) -> str:
+        """Return the digest of everything that determines the machine code of a request."""
+        return self._key(_compile_input(request))
+
+    def _compiled(self, work: nvrtc.CompileInput) -> tuple[nvrtc.Compiled, bool]:
+        def compile_now() -> nvrtc.Compiled:
+            try:
+                return nvrtc.compile_cubin(work, self.toolkit)
+            except BuildFailure as failure:
+                raise undeclared(failure.log, work.arch) or failure from None
+
+        if self._cache is None:
+            return compile_now(), False
+        return self._cache.get_or_build(self._key(work), compile_now)
+
+    def _key(self, work: nvrtc.CompileInput) -> str:
+        files = [part for header in work.closure.headers for part in (header.name.encode(), header.text)]
+        options = [option.encode() for option in work.options]
+        return cache_key(
+            [
+                self.toolkit.identity.encode(),
+                str(work.arch).encode(),
+                str(len(options)).encode(),
+                *options,
+                work.closure.source.name.encode(),
+                work.program,
+                *files,
+            ]
+        )
+
+
+def _compile_input(request: BuildRequest) -> nvrtc.CompileInput:
+    try:
+        options = normalise_options(request.options)
+    except ValueError as error:
+        raise BuildFailure("COMPILE_FAILED", f"{request.name}: {error}") from None
+    closure = read_closure(request.source, request.include_dirs)
+    return nvrtc.CompileInput(closure, request.arch, options, declaration_checks(request.entries))
+
+
+def _checked(entry: EntryPoint, cubin: Cubin, arch: Arch, log: str) -> EntryResources:
+    """Return what an entry point needs, after checking that it is really there and fits."""
+    needs = cubin.entries.get(entry.name)
+    if needs is None:
+        there = ", ".join(sorted(cubin.entries)) or "none"
+        raise BuildFailure("NO_DEVICE_CODE", f"{entry.name} is not in the cubin for {arch}; entry points: {there}", log)
+    expected, offset = [], 0
+    for name in entry.parameters:
+        size = PARAMETER_TYPES[name].size
+        align = min(size, 64)  # CUtensorMap is aligned to 64, every other type to its size
+        offset = -(-offset // align) * align
+        expected.append((offset, size))
+        offset += size
+    if needs.parameters != tuple(expected):
+        raise BuildFailure(
+            "NO_DEVICE_CODE",
+            f"{entry.name}: the cubin has parameters (offset, size) {needs.parameters}, "
+            f"expected {tuple(expected)} of ({', '.join(entry.parameters)})",
+            log,
+        )
+    if entry.parameters and needs.instructions <= _EMPTY_BODY:
+        raise BuildFailure(
+            "NO_DEVICE_CODE",
+            f"{entry.name} has an empty body for {arch}: its code is compiled out",
+            log,
+            ("look for an #if on __CUDA_ARCH__ that leaves this architecture out",),
+        )
+    check_limits(entry, needs, arch)
+    return needs

@@ -1,0 +1,109 @@
+"""The source closure: a kernel's file and every file of its own that it includes.
+
+The compiler gets exactly these bytes, headers in memory, and no folder of ours to look into. So what is hashed is what
+is compiled, an include that this scan does not see is an error and never a stale cache entry, and the machine code does
+not depend on where the sources lie: each file is named ``<number of its root>/<path below it>``, root 0 being the
+source's folder and root n the n-th include folder. Conditions are not evaluated; a header that is included under
+some condition only belongs to the closure.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_muster.registry.backends.request import BuildFailure
+
+_INCLUDE = re.compile(rb'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a closure: the name that the compiler knows it by, where it lies, and the bytes to compile."""
+
+    name: str
+    path: Path
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Closure:
+    """The source and the headers of its own, sorted by name."""
+
+    source: SourceFile
+    headers: tuple[SourceFile, ...]
+
+    def readable(self, log: str) -> str:
+        """Return a compiler's log with our names replaced by the paths of the files."""
+        paths = {file.name: str(file.path) for file in (self.source, *self.headers)}
+        names = "|".join(re.escape(name) for name in sorted(paths, key=len, reverse=True))
+        return re.sub(rf"(?<![\w/.<>])({names})(?=[(\"])", lambda match: paths[match[1]], log)
+
+
+def read_closure(source: Path, include_dirs: Sequence[Path] = ()) -> Closure:
+    """Read a source and, recursively, the headers that it includes from its own folders; BuildFailure names what fails.
+
+    ``"x.h"`` is looked for in the folder of the including file, then in ``include_dirs``; ``<x.h>`` in those only.
+    What is found in none of them is left to the compiler, which knows the headers of CUDA.
+    """
+    return _Reader((source.parent, *include_dirs)).read(source)
+
+
+class _Reader:
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = [Path(root).absolute() for root in roots]
+        self.files: dict[Path, SourceFile | None] = {}  # None while its own includes are being read
+
+    def read(self, source: Path) -> Closure:
+        path = source.absolute()
+        self._visit(path)
+        files = {key: file for key, file in self.files.items() if file is not None}
+        main = files.pop(path.resolve())
+        return Closure(main, tuple(sorted(files.values(), key=lambda file: file.name)))
+
+    def _visit(self, path: Path) -> str:
+        name = self._name(path)
+        if path.resolve() not in self.files:
+            self.files[path.resolve()] = None
+            text = _INCLUDE.sub(lambda match: self._renamed(path, match), _read(path))
+            self.files[path.resolve()] = SourceFile(name, path, text)
+        return name
+
+    def _renamed(self, includer: Path, match: re.Match[bytes]) -> bytes:
+        """Return the include line with the canonical name of the file that it means."""
+        quoted, angled = match[2], match[3]
+        folders = [*([includer.parent] if quoted else []), *self.roots[1:]]
+        found = _find(quoted or angled, folders)
+        if found is None:
+            return match[0]
+        return match[1] + b'"' + self._visit(found).encode() + b'"'
+
+    def _name(self, path: Path) -> str:
+        """Name a file after the first root that holds it; the same file always gets the same name."""
+        resolved = path.resolve()
+        for number, root in enumerate(self.roots):
+            if resolved.is_relative_to(root.resolve()):
+                return f"<{number}>/{resolved.relative_to(root.resolve()).as_posix()}"
+        common, ups = self.roots[0].resolve(), 0
+        while not resolved.is_relative_to(common):
+            common, ups = common.parent, ups + 1
+        return f"<0>/{'../' * ups}{resolved.relative_to(common).as_posix()}"
+
+
+def _find(name: bytes, folders: Sequence[Path]) -> Path | None:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return None
+    return next((path for folder in folders if (path := folder / text).is_file()), None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BuildFailure("COMPILE_FAILED", f"{path}: cannot be read: {error.strerror or error}") from None
+    if b"\0" in text:
+        # NVRTC takes C strings: everything behind the NUL would silently not be compiled.
+        raise BuildFailure("COMPILE_FAILED", f"{path}: holds a NUL byte at offset {text.index(0)}, expected text")
+    return text

@@ -1,0 +1,58 @@
+"""What the compiler's log says: where the errors are, which header is missing, how much was spilled."""
+
+import re
+
+from kernel_muster.registry.arch import Arch
+from kernel_muster.registry.backends.headers import EXTRAS, Toolkit
+from kernel_muster.registry.backends.request import BuildFailure
+
+_ENTRY = re.compile(r"^ptxas info\s*: Compiling entry function '([^']+)'.*$", re.MULTILINE)
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_NO_HEADER = re.compile(r"^(.*?\(\d+\)): catastrophic error: (?:cannot|could not) open source file \"([^\"]+)\"", re.M)
+_ERROR = re.compile(
+    r"^(?:.*?\(\d+\): (?:catastrophic )?error: .*|ptxas .*(?:error|fatal)\s*: .*|nvrtc: error: .*)$", re.MULTILINE
+)
+_OVER = re.compile(r"^ptxas (?:error|fatal)\s*: (.*uses too much (?:shared|global|local|parameter).*)$", re.MULTILINE)
+
+
+def clean(log: str) -> str:
+    """Return the log without what differs from run to run: padding, and how long the assembler took."""
+    lines = log.replace("\0", "").splitlines()
+    return "\n".join(line.rstrip() for line in lines if "Compile time =" not in line).strip()
+
+
+def spills(log: str) -> dict[str, tuple[int, int]]:
+    """Return bytes of spill stores and loads by entry point, those of functions that it calls included."""
+    starts = list(_ENTRY.finditer(log))
+    ends = [match.start() for match in starts[1:]] + [len(log)]
+    found: dict[str, tuple[int, int]] = {}
+    for start, end in zip(starts, ends, strict=True):
+        figures = [(int(match[1]), int(match[2])) for match in _SPILLS.finditer(log, start.end(), end)]
+        if figures:
+            found[start[1]] = (sum(stores for stores, _ in figures), sum(loads for _, loads in figures))
+    return found
+
+
+def failure(log: str, arch: Arch, toolkit: Toolkit) -> BuildFailure:
+    """Return what a log of a failed compilation means; paths in it must be readable already."""
+    if header := _NO_HEADER.search(log):
+        why, remedy = toolkit.missing_header(header[2])
+        return BuildFailure("HEADERS_MISSING", f"{header[1]}: {header[2]} was not found: {why}", log, (remedy,))
+    if over := _OVER.search(log):
+        return BuildFailure("OVER_LIMIT", f"for {arch}: {over[1]}", log)
+    if "invalid value for --gpu-architecture" in log:
+        return too_old(arch, toolkit)
+    errors = _ERROR.findall(log)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    first = errors[0] if errors else "the compiler failed and gave no reason"
+    return BuildFailure("COMPILE_FAILED", f"for {arch}: {first}{more}", log, ("read the log in the JSON report",))
+
+
+def too_old(arch: Arch, toolkit: Toolkit, known: tuple[str, ...] = ()) -> BuildFailure:
+    """Return the failure of a compiler that does not know the architecture."""
+    knows = f"; it knows {', '.join(known)}" if known else ""
+    return BuildFailure(
+        "TOOLCHAIN_TOO_OLD",
+        f"{toolkit.compiler} does not compile for {arch}{knows}",
+        remedies=(f"upgrade the compiler's wheel, or install {EXTRAS[max(EXTRAS)]}",),
+    )
