@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,18 @@ def _adapter() -> TypeAdapter[Report]:
 
 def render_json(report: Report) -> str:
     """Return the report as JSON in ASCII."""
-    return json.dumps(_adapter().dump_python(report, mode="json"), indent=1) + "\n"
+    return json.dumps(_encodable(asdict(report)), indent=1) + "\n"
+
+
+def _encodable(value: Any) -> Any:
+    """Spell out what UTF-8 cannot hold: a file's name may be any bytes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(item) for item in value]
+    return value
 
 
 def report_schema() -> dict[str, Any]:
@@ -32,8 +44,10 @@ def report_schema() -> dict[str, Any]:
     schema = _adapter().json_schema(mode="serialization")
     schema["properties"]["schema"] |= {"const": SCHEMA}
     schema["properties"]["version"] |= {"pattern": rf"^{_MAJOR}\.[0-9]+$"}
-    for field in ("schema", "version"):
-        schema["properties"][field].pop("default", None)
+    for table in (schema, *schema["$defs"].values()):
+        table["required"] = list(table["properties"])
+        for field in table["properties"].values():
+            field.pop("default", None)
     return {"$schema": _DIALECT, **schema, "title": "kernel-muster report", "description": "One audit."}
 
 
@@ -65,7 +79,7 @@ def parse_report(data: object, name: str) -> Report:
     if not isinstance(version, str) or not re.fullmatch(rf"{_MAJOR}\.\d{{1,6}}", version):
         raise UsageError(f"{name}: version is {str(version)[:40]!r}; this program reads {_MAJOR}.x")
     try:
-        return _adapter().validate_python(data)
+        return _adapter().validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)[:10]]
         raise UsageError(f"{name}: {error.error_count()} problems:\n  " + "\n  ".join(problems)) from None

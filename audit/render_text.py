@@ -22,15 +22,20 @@ def _body(section: Section) -> Iterator[str]:
     for entry in section.entries:
         yield from entry_lines(entry)
     for line in section.lines:
-        yield f"  {line}"
+        yield f"  {_one_line(line)}"
     if section.table is not None:
         yield from columns(section.table.header, section.table.rows, indent="  ")
 
 
 def entry_lines(entry: Entry) -> Iterator[str]:
     """Yield one numbered finding."""
-    yield f"{entry.number:3}. {entry.code} {entry.subject}"
+    yield f"{entry.number:3}. {entry.code} {_one_line(entry.subject)}"
     width = max(len(label) for label, _ in entry.fields)
     for label, lines in entry.fields:
         for position, line in enumerate(lines):
-            yield f"     {label if position == 0 else '':{width}}  {line}"
+            yield f"     {label if position == 0 else '':{width}}  {_one_line(line)}"
+
+
+def _one_line(text: str) -> str:
+    """No name may begin a line of its own: it could look like a verdict."""
+    return text.replace("\n", "\\n")

@@ -1,0 +1,102 @@
+"""Two reports compared."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kernel_muster.audit.diff import compare, render_diff
+from kernel_muster.audit.report import Report, WaiverRow
+
+
+@pytest.fixture
+def one(world: Any) -> Report:
+    """A refused report: one kernel there, one missing."""
+    build = world.ask("acme_plugin::double", "acme_plugin::missing")
+    return world.run(build, {"acme_plugin": world.acme("acme_plugin::double")}).report
+
+
+def titles(difference: Any) -> list[str]:
+    return [part.title for part in difference.parts]
+
+
+def test_diff_of_a_report_with_itself_is_equal(one: Report) -> None:
+    assert compare(one, one).equal
+    assert render_diff(compare(one, one)) == "EQUAL: the reports say the same"
+
+
+def test_diff_leaves_out_date_paths_and_sites(one: Report) -> None:
+    other = replace(
+        one,
+        as_of="1999-01-01",
+        manifest="/elsewhere/MODEL.toml",
+        kernels=tuple(replace(row, sites={"other.py:1 in f": 1}) for row in one.kernels),
+        findings=tuple(replace(row, where=("other.py:1 in f",)) for row in one.findings),
+    )
+    assert compare(one, other).equal
+
+
+def test_diff_leaves_out_the_date_inside_a_finding(one: Report) -> None:
+    def at(day: str) -> Report:
+        row = replace(one.findings[0], why=f"it ended on 2020-01-01; as of {day}")
+        return replace(one, as_of=day, findings=(row,))
+
+    assert compare(at("2026-01-01"), at("2026-01-02")).equal
+
+
+def test_diff_shows_added_removed_and_changed_kernels(one: Report) -> None:
+    found = next(row for row in one.kernels if row.served_by)
+    missing = next(row for row in one.kernels if not row.served_by)
+    other = replace(one, kernels=(replace(found, version="2.0", tier="reference", stage="proven"),))
+    text = render_diff(compare(one, other))
+    assert "  ~ acme_plugin::double: version (none) -> 2.0; tier fast -> reference; stage loaded -> proven" in text
+    assert f"  - {missing.key}: kind optional, outcome absent" in text
+    assert f"  + {missing.key}: kind optional, outcome absent" in render_diff(compare(other, one))
+
+
+def test_diff_sees_one_of_two_questions_about_a_key_change(one: Report) -> None:
+    found = next(row for row in one.kernels if row.served_by)
+    twice = (found, replace(found, kind="required"))
+    assert not compare(replace(one, kernels=(found,)), replace(one, kernels=twice)).equal
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": "passed"},
+        {"degraded": True},
+        {"complete": False},
+        {"set_hash": "0" * 64},
+        {"target": "sm_90a"},
+        {"device": "NVIDIA H200"},
+        {"quant": "bf16"},
+        {"profile": "qualify"},
+        {"stage_reached": "proven"},
+        {"muster_version": "9"},
+        {"model": "other"},
+    ],
+)
+def test_diff_sees_every_fact_of_the_verdict(one: Report, change: dict[str, Any]) -> None:
+    difference = compare(one, replace(one, **change))
+    assert titles(difference) == ["verdict"]
+    assert len(difference.parts[0].changes) == 1
+
+
+def test_diff_sees_findings_levers_waivers_and_plugins(one: Report) -> None:
+    waiver = WaiverRow(key="a::b", reason="nobody ships it", where="x:1", until="")
+    other = replace(
+        one,
+        findings=(replace(one.findings[0], allowed=True), *one.findings[1:]),
+        levers=(replace(one.levers[0], value="a::b", origin="environment"), *one.levers[1:]),
+        waivers=(waiver,),
+        plugins=one.plugins[1:],
+    )
+    assert titles(compare(one, other)) == ["findings", "waivers", "levers", "plugins"]
+    text = render_diff(compare(one, other))
+    assert "severity refuse -> refuse, allowed" in text
+    assert "+ a::b: reason nobody ships it" in text
+    assert f"~ {one.levers[0].name}: value (none) -> a::b; origin built-in -> environment" in text
+    assert text.startswith("DIFFERENT: 4 differences: findings 1, waivers 1, levers 1, plugins 1")
+    assert (
+        compare(one, replace(one, waivers=(replace(waiver, where="y:2"),))).parts
+        == compare(one, replace(one, waivers=(waiver,))).parts
+    )

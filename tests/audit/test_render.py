@@ -1,0 +1,279 @@
+"""Reports as text, Markdown and on a terminal, from reports made by hand."""
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kernel_muster.audit.render_markdown import render_markdown
+from kernel_muster.audit.render_plain import ascii_only, fold_layers, printable, size_text
+from kernel_muster.audit.render_sections import MOST_LINES, foreign_evidence, headline, lever_text
+from kernel_muster.audit.render_terminal import print_report
+from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.report import Counts, FindingRow, KernelRow, LayoutRow, LeverRow, Report, WaiverRow
+
+
+def finding(code: str = "MISSING", severity: Any = "refuse", **fields: Any) -> FindingRow:
+    filled = {
+        "allowed": False,
+        "subject": "acme::gemm",
+        "title": "no registered kernel serves a key that a layer asked for",
+        "why": "no plugin registers acme::gemm",
+        "where": ("model/attn.py:12 in Attn.__init__ (40x)",),
+        "layers": tuple(f"layers.{n}.attn" for n in range(40)),
+        "remedies": ("install it", "or gate the lookup"),
+        "explains": (),
+        "log": "",
+    } | fields
+    return FindingRow(code=code, severity=severity, **filled)
+
+
+def kernel(**fields: Any) -> KernelRow:
+    filled = {
+        "key": "acme::norm",
+        "chain": (),
+        "kind": "required",
+        "outcome": "found",
+        "served_by": "acme::norm",
+        "distribution": "acme",
+        "version": "1.0",
+        "tier": "fast",
+        "backend": "python",
+        "archs": ("cpu",),
+        "contract": "norm",
+        "stage": "loaded",
+        "reason": "",
+        "when": "",
+        "sites": {"model/attn.py:10 in Attn.__init__": 2},
+        "layers": ("layers.0.attn", "layers.1.attn"),
+    } | fields
+    return KernelRow(**filled)
+
+
+def lever(name: str = "MUSTER_NO_X", **fields: Any) -> LeverRow:
+    filled = {"value": False, "origin": "built-in", "effect": "", "evidence": "", "diagnostic": False} | fields
+    return LeverRow(name=name, **filled)
+
+
+def report(*findings: FindingRow, **fields: Any) -> Report:
+    def count(severity: str) -> int:
+        return sum(f.severity == severity and not f.allowed for f in findings)
+
+    allowed = sum(f.allowed for f in findings)
+    refusing = count("refuse")
+    filled = {
+        "muster_version": "0.1.0",
+        "verdict": "refused" if refusing else "passed",
+        "degraded": bool(allowed) and not refusing,
+        "complete": True,
+        "model": "tiny",
+        "manifest": "m/MODEL.toml",
+        "target": "cpu",
+        "arch": "cpu",
+        "device": "",
+        "quant": "nvfp4",
+        "profile": "serve",
+        "stage_asked": "",
+        "stage_reached": "loaded",
+        "as_of": "2026-01-31",
+        "set_hash": "ab" * 32,
+        "counts": Counts(
+            refusing=refusing,
+            warnings=count("warn"),
+            notes=count("note"),
+            allowed=allowed,
+            lookups=2,
+            keys=1,
+            waived=0,
+        ),
+    } | fields
+    return Report(findings=findings, **filled)
+
+
+def test_text_of_a_refused_report_reads_as_expected() -> None:
+    text = render_text(report(finding(), kernels=(kernel(),), levers=(lever(),)))
+    assert (
+        text
+        == """\
+REFUSED: tiny on cpu: 1 finding to act on, 0 warnings, 0 notes
+
+To act on: 1 MISSING
+  1. MISSING acme::gemm
+     what    no registered kernel serves a key that a layer asked for
+     why     no plugin registers acme::gemm
+     layers  layers.0..39 attn (40)
+     where   model/attn.py:12 in Attn.__init__ (40x)
+     remedy  install it
+             or gate the lookup
+
+Levers
+  all at their built-in values
+
+Kernels: 1 key asked for 2 times
+  1 key served by acme 1.0 (tier fast, python)
+
+Basis
+  manifest: m/MODEL.toml
+  quant: nvfp4
+  profile: serve
+  as of: 2026-01-31
+  stage: loaded
+  set hash: abababababababababababababababababababababababababababababababab
+  kernel-muster: 0.1.0
+
+REFUSED: tiny on cpu: 1 finding to act on, 0 warnings, 0 notes"""
+    )
+
+
+def test_text_lists_what_refuses_before_warnings_and_notes_and_numbers_on() -> None:
+    text = render_text(report(finding("LATE_HIT", "note"), finding("STALE_WAIVER", "warn"), finding()))
+    places = [text.index(part) for part in ("  1. MISSING", "  2. STALE_WAIVER", "  3. LATE_HIT")]
+    assert places == sorted(places)
+
+
+def test_headline_of_a_degraded_pass_says_so_and_names_the_keys() -> None:
+    degraded = report(finding(allowed=True), finding(subject="acme::norm", allowed=True))
+    assert headline(degraded) == (
+        "PASSED, DEGRADED: tiny on cpu: absent and allowed by --dangerously-allow-unresolved: "
+        "acme::gemm, acme::norm; 0 warnings, 0 notes"
+    )
+    first, *_, last = render_text(degraded).splitlines()
+    assert first == last == headline(degraded)
+
+
+def test_headline_of_an_unfinished_build_never_says_passed() -> None:
+    assert headline(report(complete=False)).startswith("INCOMPLETE: tiny on cpu: the model was not built")
+
+
+def test_headline_names_architecture_and_device() -> None:
+    assert "on cuda:0 (sm_90a, NVIDIA H200):" in headline(report(target="cuda:0", arch="sm_90a", device="NVIDIA H200"))
+
+
+@pytest.mark.parametrize("render", [render_text, render_markdown])
+def test_renderers_give_printable_ascii_whatever_a_plugin_is_called(render: Any) -> None:
+    text_of = {"subject": "\u00e9\x1b[31m\u202e", "why": "caf\u00e9\nPASSED: \x07", "log": "\udcff\ttab"}
+    hostile = finding(where=("\u2028\nPASSED:",), remedies=("\nPASSED: ",), **text_of)
+    text = render(report(hostile), verbose=True)
+    assert text.isascii()
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert not any(line.startswith("PASSED") for line in text.splitlines())
+
+
+def test_text_says_value_origin_and_effect_of_levers_that_are_set() -> None:
+    rows = (lever(effect="kernel kept", origin="environment"), lever("MUSTER_B"), lever("MUSTER_C", value=None))
+    assert lever_text(rows[0]) == "MUSTER_NO_X=0 (environment) -> kernel kept"
+    text = render_text(report(levers=rows))
+    assert "  MUSTER_NO_X=0 (environment) -> kernel kept\n" in text
+    assert "MUSTER_B" not in text
+    assert "  MUSTER_C unset\n" in render_text(report(levers=rows), verbose=True)
+
+
+def test_text_marks_diagnostic_levers_that_are_set() -> None:
+    row = lever(value="v2", origin="given", diagnostic=True)
+    assert lever_text(row) == "MUSTER_NO_X=v2 (given) [diagnostic: not for serving]"
+
+
+def test_text_says_which_thresholds_were_measured_on_another_chip() -> None:
+    row = lever(evidence="GB10 (sm_121a, 48 SMs): 20 1.74x")
+    assert foreign_evidence(row, "sm_121a") == ""
+    assert foreign_evidence(row, "cpu") == ""
+    text = render_text(report(levers=(row,), target="sm_90a", arch="sm_90a"))
+    assert "thresholds measured on GB10 (sm_121a, 48 SMs), not on sm_90a; measure again: MUSTER_NO_X" in text
+
+
+def test_text_gives_reasons_of_waivers_and_all_rows_on_verbose_only() -> None:
+    waiver = WaiverRow(key="w4a4::gemm", reason="nobody ships it", where="MODEL.toml:9", until="2027-01-01")
+    full = report(waivers=(waiver,), kernels=(kernel(chain=("acme::fast", "acme::norm"), outcome="fallback"),))
+    short, long = render_text(full), render_text(full, verbose=True)
+    assert "Waived: 1 absent kernel (reasons: --verbose)\n  w4a4::gemm\n" in short
+    assert "nobody ships it" not in short
+    assert "w4a4::gemm: nobody ships it (MODEL.toml:9, until 2027-01-01)" in long
+    assert "KEY OR CHAIN" not in short
+    assert "acme::fast > acme::norm  required  fallback  acme::norm" in long
+    assert "acme::fast > acme::norm: acme::norm serves" in short
+
+
+def test_text_cuts_long_logs_and_says_where_the_rest_is() -> None:
+    long = finding(log="\n".join(f"line {n}" for n in range(MOST_LINES + 5)))
+    assert "... (5 more lines: --verbose, or --format json)" in render_text(report(long))
+    assert f"line {MOST_LINES + 4}" in render_text(report(long), verbose=True)
+
+
+def test_text_lists_consequences_under_their_cause() -> None:
+    cause = finding("PLUGIN_LOAD_FAILED", explains=("MISSING acme::gemm: asked for at x.py:1",))
+    assert "explains  MISSING acme::gemm: asked for at x.py:1" in render_text(report(cause))
+
+
+def test_text_sums_copies_of_weights_by_layout() -> None:
+    rows = [LayoutRow(weight=f"w{n}", layout="plain", size_bytes=1 << 30, reason="r", readers=()) for n in range(2)]
+    assert "Copies of weights: 2.0 GiB\n  plain: 2 weights, 2.0 GiB" in render_text(report(layouts=tuple(rows)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "folded"),
+    [
+        ((), ""),
+        (("lm_head",), "lm_head"),
+        (("layers.3.attn",), "layers.3.attn".replace(".attn", " attn")),
+        (("layers.3.attn", "layers.7.attn"), "layers.3,7 attn"),
+        (tuple(f"layers.{n}.attn" for n in (9, 3, 7, 1)), "layers.1..9 attn (4)"),
+        (("layers.0", "layers.1", "mtp.0.ffn.up"), "layers.0..1 (2), mtp.0 ffn.up"),
+        (("layers.0.attn", "layers.0.attn"), "layers.0 attn"),
+    ],
+)
+def test_fold_layers_keeps_the_count_and_loses_no_label(labels: tuple[str, ...], folded: str) -> None:
+    assert fold_layers(labels) == folded
+
+
+def test_plain_helpers_escape_and_keep_line_ends() -> None:
+    assert ascii_only("a\n\u00e9\t") == "a\n\\xe9\\t"
+    assert printable("\u00e9\x1b") == "\u00e9\\x1b"
+    assert [size_text(n) for n in (512, 2048, 3 << 30)] == ["512 B", "2.0 KiB", "3.0 GiB"]
+
+
+def test_markdown_takes_names_literally() -> None:
+    text = render_markdown(report(finding(subject="a`b", why="<script> *x* [y](z) | __init__", log="```\nend")))
+    assert "1. **MISSING** `a'b`" in text
+    assert "\\<script\\> \\*x\\* \\[y\\](z) \\| \\_\\_init\\_\\_" in text
+    assert "````text\n      ```\n      end\n      ````" in text
+    assert text.startswith("## REFUSED: tiny on cpu")
+
+
+def test_markdown_draws_tables_on_verbose() -> None:
+    text = render_markdown(report(kernels=(kernel(when="a|b"),)), verbose=True)
+    assert "| acme::norm | required | found | acme::norm | acme 1.0 (tier fast, python) | loaded | 2 |" in text
+    assert "a\\|b" in text
+
+
+def terminal(made: Report, **options: Any) -> str:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    print_report(made, stream, **options)
+    return stream.getvalue()
+
+
+def test_terminal_shows_the_same_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = terminal(report(finding(why="[bold]not markup[/]"), kernels=(kernel(),)), verbose=True)
+    assert "\x1b[" in text
+    for part in ("MISSING", "acme::gemm", "[bold]not markup[/]", "layers.0..39 attn (40)", "acme::norm"):
+        assert part in text
+
+
+def test_terminal_obeys_nothing_that_a_plugin_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = terminal(report(finding(subject="\x1b]0;title\x07", why="caf\u00e9")))
+    assert "\x1b]0" not in text
+    assert "\\x1b]0;title\\x07" in text
+    assert "caf\u00e9" in text
+
+
+def test_renderers_agree_on_the_first_line() -> None:
+    made = replace(report(finding()), model="m_1")
+    assert render_text(made).splitlines()[0] == headline(made)
+    assert render_markdown(made).splitlines()[0] == "## " + headline(made).replace("_", "\\_")
