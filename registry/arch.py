@@ -15,8 +15,8 @@ KNOWN_CAPABILITIES = (
     (7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1),
 )  # fmt: skip
 _FIRST_WITH = {"a": (9, 0), "f": (10, 0)}
-_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)\Z")
-_CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)(\+?)\Z")
+_ARCH = re.compile(r"sm_([1-9][0-9]*)([0-9])([af]?)\Z")
+_CODE = re.compile(r"(sm|compute)_([1-9][0-9]*)([0-9])([af]?)(\+?)\Z")
 _SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
 
 CodeKind = Literal["source", "cubin", "ptx", "host"]
