@@ -14,7 +14,9 @@ from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, dim_symbols
 from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel
 
-FAMILIES = sorted(module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg and module.name[0] != "_")
+FAMILIES = sorted(
+    module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg and module.name[0] != "_"
+)
 MODULES = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in FAMILIES]
 CONTRACTS = {contract.name: contract for module in MODULES for contract in module.muster_contracts()}
 SPECS = {spec.key: spec for module in MODULES for spec in module.muster_kernels() if "cpu" in spec.archs}
