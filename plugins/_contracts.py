@@ -120,7 +120,7 @@ def silu_mul_contract(name: str) -> Contract:
     return Contract(name, summary, Signature(params), _exact_silu_mul, cases, _SILU_TOLERANCE)
 
 
-def random_cu_rows(dims: Dims, rng: np.random.Generator) -> Array:
+def random_cu_rows(dims: Dims, rng: "np.random.Generator") -> Array:
     """Return offsets ``[S + 1]`` that share M rows out; of three sequences and more one is empty."""
     rows, sequences = dims["M"], dims["S"]
     if sequences == 0:
@@ -131,7 +131,7 @@ def random_cu_rows(dims: Dims, rng: np.random.Generator) -> Array:
     return np.concatenate([[0], inner, [rows]]).astype(np.int32)
 
 
-def random_slots(dims: Dims, rng: np.random.Generator) -> Array:
+def random_slots(dims: Dims, rng: "np.random.Generator") -> Array:
     """Return a slot of R for each of S sequences, in any order; of three and more the last is padding."""
     slots = rng.permutation(dims["R"])[: dims["S"]].astype(np.int32)
     slots[2:][-1:] = -1

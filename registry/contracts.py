@@ -48,7 +48,7 @@ class Contract:
     reference: Callable[[Arguments, Mapping[str, int]], Mapping[str, Any]]
     cases: tuple[Case, ...]
     tolerance: Tolerance
-    inputs: Callable[[Mapping[str, int], np.random.Generator], Arguments] | None = None
+    inputs: "Callable[[Mapping[str, int], np.random.Generator], Arguments] | None" = None
     scratch_bytes: Callable[[Mapping[str, int]], int] | None = None
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Contract:
         )
         return found
 
-    def arguments(self, case: Case, rng: np.random.Generator) -> Arguments:
+    def arguments(self, case: Case, rng: "np.random.Generator") -> Arguments:
         """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows."""
         made: Arguments = self.inputs(case.dims, rng) if self.inputs else {}
         for param in self.signature.params:
@@ -85,7 +85,7 @@ class Contract:
         return made
 
 
-def random_tensor(param: TensorParam, dims: Mapping[str, int], rng: np.random.Generator) -> Any:
+def random_tensor(param: TensorParam, dims: Mapping[str, int], rng: "np.random.Generator") -> Any:
     """Return a Gaussian input or a poisoned output (NaN, or the largest integer) for one parameter."""
     shape = tuple(evaluate_dim(dim, dims) for dim in param.shape)
     dtype = numpy_dtype(param.dtype.split("|")[0])
@@ -97,7 +97,7 @@ def random_tensor(param: TensorParam, dims: Mapping[str, int], rng: np.random.Ge
     return rng.standard_normal(shape).astype(dtype)
 
 
-def random_weight(param: WeightParam, dims: Mapping[str, int], rng: np.random.Generator) -> Any:
+def random_weight(param: WeightParam, dims: Mapping[str, int], rng: "np.random.Generator") -> Any:
     """Return a logical weight of Gaussian values: NVFP4 row-major, or BF16."""
     from kernel_muster.registry import nvfp4
     from kernel_muster.registry.weights import Bf16Weight

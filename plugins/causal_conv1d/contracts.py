@@ -69,11 +69,11 @@ def _exact_verify(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return _exact_rows(arguments, arguments["cu_rows"])
 
 
-def _inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     return {"slots": random_slots(dims, rng)}
 
 
-def _ragged_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _ragged_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     return {"slots": random_slots(dims, rng), "cu_rows": random_cu_rows(dims, rng)}
 
 

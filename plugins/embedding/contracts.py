@@ -13,7 +13,7 @@ def _exact_gather(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out": one_hot @ f64(arguments["table"])}
 
 
-def _ids(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _ids(dims: Dims, rng: "np.random.Generator") -> Arguments:
     ids = rng.integers(0, dims["V"], dims["M"], np.int32)
     ids[:2] = (0, dims["V"] - 1)[: ids.size]  # the first and the last row of the table
     return {"ids": ids}

@@ -116,7 +116,7 @@ def _exact_chunk(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return _exact_rows(arguments, dims, np.array([0, dims["M"]]))
 
 
-def _gates(rows: int, dims: Dims, rng: np.random.Generator) -> Arguments:
+def _gates(rows: int, dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Decay and beta between 0 and 1, some of them at an end: nothing forgotten, nothing learned."""
     shape = (rows, dims["value_heads"])
     decay, beta = rng.uniform(0.3, 1.0, shape).astype(np.float32), rng.random(shape).astype(np.float32)
@@ -124,18 +124,18 @@ def _gates(rows: int, dims: Dims, rng: np.random.Generator) -> Arguments:
     return {"decay": decay, "beta": beta}
 
 
-def _decode_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _decode_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     weight = (1.0 + 0.1 * rng.standard_normal(dims["value_dim"])).astype(np.float32)
     return {**_gates(dims["S"], dims, rng), "slots": random_slots(dims, rng), "norm_weight": weight}
 
 
-def _plain_decode_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _plain_decode_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     made = _decode_inputs(dims, rng)
     del made["norm_weight"]
     return made
 
 
-def _ragged_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _ragged_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     return {
         **_gates(dims["M"], dims, rng),
         "slots": random_slots(dims, rng),
@@ -143,7 +143,7 @@ def _ragged_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
     }
 
 
-def _chunk_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _chunk_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     return {**_gates(dims["M"], dims, rng), "slots": rng.integers(0, dims["R"], 1, np.int32)}
 
 

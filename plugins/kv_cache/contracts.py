@@ -22,7 +22,7 @@ def _placed(one_hot: F64, rows: Array, cache: Array) -> F64:
     return placed
 
 
-def _slots(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _slots(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Different places in any order, among them the first and the last; every fifth row is not kept."""
     count = dims["P"] * dims["B"]
     slots = rng.permutation(count)[: dims["M"]].astype(np.int32)

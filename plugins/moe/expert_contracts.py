@@ -75,12 +75,12 @@ def _dims(tokens: int, experts: int, choices: int, hidden: int, intermediate: in
 _GROUPED_CASES = _cases((0, 1, 2, 17, 33))
 
 
-def _scaled(rng: np.random.Generator, *shape: int) -> Any:
+def _scaled(rng: "np.random.Generator", *shape: int) -> Any:
     """BF16 Gaussians whose dot product with a unit Gaussian row is a unit Gaussian."""
     return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(numpy_dtype("bf16"))
 
 
-def _routing(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _routing(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Ids, the order they give, and weights that sum to 1: who needs which picks it."""
     ids = random_ids(dims, rng)
     slots, offsets = exact_sort(ids, dims["E"])
@@ -96,7 +96,7 @@ def _routing(dims: Dims, rng: np.random.Generator) -> Arguments:
 def _inputs(name: str, shape: tuple[str, ...], *routing: str) -> Any:
     """Return an ``inputs`` function: one scaled tensor, and the named parts of a routing."""
 
-    def make(dims: Dims, rng: np.random.Generator) -> Arguments:
+    def make(dims: Dims, rng: "np.random.Generator") -> Arguments:
         parts = _routing(dims, rng)
         sizes = {**dims, "S": dims["M"] * dims["T"]}
         return {name: _scaled(rng, *(sizes[dim] for dim in shape)), **{part: parts[part] for part in routing}}

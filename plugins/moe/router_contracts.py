@@ -109,7 +109,7 @@ ROUTER_LOGITS = Contract(
 )
 
 
-def random_ids(dims: Dims, rng: np.random.Generator) -> Array:
+def random_ids(dims: Dims, rng: "np.random.Generator") -> Array:
     """Draw ``[M, T]`` different experts a token, low ones far more often, so that some expert has none."""
     order = rng.random((dims["M"], dims["E"])) ** (1.0 + np.arange(dims["E"]))
     return np.argsort(-order, axis=1)[:, : dims["T"]].astype(np.int32)

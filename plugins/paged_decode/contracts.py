@@ -27,7 +27,7 @@ ATTENTION_TOLERANCE = Tolerance(
 )
 
 
-def paged_context(dims: Dims, rng: np.random.Generator, lengths: Array) -> Arguments:
+def paged_context(dims: Dims, rng: "np.random.Generator", lengths: Array) -> Arguments:
     """Return caches, table and lengths: pages in any order, NaN and page -1 wherever no token of a context stands.
 
     Two sequences may share a page, as those with a common prefix do, when there are fewer pages than entries.
@@ -69,7 +69,7 @@ def _exact_decode(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out": np.array(rows).reshape(arguments["q"].shape)}
 
 
-def _context(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _context(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """The first context is the longest, every third is empty."""
     lengths = rng.integers(1, dims["longest"] + 1, dims["S"])
     lengths[:1] = dims["longest"]

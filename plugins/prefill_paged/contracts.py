@@ -28,7 +28,7 @@ def _exact_prefill(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out": np.array(rows).reshape(q.shape)}
 
 
-def _context(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _context(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Every second sequence has ``before`` tokens ahead of its rows."""
     cu_rows = random_cu_rows(dims, rng)
     before = np.where(np.arange(dims["S"]) % 2 == 0, dims["before"], 0)

@@ -51,7 +51,7 @@ def _exact_quantize(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     }
 
 
-def _weights(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _weights(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Rows of very different size, so that block scales reach their subnormals and zero."""
     size = 2.0 ** -rng.integers(0, 24, (dims["N"], dims["K"] // nvfp4.GROUP))
     values = rng.standard_normal((dims["N"], dims["K"])) * np.repeat(size, nvfp4.GROUP, axis=1)
@@ -87,7 +87,7 @@ def _exact_transpose(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out_packed": arguments["packed"].T, "out_block_scale": arguments["block_scale"].T}
 
 
-def _bytes(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _bytes(dims: Dims, rng: "np.random.Generator") -> Arguments:
     shapes = {"packed": (dims["N"], 8 * dims["G"]), "block_scale": (dims["N"], dims["G"])}
     return {name: rng.integers(0, 256, shape, np.uint8) for name, shape in shapes.items()}
 

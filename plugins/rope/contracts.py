@@ -59,14 +59,14 @@ def _axis(index: int, section_h: int, section_w: int) -> int:
     return 1 if place == 1 and group < section_h else 2 if place == 2 and group < section_w else 0
 
 
-def _positions(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _positions(dims: Dims, rng: "np.random.Generator") -> Arguments:
     positions = rng.integers(0, 40_000, dims["M"], np.int32)
     positions[:1] = 0
     positions[1:2] = 262_143  # the last position of these models' context
     return {"positions": positions}
 
 
-def _grid_positions(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _grid_positions(dims: Dims, rng: "np.random.Generator") -> Arguments:
     return {"positions": rng.integers(0, 4096, (3, dims["M"]), np.int32)}
 
 

@@ -41,7 +41,7 @@ def _exact_sample(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out": np.array(tokens, np.int32)}
 
 
-def _sample_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _sample_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Peaked logits, rows with each limit on and off, ``top_p`` and ``uniform`` in the middle between two edges."""
     rows, width = dims["M"], dims["V"]
     logits = (4.0 * rng.standard_normal((rows, width))).astype(numpy_dtype("bf16"))
@@ -62,7 +62,7 @@ def _sample_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
     return made
 
 
-def _middle(probabilities: F64, rng: np.random.Generator) -> float:
+def _middle(probabilities: F64, rng: "np.random.Generator") -> float:
     """Return the middle of the interval that one of the three likeliest has of the sum."""
     chosen = int(rng.integers(min(3, len(probabilities))))
     return float(np.sum(probabilities[:chosen]) + probabilities[chosen] / 2)
@@ -141,7 +141,7 @@ def _exact_verify(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out_accepted": np.cumprod(holds, axis=1).sum(axis=1)}
 
 
-def _drafts(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _drafts(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Row by row: all right, a wrong one at a random place, one missing; after a wrong one some are right again."""
     target = rng.integers(0, 1000, (dims["S"], dims["n"] + 1), np.int32)
     draft = target[:, : dims["n"]].copy()

@@ -35,7 +35,7 @@ def _exact_gates(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     return {"out_decay": decay, "out_beta": exact_sigmoid(f64(arguments["b"]))}
 
 
-def _gate_inputs(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _gate_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Rates and biases as these models start from: a rate of 0 to 16, a bias of about one."""
     rates, bias = rng.uniform(0.01, 16.0, dims["Hv"]), 1.0 + rng.standard_normal(dims["Hv"])
     return {"a_log": np.log(rates).astype(np.float32), "dt_bias": bias.astype(np.float32)}
