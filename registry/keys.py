@@ -37,12 +37,13 @@ def parse_key(text: str) -> KernelKey:
     return key
 
 
-def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known names that look most like ``name``, best first."""
-    return difflib.get_close_matches(name, sorted(set(known)), n=most, cutoff=0.72)
+def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "") -> list[str]:
+    """Return the known names that look most like ``name``, best first; a prefix of all names does not count."""
+    bare = sorted({other.removeprefix(prefix) for other in known})
+    return [prefix + other for other in difflib.get_close_matches(name.removeprefix(prefix), bare, n=most, cutoff=0.72)]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return ``; did you mean ...?``, or an empty string."""
-    names = near(name, known)
+    names = near(name, known, prefix=prefix)
     return f"; did you mean {' or '.join(names)}?" if names else ""

@@ -200,7 +200,7 @@ def _unknown(name: str, origin: Origin, table: Mapping[str, Lever], removed: Map
     return Finding(
         "UNKNOWN_LEVER",
         name,
-        f"nobody declares a lever {name}{did_you_mean(name, table)}",
+        f"nobody declares a lever {name}{did_you_mean(name, table, PREFIX)}",
         (origin,),
         ("correct the name, or unset it", "muster levers lists all of them"),
     )

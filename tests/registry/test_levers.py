@@ -1,0 +1,203 @@
+"""Levers: one grammar, one precedence, and a finding for everything that is wrong anywhere."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_muster.registry.levers import CORE_LEVERS, Lever, is_lever_noise, read_levers
+
+FAST = Lever(name="MUSTER_FAST", kind="bool", default=False, doc="Fast.", conflicts=("MUSTER_SLOW",))
+SLOW = Lever(name="MUSTER_SLOW", kind="bool", default=True, doc="Slow by default.")
+SIZE = Lever(name="MUSTER_SIZE", kind="int", default=4, minimum=-2, maximum=64, doc="Size.")
+OPEN = Lever(name="MUSTER_OPEN", kind="int", default=None, doc="Any integer.")
+MODE = Lever(name="MUSTER_MODE", kind="enum", default="auto", choices=("auto", "tiled"), doc="Mode.")
+NAME = Lever(name="MUSTER_NAME", kind="text", default=None, doc="Name.")
+TABLE = (*CORE_LEVERS, FAST, SLOW, SIZE, OPEN, MODE, NAME)
+
+
+def read(*sources, **options):
+    return read_levers(TABLE, sources, **options)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "on", "TRUE", "On", " 1 "])
+def test_bool_that_is_on(text):
+    assert FAST.parse(text) is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "off", "OFF", False])
+def test_bool_that_is_off_zero_included(text):
+    assert FAST.parse(text) is False
+
+
+@pytest.mark.parametrize(
+    ("lever", "raw"),
+    [
+        *((FAST, raw) for raw in ("yes", "no", "2", "", "y", "01", 2, 1.0, None, "tru")),
+        *((SIZE, raw) for raw in ("65", "-3", "4.0", "0x10", "1e1", "", "four", "4 5", True, 4.0, "9" * 30, "٤")),
+        *((OPEN, raw) for raw in ("1_000", "--1", "+", "1" * 19, None)),
+        *((MODE, raw) for raw in ("Auto", "wide", "", "auto|tiled", 1, None)),
+        *((NAME, raw) for raw in (1, True, None, 1.5)),
+    ],
+)  # fmt: skip
+def test_value_outside_the_grammar_is_refused_with_the_grammar(lever, raw):
+    with pytest.raises(ValueError, match="is not") as caught:
+        lever.parse(raw)
+    assert lever.grammar in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lever", "raw", "value"),
+    [(SIZE, "-2", -2), (SIZE, "+64", 64), (SIZE, 7, 7), (SIZE, "007", 7), (OPEN, "-99", -99), (MODE, "tiled", "tiled"),
+     (NAME, " a,b ", "a,b"), (FAST, True, True)],
+)  # fmt: skip
+def test_value_inside_the_grammar_is_read(lever, raw, value):
+    found = lever.parse(raw)
+    assert (found, type(found)) == (value, type(value))
+
+
+@given(st.text(max_size=12) | st.integers() | st.floats() | st.booleans() | st.none())
+def test_any_value_is_read_or_refused_and_never_anything_else(raw):
+    for lever in TABLE:
+        try:
+            value = lever.parse(raw)
+        except ValueError:
+            continue
+        assert type(value) is {"bool": bool, "int": int, "enum": str, "text": str}[lever.kind]
+
+
+def test_first_source_that_sets_a_lever_wins():
+    environment, manifest = {"MUSTER_SIZE": "8"}, {"MUSTER_SIZE": 16, "MUSTER_MODE": "tiled"}
+    levers, findings = read(("environment", environment), ("manifest", manifest), ("table", {"MUSTER_OPEN": 3}))
+    assert findings == []
+    said = {s.lever.name: (s.value, s.origin) for s in levers.settings}
+    assert said["MUSTER_SIZE"] == (8, "environment")
+    assert said["MUSTER_MODE"] == ("tiled", "manifest")
+    assert said["MUSTER_OPEN"] == (3, "table")
+    assert said["MUSTER_FAST"] == (False, "built-in")
+
+
+def test_value_equal_to_the_default_still_beats_a_later_source():
+    levers, _ = read(("environment", {"MUSTER_SIZE": "4"}), ("manifest", {"MUSTER_SIZE": 16}))
+    assert (levers["MUSTER_SIZE"], levers.setting("MUSTER_SIZE").origin) == (4, "environment")
+
+
+def test_zero_in_the_environment_beats_a_manifest_that_turns_it_on():
+    levers, _ = read(("environment", {"MUSTER_FAST": "0"}), ("manifest", {"MUSTER_FAST": True}))
+    assert levers.flag("MUSTER_FAST") is False
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t\n"])
+def test_empty_value_is_unset(empty):
+    levers, findings = read(
+        ("environment", {"MUSTER_SIZE": empty, "MUSTER_FAST": empty}), ("manifest", {"MUSTER_SIZE": 9})
+    )
+    assert findings == []
+    assert levers["MUSTER_SIZE"] == 9
+
+
+def test_unknown_lever_is_a_finding_with_a_suggestion_and_its_origin():
+    _, (found,) = read(("environment", {"MUSTER_SIZ": "1"}))
+    assert (found.code, found.subject, found.where) == ("UNKNOWN_LEVER", "MUSTER_SIZ", ("environment",))
+    assert "did you mean MUSTER_SIZE?" in found.why
+
+
+def test_variables_of_others_are_not_levers():
+    _, findings = read(("environment", {"PATH": "/bin", "MUSTERD_X": "1", "muster_size": "junk", "XMUSTER_SIZE": "x"}))
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MUSTER_SERVICE_HOST", "MUSTER_SERVICE_PORT", "MUSTER_SERVICE_PORT_HTTP", "MUSTER_PORT", "MUSTER_PORT_80_TCP_ADDR",
+     "MUSTER_API_SERVICE_HOST", "MUSTER_API_PORT_443_TCP"],
+)  # fmt: skip
+def test_service_variables_of_a_container_platform_are_noise(name):
+    assert is_lever_noise(name)
+    assert read(("environment", {name: "tcp://10.0.0.1:80"}))[1] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["MUSTER_SIZE", "MUSTER_SUPPORT", "MUSTER_IMPORTANT", "MUSTER_SERVICE_HOSTS", "MUSTER_PORTS"]
+)
+def test_name_that_only_resembles_noise_is_a_lever(name):
+    assert not is_lever_noise(name)
+
+
+def test_no_declared_lever_is_noise():
+    assert not [lever.name for lever in TABLE if is_lever_noise(lever.name)]
+
+
+def test_removed_lever_names_its_replacement():
+    _, (found,) = read(("environment", {"MUSTER_OLD": "1"}), removed={"MUSTER_OLD": "MUSTER_MODE=tiled"})
+    assert (found.code, found.subject) == ("REMOVED_LEVER", "MUSTER_OLD")
+    assert found.remedies == ("use MUSTER_MODE=tiled instead",)
+
+
+def test_everything_wrong_in_any_source_is_said_at_once():
+    _, findings = read(
+        ("environment", {"MUSTER_SIZE": "8", "MUSTER_NOPE": "1", "MUSTER_FAST": "yes"}),
+        ("manifest", {"MUSTER_SIZE": 999, "MUSTER_MODE": "wide"}),
+    )
+    assert [(f.code, f.subject, f.where) for f in findings] == [
+        ("BAD_LEVER", "MUSTER_FAST", ("environment",)),
+        ("UNKNOWN_LEVER", "MUSTER_NOPE", ("environment",)),
+        ("BAD_LEVER", "MUSTER_MODE", ("manifest",)),
+        ("BAD_LEVER", "MUSTER_SIZE", ("manifest",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "conflict"),
+    [
+        ({"MUSTER_FAST": "1", "MUSTER_SLOW": "1"}, True),
+        ({"MUSTER_FAST": "1", "MUSTER_SLOW": "0"}, False),
+        ({"MUSTER_FAST": "0", "MUSTER_SLOW": "1"}, False),
+        ({"MUSTER_FAST": "1"}, False),  # MUSTER_SLOW is on by default only
+    ],
+)
+def test_conflict_is_two_levers_both_set_on_purpose_and_both_on(values, conflict):
+    _, findings = read(("environment", values))
+    assert [f.code for f in findings] == (["LEVER_CONFLICT"] if conflict else [])
+
+
+def test_conflict_across_sources_names_both_origins():
+    _, (found,) = read(("environment", {"MUSTER_FAST": "1"}), ("manifest", {"MUSTER_SLOW": True}))
+    assert found.where == ("environment", "manifest")
+    assert "MUSTER_FAST=True contradicts MUSTER_SLOW=True" in found.why
+
+
+def test_snapshot_does_not_follow_its_source():
+    values = {"MUSTER_SIZE": "8"}
+    levers, _ = read(("given", values))
+    values["MUSTER_SIZE"] = "9"
+    assert levers["MUSTER_SIZE"] == 8
+    with pytest.raises(TypeError):
+        levers["MUSTER_SIZE"] = 9
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"name": "FAST"}, "does not match"),
+        ({"name": "MUSTER_fast"}, "does not match"),
+        ({"kind": "float"}, "expected bool, int, enum or text"),
+        ({"kind": "enum"}, "enum needs them"),
+        ({"choices": ("a",)}, "enum needs them"),
+        ({"doc": " "}, "doc is empty"),
+    ],
+)
+def test_malformed_declaration_is_named(options, problem):
+    lever = Lever(**({"name": "MUSTER_X", "kind": "bool", "default": False, "doc": "X."} | options))
+    assert problem in "; ".join(lever.problems())
+
+
+@pytest.mark.parametrize("lever", TABLE, ids=lambda lever: lever.name)
+def test_default_of_every_lever_fits_its_own_grammar(lever):
+    assert lever.problems() == []
+    if lever.default is not None:
+        assert lever.parse(lever.default) == lever.default
+
+
+def test_effect_is_told_in_words():
+    kill = Lever(name="MUSTER_NO_X", kind="bool", default=False, doc="Kill.", effects={False: "kept", True: "dropped"})
+    levers, _ = read_levers([kill], [("given", {"MUSTER_NO_X": "0"})])
+    assert levers.setting("MUSTER_NO_X").effect == "kept"
