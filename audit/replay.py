@@ -34,10 +34,6 @@ class TracedKernel:
     name: str
     source_sha256: str
 
-    def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
-        """Refuse."""
-        raise UsageError("a kernel from a trace cannot be launched")
-
 
 def replay(
     trace: Trace,

@@ -5,30 +5,19 @@ from typing import Any, NoReturn
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.errors import ContractError, NullKernelError
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.running import Launch, Runner
 from kernel_muster.registry.specs import KernelSpec, Provider
-
-
-class PreparedLaunch:
-    """A launch whose arguments were checked once."""
-
-    __slots__ = ("_arguments", "_dims", "_empty", "_spec")
-
-    def __init__(self, spec: KernelSpec, arguments: dict[str, Any], dims: dict[str, int], empty: bool) -> None:
-        self._spec, self._arguments, self._dims, self._empty = spec, arguments, dims, empty
-
-    def __call__(self, stream: object | None = None) -> None:
-        """Enqueue the kernel; an empty launch does nothing."""
-        if not self._empty:
-            self._spec.backend.launch(self._arguments, self._dims, stream)
 
 
 class Handle:
     """A kernel that was found: truthy, and callable with the arguments of its contract."""
 
-    __slots__ = ("contract", "key", "provider", "spec")
+    __slots__ = ("_runner", "contract", "key", "provider", "spec")
 
-    def __init__(self, key: KernelKey, spec: KernelSpec, contract: Contract, provider: Provider) -> None:
-        self.key, self.spec, self.contract, self.provider = key, spec, contract, provider
+    def __init__(
+        self, key: KernelKey, spec: KernelSpec, contract: Contract, provider: Provider, runner: Runner
+    ) -> None:
+        self.key, self.spec, self.contract, self.provider, self._runner = key, spec, contract, provider, runner
 
     def __bool__(self) -> bool:
         return True
@@ -47,11 +36,19 @@ class Handle:
             return weight
         return self.spec.prepare(weight)
 
-    def prepare(self, *args: Any, **kwargs: Any) -> PreparedLaunch:
-        """Check the arguments once and return a launch that only enqueues; ContractError names what does not fit."""
+    def prepare(self, *args: Any, overlap: bool = False, **kwargs: Any) -> Launch:
+        """Check the arguments once and return ``launch(stream=None)``, which only enqueues.
+
+        It holds on to the arguments' memory, not to their values: what they hold when it runs is what counts. An
+        empty launch does nothing. With ``overlap`` the kernel may begin while the launch before it on the stream still
+        runs (programmatic dependent launch, sm_90 and newer): only where that launch writes no weight of this one.
+        ContractError names what does not fit.
+        """
         bound = self.contract.signature.bind(str(self.key), args, kwargs)
         self._check_layouts(bound.arguments)
-        return PreparedLaunch(self.spec, bound.arguments, bound.dims, bound.is_empty)
+        if bound.is_empty:
+            return _launch_nothing
+        return self._runner.prepare(str(self.key), self.spec, bound, overlap=overlap)
 
     def __call__(self, *args: Any, stream: object | None = None, **kwargs: Any) -> None:
         """Check the arguments and launch; outputs are arguments and nothing is returned."""
@@ -65,6 +62,10 @@ class Handle:
                 raise ContractError(
                     f"{self.key}: {name} has weight layout {layout}, expected {wanted}; use handle.prepare_weight"
                 )
+
+
+def _launch_nothing(stream: object | None = None) -> None:
+    """Launch nothing: no output has an element."""
 
 
 class NullHandle:

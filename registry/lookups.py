@@ -19,6 +19,7 @@ from kernel_muster.registry.layouts import LayoutPlan
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
 from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry, LookupKind, Phase
+from kernel_muster.registry.running import HostRunner, NoRunner, Runner
 from kernel_muster.registry.selection import Selector
 from kernel_muster.registry.sites import is_marked, site_name
 from kernel_muster.registry.target import Target
@@ -77,10 +78,12 @@ class LookupSession:
         *,
         raises: bool = False,
         excused: Callable[[KernelKey], str] = lambda key: "",
+        runner: Runner | None = None,
     ) -> None:
         self.catalog, self.target, self.levers = catalog, target, levers
         self.selector = Selector(catalog, target, levers)
         self.layouts = LayoutPlan()
+        self.runner: Runner = runner or (HostRunner() if target.is_cpu else NoRunner())
         self.raises = raises
         self.sealed = False
         self.lock = threading.RLock()
@@ -181,7 +184,8 @@ class LookupSession:
             self._log.debug("lookup.decided", key=str(key), found=decision.chosen is not None, reason=decision.reason)
             if decision.chosen is not None:
                 spec, provider = decision.chosen.spec, decision.chosen.provider
-                return Handle(key, spec, self.catalog.contracts[spec.contract], provider)
+                self.runner.start(spec)
+                return Handle(key, spec, self.catalog.contracts[spec.contract], provider, self.runner)
         first = self.selector.decide(record.members[0])
         excuses = [self._excused(key) for key in record.members]
         return NullHandle(first.key, first.reason, record.site, "; ".join(excuses) if all(excuses) else "")

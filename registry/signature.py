@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
+from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.dtypes import DTYPE_NAMES, numpy_dtype
 from kernel_muster.registry.errors import ContractError
 
@@ -109,6 +110,7 @@ class Bound:
 
     arguments: dict[str, Any]
     dims: dict[str, int]
+    views: dict[str, ArrayView]
     is_empty: bool  # no output has an element: nothing to launch
 
 
@@ -155,6 +157,7 @@ class Signature:
         """Match arguments to parameters and check every one; ContractError names what does not fit."""
         arguments = self._by_name(owner, args, kwargs)
         dims: dict[str, int] = {}
+        views: dict[str, ArrayView] = {}
         for param in self.params:
             value = arguments[param.name]
             if isinstance(param, ScalarParam):
@@ -164,7 +167,7 @@ class Signature:
             elif value is None and isinstance(param, TensorParam) and param.optional:
                 continue
             elif isinstance(param, TensorParam):
-                _check_tensor(owner, param, value, dims)
+                views[param.name] = _check_tensor(owner, param, value, dims)
             else:
                 _check_weight(owner, param, value, dims)
         for param in self.params:
@@ -178,8 +181,8 @@ class Signature:
             value, most = evaluate_dim(expression, dims), evaluate_dim(largest, dims)
             if value > most:
                 raise ContractError(f"{owner}: {expression} is {value}, expected at most {_eq(largest, most)}")
-        outputs = [arguments[param.name] for param in self.outputs]
-        return Bound(arguments, dims, all(output is None or output.size == 0 for output in outputs))
+        is_empty = all(views[param.name].size == 0 for param in self.outputs if param.name in views)
+        return Bound(arguments, dims, views, is_empty)
 
     def _by_name(self, owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.names):
@@ -233,16 +236,19 @@ def _is_number(value: Any, whole: bool) -> bool:
         return False
 
 
-def _check_tensor(owner: str, param: TensorParam, value: Any, dims: dict[str, int]) -> None:
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        raise ContractError(f"{owner}: {param.name} is {type(value).__name__}, expected an array of {param.dtype}")
-    if value.dtype not in [numpy_dtype(dtype) for dtype in param.dtype.split("|")]:
-        raise ContractError(f"{owner}: {param.name} has dtype {value.dtype}, expected {param.dtype}")
-    if value.size and value.shape and value.shape[-1] > 1 and value.strides[-1] != value.dtype.itemsize:
-        raise ContractError(f"{owner}: {param.name} has strides {value.strides}, expected a contiguous last axis")
-    if param.role != "in" and isinstance(value, np.ndarray) and not value.flags.writeable:
+def _check_tensor(owner: str, param: TensorParam, value: Any, dims: dict[str, int]) -> ArrayView:
+    try:
+        view = view_of(value)
+    except ContractError as error:
+        raise ContractError(f"{owner}: {param.name} {error}, expected an array of {param.dtype}") from None
+    if view.dtype not in [numpy_dtype(dtype) for dtype in param.dtype.split("|")]:
+        raise ContractError(f"{owner}: {param.name} has dtype {view.dtype}, expected {param.dtype}")
+    if view.size and view.shape and view.shape[-1] > 1 and view.strides[-1] != view.dtype.itemsize:
+        raise ContractError(f"{owner}: {param.name} has strides {view.strides}, expected a contiguous last axis")
+    if param.role != "in" and not view.is_writable:
         raise ContractError(f"{owner}: {param.name} is read-only, expected an array to write")
-    _bind_names(owner, param, tuple(value.shape), dims)
+    _bind_names(owner, param, view.shape, dims)
+    return view
 
 
 def _check_weight(owner: str, param: WeightParam, value: Any, dims: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard
 
 from kernel_muster.registry.arch import CodeArch, parse_code_arch
 from kernel_muster.registry.keys import KernelKey, parse_key
@@ -17,7 +17,6 @@ Stage = Literal["registered", "compiled", "loaded", "proven"]
 STAGES: tuple[Stage, ...] = ("registered", "compiled", "loaded", "proven")
 
 
-@runtime_checkable
 class Backend(Protocol):
     """How a spec's code is reached. ``name`` goes into reports and the set hash."""
 
@@ -29,8 +28,22 @@ class Backend(Protocol):
     def source_sha256(self) -> str:
         """The digest of the bytes whose change makes this another kernel."""
 
+
+class HostBackend(Backend, Protocol):
+    """A backend that runs in this process."""
+
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
-        """Enqueue the kernel on arguments that the contract has checked."""
+        """Run the kernel on arguments that the contract has checked."""
+
+
+def is_backend(value: object) -> bool:
+    """Whether a value looks like a backend; its digest, which reads files, is not computed."""
+    return all(inspect.getattr_static(value, name, None) is not None for name in ("name", "source_sha256"))
+
+
+def is_host_backend(backend: Backend) -> TypeGuard[HostBackend]:
+    """Whether a backend runs in this process."""
+    return hasattr(backend, "launch")
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ class KernelSpec:
             found.extend(error for entry in self.archs if (error := _error(parse_code_arch, entry)))
         if self.tier not in ("fast", "reference"):
             found.append(f"tier is {self.tier!r}, expected 'fast' or 'reference'")
-        if not isinstance(self.backend, Backend):
+        if not is_backend(self.backend):
             found.append(f"backend is {type(self.backend).__name__}, expected a Backend such as PythonKernel")
         if self.prepare is not None and self.weight_layout is None:
             found.append("prepare is given without weight_layout")

@@ -1,0 +1,101 @@
+"""CUDA C++ kernels: what a spec says of its source, and how one launch follows from checked arguments."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from kernel_muster.registry.arch import Arch
+from kernel_muster.registry.arrays import ArrayView
+from kernel_muster.registry.backends.closure import read_closure
+from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
+from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.specs import Backend
+
+Extent = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One launch: entry point, grid, and the values of its parameters in order.
+
+    ``arguments`` are array views (passed as pointers) and numbers. ``block`` None is the entry's launch bound. A
+    ``cluster`` is for kernels that have none compiled in.
+    """
+
+    entry: str
+    grid: Extent
+    arguments: tuple[Any, ...]
+    block: Extent | None = None
+    dynamic_shared_bytes: int = 0
+    cluster: Extent | None = None
+
+
+class DeviceBackend(Protocol):
+    """A backend whose code is compiled for an architecture and launched through the driver."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name: ``cuda_cpp``."""
+
+    @property
+    def source_sha256(self) -> str:
+        """The digest of the bytes whose change makes this another kernel."""
+
+    @property
+    def strided(self) -> frozenset[str]:
+        """Parameters that may have gaps between rows; all others are contiguous."""
+
+    def request(self, arch: Arch) -> BuildRequest:
+        """Return what must be built for an architecture."""
+
+    def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+        """Return the launch for checked arguments; ContractError where they do not suit this kernel."""
+
+
+def is_device_backend(backend: Backend) -> TypeGuard[DeviceBackend]:
+    """Whether a backend is compiled for a device."""
+    return hasattr(backend, "request") and hasattr(backend, "plan")
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """A kernel whose CUDA C++ source we compile.
+
+    ``source`` may include headers of its own folder and of ``include_dirs``. One source may serve several keys:
+    equal requests are built once. ``planner(bound, entries)`` chooses entry point and grid; ``entries`` holds what
+    each entry point of the built code needs, its launch bound and cluster among it. ``strided`` names parameters
+    whose rows may have gaps.
+    """
+
+    source: Path
+    entries: tuple[EntryPoint, ...]
+    planner: Callable[[Bound, Mapping[str, EntryResources]], LaunchPlan]
+    include_dirs: tuple[Path, ...] = ()
+    options: tuple[str, ...] = ()
+    strided: frozenset[str] = frozenset()
+    name: str = "cuda_cpp"
+
+    @cached_property
+    def source_sha256(self) -> str:
+        """The digest of the source, of all headers of its own, and of the options."""
+        closure = read_closure(self.source, self.include_dirs)
+        digest = hashlib.sha256("\0".join(self.options).encode())
+        for file in (closure.source, *closure.headers):
+            digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.text).digest())
+        return digest.hexdigest()
+
+    def request(self, arch: Arch) -> BuildRequest:
+        """Return what must be built for an architecture."""
+        return BuildRequest(self.source.name, self.source, arch, self.entries, self.options, self.include_dirs)
+
+    def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+        """Return the launch for checked arguments."""
+        return self.planner(bound, entries)
+
+
+def row_stride(view: ArrayView) -> int:
+    """Return the distance of two rows of a matrix in elements."""
+    return view.strides[0] // view.dtype.itemsize if view.shape[0] > 1 else view.shape[1]

@@ -1,0 +1,82 @@
+"""Runners: how a handle's checked arguments become a launch, on the host or on a device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.errors import ContractError, MusterError
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.specs import KernelSpec, Stage, is_host_backend
+
+
+class Launch(Protocol):
+    """A launch whose arguments were checked: calling it only enqueues."""
+
+    def __call__(self, stream: object | None = None) -> None:
+        """Enqueue on a stream; None is CuPy's current one."""
+
+
+@dataclass(frozen=True)
+class BuildState:
+    """How far one spec has come in this boot, and what stopped it."""
+
+    stage: Stage
+    failure: Finding | None = None
+    resources: Mapping[str, EntryResources] = field(default_factory=dict)
+    digest: str = ""
+    compiler: str = ""
+
+
+class Runner(Protocol):
+    """Prepares launches for one target."""
+
+    def start(self, spec: KernelSpec) -> None:
+        """Begin whatever must happen before a spec can be launched."""
+
+    def state(self, spec: KernelSpec) -> BuildState:
+        """Wait for a spec and say how far it has come."""
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+        """Return a launch of checked arguments that only enqueues."""
+
+
+class HostRunner:
+    """Runs Python kernels in this process. There are no streams, and nothing to build."""
+
+    def start(self, spec: KernelSpec) -> None:
+        """Do nothing: a host kernel is loaded with its plugin."""
+
+    def state(self, spec: KernelSpec) -> BuildState:
+        """Return the stage: a host kernel that was selected can be called."""
+        return BuildState("loaded")
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+        """Return a call of the kernel's function; ContractError for an array that is not host memory."""
+        backend = spec.backend
+        if not is_host_backend(backend):
+            raise MusterError(f"{owner}: backend {backend.name} does not run on the host")
+        for name, view in bound.views.items():
+            if view.device >= 0:
+                raise ContractError(f"{owner}: {name} lies on cuda:{view.device}, expected host memory")
+
+        def launch(stream: object | None = None) -> None:
+            backend.launch(bound.arguments, bound.dims, stream)
+
+        return launch
+
+
+class NoRunner:
+    """Stands where there is an architecture and no device: kernels are selected, none can be called."""
+
+    def start(self, spec: KernelSpec) -> None:
+        """Do nothing."""
+
+    def state(self, spec: KernelSpec) -> BuildState:
+        """Return the lowest stage."""
+        return BuildState("registered")
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+        """Refuse."""
+        raise MusterError(f"{owner}: this boot has an architecture as its target, and no device to launch on")
