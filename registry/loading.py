@@ -117,7 +117,7 @@ def _unknown_hooks(name: str, where: str, plugin: object) -> list[Finding]:
         if marked and hook not in HOOKS:
             why = f"{hook} is no hook{did_you_mean(hook, HOOKS)}"
             remedies = (f"hooks are {', '.join(HOOKS)}",)
-        elif not marked and member in HOOKS and isinstance(value, FunctionType):
+        elif not marked and member in HOOKS and callable(value):
             why, remedies = (
                 f"{member} is not marked as a hook, so that it would never run",
                 ("mark it @km.hookimpl",),

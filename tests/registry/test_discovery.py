@@ -1,0 +1,401 @@
+"""Discovery: each plugin in a transaction, every way of being broken a finding, and no order that matters."""
+
+import itertools
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import kernel_muster as km
+import numpy as np
+import pytest
+from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.watch import cause_chain, watched
+
+
+def contract(name="acme_c"):
+    signature = km.Signature((km.TensorParam("out", "f32", ("M",), role="out"),))
+    case, exact = km.Case("one", {"M": 1}), km.Tolerance(0, 0, "zeros are exact")
+    return km.Contract(
+        name=name, summary="zeros", signature=signature, cases=(case,), tolerance=exact,
+        reference=lambda arguments, dims: {"out": np.zeros(dims["M"])},
+    )  # fmt: skip
+
+
+def spec(key="acme::mul", **options):
+    options = {"contract": "acme_c", "archs": ("cpu",), "backend": km.PythonKernel(print)} | options
+    return km.KernelSpec(key=key, **options)
+
+
+def plugin(name="acme_module", marker=km.hookimpl, **hooks):
+    module = ModuleType(name)
+    for hook, value in hooks.items():
+        function = value if callable(value) else (lambda value=value: value)
+        setattr(module, hook, marker(function))
+    return module
+
+
+def sound(**more):
+    return plugin(muster_contracts=[contract()], muster_kernels=[spec()], **more)
+
+
+def look(**local):
+    return discover(local=local, path=[], timeout_s=10)
+
+
+def said(catalog):
+    return [(f.code, f.subject) for f in catalog.findings]
+
+
+def raising(error):
+    def hook():
+        raise error
+
+    return hook
+
+
+def test_sound_plugin_is_loaded_with_everything_it_gives(tmp_path):
+    lever = km.Lever(name="MUSTER_ACME", kind="bool", default=False, doc="Acme.")
+    builder = km.ModelBuilder("acme", ("acme_moe",), "production", lambda *a: None)
+    more = {"muster_levers": [lever], "muster_models": [builder], "muster_manifests": [tmp_path]}
+    catalog = look(acme=sound(**more, muster_audit_finished=lambda report: None))
+    assert catalog.findings == ()
+    assert [str(key) for key in catalog.by_key] == ["acme::mul"]
+    assert lever in catalog.levers
+    assert (catalog.builders, catalog.manifest_folders) == ((builder,), (tmp_path,))
+    assert [name for name, _ in catalog.observers] == ["acme"]
+    (row,) = catalog.plugins
+    assert (row.status, row.value, row.hooks) == ("loaded", "acme_module", tuple(sorted(row.hooks)))
+
+
+def test_hook_may_be_a_generator_or_return_nothing():
+    def kernels():
+        yield spec()
+
+    catalog = look(acme=plugin(muster_contracts=[contract()], muster_kernels=kernels, muster_levers=None))
+    assert (catalog.findings, len(catalog.kernels)) == ((), 1)
+
+
+def test_one_object_is_a_plugin_too():
+    class Plugin:
+        @km.hookimpl
+        def muster_contracts(self):
+            return [contract()]
+
+        @km.hookimpl
+        def muster_kernels(self):
+            return [spec()]
+
+    assert len(look(acme=Plugin()).kernels) == 1
+
+
+def failing_generator():
+    yield spec()
+    raise RuntimeError("half way")
+
+
+def endless():
+    return itertools.count()
+
+
+BROKEN = {
+    "exception": (raising(RuntimeError("no driver")), "PLUGIN_LOAD_FAILED", "RuntimeError"),
+    "half-way": (failing_generator, "PLUGIN_LOAD_FAILED", "RuntimeError"),
+    "exit": (raising(SystemExit(0)), "PLUGIN_LOAD_FAILED", "SystemExit"),
+    "generator-exit": (raising(GeneratorExit()), "PLUGIN_LOAD_FAILED", "GeneratorExit"),
+    "text": ("acme::mul", "PLUGIN_LOAD_FAILED", "TypeError"),
+    "dict": ({"a": 1}, "PLUGIN_LOAD_FAILED", "TypeError"),
+    "number": (3, "PLUGIN_LOAD_FAILED", "TypeError"),
+    "argument": (lambda config: [], "BAD_SPEC", "config"),
+    "garbage": ([spec(), 42], "BAD_SPEC", "muster_kernels()[1]: expected KernelSpec, got int"),
+    "endless": (endless, "BAD_SPEC", "more than 100000 items"),
+    "no-arch": ([spec(archs=())], "BAD_SPEC", "at least one entry"),
+    "list-arch": ([spec(archs=["cpu"])], "BAD_SPEC", "expected a tuple"),
+    "bad-arch": ([spec(archs=("sm_1",))], "BAD_SPEC", "sm_1"),
+    "bad-key": ([spec("Acme::mul")], "BAD_SPEC", "module 'Acme'"),
+    "no-key": ([spec(None)], "BAD_SPEC", "is not a key"),
+    "bad-tier": ([spec(tier="quick")], "BAD_SPEC", "tier is 'quick'"),
+    "bad-backend": ([spec(backend=print)], "BAD_SPEC", "expected a Backend"),
+    "bad-alias": ([spec(aliases=("old",))], "BAD_SPEC", "alias: 'old'"),
+    "prepare": ([spec(prepare=print)], "BAD_SPEC", "without weight_layout"),
+    "replaces": ([spec(replaces_module="acme")], "BAD_SPEC", "expected (module, distribution)"),
+    "aliases-none": ([spec(aliases=None)], "BAD_SPEC", "malformed"),
+    "lost-contract": ([spec(contract="acme_d")], "BAD_SPEC", "the contract 'acme_d'; did you mean acme_c"),
+    "foreign-key": ([spec("other::mul")], "BAD_SPEC", "modules that begin with acme"),
+    "near-module": ([spec("acmes::mul")], "BAD_SPEC", "modules that begin with acme"),
+    "override": ([spec(overrides="nobody")], "BAD_OVERRIDE", "nobody does not provide it"),
+    "override-self": ([spec(overrides="(local)")], "BAD_OVERRIDE", "(local)"),
+    "replace-other": ([spec(replaces_module=("moe", "x"))], "BAD_OVERRIDE", "the key lies in 'acme'"),
+    "replace-nobody": ([spec(replaces_module=("acme", "x"))], "BAD_OVERRIDE", "nobody else"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_plugin_is_one_finding_and_registers_nothing(case):
+    kernels, code, why = BROKEN[case]
+    healthy = plugin(muster_contracts=[contract("fine_c")], muster_kernels=[spec("fine::mul", contract="fine_c")])
+    catalog = look(acme=plugin(muster_contracts=[contract()], muster_kernels=kernels), fine=healthy)
+    assert said(catalog) == [(code, "acme")]
+    (found,) = catalog.findings
+    assert why in f"{found.why} {found.log}"
+    assert found.remedies
+    assert "(local)" in found.where[0]
+    assert [str(key) for key in catalog.by_key] == ["fine::mul"]  # none of its kernels, all of the healthy one's
+    assert {row.name: row.status for row in catalog.plugins} == {"acme": "failed", "fine": "loaded"}
+
+
+def test_cause_chain_is_kept():
+    def kernels():
+        try:
+            raise OSError("libacme.so is not there")
+        except OSError as error:
+            raise RuntimeError("no kernels") from error
+
+    (found,) = look(acme=plugin(muster_kernels=kernels)).findings
+    assert "RuntimeError: no kernels" in found.log
+    assert "because of OSError: libacme.so is not there" in found.log
+    assert "test_discovery.py:" in found.log
+
+
+def test_exception_whose_text_raises_is_still_reported():
+    class Nasty(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    assert said(look(acme=plugin(muster_kernels=raising(Nasty())))) == [("PLUGIN_LOAD_FAILED", "acme")]
+
+
+def test_keyboard_interrupt_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt):
+        look(acme=plugin(muster_kernels=raising(KeyboardInterrupt())))
+
+
+def test_class_instead_of_module_is_refused():
+    class Plugin:
+        @km.hookimpl
+        def muster_kernels(self):
+            return []
+
+    catalog = look(acme=Plugin)
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert "class Plugin" in catalog.findings[0].why
+
+
+@pytest.mark.parametrize("option", ["wrapper", "hookwrapper", "tryfirst", "trylast", "optionalhook"])
+def test_hook_that_depends_on_others_is_refused(option):
+    catalog = look(acme=plugin(marker=km.hookimpl(**{option: True}), muster_kernels=[]))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert option in catalog.findings[0].why
+
+
+def test_misspelt_hook_is_found_with_a_suggestion():
+    catalog = look(acme=plugin(muster_kernals=[]))
+    assert said(catalog) == [("UNKNOWN_HOOK", "acme")]
+    assert "did you mean muster_kernels" in catalog.findings[0].why
+
+
+def test_hook_renamed_by_specname_is_judged_by_that_name():
+    assert said(look(acme=plugin(marker=km.hookimpl(specname="muster_nothing"), muster_kernels=[]))) == [
+        ("UNKNOWN_HOOK", "acme")
+    ]
+
+
+def test_unmarked_hook_is_found():
+    catalog = look(acme=plugin(marker=lambda function: function, muster_kernels=[]))
+    assert said(catalog) == [("UNKNOWN_HOOK", "acme")]
+    assert "not marked" in catalog.findings[0].why
+
+
+def test_unmarked_hook_of_an_object_is_found():
+    class Plugin:
+        def muster_kernels(self):
+            return [spec()]
+
+    assert said(look(acme=Plugin())) == [("UNKNOWN_HOOK", "acme")]
+
+
+def test_helper_of_the_plugin_named_like_a_hook_is_found_but_not_an_imported_one():
+    def muster_tables():
+        return []
+
+    muster_tables.__module__ = "acme_module"
+    module = sound()
+    module.muster_tables = muster_tables
+    assert said(look(acme=module)) == [("UNKNOWN_HOOK", "acme")]
+    muster_tables.__module__ = "elsewhere"
+    assert said(look(acme=module)) == []
+
+
+@pytest.mark.parametrize("hooks", [{}, {"muster_kernels": []}, {"muster_kernels": None, "muster_levers": iter(())}])
+def test_plugin_that_gives_nothing_is_empty(hooks):
+    assert said(look(acme=plugin(**hooks))) == [("PLUGIN_EMPTY", "acme")]
+
+
+def test_hanging_hook_is_abandoned_with_its_stack():
+    release = threading.Event()
+
+    def kernels():
+        release.wait(30)
+        return []
+
+    try:
+        catalog = discover(local={"acme": plugin(muster_kernels=kernels)}, path=[], timeout_s=0.1)
+    finally:
+        release.set()
+    assert said(catalog) == [("PLUGIN_LOAD_FAILED", "acme")]
+    (found,) = catalog.findings
+    assert "after 0.1 s" in found.why
+    assert "release.wait(30)" in found.log
+
+
+# plugins compared with each other
+
+
+@pytest.mark.parametrize(
+    ("hook", "item"),
+    [
+        ("muster_contracts", contract("shared")),
+        ("muster_levers", km.Lever(name="MUSTER_SHARED", kind="bool", default=False, doc="Shared.")),
+        ("muster_models", km.ModelBuilder("shared", ("m",), "partial", lambda *a: None)),
+    ],
+)
+def test_name_that_two_plugins_declare_refuses_both(hook, item):
+    catalog = look(one=plugin(**{hook: [item]}), two=plugin(**{hook: [item]}))
+    (found,) = catalog.findings
+    assert (found.code, len(found.where)) == ("BAD_SPEC", 2)
+    assert "declared 2 times" in found.why
+    assert {row.status for row in catalog.plugins} == {"failed"}
+
+
+def test_core_lever_is_not_to_be_declared_again():
+    lever = km.Lever(name="MUSTER_DISABLE", kind="text", default="acme::mul", doc="Mine now.")
+    catalog = look(acme=plugin(muster_levers=[lever]))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert lever not in catalog.levers
+
+
+def test_plugin_that_needs_a_failed_ones_contract_is_its_consequence():
+    broken = plugin(muster_contracts=[contract()], muster_kernels=[spec(), 42])
+    user = plugin(muster_kernels=[spec("user::mul")])
+    user_of_user = plugin(muster_kernels=[spec("third::mul")])
+    catalog = look(acme=broken, user=user, third=user_of_user)
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert [text.split(" needs")[0] for text in catalog.findings[0].explains] == ["plugin third", "plugin user"]
+    assert {row.status for row in catalog.plugins} == {"failed"}
+    assert catalog.kernels == ()
+
+
+def test_manifest_folder_that_is_none_is_refused(tmp_path):
+    assert said(look(acme=plugin(muster_manifests=[tmp_path / "none"]))) == [("BAD_SPEC", "acme")]
+
+
+# metadata on disk
+
+
+def install(site: Path, name="acme-kernels", version="1.0", text=None, metadata=None):
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    raw = "[kernel_muster.v1]\nacme = acme_on_disk\n" if text is None else text
+    (info / "entry_points.txt").write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+    return str(site)
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    monkeypatch.setitem(sys.modules, "acme_on_disk", sound())
+
+
+def test_installed_plugin_is_found_with_its_distribution(tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path)])
+    assert catalog.findings == ()
+    (row,) = catalog.plugins
+    assert (row.name, row.distribution, row.version, row.value) == ("acme", "acme-kernels", "1.0", "acme_on_disk")
+
+
+def test_same_metadata_twice_is_one_plugin_with_a_note(tmp_path, on_disk):
+    path = [install(tmp_path / "a"), install(tmp_path / "b")]
+    catalogs = [discover(path=order) for order in itertools.permutations(path)]
+    for catalog in catalogs:
+        assert catalog.findings == ()
+        assert len(catalog.kernels) == 1
+        assert "metadata seen 2 times" in catalog.plugins[0].notes[0]
+    assert catalogs[0].plugins == catalogs[1].plugins
+
+
+def test_two_versions_of_one_distribution_compete(tmp_path, on_disk):
+    path = [install(tmp_path / "a"), install(tmp_path / "b", version="2.0")]
+    catalogs = [discover(path=order) for order in itertools.permutations(path)]
+    assert all(said(catalog) == [("PLUGIN_DUPLICATE", "acme")] for catalog in catalogs)
+    assert catalogs[0].findings == catalogs[1].findings
+    assert catalogs[0].kernels == ()
+
+
+def test_local_plugin_does_not_hide_an_installed_one(tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path)], local={"acme": sound()})
+    assert said(catalog) == [("PLUGIN_DUPLICATE", "acme")]
+    assert catalog.kernels == ()
+
+
+def test_other_api_version_is_not_imported(tmp_path):
+    catalog = discover(path=[install(tmp_path, text="[kernel_muster.v2]\nacme = never_import_this\n")])
+    assert said(catalog) == [("API_MISMATCH", "acme")]
+    assert catalog.plugins[0].status == "mismatched"
+    assert "never_import_this" not in sys.modules
+
+
+def test_blocked_plugin_is_not_imported(tmp_path):
+    catalog = discover(path=[install(tmp_path)], blocked=["acme"])
+    assert catalog.findings == ()
+    assert catalog.plugins[0].status == "blocked"
+
+
+def test_demanded_plugin_that_is_there_is_no_finding(tmp_path, on_disk):
+    assert discover(path=[install(tmp_path)], demanded=["acme"]).findings == ()
+
+
+@pytest.mark.parametrize("option", ["demanded", "blocked"])
+def test_named_plugin_that_is_not_there_is_a_finding_with_a_suggestion(tmp_path, on_disk, option):
+    catalog = discover(path=[install(tmp_path)], **{option: ["acmee"]})
+    assert said(catalog) == [("PLUGIN_NOT_FOUND", "acmee")]
+    assert "did you mean acme?" in catalog.findings[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[kernel_muster.v1]\nacme = no_such_module_at_all\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme = acme_on_disk:nothing\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme = not a module!\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme\n", "PLUGIN_LOAD_FAILED"),
+        (b"[kernel_muster.v1]\n\xff\xfe = x\n", "PLUGIN_LOAD_FAILED"),
+    ],
+)
+def test_broken_metadata_is_a_finding(tmp_path, on_disk, text, code):
+    catalog = discover(path=[install(tmp_path, text=text)])
+    assert [f.code for f in catalog.findings] == [code]
+    assert catalog.kernels == ()
+
+
+def test_metadata_without_a_name_is_no_traceback(tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path, metadata="Metadata-Version: 2.1\n")])
+    assert len(catalog.plugins) + len(catalog.findings) >= 1
+
+
+def test_broken_metadata_of_others_is_none_of_our_business(tmp_path):
+    assert discover(path=[install(tmp_path, text="[console_scripts]\nx")]).findings == ()
+
+
+# watch
+
+
+def test_watched_call_gives_its_value_or_its_exception():
+    assert watched(lambda: 3, 5, "x").value == 3
+    error = watched(raising(ValueError("no")), 5, "x").error
+    assert cause_chain(error).startswith("ValueError: no (at ")
+
+
+def test_cause_chain_of_a_circle_ends():
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    assert cause_chain(one).count("ValueError") == 2
