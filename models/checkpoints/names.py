@@ -16,7 +16,7 @@ from kernel_muster.models.checkpoints.patterns import TEXT_PREFIXES
 
 # module: one projection. qkvz, ba: the GDN's inputs. experts: a projection of every expert. array: a plain tensor.
 Kind = Literal["module", "qkvz", "ba", "experts", "array"]
-_LAYER = re.compile(r"layers\.(\d{1,6})\.(attn|gdn|ffn|moe)\.(.+)")
+_LAYER = re.compile(r"(layers|mtp)\.(\d{1,6})\.(attn|gdn|ffn|moe)\.(.+)")
 _MODULES = {
     "attn": {f"{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"},
     "gdn": {"out_proj": "linear_attn.out_proj"},
@@ -38,7 +38,13 @@ _ARRAYS = {
     "moe": {"shared_expert_gate": "mlp.shared_expert_gate.weight"},
 }
 _EXPERTS = {f"experts.{name}_proj": f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")}
-_TOP_ARRAYS = {"embedding.table": "embed_tokens.weight", "final_norm.weight": "norm.weight"}
+_TOP_ARRAYS = {"embedding.table": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
+# The multi-token-prediction head lies beside the text model, not in it.
+_MTP_ARRAYS = {
+    "mtp.embedding_norm": "mtp.pre_fc_norm_embedding.weight",
+    "mtp.hidden_norm": "mtp.pre_fc_norm_hidden.weight",
+    "mtp.norm.weight": "mtp.norm.weight",
+}
 _HEADS = ("lm_head", "language_model.lm_head", "model.language_model.lm_head")
 
 
@@ -63,11 +69,16 @@ class Names:
             return Recipe("module", self._lm_head())
         if name in _TOP_ARRAYS:
             return Recipe("array", self.prefix + _TOP_ARRAYS[name])
+        if name in _MTP_ARRAYS:
+            return Recipe("array", _MTP_ARRAYS[name])
+        if name == "mtp.fc":
+            return Recipe("module", name)
         match = _LAYER.fullmatch(name)
         if match is None:
             return None
-        index, part, rest = match.groups()
-        return _layer_recipe(f"{self.prefix}layers.{index}.", part, rest)
+        where, index, part, rest = match.groups()
+        stack = "mtp." if where == "mtp" else self.prefix
+        return _layer_recipe(f"{stack}layers.{index}.", part, rest)
 
     def _lm_head(self) -> str:
         """The head's own weight, else the embedding's where the config ties them."""

@@ -60,7 +60,11 @@ def test_projection_is_found_under_the_name_of_checkpoints(
         ("layers.1.gdn.norm", "model.layers.1.linear_attn.norm.weight", (DV,), (DV,)),
         ("layers.1.gdn.conv1d", "model.layers.1.linear_attn.conv1d.weight", (QKV, 1, 4), (QKV, 4)),
         ("layers.1.moe.shared_expert_gate", "model.layers.1.mlp.shared_expert_gate.weight", (1, H), (H,)),
-        ("final_norm.weight", "model.norm.weight", (H,), (H,)),
+        ("output_norm.weight", "model.norm.weight", (H,), (H,)),
+        ("mtp.embedding_norm", "mtp.pre_fc_norm_embedding.weight", (H,), (H,)),
+        ("mtp.hidden_norm", "mtp.pre_fc_norm_hidden.weight", (H,), (H,)),
+        ("mtp.norm.weight", "mtp.norm.weight", (H,), (H,)),
+        ("mtp.0.attn.q_norm", "mtp.layers.0.self_attn.q_norm.weight", (16,), (16,)),
     ],
 )
 def test_array_is_found_in_the_shape_that_layers_ask_for(
@@ -126,6 +130,20 @@ def test_separate_gdn_inputs_are_grouped_as_our_layer_splits_them(disk: Any, qua
     np.testing.assert_array_equal(np.concatenate([part.reshape(-1, H) for part in (q, k, v)]), qkv)
     np.testing.assert_array_equal(gate.reshape(-1, H), z)
     assert found.quant_of("layers.0.gdn.qkvz_proj") == quant
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("mtp.fc", "mtp.fc"),
+        ("mtp.0.attn.k_proj", "mtp.layers.0.self_attn.k_proj"),
+        ("mtp.0.ffn.up_proj", "mtp.layers.0.mlp.up_proj"),
+    ],
+)
+def test_mtp_head_lies_beside_the_text_model(disk: Any, same: Same, ours: str, theirs: str) -> None:
+    weight = disk.weight(6, H)
+    tensors = disk.modelopt(theirs, weight) | {"model.language_model.embed_tokens.weight": disk.values(V, H)}
+    same(source(disk, tensors, disk.mo_config()).find(spec(ours, 6, H)), weight)
 
 
 def test_gdn_inputs_with_different_global_scales_are_refused(disk: Any) -> None:
