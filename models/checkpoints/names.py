@@ -38,7 +38,7 @@ _ARRAYS = {
     "moe": {"shared_expert_gate": "mlp.shared_expert_gate.weight"},
 }
 _EXPERTS = {f"experts.{name}_proj": f"mlp.experts.{name}_proj" for name in ("gate", "up", "down")}
-_TOP_ARRAYS = {"embedding.table": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
+_TOP_ARRAYS = {"embedding.table": "embed_tokens.weight", "final_norm.weight": "norm.weight"}
 # The multi-token-prediction head lies beside the text model, not in it.
 _MTP_ARRAYS = {
     "mtp.embedding_norm": "mtp.pre_fc_norm_embedding.weight",

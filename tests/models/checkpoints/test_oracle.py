@@ -45,7 +45,7 @@ ARRAYS = [
     ("embedding.table", (64, 32)), ("layers.0.gdn.input_norm", (32,)), ("layers.0.gdn.post_norm", (32,)),
     ("layers.0.gdn.norm", (8,)), ("layers.1.attn.input_norm", (32,)), ("layers.1.attn.post_norm", (32,)),
     ("layers.1.attn.q_norm", (16,)), ("layers.1.attn.k_norm", (16,)), ("layers.0.gdn.conv1d", (64, 4)),
-    ("layers.0.gdn.a_log", (4,)), ("layers.0.gdn.dt_bias", (4,)), ("output_norm.weight", (32,)),
+    ("layers.0.gdn.a_log", (4,)), ("layers.0.gdn.dt_bias", (4,)), ("final_norm.weight", (32,)),
 ]  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_projection_is_found_under_the_name_of_checkpoints(
         ("layers.1.gdn.norm", "model.layers.1.linear_attn.norm.weight", (DV,), (DV,)),
         ("layers.1.gdn.conv1d", "model.layers.1.linear_attn.conv1d.weight", (QKV, 1, 4), (QKV, 4)),
         ("layers.1.moe.shared_expert_gate", "model.layers.1.mlp.shared_expert_gate.weight", (1, H), (H,)),
-        ("output_norm.weight", "model.norm.weight", (H,), (H,)),
+        ("final_norm.weight", "model.norm.weight", (H,), (H,)),
         ("mtp.embedding_norm", "mtp.pre_fc_norm_embedding.weight", (H,), (H,)),
         ("mtp.hidden_norm", "mtp.pre_fc_norm_hidden.weight", (H,), (H,)),
         ("mtp.norm.weight", "mtp.norm.weight", (H,), (H,)),
