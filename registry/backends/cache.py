@@ -81,7 +81,13 @@ class BuildCache:
         """
         if (found := self.get(key)) is not None:
             return found, True
-        with FileLock(self._lock(key), poll_interval=_POLL_SECONDS):
+        lock = FileLock(self._lock(key), poll_interval=_POLL_SECONDS)
+        try:
+            lock.acquire()
+        except OSError as error:
+            self._note(key, "could not be locked", error)
+            return build(), False
+        try:
             if (found := self.get(key)) is not None:
                 return found, True
             compiled = build()
@@ -89,8 +95,13 @@ class BuildCache:
                 self._store(key, compiled)
                 self._evict(keep=key)
             except OSError as error:
-                self.problems.append(f"{self._path(key)}: could not be stored: {error.strerror or error}")
+                self._note(key, "could not be stored", error)
             return compiled, False
+        finally:
+            lock.release()
+
+    def _note(self, key: str, what: str, error: OSError) -> None:
+        self.problems.append(f"{self._path(key)}: {what}: {error.strerror or error}")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.cubin"
@@ -162,10 +173,14 @@ def _read_own(path: Path) -> bytes | None:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
+    # open() with a handle refuses a folder before anything could close it, hence the check first.
+    status = os.fstat(handle)
+    own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+    if not own or not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return None
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-        return file.read() if own and stat.S_ISREG(status.st_mode) else None
+        return file.read()
 
 
 def _encode(key: str, compiled: Compiled) -> bytes:

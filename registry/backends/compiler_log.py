@@ -24,9 +24,9 @@ def clean(log: str) -> str:
 def spills(log: str) -> dict[str, tuple[int, int]]:
     """Return bytes of spill stores and loads by entry point, those of functions that it calls included."""
     starts = list(_ENTRY.finditer(log))
-    ends = [match.start() for match in starts[1:]] + [len(log)]
     found: dict[str, tuple[int, int]] = {}
-    for start, end in zip(starts, ends, strict=True):
+    for position, start in enumerate(starts):
+        end = starts[position + 1].start() if position + 1 < len(starts) else len(log)
         figures = [(int(match[1]), int(match[2])) for match in _SPILLS.finditer(log, start.end(), end)]
         if figures:
             found[start[1]] = (sum(stores for stores, _ in figures), sum(loads for _, loads in figures))

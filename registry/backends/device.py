@@ -5,7 +5,6 @@ Loading and launching go through ``cuda.bindings``; CuPy holds the context, memo
 
 import ctypes
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,11 +12,11 @@ from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, is_device_backend
-from kernel_muster.registry.backends.pool import BuildPool, Outcome, Progress
+from kernel_muster.registry.backends.pool import BuildPool, Outcome
 from kernel_muster.registry.backends.request import PARAMETER_TYPES, Built, EntryPoint
 from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.running import BuildState, Launch
+from kernel_muster.registry.running import BuildState, Launch, Progress
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.target import Device
@@ -55,13 +54,10 @@ class BuildRunner:
         with self._lock:
             return self._pool.submit(spec.backend.request(self._arch))
 
-    def join(self, progress: Callable[[Progress], None] | None = None) -> None:
-        """Wait for all builds that were started."""
-        self._pool.join(progress)
-
-    def close(self) -> None:
-        """End the pool's threads; builds that have not begun are dropped."""
-        self._pool.__exit__(None, None, None)
+    def join(self, progress: Progress | None = None) -> None:
+        """Wait for all builds that were started, and end the pool's threads; later builds run where they are asked."""
+        self._pool.join(lambda p: progress(p.done, p.total, p.outcome.request.name) if progress else None)
+        self._pool.close()
 
     def built(self, spec: KernelSpec) -> Outcome | None:
         """Wait for one spec's build; None where its backend builds nothing."""

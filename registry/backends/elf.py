@@ -11,6 +11,7 @@ from functools import cached_property
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 SYMBOL_TABLE, NO_BITS = 2, 8
 FUNCTION = 2
@@ -61,6 +62,7 @@ class Elf:
         self.abi = data[7], data[8]
         self.machine, self.flags = fields[2], fields[7]
         self._read_sections(offset=fields[6], entry=fields[11], count=fields[12], names=fields[13])
+        self._check_segments(offset=fields[5], entry=fields[9], count=fields[10])
 
     def _read_sections(self, offset: int, entry: int, count: int, names: int) -> None:
         if not 0 < count <= _MOST_SECTIONS or entry != _SECTION.size:
@@ -76,6 +78,14 @@ class Elf:
             )
             for number, (name, kind, flags, _, start, size, link, info, _, _) in enumerate(rows)
         )  # fmt: skip
+
+    def _check_segments(self, offset: int, entry: int, count: int) -> None:
+        """Only see that they are whole: the driver loads by them, and they are the last thing in a cubin."""
+        if count and entry != _SEGMENT.size:
+            raise BadElf(f"the segment table has entries of {entry} bytes, expected {_SEGMENT.size}")
+        table = self._slice(offset, count * entry, "segment table")
+        for number, row in enumerate(_SEGMENT.iter_unpack(table)):
+            self._slice(row[2], row[5], f"segment {number}")
 
     def _slice(self, start: int, size: int, what: str) -> bytes:
         if start + size > len(self._data):

@@ -33,8 +33,8 @@ _ALLOWED = re.compile(
     r"-D[A-Za-z_]\w*(\([^)]*\))?(=.*)?|-U[A-Za-z_]\w*|-std=c\+\+\d\d|-lineinfo|-use_fast_math|-maxrregcount=\d{1,3}"
     rf"|-(ftz|prec-sqrt|prec-div|fmad){_BOOLEAN}|-extra-device-vectorization|-default-device|-restrict|-w"
     r"|-diag-(suppress|error)=[\w,-]+"
-    r"|-Xptxas=(-O[0-3]|-dlcm=\w+|-dscm=\w+|--?allow-expensive-optimizations=(true|false)|--?warn-on-spills"
-    r"|--?warn-on-local-memory-usage|--?disable-optimizer-constants|-w|-v)"
+    r"|-Xptxas=(-O[0-3]|-dlcm=\w+|-dscm=\w+|--allow-expensive-optimizations=(true|false)"
+    r"|--warn-on-spills|--warn-on-local-memory-usage|-w|-v)"
 )
 _LISTED = (
     "-D, -U, -std=, -lineinfo, -use_fast_math, -maxrregcount=, -ftz=, -prec-sqrt=, -prec-div=, -fmad=, "

@@ -40,6 +40,7 @@ class BuildPool:
         self._builder = builder
         self._executor = ThreadPoolExecutor(workers or _workers(), thread_name_prefix="muster-build")
         self._futures: dict[BuildRequest, Future[Outcome]] = {}
+        self._closed = False
 
     def __enter__(self) -> "BuildPool":
         return self
@@ -51,10 +52,20 @@ class BuildPool:
         self._executor.shutdown(wait=True, cancel_futures=kind is not None)
 
     def submit(self, request: BuildRequest) -> Future[Outcome]:
-        """Start a build, or return the one that was started for an equal request."""
+        """Start a build, or return the one that was started for an equal request; a closed pool builds at once."""
         if request not in self._futures:
-            self._futures[request] = self._executor.submit(self._run, request)
+            self._futures[request] = self._now(request) if self._closed else self._executor.submit(self._run, request)
         return self._futures[request]
+
+    def close(self) -> None:
+        """Wait for what runs, and end the threads."""
+        self._closed = True
+        self._executor.shutdown(wait=True)
+
+    def _now(self, request: BuildRequest) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        future.set_result(self._run(request))
+        return future
 
     def join(self, progress: Callable[[Progress], None] | None = None) -> tuple[Outcome, ...]:
         """Wait for all builds and return their outcomes in the order of submission.

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import pytest
+from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.pool import BuildPool, build_all
+from kernel_muster.registry.backends.request import BuildFailure
+
+
+@pytest.fixture
+def requests(make_request, tmp_path):
+    good = make_request(source=tmp_path / "good.cu")
+    broken = make_request("broken", source=tmp_path / "broken.cu")
+    return [good, broken, replace(good, options=("-DONE",)), replace(broken, name="again")]
+
+
+def test_all_results_and_failures_come_back_in_order(builder, requests):
+    outcomes = build_all(builder, requests)
+    assert [outcome.request for outcome in outcomes] == requests
+    assert [outcome.built is not None for outcome in outcomes] == [True, False, True, False]
+    assert [outcome.failure is None for outcome in outcomes] == [True, False, True, False]
+    assert outcomes[1].failure.code == "COMPILE_FAILED"
+    assert all(outcome.seconds > 0 for outcome in outcomes)
+
+
+def test_progress_is_told_after_each_build(builder, requests):
+    seen = []
+    outcomes = build_all(builder, requests, seen.append, workers=2)
+    assert [(progress.done, progress.total) for progress in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert {id(progress.outcome) for progress in seen} == {id(outcome) for outcome in outcomes}
+
+
+def test_equal_requests_are_built_once(builder, make_request):
+    with BuildPool(builder) as pool:
+        first = pool.submit(make_request())
+        assert pool.submit(make_request()) is first
+        assert len(pool.join()) == 1
+
+
+def test_one_build_can_be_waited_for_before_the_rest(builder, make_request):
+    with BuildPool(builder) as pool:
+        assert pool.submit(make_request()).result().built.entries
+        assert pool.submit(make_request()).done()
+
+
+def test_without_a_compiler_every_request_has_its_failure(requests):
+    class NoToolkit(Builder):
+        @property
+        def toolkit(self):
+            raise BuildFailure("TOOLCHAIN_MISSING", "no NVRTC wheel is installed")
+
+    outcomes = build_all(NoToolkit(), requests)
+    assert {outcome.failure.code for outcome in outcomes} == {"TOOLCHAIN_MISSING"}
+
+
+def test_exception_that_is_no_build_failure_is_raised(make_request):
+    class Broken(Builder):
+        def build(self, request):
+            raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        build_all(Broken(), [make_request()])
+
+
+def test_interruption_cancels_what_has_not_begun(builder, make_request):
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    pool = BuildPool(builder, workers=1)
+    futures = [pool.submit(replace(make_request(), options=(f"-DN={i}",))) for i in range(30)]
+
+    def join() -> None:
+        with pool:
+            pool.join(interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        join()
+    assert futures[-1].cancelled()
