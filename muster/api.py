@@ -12,7 +12,7 @@ from kernel_muster.audit.opening import Wanted, open_registry_catalog
 from kernel_muster.audit.session import BootOptions, BootSession, abort_process
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.builders import choose_builder
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
@@ -73,8 +73,15 @@ def _allowed_key(text: str) -> Any:
 
 
 def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
-    """Build a manifest's model with the one builder that serves its model type; without weights it is a plan."""
-    builder = choose_builder(kernels.catalog.builders, manifest.model_type, manifest.name)
+    """Build a manifest's model with the one builder that serves its model type; without weights it is a plan.
+
+    MusterError, and a finding of the boot, if no builder or more than one serves it.
+    """
+    try:
+        builder = choose_builder(kernels.catalog.builders, manifest.model_type, manifest.name)
+    except MusterError as error:
+        kernels.request_failed(f"manifest {manifest.name}", str(error))
+        raise
     return builder.build(manifest, kernels, weights)
 
 

@@ -6,6 +6,7 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.levers import PREFIX
 from kernel_muster.registry.selection import parse_key_list, parse_prefer
 
 
@@ -17,11 +18,17 @@ def failed_requests(evidence: Evidence) -> list[Finding]:
             request.lever,
             request.why,
             (request.site,),
-            (f"unset {request.lever}, or choose a model that can do it",),
+            (_instead_of(request.lever),),
             (request.layer,) if request.layer else (),
         )
         for request in sorted(evidence.requests, key=lambda r: (r.lever, r.site, r.layer, r.why))
     )
+
+
+def _instead_of(asked: str) -> str:
+    if asked.startswith(PREFIX):
+        return f"unset {asked}, or choose a model that can do it"
+    return f"correct the {asked}, or install the plugin that can build it"
 
 
 def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:

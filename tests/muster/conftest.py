@@ -1,0 +1,155 @@
+"""The real command in this process, with plugins whose distributions lie on sys.path."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_muster.cli.app import run
+
+_SERIAL = count()
+BUILT_IN = tuple(e.name for e in distribution("kernel-muster").entry_points if e.group == "kernel_muster.v1")
+
+# A plugin with three kernels and the builder of a model that asks for what it is told to.
+PLUGIN = """
+import kernel_muster as km
+
+ASKED = {asked!r}
+
+
+def double(x, out):
+    out[...] = x * 2
+
+
+@km.hookimpl
+def muster_contracts():
+    signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
+    return [km.Contract(
+        name="acme_double", summary="out = 2 * x", signature=signature,
+        reference=lambda arguments, dims: {{"out": arguments["x"] * 2}},
+        cases=(km.Case("one", {{"M": 1}}),), tolerance=km.Tolerance(0, 0, "exact"),
+    )]
+
+
+@km.hookimpl
+def muster_kernels():
+    return [
+        km.KernelSpec(key=key, contract="acme_double", archs=archs, backend=km.PythonKernel(double), **options)
+        for key, archs, options in {kernels!r}
+    ]
+
+
+@km.hookimpl
+def muster_models():
+    return [km.ModelBuilder("acme", ("acme_type",), "production", build)]
+
+
+@km.hookimpl
+def muster_levers():
+    return [km.Lever(
+        name="MUSTER_NO_ACME", kind="bool", default=False, doc="Drop it.",
+        evidence="GB10 (sm_121a, 48 SMs): 20 1.74x", effects={{True: "acme dropped", False: "kernel kept"}},
+    )]
+
+
+def build(manifest, kernels, weights=None):
+    print("a builder that prints")
+    for layer in range(40):
+        for key in ASKED:
+            kernels.for_layer(f"layers.{{layer}}.ffn").try_kernel(*key.split("::"))
+    {after}
+"""
+KERNELS = (
+    ("acme::double", ("cpu",), {}),
+    ("acme::hopper", ("sm_90a",), {}),
+    ("acme::twice", ("cpu",), {"aliases": ("acme::old_twice",)}),
+)
+MANIFEST = '[model]\nname = "{name}"\nquant = "nvfp4"\nmodel_type = "acme_type"\n{more}\n'
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run of the command gave."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Cli:
+    """The command, and a folder to put things for it into."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: object) -> Ran:
+        """Run the command in this process."""
+        self.capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        out, err = self.capsys.readouterr()
+        return Ran(code, out, err)
+
+    def process(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run the command in a process of its own, where the same plugins are found."""
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = {**os.environ, "PYTHONPATH": path, **options.pop("env", {})}
+        command = [sys.executable, "-m", "kernel_muster", *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=environment, **{"cwd": self.folder, **options}
+        )
+
+    def install(self, source: str, name: str = "acme", version: str = "1.0") -> str:
+        """Put a distribution with one plugin module on sys.path; return the module's name."""
+        module = f"{name}_plugin_{next(_SERIAL)}"
+        site = self.folder / f"site_{module}"
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{module}.py").write_text(source, encoding="utf-8")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[kernel_muster.v1]\n{name} = {module}\n")
+        self.monkeypatch.syspath_prepend(str(site))
+        return module
+
+    def acme(self, *asked: str, kernels: Any = KERNELS, after: str = "return None") -> str:
+        """Install the plugin whose model asks for some keys."""
+        return self.install(PLUGIN.format(asked=asked, kernels=kernels, after=after))
+
+    def manifest(self, more: str = "", name: str = "tiny") -> Path:
+        """Write a manifest of the plugin's model."""
+        file = self.folder / f"manifests{next(_SERIAL)}" / name / "MODEL.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(MANIFEST.format(name=name, more=more))
+        return file
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    for name in os.environ:
+        if name.startswith("MUSTER_"):
+            monkeypatch.delenv(name)
+    return Cli(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def audit(cli: Cli) -> Callable[..., Ran]:
+    """Audit the plugin's model on cpu, without the built-in plugins."""
+
+    def audit(*arguments: object, manifest: Path | None = None, target: str | None = "cpu") -> Ran:
+        where = () if target is None else ("--target", target)
+        blocked = [part for name in BUILT_IN for part in ("--no-plugin", name)]
+        return cli("audit", "--manifest", manifest or cli.manifest(), *where, *blocked, *arguments)
+
+    return audit
