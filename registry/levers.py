@@ -47,9 +47,18 @@ class Lever:
             found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
         if (self.kind == "enum") != bool(self.choices):
             found.append("choices go with kind enum, and enum needs them")
-        if not self.doc.strip():
+        if not isinstance(self.doc, str) or not self.doc.strip():
             found.append("doc is empty")
+        if not found and self.default is not None:
+            found.extend(self._default_problems())
         return found
+
+    def _default_problems(self) -> list[str]:
+        try:
+            self.parse(self.default)
+        except ValueError as error:
+            return [f"default {error}"]
+        return []
 
     @property
     def grammar(self) -> str:
@@ -116,6 +125,12 @@ CORE_LEVERS = (
         kind="text",
         default=None,
         doc="Comma-separated key=distribution: which of several equal kernels serves the key.",
+    ),
+    Lever(
+        name="MUSTER_CACHE_DIR",
+        kind="text",
+        default=None,
+        doc="Folder of compiled kernels; the user's cache folder by default.",
     ),
     Lever(
         name="MUSTER_PLUGIN_TIMEOUT_S",

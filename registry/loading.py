@@ -1,7 +1,7 @@
 """Loading one plugin in a transaction: everything it registers, or nothing and the reasons why."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -189,9 +189,18 @@ def _item_problems(hook: str, position: int, item: Any) -> list[str]:
     if isinstance(item, Contract | KernelSpec | ModelBuilder | Lever):
         title = item.key if isinstance(item, KernelSpec) else item.name
         try:
-            return [f"{label} {title}: {problem}" for problem in item.problems()]
+            problems = list(_mistyped(item)) or item.problems()
         except Exception as error:  # noqa: BLE001  (fields may be of any type)
-            return [f"{label} {title}: malformed: {type(error).__name__}: {error}"]
+            problems = [f"malformed: {type(error).__name__}: {error}"]
+        return [f"{label} {title}: {problem}" for problem in problems]
     if isinstance(item, Path) and not item.is_dir():
         return [f"{label}: {item} is no folder"]
     return []
+
+
+def _mistyped(item: Any) -> Iterator[str]:
+    """Say which fields are text where a tuple of text is meant: each of its letters would count as an item."""
+    for name in ("aliases", "bit_identical_to", "choices", "conflicts"):
+        value = getattr(item, name, ())
+        if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
+            yield f"{name} is {value!r}, expected a tuple of text"

@@ -115,7 +115,8 @@ class KernelSpec:
             found.extend(f"{label}: {error}" for text in texts if (error := _error(parse_key, text)))
         if not isinstance(self.contract, str):
             found.append(f"contract is {self.contract!r}, expected the name of a contract")
-        for label, text in (("overrides", self.overrides), ("opt_in", self.opt_in)):
+        for label in ("overrides", "opt_in", "weight_layout"):
+            text = getattr(self, label)
             if not isinstance(text, str | None):
                 found.append(f"{label} is {text!r}, expected text or None")
         if not isinstance(self.archs, tuple) or not self.archs:

@@ -119,7 +119,12 @@ BROKEN = {
     "bad-alias": ([spec(aliases=("old",))], "BAD_SPEC", "alias: 'old'"),
     "prepare": ([spec(prepare=print)], "BAD_SPEC", "without weight_layout"),
     "replaces": ([spec(replaces_module="acme")], "BAD_SPEC", "expected (module, distribution)"),
-    "aliases-none": ([spec(aliases=None)], "BAD_SPEC", "malformed"),
+    "contract-none": ([spec(contract=None)], "BAD_SPEC", "contract is None, expected"),
+    "contract-number": ([spec(), spec("acme::add", contract=3)], "BAD_SPEC", "contract is 3, expected"),
+    "override-number": ([spec(overrides=3)], "BAD_SPEC", "overrides is 3, expected text"),
+    "layout-number": ([spec(weight_layout=3)], "BAD_SPEC", "weight_layout is 3, expected text"),
+    "aliases-text": ([spec(aliases="acme::old")], "BAD_SPEC", "expected a tuple of text"),
+    "aliases-none": ([spec(aliases=None)], "BAD_SPEC", "aliases is None, expected a tuple"),
     "lost-contract": ([spec(contract="acme_d")], "BAD_SPEC", "the contract 'acme_d'; did you mean acme_c"),
     "foreign-key": ([spec("other::mul")], "BAD_SPEC", "modules that begin with acme"),
     "near-module": ([spec("acmes::mul")], "BAD_SPEC", "modules that begin with acme"),
@@ -142,6 +147,29 @@ def test_broken_plugin_is_one_finding_and_registers_nothing(case):
     assert "(local)" in found.where[0]
     assert [str(key) for key in catalog.by_key] == ["fine::mul"]  # none of its kernels, all of the healthy one's
     assert {row.name: row.status for row in catalog.plugins} == {"acme": "failed", "fine": "loaded"}
+
+
+@pytest.mark.parametrize(
+    ("hook", "item", "why"),
+    [
+        ("muster_contracts", contract(3), "name is 3"),
+        (
+            "muster_levers",
+            km.Lever(name="MUSTER_A", kind="bool", default=False, doc="A.", conflicts="MUSTER_B"),
+            "tuple",
+        ),
+        ("muster_levers", km.Lever(name="MUSTER_A", kind="bool", default="maybe", doc="A."), "'maybe' is not 1/0"),
+        ("muster_levers", km.Lever(name="MUSTER_A", kind="int", default=9, maximum=8, doc="A."), "9 is not an integer"),
+        ("muster_levers", km.Lever(name=None, kind="bool", default=False, doc="A."), "name None"),
+        ("muster_levers", km.Lever(name="MUSTER_A", kind="bool", default=False, doc=None), "doc is empty"),
+        ("muster_models", km.ModelBuilder(None, ("m",), "partial", print), "name is None"),
+        ("muster_models", km.ModelBuilder("m", "qwen", "partial", print), "model_types is 'qwen'"),
+    ],
+)
+def test_malformed_item_of_any_hook_is_a_finding(hook, item, why):
+    catalog = look(acme=sound(**{hook: [item]}) if hook != "muster_contracts" else plugin(muster_contracts=[item]))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert why in catalog.findings[0].why
 
 
 def test_cause_chain_is_kept():
