@@ -127,3 +127,59 @@ MROPE_INTERLEAVED = Contract(
     _TOLERANCE,
     inputs=_grid_positions,
 )
+
+
+def _exact_yarn(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    """Stretch one frequency after the other by its place between those that turn 32 times and once."""
+    half, factor = dims["rotary_dim"] // 2, np.float64(np.float32(arguments["factor"]))
+    theta, context = np.float64(np.float32(arguments["theta"])), dims["original_context"]
+    edges = [half * np.emath.logn(theta, context / (2 * np.pi * turns)) for turns in (32.0, 1.0)]
+    first, last = max(int(np.floor(edges[0])), 0), min(int(np.ceil(edges[1])), 2 * half - 1)
+    periods = _periods(arguments, dims)
+    for index in range(half):
+        part = min(max((index - first) / ((last - first) or 1e-3), 0.0), 1.0)
+        periods[index] /= (1 - part) + part / factor
+    angles = f64(arguments["positions"])[:, None] / periods
+    scale = 1 + np.log(factor) / 10
+    wide = {name: _turned(arguments[name], angles) for name in ("q", "k")}
+    for value in wide.values():
+        value[..., : 2 * half] *= scale
+    return wide
+
+
+def _stretched(heads: tuple[int, int, int, int, int], context: int) -> dict[str, int]:
+    return {**_dims(*heads), "original_context": context}
+
+
+_LARGEST_SCALE = 1.5  # 1 + 0.1 ln(factor), for factors below 148
+YARN = Contract(
+    "rope_yarn",
+    "rotates as rope_forward with frequencies stretched for contexts factor times the original, and scales what turns",
+    Signature(
+        (
+            _Q,
+            _K,
+            TensorParam("positions", "i32", ("M",)),
+            *_ROTARY,
+            ScalarParam("factor", "f32", minimum=1.0),
+            ScalarParam("original_context", "i32", minimum=1),
+        ),
+        _PAIRS,
+        _INSIDE,
+    ),
+    _exact_yarn,
+    (
+        Case("one_row", _stretched((1, 32, 4, 128, 128), 4096), {"theta": 1e7, "factor": 64.0}),
+        Case("not_stretched", _stretched((3, 4, 2, 64, 64), 4096), {"theta": 1e7, "factor": 1.0}),
+        Case("partial", _stretched((5, 3, 1, 33, 12), 512), {"theta": 1e4, "factor": 4.0}),
+        Case("short_context", _stretched((17, 5, 3, 16, 16), 4), {"theta": 1e4, "factor": 8.0}),
+        Case("no_keys", _stretched((2, 3, 0, 16, 8), 4096), {"theta": 1e7, "factor": 64.0}),
+        Case("no_rows", _stretched((0, 4, 2, 64, 16), 4096), {"theta": 1e7, "factor": 64.0}),
+    ),
+    Tolerance(
+        relative=_TOLERANCE.relative,
+        absolute=_LARGEST_SCALE * _TOLERANCE.absolute,
+        derivation=f"{_TOLERANCE.derivation}; all of it scaled by at most {_LARGEST_SCALE}",
+    ),
+    inputs=_positions,
+)

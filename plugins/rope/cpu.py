@@ -4,6 +4,8 @@ import numpy as np
 from kernel_muster.plugins._reference import F32, Array, f32
 from kernel_muster.registry.errors import ContractError
 
+_FAST, _SLOW = 32.0, 1.0  # turns in the original context: YaRN's beta_fast and beta_slow
+
 
 def rope_forward(q: Array, k: Array, positions: Array, rotary_dim: int, theta: np.float32) -> None:
     """Rotate ``q [M, Hq, D]`` and ``k [M, Hk, D]`` BF16 in place by ``positions [M]`` int32.
@@ -43,6 +45,31 @@ def rope_mrope_interleaved(
         _rotate((q[row], k[row]), positions[axis, row] * frequencies)
 
 
+def rope_yarn(
+    q: Array, k: Array, positions: Array, rotary_dim: int, theta: np.float32, factor: np.float32, original_context: int
+) -> None:
+    """Rotate as :func:`rope_forward`, with frequencies stretched for contexts ``factor`` times the original one.
+
+    Frequencies that turn at most once in ``original_context`` positions are divided by ``factor``, those that turn 32
+    times or more stay, with a linear ramp over the index between them; cosine and sine are multiplied by
+    ``1 + 0.1 ln(factor)``. Source: Peng et al., YaRN (2023), sections 3.2 to 3.4, with the bounds of the ramp rounded
+    to whole indices, outwards, as in the authors' code.
+    """
+    _check("rope::rope_yarn", positions)
+    wide = np.float64(factor)
+    low, high = (_turning_index(turns, rotary_dim, theta, original_context) for turns in (_FAST, _SLOW))
+    low, high = max(np.floor(low), 0.0), min(np.ceil(high), rotary_dim - 1.0)
+    ramp = np.clip((np.arange(rotary_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+    frequencies = _frequencies(rotary_dim, theta) * (1.0 - ramp + ramp / wide)
+    for row, position in enumerate(positions.tolist()):
+        _rotate((q[row], k[row]), position * frequencies, 1.0 + 0.1 * np.log(wide))
+
+
+def _turning_index(turns: float, rotary_dim: int, theta: np.float32, context: int) -> float:
+    """Return the index, a fraction, of the frequency that turns so often in a context."""
+    return float(rotary_dim * np.log(context / (turns * 2 * np.pi)) / (2 * np.log(np.float64(theta))))
+
+
 def _check(owner: str, positions: Array) -> None:
     wrong = np.argwhere(positions < 0)
     if len(wrong):
@@ -56,9 +83,9 @@ def _frequencies(rotary_dim: int, theta: np.float32) -> Array:
     return np.power(np.float64(theta), exponents)
 
 
-def _rotate(parts: tuple[Array, ...], angles: Array) -> None:
-    """Turn every head ``[H, D]`` of one row by its angles ``[rotary_dim / 2]``."""
-    cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+def _rotate(parts: tuple[Array, ...], angles: Array, scale: float = 1.0) -> None:
+    """Turn every head ``[H, D]`` of one row by its angles ``[rotary_dim / 2]``, and scale what turns."""
+    cosine, sine = (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
     half = angles.size
     for heads in parts:
         first, second = f32(heads[:, :half]), f32(heads[:, half : 2 * half])
