@@ -1,50 +1,38 @@
 """Build a model from a manifest and lookups: layers ask for their kernels here, once, and never again."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kernel_muster.models.dims import HasModelTable, ModelDims, model_dims
+from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.layers.dense_ffn import DenseFfn
 from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.ffn import FfnComponent, NoneFfn
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.layers.moe_ffn import MoeFfn
+from kernel_muster.models.layers.mtp import MtpHead
+from kernel_muster.models.layers.sampler import Sampler
 from kernel_muster.models.layout import WeightPlanner
+from kernel_muster.models.manifest_dims import HasModelTable, model_dims
+from kernel_muster.models.model import Model
 from kernel_muster.models.scratch import Scratch, ScratchPlan
 from kernel_muster.models.weights import GivenWeights, PlanOnly, WeightSource
 from kernel_muster.registry.builders import Maturity
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.weights import Bf16Weight
 
-MATURITY: Maturity = "partial"
+# Complete, and it computes on cpu: a reference for kernels and for other implementations. What serves requests must be
+# production, which needs a decode engine on the device.
+MATURITY: Maturity = "reference"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
 #: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
 MAX_ROWS = 2048
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    """One layer: a mixer (attention or gated delta net) and an FFN."""
-
-    index: int
-    mixer: Attention | Gdn
-    ffn: FfnComponent
-
-
-@dataclass(frozen=True)
-class Model:
-    """A built model; without weights it is a plan that cannot compute."""
-
-    dims: ModelDims
-    embedding: Embedding
-    layers: tuple[DecoderLayer, ...]
-    lm_head: LmHead
-    scratch: Scratch
-    maturity: Maturity = MATURITY
+#: What a model reads. The vision tower of multimodal checkpoints is not built.
+MODALITIES = ("text",)
 
 
 def build_model(
@@ -52,26 +40,71 @@ def build_model(
     kernels: Lookups,
     weights: Mapping[str, Any] | WeightSource | None = None,
     max_rows: int = MAX_ROWS,
+    modalities: Iterable[str] = MODALITIES,
 ) -> Model:
     """Look every kernel up, layer by layer, plan weights and scratch, and return the model.
 
-    Nothing is found globally. A model that cannot be built is UsageError, and a finding of the boot.
+    Nothing is found globally. A model that cannot be built is UsageError, and a finding of the boot; so is one that
+    shall read images: there is no vision tower.
     """
     try:
         dims = model_dims(manifest)
+        check_modalities(dims.name, modalities)
+        if dims.drafter is not None:
+            raise UsageError(f"{dims.name} cannot be built: it is a drafter of {dims.drafter.target}, not a model")
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", str(error))
         raise
+    return build_from_dims(dims, kernels, weights, max_rows)
+
+
+def build_from_dims(
+    dims: ModelDims,
+    kernels: Lookups,
+    weights: Mapping[str, Any] | WeightSource | None = None,
+    max_rows: int = MAX_ROWS,
+) -> Model:
+    """Build a model of any size; the dimensions are the caller's to check."""
+    ctx = open_context(dims, kernels, weights, max_rows)
+    check_requests(dims, kernels, ctx.planner.source)
+    embedding = Embedding(ctx.for_layer("embedding"), dims.vocab, dims.hidden)
+    layers = tuple(build_layer(ctx, dims, index) for index in range(len(dims.layer_kinds)))
+    norm = OutputNorm(ctx.for_layer("final_norm"), dims)
+    lm_head = build_lm_head(ctx, dims, embedding)
+    sampler = Sampler(ctx.for_layer("sampler"))
+    return Model(dims, embedding, layers, norm, lm_head, sampler, build_mtp(ctx, dims), ctx.scratch, max_rows, MATURITY)
+
+
+def check_modalities(name: str, modalities: Iterable[str]) -> None:
+    """Refuse what is not built; UsageError."""
+    if others := sorted(set(modalities) - set(MODALITIES)):
+        raise UsageError(
+            f"{name} cannot be built for {', '.join(others)}: the vision tower is not built; give it text only"
+        )
+
+
+def open_context(
+    dims: ModelDims, kernels: Lookups, weights: Mapping[str, Any] | WeightSource | None, max_rows: int
+) -> LayerContext:
+    """Return what layers are built with; UsageError for weights where layers cannot compute."""
     if weights is not None and not kernels.target.is_cpu:
         raise UsageError(f"{dims.name}: weights on {kernels.target}: layers compute on cpu only, build a plan instead")
     source = GivenWeights(weights) if isinstance(weights, Mapping) else weights or PlanOnly()
-    check_requests(dims, kernels, source)
-    scratch = Scratch(ScratchPlan())
-    ctx = LayerContext(kernels, WeightPlanner(kernels.layouts, source), scratch, max_rows)
-    embedding = Embedding(ctx.for_layer("embedding"), dims.vocab, dims.hidden)
-    layers = tuple(build_layer(ctx, dims, index) for index in range(len(dims.layer_kinds)))
-    lm_head = LmHead(ctx.for_layer("lm_head"), dims.vocab, dims.hidden, dims.quant)
-    return Model(dims, embedding, layers, lm_head, scratch)
+    return LayerContext(kernels, WeightPlanner(kernels.layouts, source), Scratch(ScratchPlan()), max_rows)
+
+
+def build_lm_head(ctx: LayerContext, dims: ModelDims, embedding: Embedding) -> LmHead:
+    """Build the LM head, on the embedding's table where the model has one for both."""
+    table = embedding.table if dims.is_tied else None
+    tied = None if table is None else Bf16Weight(table)
+    return LmHead(ctx.for_layer("lm_head"), dims.vocab, dims.hidden, "bf16" if dims.is_tied else dims.quant, tied)
+
+
+def build_mtp(ctx: LayerContext, dims: ModelDims) -> MtpHead | None:
+    """Build the multi-token-prediction head of a model that has one."""
+    if not dims.mtp_layers or dims.attention is None:
+        return None
+    return MtpHead(ctx.for_layer("mtp"), dims, dims.attention, build_ffn)
 
 
 def build_layer(ctx: LayerContext, dims: ModelDims, index: int) -> DecoderLayer:
@@ -84,15 +117,16 @@ def build_layer(ctx: LayerContext, dims: ModelDims, index: int) -> DecoderLayer:
         mixer = Gdn(ctx.for_layer(f"layers.{index}.gdn"), dims, dims.gdn)
     else:
         raise UsageError(f"{dims.name}: layer {index} is {kind}, whose dimensions are missing")
-    return DecoderLayer(index, mixer, build_ffn(ctx, dims, index))
+    return DecoderLayer(index, mixer, build_ffn(ctx, dims, f"layers.{index}"))
 
 
-def build_ffn(ctx: LayerContext, dims: ModelDims, index: int) -> FfnComponent:
+def build_ffn(ctx: LayerContext, dims: ModelDims, layer: str) -> FfnComponent:
     """Build one layer's FFN: dense, experts, or none."""
     if dims.moe is not None:
-        return MoeFfn(ctx.for_layer(f"layers.{index}.moe"), dims.hidden, dims.moe)
+        return MoeFfn(ctx.for_layer(f"{layer}.moe"), dims.hidden, dims.moe)
     if dims.ffn == "dense":
-        return DenseFfn(ctx.for_layer(f"layers.{index}.ffn"), dims.hidden, dims.intermediate, dims.quant)
+        own = ctx.for_layer(f"{layer}.ffn")
+        return DenseFfn(own, dims.hidden, dims.intermediate, dims.quant, dims.activation)
     return NoneFfn()
 
 
@@ -108,9 +142,8 @@ def check_requests(dims: ModelDims, kernels: Lookups, source: WeightSource) -> N
         for name in ("MUSTER_FP32_ROUTING", "MUSTER_MOE_GROUPED_DECODE"):
             if levers.flag(name):
                 kernels.request_failed(name, f"{dims.name} has no experts")
-    if levers.flag("MUSTER_MTP_GATE_FORCE"):
-        why = "its builder does not build the MTP head" if dims.mtp_layers else "it has no MTP head"
-        kernels.request_failed("MUSTER_MTP_GATE_FORCE", f"{dims.name}: {why}")
+    if levers.flag("MUSTER_MTP_GATE_FORCE") and not dims.mtp_layers:
+        kernels.request_failed("MUSTER_MTP_GATE_FORCE", f"{dims.name}: it has no MTP head")
 
 
 def _attention_quant(dims: ModelDims, source: WeightSource) -> str | None:

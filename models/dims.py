@@ -1,31 +1,51 @@
-"""Dimensions of a model, read from its manifest: the only module here that knows the manifest's tables."""
+"""Dimensions of a model, as layers take them, and what no kernel of these layers could serve."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from kernel_muster.MODEL_toml.schema import AttentionTable, GdnTable, ModelTable, MoeTable
-from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.nvfp4 import GROUP
 
 LayerKind = Literal["attn", "gdn"]
 FfnKind = Literal["dense", "moe", "none"]
 WeightQuant = Literal["nvfp4", "bf16"]
 Router = Literal["softmax", "sigmoid"]
+Activation = Literal["silu"]
 
 # One block routes a token: its shared arrays hold one FP32 score an expert beside the chosen ids and weights, and
 # one counter an expert while sorting. 1024 experts and 32 choices stay below the 48 KB that need no opt-in.
 MAX_EXPERTS, MAX_TOP_K = 1024, 32
 # Sizes that the attention kernels of every target are written for.
 HEAD_DIMS = (64, 128, 256)
-_LAYER_KINDS: dict[str, LayerKind] = {"full": "attn", "gdn": "gdn"}
 
 
-class HasModelTable(Protocol):
-    """What a builder needs of a manifest."""
+@dataclass(frozen=True)
+class YarnDims:
+    """Frequencies stretched for contexts ``factor`` times as long as ``original_context``."""
 
-    @property
-    def model(self) -> ModelTable:
-        """The ``[model]`` table."""
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class RopeDims:
+    """Rotary positions: ``sections`` share the frequencies between time, height and width of a token."""
+
+    theta: float
+    rotary_dim: int
+    sections: tuple[int, ...] = ()
+    is_interleaved: bool = False
+    yarn: YarnDims | None = None
+
+    def problems(self) -> list[str]:
+        """Say what no rotary kernel serves."""
+        found = []
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            found.append(f"rope rotates {self.rotary_dim} dimensions, expected an even number of at least 2")
+        if self.sections and len(self.sections) != 3:
+            found.append(f"rope.mrope_sections has {len(self.sections)} entries, expected 3: time, height, width")
+        if self.yarn is not None and self.is_interleaved:
+            found.append("rope has YaRN and interleaved mrope, no kernel serves both")
+        return found
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,8 @@ class AttentionDims:
     head_dim: int
     gated: bool
     quant: WeightQuant
+    qk_norm: bool = False
+    rope: RopeDims | None = None
 
     @property
     def q_dim(self) -> int:
@@ -97,8 +119,33 @@ class MoeDims:
 
 
 @dataclass(frozen=True)
+class DrafterDims:
+    """A block-diffusion drafter: it reads ``target_layers`` of its target and fills ``gamma`` masks at once."""
+
+    target: str
+    gamma: int
+    window: int
+    mask_id: int
+    target_layers: tuple[int, ...]
+
+    def problems(self, vocab: int) -> list[str]:
+        """Say what makes no sense, all at once."""
+        found = []
+        if self.gamma < 1 or self.window < 1:
+            found.append(f"dflash gamma {self.gamma} and window {self.window}: expected at least 1 each")
+        if not 0 <= self.mask_id < vocab:
+            found.append(f"dflash.mask_token_id is {self.mask_id}, expected 0 to {vocab - 1}")
+        if not self.target_layers or list(self.target_layers) != sorted({*self.target_layers}):
+            found.append(f"dflash.target_layer_ids is {list(self.target_layers)}, expected rising layer numbers")
+        return found
+
+
+@dataclass(frozen=True)
 class ModelDims:
-    """Everything that layers are built from. ``quant`` is that of all projections but attention's own."""
+    """Everything that layers are built from. ``quant`` is that of all projections but attention's own.
+
+    ``mtp_layers`` counts the multi-token-prediction head's layers, ``mtp_quant`` is how its weights are stored.
+    """
 
     name: str
     hidden: int
@@ -113,14 +160,24 @@ class ModelDims:
     intermediate: int
     moe: MoeDims | None
     mtp_layers: int
+    mtp_quant: WeightQuant = "nvfp4"
+    activation: Activation = "silu"
+    is_tied: bool = False
+    drafter: DrafterDims | None = None
 
     def problems(self) -> list[str]:
         """Say what no kernel of these layers could serve, all at once, before any launch."""
         found = []
         if self.attention is not None and self.attention.head_dim not in HEAD_DIMS:
             found.append(f"head_dim is {self.attention.head_dim}, expected one of {', '.join(map(str, HEAD_DIMS))}")
+        if self.attention is not None and self.attention.rope is not None:
+            found += self.attention.rope.problems()
         if self.moe is not None:
             found += _moe_problems(self.moe)
+        if self.mtp_layers > 1:
+            found.append(f"mtp.layers is {self.mtp_layers}, the head is built with one")
+        if self.drafter is not None:
+            found += self.drafter.problems(self.vocab)
         if self.quant == "nvfp4":
             found += [f"{name} is {k}, expected a multiple of {GROUP}" for name, k in self._depths() if k % GROUP]
         return found
@@ -149,60 +206,3 @@ def _moe_problems(moe: MoeDims) -> list[str]:
     if moe.top_k > MAX_TOP_K:
         found.append(f"top_k is {moe.top_k}, the routing kernels' shared arrays hold {MAX_TOP_K}")
     return found
-
-
-def model_dims(manifest: HasModelTable) -> ModelDims:
-    """Read a manifest's dimensions; UsageError names everything that is missing or that no layer supports."""
-    table = manifest.model
-    problems = [f"{path} is missing" for path in table.missing_dimensions]
-    problems += _unsupported(table)
-    if problems:
-        raise UsageError(f"{table.name} cannot be built: {'; '.join(problems)}")
-    dims = _dims(table)
-    if problems := dims.problems():
-        raise UsageError(f"{table.name} cannot be built: {'; '.join(problems)}")
-    return dims
-
-
-def _unsupported(table: ModelTable) -> list[str]:
-    found = []
-    if table.quant not in ("nvfp4", "bf16"):
-        found.append(f"quant is {table.quant}, the layers take nvfp4 and bf16 (nothing is requantised silently)")
-    if table.ffn == "moe" and table.quant == "bf16":
-        found.append("quant is bf16, the expert kernels take nvfp4")
-    if table.moe is not None and not table.moe.renormalise:
-        found.append("moe.renormalise is false, the routing kernels scale the chosen weights to sum 1")
-    return found
-
-
-def _dims(table: ModelTable) -> ModelDims:
-    quant: WeightQuant = "bf16" if table.quant == "bf16" else "nvfp4"
-    return ModelDims(
-        name=table.name,
-        hidden=table.hidden_size or 0,
-        vocab=table.vocab_size or 0,
-        layer_kinds=tuple(_LAYER_KINDS[kind] for kind in table.layer_kinds),
-        ffn=table.ffn or "none",
-        quant=quant,
-        rms_eps=table.rms_norm_eps or 0.0,
-        norm_weight_offset=1.0 if table.rms_norm_zero_centred else 0.0,
-        attention=_attention(table.attention, quant) if table.attention else None,
-        gdn=_gdn(table.gdn) if table.gdn else None,
-        intermediate=table.intermediate_size or 0,
-        moe=_moe(table.moe) if table.moe else None,
-        mtp_layers=table.mtp.layers if table.mtp else 0,
-    )
-
-
-def _attention(table: AttentionTable, quant: WeightQuant) -> AttentionDims:
-    stored: WeightQuant = quant if table.weights == "native" else "bf16"
-    return AttentionDims(table.heads, table.kv_heads, table.head_dim, table.gated, stored)
-
-
-def _gdn(table: GdnTable) -> GdnDims:
-    return GdnDims(table.key_heads, table.key_dim, table.value_heads, table.value_dim, table.conv_width)
-
-
-def _moe(table: MoeTable) -> MoeDims:
-    shared = table.shared_intermediate_size or 0
-    return MoeDims(table.experts, table.top_k, table.intermediate_size, shared, table.router)

@@ -134,11 +134,18 @@ SPECULATION_LEVERS = (
         effects={True: "MTP drafts whatever its throughput", False: "the gate decides"},
     ),
     Lever(
+        name="MUSTER_MTP_PREFILL",
+        kind="bool",
+        default=True,
+        doc="Let the MTP head read the prompt into a cache of its own; without it, drafts know what came after.",
+        effects={True: "the MTP head's cache holds the prompt", False: "the MTP head's cache begins at its last token"},
+    ),
+    Lever(
         name="MUSTER_DFLASH_COMMIT_CTX",
         kind="bool",
         default=True,
-        doc="Commit every accepted token to the block-diffusion drafter's context.",
-        effects={True: "the drafter sees every committed token", False: "the drafter's context stops growing"},
+        doc="Commit every token, after a plain pass and after an accept, to the block-diffusion drafter's context.",
+        effects={True: "the drafter sees every committed token", False: "the drafter's context stays empty"},
     ),
 )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kernel_muster.MODEL_toml import manifest_folder
 from kernel_muster.models.build import MATURITY, MODEL_TYPES, build_model
+from kernel_muster.models.drafter import DRAFTER_TYPES, build_drafter
 from kernel_muster.models.levers import MODEL_LEVERS
 from kernel_muster.registry.builders import ModelBuilder
 from kernel_muster.registry.hookspecs import hookimpl
@@ -13,8 +14,11 @@ from kernel_muster.registry.levers import Lever
 
 @hookimpl
 def muster_models() -> Iterable[ModelBuilder]:
-    """Return the builder of the hybrid decoder family."""
-    return [ModelBuilder("hybrid_decoder", MODEL_TYPES, MATURITY, build_model)]
+    """Return the builders of the hybrid decoder family and of its drafter, each with its maturity."""
+    return [
+        ModelBuilder("hybrid_decoder", MODEL_TYPES, MATURITY, build_model),
+        ModelBuilder("block_diffusion_drafter", DRAFTER_TYPES, MATURITY, build_drafter),
+    ]
 
 
 @hookimpl

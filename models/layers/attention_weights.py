@@ -14,16 +14,6 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle
 
 
-def stored_quant(ctx: LayerContext, dims: AttentionDims) -> str:
-    """Return the quantisation of the weights that were found, else the manifest's; UsageError if no kernel reads it."""
-    stored = ctx.planner.source.quant_of(f"{ctx.label}.q_proj") or dims.quant
-    if stored not in ("nvfp4", "bf16"):
-        raise UsageError(
-            f"{ctx.label}.q_proj is quantised as {stored}, expected nvfp4 or bf16; nothing is requantised silently"
-        )
-    return stored
-
-
 def _shapes(hidden: int, dims: AttentionDims) -> dict[str, tuple[int, int]]:
     return {
         "q_proj": (dims.q_rows, hidden),

@@ -46,6 +46,15 @@ class LayerContext:
         """Describe a projection ``(N, K)`` of this layer."""
         return WeightSpec(f"{self.label}.{name}", (rows, columns), quant)
 
+    def stored(self, name: str, default: str) -> str:
+        """Return how a weight was found to be quantised, else the default; UsageError if no kernel reads that."""
+        stored = self.planner.source.quant_of(f"{self.label}.{name}") or default
+        if stored not in ("nvfp4", "bf16"):
+            raise UsageError(
+                f"{self.label}.{name} is quantised as {stored}, expected nvfp4 or bf16; nothing is requantised silently"
+            )
+        return stored
+
     def array(self, name: str, *shape: int) -> Any | None:
         """Return a small BF16 array of this layer, or None in a plan."""
         return self.planner.array(f"{self.label}.{name}", *shape)

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from kernel_muster.models.layers.activation import activation_kernel
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.ffn import forced_arm
@@ -29,7 +30,9 @@ class DenseFfn:
     is_dense = True
     fp32_routing_active = False
 
-    def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, quant: str) -> None:
+    def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, quant: str, activation: str = "silu") -> None:
+        quant = ctx.stored("gate_proj", quant)
+        self._activation = activation
         make = self._nvfp4 if quant == "nvfp4" else self._bf16
         self.swiglu = make(ctx, hidden, intermediate)
         self.arms: tuple[FfnArm, ...] = tuple(arm for arm in DENSE_ARMS if arm != "km" or quant == "nvfp4")
@@ -41,14 +44,14 @@ class DenseFfn:
         tiers = {**exact_tiers(kernels), **batch_tiers(kernels)}
         duals = dual_tiers(kernels)
         tiles = tile_kernels(kernels)
-        silu_mul = kernels.kernel("silu", "silu_mul")
+        silu_mul = activation_kernel(kernels, self._activation)
         # FP4 x FP4 would change the activations' numerics: it gets an arm when somebody ships and measures one.
         self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm")
         return nvfp4_swiglu(ctx, "", (hidden, intermediate), tiers, duals, tiles, silu_mul)
 
     def _bf16(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
         dense = bf16_kernels(ctx.kernels)
-        silu_mul = ctx.kernels.kernel("silu", "silu_mul")
+        silu_mul = activation_kernel(ctx.kernels, self._activation)
         return bf16_swiglu(ctx, (hidden, intermediate), dense, silu_mul)
 
     def moe_grouped_decode_ok(self, rows: int) -> bool:

@@ -1,36 +1,29 @@
-"""Gated delta net: its norms and projections.
+"""Gated delta net: norms, projections, short convolution, and the gated delta rule over recurrent states.
 
-Activations are BF16 ``(M, features)``. The mixer between them (convolution, delta rule) reads what
-:meth:`Gdn.project` returns.
+Activations are BF16 ``(M, features)``, gates and states FP32, the convolution's state BF16; states stand in the
+caller's pools.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims, ModelDims
-from kernel_muster.models.layers.context import LayerContext, new_rows
-from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, exact_tiers, tile_kernels
-from kernel_muster.models.layers.interleave import split_qkvz
+from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.layers.delta_rule import DeltaRule, GdnInputs
+from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers, bf16_kernels, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.layers.norm import GatedRmsNorm, RmsNorm
 from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.state import Recurrent
 from kernel_muster.registry.handles import AnyHandle
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
 
 
-@dataclass(frozen=True)
-class GdnInputs:
-    """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``."""
-
-    qkv: Any
-    z: Any
-    ba: Any
-
-
 class Gdn:
-    """Norms, input and output projections of one layer; every lookup is made here."""
+    """One layer's mixer; every lookup is made here or in its delta rule."""
 
     def __init__(self, ctx: LayerContext, model: ModelDims, dims: GdnDims) -> None:
         kernels = ctx.kernels
@@ -39,44 +32,84 @@ class Gdn:
         rms_norm_gated = kernels.kernel("norm", "rms_norm_gated")
         dense = bf16_kernels(kernels)
         self._qkvz_one: AnyHandle | None = None
-        qkvz = ctx.spec("qkvz_proj", dims.qkvz_rows, model.hidden, model.quant)
-        self.qkvz: Linear
-        self.out: Linear
-        out = ctx.spec("out_proj", model.hidden, dims.z_dim, model.quant)
-        if model.quant == "nvfp4":
-            self._qkvz_one = kernels.kernel("w4a16_gemv", "w4a16_gemv_qkvz", when=_NVFP4)
-            tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
-            tiles = tile_kernels(kernels, _NVFP4)
-            self.qkvz = Nvfp4Linear(ctx, qkvz, tiers, tiles, [self._qkvz_one])
-            self.out = Nvfp4Linear(ctx, out, tiers, tiles)
-        else:
-            self.qkvz, self.out = Bf16Linear(ctx, qkvz, dense), Bf16Linear(ctx, out, dense)
-        # beta and alpha decide what the state forgets: two rows a value head, kept unquantised.
+        self.qkvz, self.out = self._projections(ctx, model, dims, dense)
+        self._split_qkvz = kernels.kernel("ssm_preprocess", "deinterleave_qkvz")
+        self._gates = kernels.kernel("ssm_preprocess", "compute_gdn_gates")
+        self.rule = DeltaRule(ctx, dims, model.rms_eps)
+        # beta and alpha decide what the state forgets: two rows a value head (all of beta, all of alpha), unquantised.
         self.ba = Bf16Linear(ctx, ctx.spec("ba_proj", dims.ba_rows, model.hidden, "bf16"), dense)
+        self._a_log, self._dt_bias = (_f32(ctx.array(name, dims.value_heads)) for name in ("a_log", "dt_bias"))
         constants = (model.rms_eps, model.norm_weight_offset)
         self.input_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("input_norm", model.hidden), *constants)
         self.post_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("post_norm", model.hidden), *constants)
-        self.head_norm = GatedRmsNorm(rms_norm_gated, ctx.array("norm", dims.value_dim), model.rms_eps)
+        self.head_norm = GatedRmsNorm(rms_norm_gated, self.rule.norm_weight, model.rms_eps)
         self.dims, self._scratch = dims, ctx.scratch
         self.used: Counter[str] = Counter()  # launches that split what they project
         ctx.plan_scratch(_USER, "gdn.qkvz", 2 * ctx.max_rows * dims.qkvz_rows, (0, 0))
         ctx.plan_scratch(_USER, "gdn.normed", 2 * ctx.max_rows * dims.z_dim, (1, 1))
 
+    def _projections(
+        self, ctx: LayerContext, model: ModelDims, dims: GdnDims, dense: Bf16Kernels
+    ) -> tuple[Linear, Linear]:
+        """Make the input and the output projection, each as its weights were found."""
+        kernels = ctx.kernels
+        made: list[Linear] = []
+        shapes = {"qkvz_proj": (dims.qkvz_rows, model.hidden), "out_proj": (model.hidden, dims.z_dim)}
+        quants = {name: ctx.stored(name, model.quant) for name in shapes}
+        if "nvfp4" in quants.values():
+            self._qkvz_one = kernels.kernel("w4a16_gemv", "w4a16_gemv_qkvz", when=_NVFP4)
+            tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
+            tiles = tile_kernels(kernels, _NVFP4)
+        for name, shape in shapes.items():
+            spec = ctx.spec(name, *shape, quants[name])
+            if quants[name] == "bf16":
+                made.append(Bf16Linear(ctx, spec, dense))
+                continue
+            fused = [self._qkvz_one] if name == "qkvz_proj" and self._qkvz_one is not None else []
+            made.append(Nvfp4Linear(ctx, spec, tiers, tiles, fused))
+        if quants["qkvz_proj"] == "bf16":
+            self._qkvz_one = None
+        return made[0], made[1]
+
+    def forward(self, x: Any, batch: Batch, states: Recurrent) -> Any:
+        """Return the mixed rows ``(M, H)`` of normalised rows x; the states are moved on by them.
+
+        A verify pass leaves the states after each row in ``states.rows``.
+        """
+        inputs = self.project(x, batch.phase)
+        decay, beta = self.gates(inputs.ba)
+        mixed, is_normed = self.rule.mix(inputs, decay, beta, batch, states)
+        if not is_normed:
+            return self.output(mixed, inputs.z, batch.phase)
+        out = new_rows(mixed, self.out.weight.spec.shape[0])
+        self.out.forward(mixed, out, batch.phase)
+        return out
+
     def project(self, x: Any, phase: Phase) -> GdnInputs:
         """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it."""
         dims = self.dims
         found = GdnInputs(new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim), new_rows(x, dims.ba_rows))
-        heads = (dims.key_heads, dims.key_dim, dims.value_heads, dims.value_dim)
+        into = {**self.rule.heads, "out_qkv": found.qkv, "out_z": found.z}
         if x.shape[0] == 1 and self._qkvz_one is not None:
-            w = self.qkvz.weight.copy_for(self._qkvz_one)
-            self._qkvz_one(x, w, *heads, found.qkv, found.z)
+            self._qkvz_one(x=x, w=self.qkvz.weight.copy_for(self._qkvz_one), **into)
             self.used["qkvz"] += 1
         else:
             with self._scratch.lease("gdn.qkvz", _USER, (x.shape[0], dims.qkvz_rows)) as fused:
                 self.qkvz.forward(x, fused, phase)
-                split_qkvz(fused, *heads, found.qkv, found.z)
+                self._split_qkvz(qkvz=fused, **into)
         self.ba.forward(x, found.ba, phase)
         return found
+
+    def gates(self, ba: Any) -> tuple[Any, Any]:
+        """Return decay and beta FP32 ``(M, value_heads)`` of rows ``[beta of all value heads | alpha of all]``."""
+        heads = self.dims.value_heads
+        decay = np.empty_like(ba, dtype=np.float32, shape=(ba.shape[0], heads))
+        beta = np.empty_like(decay)
+        self._gates(
+            a=ba[:, heads:], b=ba[:, :heads], a_log=needed(self._a_log, "a_log"),
+            dt_bias=needed(self._dt_bias, "dt_bias"), out_decay=decay, out_beta=beta,
+        )  # fmt: skip
+        return decay, beta
 
     def output(self, mixed: Any, z: Any, phase: Phase) -> Any:
         """Return ``out_proj(norm(mixed) * silu(z))`` of ``(M, value_heads * value_dim)``, normed over each head."""
@@ -86,3 +119,12 @@ class Gdn:
             self.head_norm.forward(mixed.reshape(heads), z.reshape(heads), normed.reshape(heads))
             self.out.forward(normed, out, phase)
         return out
+
+    def leave(self, mixed: Any, residual: Any) -> Any:
+        """Return the result of a layer that has no FFN: the next norm adds it to the residual."""
+        return mixed
+
+
+def _f32(array: Any | None) -> Any | None:
+    """Return an array as FP32, exactly; kernels read rates and biases in that type only."""
+    return None if array is None else array.astype(np.float32)

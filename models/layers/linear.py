@@ -67,9 +67,10 @@ class Nvfp4Linear:
 class Bf16Linear:
     """A projection with BF16 weights."""
 
-    def __init__(self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels) -> None:
+    def __init__(self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels, value: Any = None) -> None:
         whole = [] if kernels.gemm is None else [kernels.gemm]
-        self.weight: PlannedWeight = ctx.planner.plan(spec, {DECODE: [kernels.single, kernels.batchm], "GEMM": whole})
+        readers = {DECODE: [kernels.single, kernels.batchm], "GEMM": whole}
+        self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
         self.used: Counter[str] = Counter()
         self._kernels = kernels
         self._has_batch = self.weight.serves(kernels.batchm)

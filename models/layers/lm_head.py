@@ -12,10 +12,14 @@ _NVFP4, _BF16 = "the LM head is NVFP4", "the LM head is BF16"
 
 
 class LmHead:
-    """The output projection ``(V, H)``; more than 16 rows go in chunks of 16: every prompt needs its last row only."""
+    """The output projection ``(V, H)``; more than 16 rows go in chunks of 16: every prompt needs its last row only.
 
-    def __init__(self, ctx: LayerContext, vocab: int, hidden: int, quant: str) -> None:
+    ``tied`` is the embedding's table as a weight, where the model has one for both.
+    """
+
+    def __init__(self, ctx: LayerContext, vocab: int, hidden: int, quant: str, tied: Any = None) -> None:
         kernels = ctx.kernels
+        quant = "bf16" if tied is not None else ctx.stored("weight", quant)
         spec = ctx.spec("weight", vocab, hidden, quant)
         self.linear: Linear
         if quant == "nvfp4":
@@ -29,7 +33,7 @@ class LmHead:
         else:
             single = kernels.kernel("gemv", "dense_gemv_bf16", when=_BF16)
             batchm = kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=_BF16)
-            self.linear = Bf16Linear(ctx, spec, Bf16Kernels(single, batchm, None))
+            self.linear = Bf16Linear(ctx, spec, Bf16Kernels(single, batchm, None), tied)
         self._argmax = kernels.kernel("argmax", "argmax_bf16")
 
     def forward(self, x: Any) -> Any:

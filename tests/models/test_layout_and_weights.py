@@ -50,7 +50,7 @@ def test_plan_builds_what_chosen_kernels_declare_once_each(make_context: Make) -
 def test_plan_does_not_build_a_copy_that_no_kernel_can_make(make_context: Make) -> None:
     _, transposed, _ = handles(make_context)
     odd = replace(transposed.spec, weight_layout="supertiles", prepare=None)
-    handle = Handle(transposed.key, odd, transposed.contract, transposed.provider)
+    handle = Handle(transposed.key, odd, transposed.contract, transposed.provider, transposed._runner)
     layouts = LayoutPlan()
     weight = WeightPlanner(layouts, PlanOnly()).plan(SPEC, {"decode": [handle]})
     assert [(copy.layout, copy.is_built) for copy in layouts.missing] == [("supertiles", False)]

@@ -10,7 +10,7 @@ CARRIED = {
     "MUSTER_W4A16_VARIANT", "MUSTER_W4A16_K64_MIN_K", "MUSTER_NO_W4A16_K64", "MUSTER_NO_TGEMM_PIPELINE3",
     "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_MOE_GROUPED_DECODE", "MUSTER_MOE_GROUPED_DECODE",
     "MUSTER_FP32_ROUTING", "MUSTER_FP4_PROJ_DECODE", "MUSTER_QKV_ARM", "MUSTER_MTP_GATE_FORCE",
-    "MUSTER_DFLASH_COMMIT_CTX",
+    "MUSTER_DFLASH_COMMIT_CTX", "MUSTER_MTP_PREFILL",
 }  # fmt: skip
 KILLS = ["MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64"]
 
@@ -59,5 +59,6 @@ def test_lever_junk_is_refused(name: str, junk: str) -> None:
 def test_plugin_offers_levers_builder_and_manifests(catalog: Catalog) -> None:
     assert set(BY_NAME) <= {lever.name for lever in catalog.levers}
     assert any({"qwen3_5", "qwen3_6_moe", "qwen3_5_moe"} <= set(b.model_types) for b in catalog.builders)
-    assert all(builder.maturity == "partial" for builder in catalog.builders)
+    assert any("dflash" in builder.model_types for builder in catalog.builders)
+    assert all(builder.maturity == "reference" for builder in catalog.builders)
     assert any((folder / "qwen3.6-27b" / "MODEL.toml").is_file() for folder in catalog.manifest_folders)

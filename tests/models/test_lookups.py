@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kernel_muster.MODEL_toml import load_manifest, manifest_folder
 from kernel_muster.models.build import build_model
+from kernel_muster.models.drafter import build_drafter
 from kernel_muster.registry.lookups import Lookups, LookupSession
 
 Make = Callable[..., LookupSession]
@@ -23,8 +24,23 @@ N64 = "o w4a16::w4a16_gemm_t_k64_n64_p3"
 TILES = {"r w4a16::w4a16_gemm", "r w4a16::w4a16_gemm_t_m128", T_CHAIN, K64_CHAIN, N64}
 GATE = {"r residual_add::sigmoid_gate_mul", "r residual_add::sigmoid_gate_mul_batched"}
 FP4 = "o w4a4::w4a4_gemm_mfast"
-ATTENTION = NORMS | DENSE | EXACT | BATCH | DUAL | QG | TILES | GATE | {"r residual_add::bf16_residual_add", FP4}
-GDN = NORMS | DENSE | EXACT | BATCH | TILES | {"r norm::rms_norm_gated", "r w4a16_gemv::w4a16_gemv_qkvz"}
+SPLIT = {"r ssm_preprocess::deinterleave_qg"}
+ROPE, MROPE = {"r rope::rope_forward"}, {"o rope::rope_mrope_interleaved"}
+PAGED = {"r kv_cache::kv_cache_append", "r paged_decode::paged_decode_attn", "r prefill_paged::prefill_paged_attn"}
+# What every attention asks for, whatever its weights and positions are.
+MIXER = NORMS | DENSE | PAGED | {"r residual_add::bf16_residual_add"}
+TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | TILES | GATE | SPLIT | ROPE | {FP4}
+ATTENTION = TEXT_ATTENTION | MROPE
+RULE = {
+    "r causal_conv1d::causal_conv1d_update",
+    "r causal_conv1d::causal_conv1d_update_prefill",
+    "o causal_conv1d::causal_conv1d_verify_n",
+    *(f"r gated_delta_rule::gated_delta_rule_{form}" for form in ("decode", "prefill", "chunk2", "chunk3")),
+    *(f"o gated_delta_rule::gated_delta_rule_{f}" for f in ("decode_strided", "decode_norm_strided", "verify_n")),
+    "r ssm_preprocess::deinterleave_qkvz",
+    "r ssm_preprocess::compute_gdn_gates",
+}
+GDN = NORMS | DENSE | EXACT | BATCH | TILES | RULE | {"r norm::rms_norm_gated", "r w4a16_gemv::w4a16_gemv_qkvz"}
 FFN = EXACT | BATCH | DUAL | TILES | {"r silu::silu_mul", "o w4a4::w4a4_gemm"}
 ROUTED = {
     "r gemm::dense_gemm_bf16",
@@ -45,6 +61,10 @@ HEAD = {
     "r argmax::argmax_bf16",
 }  # fmt: skip
 EMBEDDING = {"r embedding::gather"}
+SAMPLER = {"o sampling::sample_top_k_top_p", "o sampling::verify_greedy"}
+TOP = HEAD | EMBEDDING | SAMPLER
+FP8 = {"o w4a16::fp8_gemm_t_row_scaled", "o w4a16::fp8_gemm_t_row_scaled_m16"}
+DRAFTER = MIXER | EXACT | BATCH | DUAL | TILES | {FP4, "r rope::rope_yarn"} | FFN | FP8
 
 
 def manifest(name: str, **changes: Any) -> Any:
@@ -52,12 +72,12 @@ def manifest(name: str, **changes: Any) -> Any:
     loaded, findings = load_manifest(manifest_folder() / name / "MODEL.toml")
     assert loaded is not None
     assert findings == []
-    return SimpleNamespace(model=loaded.model.model_copy(update={"num_layers": 4, **changes}))
+    return SimpleNamespace(model=loaded.model.model_copy(update={"num_layers": 4, **changes}), dflash=loaded.dflash)
 
 
 def build(make_session: Make, name: str, without: tuple[str, ...] = (), **levers: object) -> Lookups:
     kernels = Lookups(make_session(without, **levers))
-    build_model(manifest(name), kernels)
+    (build_drafter if "dflash" in name else build_model)(manifest(name), kernels)
     return kernels
 
 
@@ -76,29 +96,49 @@ def of_layer(rows: Any, layer: str) -> set[str]:
     ("qwen3.6-27b", "layers.3.attn", ATTENTION),
     ("qwen3.6-27b", "layers.1.ffn", FFN),
     ("qwen3.6-27b", "lm_head", HEAD),
-    ("holo-3.1-35b-a3b", "layers.3.attn", ATTENTION),
+    ("holo-3.1-35b-a3b", "layers.3.attn", TEXT_ATTENTION),
+    ("qwen3.6-35b-a3b", "final_norm", NORMS),
+    ("qwen3.6-35b-a3b", "sampler", SAMPLER),
+    ("qwen3.6-35b-a3b", "mtp", EXACT | BATCH | TILES | {"r norm::rms_norm"}),
+    ("qwen3.6-35b-a3b", "mtp.0.attn", ATTENTION),
+    ("qwen3.6-35b-a3b", "mtp.0.moe", MOE),
+    ("qwen3.6-27b", "mtp.0.ffn", FFN),
+    ("ornith-1.0-35b", "mtp.0.attn", ATTENTION),
+    ("qwen3.6-35b-a3b-dflash", "layers.1.attn", DRAFTER - FFN - FP8 | EXACT | BATCH | DUAL | TILES),
+    ("qwen3.6-35b-a3b-dflash", "layers.1.ffn", FFN),
+    ("qwen3.6-35b-a3b-dflash", "context", EXACT | BATCH | TILES | FP8),
 ])  # fmt: skip
 def test_layer_looks_up_exactly_its_table(make_session: Make, asked: Any, name: str, layer: str, expected: Any) -> None:
     assert of_layer(asked(build(make_session, name)), layer) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [
-    ("qwen3.6-35b-a3b", ATTENTION | GDN | MOE | HEAD | EMBEDDING),
-    ("qwen3.6-27b", ATTENTION | GDN | FFN | HEAD | EMBEDDING),
+    ("qwen3.6-35b-a3b", ATTENTION | GDN | MOE | TOP),
+    ("qwen3.6-27b", ATTENTION | GDN | FFN | TOP),
+    ("holo-3.1-35b-a3b", TEXT_ATTENTION | GDN | MOE | TOP),
+    ("qwen3.6-35b-a3b-dflash", DRAFTER | HEAD | EMBEDDING),
 ])  # fmt: skip
 def test_model_looks_up_nothing_else_and_labels_every_layer(
     make_session: Make, asked: Any, name: str, expected: set[str]
 ) -> None:
     rows = asked(build(make_session, name))
     assert set(rows) == expected
+    assert {layer for row in rows.values() for layer in row.layers} == labels(name)
+
+
+def labels(name: str) -> set[str]:
+    top = {"lm_head", "embedding", "final_norm"}
+    if "dflash" in name:
+        own = {f"layers.{i}.{part}" for i in range(4) for part in ("attn", "ffn")}
+        return top | own | {"context", "context.norm"}
     ffn = "moe" if "35b" in name else "ffn"
     mixers = {"layers.0.gdn", "layers.1.gdn", "layers.2.gdn", "layers.3.attn"}
-    labels = mixers | {f"layers.{i}.{ffn}" for i in range(4)} | {"lm_head", "embedding"}
-    assert {layer for row in rows.values() for layer in row.layers} == labels
+    mtp = set() if "holo" in name else {"mtp", "mtp.0.attn", f"mtp.0.{ffn}", "mtp.norm"}
+    return top | mixers | mtp | {f"layers.{i}.{ffn}" for i in range(4)} | {"sampler"}
 
 
 def test_dispatch_sites_are_lines_of_layers_and_not_of_helpers(make_session: Make, asked: Any) -> None:
-    for name in ("qwen3.6-35b-a3b", "qwen3.6-27b"):
+    for name in ("qwen3.6-35b-a3b", "qwen3.6-27b", "qwen3.6-35b-a3b-dflash"):
         for row in asked(build(make_session, name)).values():
             assert row.sites
             assert all("models/layers/" in site for site in row.sites)
@@ -113,7 +153,7 @@ def test_dispatch_sites_are_lines_of_layers_and_not_of_helpers(make_session: Mak
 def test_kill_switch_issues_no_lookup_and_off_keeps_it(
     make_session: Make, asked: Any, lever: str, gone: str, left: str | None
 ) -> None:
-    everything = ATTENTION | GDN | FFN | HEAD | EMBEDDING
+    everything = ATTENTION | GDN | FFN | TOP
     killed = set(asked(build(make_session, "qwen3.6-27b", **{lever: "1"})))
     assert killed == (everything - {gone}) | ({left} if left else set())
     assert set(asked(build(make_session, "qwen3.6-27b", **{lever: "0"}))) == everything
@@ -136,6 +176,7 @@ def test_fp32_routing_asks_for_its_kernel_in_the_router_place(make_session: Make
     row = rows["o moe::moe_router_logits_f32"]
     assert row.requested_by == "MUSTER_FP32_ROUTING"
     assert not any(layer.endswith(".moe") for layer in rows["r gemm::dense_gemm_bf16"].layers)
+    assert "mtp.0.moe" in row.layers
 
 
 def test_requantising_asks_for_the_quantiser_in_attention_only(make_session: Make, asked: Any) -> None:
@@ -149,14 +190,14 @@ def test_requantising_asks_for_the_quantiser_in_attention_only(make_session: Mak
 
 def test_bf16_attention_that_is_kept_asks_for_no_nvfp4_kernel(make_session: Make, asked: Any) -> None:
     kept = of_layer(asked(build(make_session, "ornith-1.0-35b")), "layers.3.attn")
-    assert kept == NORMS | DENSE | GATE | {"r residual_add::bf16_residual_add"}
+    assert kept == MIXER | GATE | SPLIT | ROPE | MROPE
 
 
 def test_ungated_attention_asks_for_no_gate(make_session: Make, asked: Any) -> None:
     attention = manifest("qwen3.6-27b").model.attention.model_copy(update={"gated": False})
     kernels = Lookups(make_session())
     build_model(manifest("qwen3.6-27b", attention=attention), kernels)
-    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE
+    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE - SPLIT
 
 
 def test_sigmoid_router_asks_for_the_sigmoid_too_and_no_shared_expert_for_none(make_session: Make, asked: Any) -> None:

@@ -1,0 +1,112 @@
+"""The block-diffusion drafter as a model: built alone as a plan, or beside its target, whose embedding it shares."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernel_muster.models.batch import Batch
+from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_requests, open_context
+from kernel_muster.models.dims import DrafterDims, ModelDims
+from kernel_muster.models.layers.decoder import OutputNorm
+from kernel_muster.models.layers.dflash import DrafterContext, DrafterLayer, drafter_layer
+from kernel_muster.models.layers.embedding import Embedding
+from kernel_muster.models.layers.lm_head import LmHead
+from kernel_muster.models.manifest_dims import HasModelTable, model_dims
+from kernel_muster.models.model import Model
+from kernel_muster.models.scratch import Scratch
+from kernel_muster.models.state import ModelState
+from kernel_muster.models.weights import WeightSource
+from kernel_muster.registry.builders import Maturity
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.lookups import Lookups
+
+DRAFTER_TYPES = ("dflash",)
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A built drafter; without weights it is a plan that cannot compute."""
+
+    dims: ModelDims
+    drafter: DrafterDims
+    embedding: Embedding
+    context: DrafterContext
+    layers: tuple[DrafterLayer, ...]
+    norm: OutputNorm
+    lm_head: LmHead
+    scratch: Scratch
+    maturity: Maturity = MATURITY
+
+    def forward(self, batch: Batch, state: ModelState) -> Any:
+        """Return the normalised rows ``(M, H)`` of blocks: the last token, and masks that stand for what follows."""
+        residual = self.embedding.forward(batch.ids)
+        pending: Any | None = None
+        for index, layer in enumerate(self.layers):
+            pending = layer.forward(pending, residual, batch, state.kv[index])
+        return self.norm.forward(pending, residual)
+
+
+def build_drafter(
+    manifest: HasModelTable,
+    kernels: Lookups,
+    weights: Mapping[str, Any] | WeightSource | None = None,
+    target: Model | None = None,
+    max_rows: int = MAX_ROWS,
+) -> Drafter:
+    """Look every kernel up and return the drafter; beside a target it takes its embedding and its LM head.
+
+    A drafter that cannot be built is UsageError, and a finding of the boot.
+    """
+    try:
+        dims = model_dims(manifest)
+        if dims.drafter is None:
+            raise UsageError(f"{dims.name} cannot be built: its manifest has no [dflash] table")
+    except UsageError as error:
+        kernels.request_failed(f"manifest {manifest.model.name}", str(error))
+        raise
+    return drafter_from_dims(dims, kernels, weights, target, max_rows)
+
+
+def drafter_from_dims(
+    dims: ModelDims,
+    kernels: Lookups,
+    weights: Mapping[str, Any] | WeightSource | None = None,
+    target: Model | None = None,
+    max_rows: int = MAX_ROWS,
+) -> Drafter:
+    """Build a drafter of any size; UsageError if it does not fit its target."""
+    drafter = dims.drafter
+    if drafter is None:
+        raise UsageError(f"{dims.name} is no drafter")
+    if target is not None:
+        check_target(dims, drafter, target.dims)
+    ctx = open_context(dims, kernels, weights, max_rows)
+    check_requests(dims, kernels, ctx.planner.source)
+    if target is None:
+        embedding = Embedding(ctx.for_layer("embedding"), dims.vocab, dims.hidden)
+        lm_head = build_lm_head(ctx, dims, embedding)
+    else:
+        embedding, lm_head = target.embedding, target.lm_head
+    return Drafter(
+        dims,
+        drafter,
+        embedding,
+        DrafterContext(ctx.for_layer("context"), dims, len(drafter.target_layers)),
+        tuple(drafter_layer(ctx, dims, index) for index in range(len(dims.layer_kinds))),
+        OutputNorm(ctx.for_layer("final_norm"), dims),
+        lm_head,
+        ctx.scratch,
+    )
+
+
+def check_target(dims: ModelDims, drafter: DrafterDims, target: ModelDims) -> None:
+    """Refuse a target that the drafter was not made for; UsageError names everything."""
+    found = [] if target.name == drafter.target else [f"it drafts for {drafter.target}"]
+    for name in ("hidden", "vocab"):
+        mine, other = getattr(dims, name), getattr(target, name)
+        found += [] if mine == other else [f"{name} is {mine}, the target's {other}"]
+    last = len(target.layer_kinds) - 1
+    if drafter.target_layers[-1] > last:
+        found.append(f"it reads layer {drafter.target_layers[-1]}, the target's last is {last}")
+    if found:
+        raise UsageError(f"{dims.name} does not fit {target.name}: {'; '.join(found)}")

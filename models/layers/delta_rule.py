@@ -1,0 +1,142 @@
+"""The recurrent part of a gated delta net: short convolution, then the gated delta rule.
+
+Every form advances a state by the same step, row by row: a state does not depend on how rows were cut into launches.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.batch import Batch
+from kernel_muster.models.dims import GdnDims
+from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.policy.gdn import FUSED_VERIFY_ROWS, GdnArm, decode_arm, verify_arm
+from kernel_muster.models.state import Recurrent
+
+_SEVERAL = "several sequences decode at once"
+_VERIFIES = "drafts are verified"
+
+
+@dataclass(frozen=True)
+class GdnInputs:
+    """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``."""
+
+    qkv: Any
+    z: Any
+    ba: Any
+
+
+class DeltaRule:
+    """Handles of both kernels in all their forms, and the arm that serves a pass."""
+
+    def __init__(self, ctx: LayerContext, dims: GdnDims, eps: float) -> None:
+        kernels, rule = ctx.kernels, "gated_delta_rule"
+        self._conv = kernels.kernel("causal_conv1d", "causal_conv1d_update")
+        self._conv_prefill = kernels.kernel("causal_conv1d", "causal_conv1d_update_prefill")
+        self._conv_verify = kernels.try_kernel("causal_conv1d", "causal_conv1d_verify_n", when=_VERIFIES)
+        self._decode = kernels.kernel(rule, "gated_delta_rule_decode")
+        self._prefill = kernels.kernel(rule, "gated_delta_rule_prefill")
+        self._chunks = {
+            2: kernels.kernel(rule, "gated_delta_rule_chunk2", when=_VERIFIES),
+            3: kernels.kernel(rule, "gated_delta_rule_chunk3", when=_VERIFIES),
+        }
+        self._strided = kernels.try_kernel(rule, "gated_delta_rule_decode_strided", when=_SEVERAL)
+        self._norm_strided = kernels.try_kernel(rule, "gated_delta_rule_decode_norm_strided", when=_SEVERAL)
+        self._verify = kernels.try_kernel(rule, "gated_delta_rule_verify_n", when=_VERIFIES)
+        self.heads = {
+            "key_heads": dims.key_heads, "key_dim": dims.key_dim,
+            "value_heads": dims.value_heads, "value_dim": dims.value_dim,
+        }  # fmt: skip
+        self._weight = ctx.array("conv1d", dims.qkv_dim, dims.conv_width)
+        self.norm_weight = ctx.array("norm", dims.value_dim)
+        self._dims, self._eps = dims, eps
+        self.used: dict[GdnArm, int] = {}
+
+    def mix(
+        self, inputs: GdnInputs, decay: Any, beta: Any, batch: Batch, states: Recurrent
+    ) -> tuple[Any, bool]:  # fmt: skip
+        """Return mixed rows ``(M, value_heads * value_dim)``, and whether the gated norm is in them already."""
+        out = new_rows(inputs.z, self._dims.z_dim)
+        arm = self._arm(batch)
+        self.used[arm] = self.used.get(arm, 0) + 1
+        if batch.phase == "verify":
+            self._verify_rows(arm, inputs, decay, beta, batch, states, out)
+            return out, False
+        shared = {"decay": decay, "beta": beta, **self.heads, "state": states.ssm}
+        if batch.phase == "prefill":
+            qkv = self._convolved(inputs.qkv, batch, states)
+            self._prefill(qkv=qkv, cu_rows=batch.cu_rows, **shared, slots=batch.state_slots, out=out)
+            return out, False
+        qkv = new_rows(inputs.qkv, self._dims.qkv_dim)
+        self._conv(
+            x=inputs.qkv, weight=needed(self._weight, "conv1d"), state=states.conv, slots=batch.state_slots, out=qkv
+        )
+        if arm == "norm_strided":
+            norm = {"gate": inputs.z, "norm_weight": needed(self.norm_weight, "norm"), "eps": self._eps}
+            self._norm_strided(qkv=qkv, **norm, **shared, slots=batch.state_slots, out=out)
+        elif arm == "strided":
+            self._strided(qkv=qkv, **shared, slots=batch.state_slots, out=out)
+        else:
+            for row in range(batch.rows):
+                self._step(slice(row, row + 1), batch.state_slots[row : row + 1], qkv, decay, beta, states, out)
+        return out, arm == "norm_strided"
+
+    def _arm(self, batch: Batch) -> GdnArm:
+        if batch.phase == "prefill":
+            return "prefill"
+        if batch.phase == "decode":
+            return decode_arm(batch.sequences, bool(self._strided), bool(self._norm_strided))
+        chunks = frozenset(rows for rows in FUSED_VERIFY_ROWS if self._chunks[rows])
+        return verify_arm(batch.rows, batch.sequences, chunks, bool(self._verify))
+
+    def _convolved(self, x: Any, batch: Batch, states: Recurrent) -> Any:
+        out = new_rows(x, self._dims.qkv_dim)
+        self._conv_prefill(
+            x=x, cu_rows=batch.cu_rows, weight=needed(self._weight, "conv1d"), state=states.conv,
+            slots=batch.state_slots, out=out,
+        )  # fmt: skip
+        return out
+
+    def _verify_rows(
+        self, arm: GdnArm, inputs: GdnInputs, decay: Any, beta: Any, batch: Batch, states: Recurrent, out: Any
+    ) -> None:
+        """Advance the states and keep them after each row, so that rejected rows can be taken back."""
+        conv_rows, ssm_rows = states.snapshots(batch.rows)
+        qkv = self._convolved_rows(inputs.qkv, batch, states, conv_rows)
+        shared = {"decay": decay, "beta": beta, **self.heads, "state": states.ssm, "slots": batch.state_slots}
+        if arm == "chunk":
+            self._chunks[batch.rows](qkv=qkv, **shared, out=out, out_states=ssm_rows)
+        elif arm == "verify_n":
+            self._verify(qkv=qkv, cu_rows=batch.cu_rows, **shared, out=out, out_states=ssm_rows)
+        else:
+            for row, slot in _rows_and_slots(batch):
+                self._step(slice(row, row + 1), slot, qkv, decay, beta, states, out)
+                ssm_rows[row] = states.ssm[int(slot[0])]
+
+    def _convolved_rows(self, x: Any, batch: Batch, states: Recurrent, conv_rows: Any) -> Any:
+        out, weight = new_rows(x, self._dims.qkv_dim), needed(self._weight, "conv1d")
+        if self._conv_verify:
+            self._conv_verify(
+                x=x, cu_rows=batch.cu_rows, weight=weight, state=states.conv, slots=batch.state_slots, out=out,
+                out_states=conv_rows,
+            )  # fmt: skip
+            return out
+        for row, slot in _rows_and_slots(batch):
+            rows = slice(row, row + 1)
+            self._conv(x=x[rows], weight=weight, state=states.conv, slots=slot, out=out[rows])
+            conv_rows[row] = states.conv[int(slot[0])]
+        return out
+
+    def _step(
+        self, rows: slice, slots: Any, qkv: Any, decay: Any, beta: Any, states: Recurrent, out: Any
+    ) -> None:  # fmt: skip
+        """Advance one sequence by one row."""
+        gates = {"decay": decay[rows], "beta": beta[rows]}
+        self._decode(qkv=qkv[rows], **gates, **self.heads, state=states.ssm, slots=slots, out=out[rows])
+
+
+def _rows_and_slots(batch: Batch) -> list[tuple[int, Any]]:
+    """Return each row with the slot of its sequence, as an array of one."""
+    counts = np.diff(batch.cu_rows)
+    owners = np.repeat(np.arange(batch.sequences), counts)
+    return [(row, batch.state_slots[owner : owner + 1]) for row, owner in enumerate(owners.tolist())]

@@ -1,0 +1,18 @@
+"""One projection that belongs to no mixer and no FFN."""
+
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, exact_tiers, tile_kernels
+from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
+from kernel_muster.registry.sites import track_caller
+
+
+@track_caller
+def projection(ctx: LayerContext, name: str, shape: tuple[int, int], quant: str) -> Linear:
+    """Make a projection ``(N, K)`` as its weight was found, else as ``quant`` says."""
+    stored = ctx.stored(name, quant)
+    spec = ctx.spec(name, *shape, stored)
+    kernels = ctx.kernels
+    if stored == "bf16":
+        return Bf16Linear(ctx, spec, bf16_kernels(kernels))
+    tiers = {**exact_tiers(kernels), **batch_tiers(kernels)}
+    return Nvfp4Linear(ctx, spec, tiers, tile_kernels(kernels))

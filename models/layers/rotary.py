@@ -1,0 +1,52 @@
+"""Rotary positions of queries and keys."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.dims import RopeDims
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.registry.errors import UsageError
+
+_YARN, _PLAIN, _MROPE = "rope is stretched by YaRN", "rope is not stretched by YaRN", "rope is interleaved mrope"
+
+
+class Rotary:
+    """Turns heads ``(M, Hq, D)`` and ``(M, Hk, D)`` BF16 in place.
+
+    A token of text has one position for time, height and width: there mrope is plain rope, bit for bit. Tokens with
+    three positions need the interleaved kernel; other layouts of mrope have none and are refused.
+    """
+
+    def __init__(self, ctx: LayerContext, dims: RopeDims | None) -> None:
+        self._dims, self._plain, self._mrope, self._yarn = dims, None, None, None
+        if dims is not None and dims.yarn is not None:
+            self._yarn = ctx.kernels.kernel("rope", "rope_yarn", when=_YARN)
+            return
+        self._plain = ctx.kernels.kernel("rope", "rope_forward", when=_PLAIN)
+        if dims is not None and dims.is_interleaved:
+            self._mrope = ctx.kernels.try_kernel("rope", "rope_mrope_interleaved", when=_MROPE)
+
+    def turn(self, q: Any, k: Any, positions: Any) -> None:
+        """Turn by positions i32 ``(M,)``, or ``(3, M)`` of time, height and width."""
+        dims = self._dims
+        if dims is None:
+            return
+        if positions.ndim == 2 and _is_text(positions):
+            positions = positions[0]
+        shared = {"q": q, "k": k, "positions": positions, "rotary_dim": dims.rotary_dim, "theta": dims.theta}
+        if positions.ndim == 2:
+            self._turn_grid(dims, shared)
+        elif self._yarn is not None and dims.yarn is not None:
+            self._yarn(**shared, factor=dims.yarn.factor, original_context=dims.yarn.original_context)
+        elif self._plain is not None:
+            self._plain(**shared)
+
+    def _turn_grid(self, dims: RopeDims, shared: dict[str, Any]) -> None:
+        if self._mrope is None:
+            raise UsageError("tokens have positions in height and width, but rope is no interleaved mrope")
+        t, h, w = dims.sections
+        self._mrope(**shared, section_t=t, section_h=h, section_w=w)
+
+
+def _is_text(positions: Any) -> bool:
+    return bool(np.array_equal(positions[0], positions[1]) and np.array_equal(positions[0], positions[2]))

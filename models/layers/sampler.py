@@ -1,0 +1,33 @@
+"""Choosing tokens beyond the greedy choice, and counting the drafts that hold."""
+
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.registry.errors import UsageError
+
+
+class Sampler:
+    """Handles of the sampling helpers. Everything is deterministic: randomness is an argument."""
+
+    def __init__(self, ctx: LayerContext) -> None:
+        kernels = ctx.kernels
+        self._sample = kernels.try_kernel("sampling", "sample_top_k_top_p", when="tokens are sampled")
+        self._verify = kernels.try_kernel("sampling", "verify_greedy", when="drafts are verified")
+
+    def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any) -> Any:
+        """Return one id i32 ``(M,)`` a row of logits BF16 ``(M, V)``; ``uniform`` f32 ``(M,)`` decides."""
+        if not self._sample:
+            raise UsageError("no kernel samples tokens here: decode greedily")
+        ids = np.empty_like(logits, dtype=np.int32, shape=(logits.shape[0],))
+        self._sample(logits=logits, temperature=temperature, top_k=top_k, top_p=top_p, uniform=uniform, out=ids)
+        return ids
+
+    def accepted(self, draft_ids: Any, target_ids: Any) -> list[int]:
+        """Return how many drafts i32 ``(S, n)`` equal the target's choices i32 ``(S, n + 1)`` before one does not."""
+        if self._verify:
+            counts = np.empty_like(draft_ids, shape=(draft_ids.shape[0],))
+            self._verify(draft_ids=draft_ids, target_ids=target_ids, out_accepted=counts)
+            return [int(count) for count in counts.tolist()]
+        holds = draft_ids == target_ids[:, : draft_ids.shape[1]]
+        return [int(count) for count in np.cumprod(holds, axis=1).sum(axis=1).tolist()]

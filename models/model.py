@@ -1,0 +1,138 @@
+"""A built model, and its passes: prefill, decode, and the verify pass of speculation.
+
+Logits are BF16 ``(M, V)``. A verify pass whose projections all run on GEMV kernels (8 rows or fewer) gives the bits of
+decode, row by row, in logits and states; more rows may take tile GEMMs, which round the last bit differently.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.batch import Batch
+from kernel_muster.models.dims import ModelDims
+from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
+from kernel_muster.models.layers.embedding import Embedding
+from kernel_muster.models.layers.lm_head import LmHead
+from kernel_muster.models.layers.mtp import MtpHead
+from kernel_muster.models.layers.sampler import Sampler
+from kernel_muster.models.scratch import Scratch
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes, Zeros, host_zeros
+from kernel_muster.registry.builders import Maturity
+from kernel_muster.registry.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass gave: the batch, its rows after the last norm ``(M, H)``, and what drafters read of them.
+
+    ``features (M, F * H)`` are the outputs of the layers that were asked for, side by side.
+    """
+
+    batch: Batch
+    hidden: Any
+    features: Any | None
+    logits: Any | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose layers hold their kernels; without weights it is a plan that cannot compute."""
+
+    dims: ModelDims
+    embedding: Embedding
+    layers: tuple[DecoderLayer, ...]
+    norm: OutputNorm
+    lm_head: LmHead
+    sampler: Sampler
+    mtp: MtpHead | None
+    scratch: Scratch
+    max_rows: int
+    maturity: Maturity
+
+    def new_state(self, sizes: StateSizes, zeros: Zeros = host_zeros) -> ModelState:
+        """Make room for sequences; it belongs to the caller."""
+        return ModelState(self.dims, sizes, zeros)
+
+    def run(self, batch: Batch, state: ModelState, reads: Sequence[int] = ()) -> Pass:
+        """Run all layers over a batch, without logits. ``reads`` are layers whose output a drafter wants."""
+        residual = self.embedding.forward(batch.ids)
+        pending, features = None, []
+        for layer in self.layers:
+            x = layer.enter(pending, residual)
+            if layer.index - 1 in reads:  # entering added what the layer before had left
+                features.append(residual.copy())
+            memory = state.kv.get(layer.index) or state.recurrent[layer.index]
+            pending = layer.finish(layer.mix(x, batch, memory), residual, batch)
+        hidden = self.norm.forward(pending, residual)
+        if len(self.layers) - 1 in reads:
+            features.append(residual)
+        if len(features) != len(reads):
+            raise UsageError(f"{self.dims.name} has {len(self.layers)} layers, a drafter reads {list(reads)}")
+        return Pass(batch, hidden, np.concatenate(features, axis=1) if features else None)
+
+    def prefill(
+        self,
+        state: ModelState,
+        sequences: Sequence[SequenceState],
+        prompts: Sequence[Sequence[int]],
+        reads: Sequence[int] = (),
+    ) -> Iterator[Pass]:
+        """Yield the passes that read prompts, of at most ``max_rows`` rows, with logits of the last rows ``(S, V)``.
+
+        A prompt that is longer goes through several passes. UsageError for an empty one.
+        """
+        if any(not prompt for prompt in prompts):
+            raise UsageError("a prompt is empty, expected at least one token")
+        for part in _parts([len(prompt) for prompt in prompts], self.max_rows):
+            chosen = [sequences[index] for index, _ in part]
+            ids = [prompts[index][rows] for index, rows in part]
+            batch = state.batch(chosen, ids, "prefill")
+            done = self.run(batch, state, reads)
+            state.advance(chosen, [len(row) for row in ids])
+            yield Pass(batch, done.hidden, done.features, self.lm_head.forward(done.hidden[batch.last_rows]))
+
+    def decode(
+        self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[int], reads: Sequence[int] = ()
+    ) -> Pass:
+        """Read one token of each sequence, with its logits."""
+        batch = state.batch(sequences, [[token] for token in ids], "decode")
+        done = self.run(batch, state, reads)
+        state.advance(sequences, [1] * len(sequences))
+        return Pass(batch, done.hidden, done.features, self.lm_head.forward(done.hidden))
+
+    def verify(
+        self,
+        state: ModelState,
+        sequences: Sequence[SequenceState],
+        ids: Sequence[Sequence[int]],
+        reads: Sequence[int] = (),
+    ) -> Pass:
+        """Read each sequence's last token and its drafts, with logits of every row.
+
+        The caller then keeps some rows of each with ``state.roll_back``; until then nothing else may run.
+        """
+        batch = state.batch(sequences, ids, "verify")
+        done = self.run(batch, state, reads)
+        return Pass(batch, done.hidden, done.features, self.lm_head.forward(done.hidden))
+
+    def greedy(self, logits: Any) -> list[int]:
+        """Return the id of each row's largest logit."""
+        return [int(token) for token in self.lm_head.greedy(logits).tolist()]
+
+
+def _parts(counts: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:
+    """Cut rows of several sequences into passes of at most ``most`` rows, each sequence's own in order."""
+    part: list[tuple[int, slice]] = []
+    room = most
+    for index, count in enumerate(counts):
+        start = 0
+        while start < count:
+            size = min(count - start, room)
+            part.append((index, slice(start, start + size)))
+            start, room = start + size, room - size
+            if not room:
+                yield part
+                part, room = [], most
+    if part:
+        yield part

@@ -1,0 +1,184 @@
+"""What a model remembers of its sequences: paged keys and values, recurrent states. The caller owns it.
+
+Limits raise and never clamp: no slot, no page, a context that is full.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.batch import Batch
+from kernel_muster.models.dims import AttentionDims, GdnDims, ModelDims
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.errors import UsageError
+
+Zeros = Callable[[tuple[int, ...], str], Any]
+
+
+def host_zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    """Return zeros on the host; ``dtype`` is a name of ``registry.dtypes``."""
+    return np.zeros(shape, numpy_dtype(dtype))
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """How many sequences at once, and how many pages of how many tokens they share."""
+
+    sequences: int
+    pages: int
+    page_size: int = 16
+
+    def __post_init__(self) -> None:
+        if min(self.sequences, self.pages, self.page_size) < 1:
+            raise UsageError(f"{self}: expected at least 1 of each")
+
+
+class KvCache:
+    """Keys and values of one attention layer, BF16 ``(P, B, Hk, D)``."""
+
+    def __init__(self, dims: AttentionDims, pages: int, page_size: int, zeros: Zeros = host_zeros) -> None:
+        shape = (pages, page_size, dims.kv_heads, dims.head_dim)
+        self.k, self.v = zeros(shape, "bf16"), zeros(shape, "bf16")
+
+
+class Recurrent:
+    """States of one GDN layer: convolution BF16 ``(R, C, W - 1)``, delta rule FP32 ``(R, Hv, Dk, Dv)``."""
+
+    def __init__(self, dims: GdnDims, slots: int, zeros: Zeros = host_zeros) -> None:
+        self._dims, self._zeros = dims, zeros
+        self.conv, self.ssm = self._pool(slots)
+        self.rows: tuple[Any, Any] | None = None  # after each row of the last verify pass
+
+    def _pool(self, count: int) -> tuple[Any, Any]:
+        dims = self._dims
+        conv = self._zeros((count, dims.qkv_dim, dims.conv_width - 1), "bf16")
+        return conv, self._zeros((count, dims.value_heads, dims.key_dim, dims.value_dim), "f32")
+
+    def snapshots(self, rows: int) -> tuple[Any, Any]:
+        """Return room for both states after each of M rows; they stay until :meth:`restore`."""
+        self.rows = self._pool(rows)
+        return self.rows
+
+    def restore(self, slots: Sequence[int], rows: Sequence[int]) -> None:
+        """Put the state after one row of the last verify pass back into each slot; exact."""
+        if self.rows is None:
+            raise UsageError("no verify pass to roll back")
+        conv, ssm = self.rows
+        for slot, row in zip(slots, rows, strict=True):
+            self.conv[slot], self.ssm[slot] = conv[row], ssm[row]
+        self.rows = None
+
+    def clear(self, slot: int) -> None:
+        """Forget a sequence."""
+        self.conv[slot], self.ssm[slot] = 0, 0
+
+
+@dataclass
+class SequenceState:
+    """One sequence: its slot in the recurrent pools, its pages, and how many tokens are in them."""
+
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class ModelState:
+    """State of a model's layers, in layer order, and the sequences that use it."""
+
+    def __init__(self, dims: ModelDims, sizes: StateSizes, zeros: Zeros = host_zeros) -> None:
+        self.sizes = sizes
+        self.kv: dict[int, KvCache] = {}
+        self.recurrent: dict[int, Recurrent] = {}
+        for index, kind in enumerate(dims.layer_kinds):
+            if kind == "attn" and dims.attention is not None:
+                self.kv[index] = KvCache(dims.attention, sizes.pages, sizes.page_size, zeros)
+            elif dims.gdn is not None:
+                self.recurrent[index] = Recurrent(dims.gdn, sizes.sequences, zeros)
+        self._free_slots = list(range(sizes.sequences))[::-1]
+        self._free_pages = list(range(sizes.pages))[::-1]
+
+    def open(self) -> SequenceState:
+        """Begin a sequence; UsageError if every slot is taken."""
+        if not self._free_slots:
+            raise UsageError(f"all {self.sizes.sequences} sequence slots are taken")
+        slot = self._free_slots.pop()
+        for pool in self.recurrent.values():
+            pool.clear(slot)
+        return SequenceState(slot)
+
+    def close(self, sequence: SequenceState) -> None:
+        """End a sequence; its slot and pages serve others."""
+        self._free_slots.append(sequence.slot)
+        self._free_pages += sequence.pages[::-1]
+        sequence.pages, sequence.length = [], 0
+
+    def batch(
+        self, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]], phase: Phase, positions: Any = None
+    ) -> Batch:
+        """Place new rows of some sequences, taking pages as needed; UsageError if there are too few.
+
+        ``positions`` are ``(3, M)`` where tokens have more than a time; without them a token's place is its position.
+        """
+        if len({id(sequence) for sequence in sequences}) != len(sequences):
+            raise UsageError("a sequence stands twice in one pass")
+        counts = [len(row) for row in ids]
+        self.reserve(sequences, [s.length + count for s, count in zip(sequences, counts, strict=True)])
+        spans = [range(s.length, s.length + count) for s, count in zip(sequences, counts, strict=True)]
+        slots = [slot for s, span in zip(sequences, spans, strict=True) for slot in self.slots(s, span)]
+        return Batch(
+            phase,
+            ids=i32([token for row in ids for token in row]),
+            positions=i32([at for span in spans for at in span]) if positions is None else positions,
+            cu_rows=i32([0, *np.cumsum(counts, dtype=np.int64)]),
+            kv_slots=i32(slots),
+            block_table=self.table(sequences),
+            context_lens=i32([s.length + count for s, count in zip(sequences, counts, strict=True)]),
+            state_slots=i32([sequence.slot for sequence in sequences]),
+        )
+
+    def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
+        """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out."""
+        size = self.sizes.page_size
+        wanted = [max(-(-length // size) - len(s.pages), 0) for s, length in zip(sequences, lengths, strict=True)]
+        if (missing := sum(wanted) - len(self._free_pages)) > 0:
+            raise UsageError(f"the cache of {self.sizes.pages} pages of {size} tokens is {missing} pages short")
+        for sequence, count in zip(sequences, wanted, strict=True):
+            for _ in range(count):
+                sequence.pages.append(self._free_pages.pop())
+
+    def slots(self, sequence: SequenceState, places: Iterable[int]) -> list[int]:
+        """Return where the places of a sequence lie in the cache."""
+        size = self.sizes.page_size
+        return [sequence.pages[place // size] * size + place % size for place in places]
+
+    def table(self, sequences: Sequence[SequenceState]) -> Any:
+        """Return the pages of each sequence, i32 ``(S, L)``, -1 beyond the last."""
+        table = np.full((len(sequences), max((len(s.pages) for s in sequences), default=0)), -1, np.int32)
+        for row, sequence in zip(table, sequences, strict=True):
+            row[: len(sequence.pages)] = sequence.pages
+        return table
+
+    def advance(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+        """Say that rows of a pass are part of their sequences now."""
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.length += count
+
+    def roll_back(self, sequences: Sequence[SequenceState], batch: Batch, kept: Sequence[int]) -> None:
+        """Keep the first rows of each sequence of a verify pass, at least one; recurrent states go back exactly.
+
+        Keys and values of the others stand beyond the context, where nothing reads them before they are overwritten.
+        """
+        counts = np.diff(batch.cu_rows)
+        if any(not 1 <= keep <= count for keep, count in zip(kept, counts, strict=True)):
+            raise UsageError(f"keep {list(kept)} of {counts.tolist()} rows: expected 1 to all of them")
+        rows = [int(start) + keep - 1 for start, keep in zip(batch.cu_rows[:-1], kept, strict=True)]
+        for pool in self.recurrent.values():
+            pool.restore([sequence.slot for sequence in sequences], rows)
+        self.advance(sequences, kept)
+
+
+def i32(values: Sequence[Any]) -> Any:
+    """Return integers as an i32 array."""
+    return np.array(values, np.int32)
