@@ -1,0 +1,273 @@
+"""``muster models``, ``kernels``, ``plugins``, ``levers``, ``explain`` and ``manifest``."""
+
+import json
+import re
+from inspect import getsource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_muster.cli import explain
+from kernel_muster.MODEL_toml.generate import schema_text
+from kernel_muster.registry import selection
+
+LISTS = ("models", "kernels", "plugins", "levers")
+BROKEN = "raise RuntimeError('no toolchain')\n"
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_lists_are_ascii_text_or_json(cli: Any, command: str) -> None:
+    cli.acme()
+    text, data = cli(command), cli(command, "--format", "json")
+    assert (text.code, data.code) == (0, 0)
+    assert text.out.isascii()
+    assert data.json["schema"] == f"kernel-muster/{command}"
+    assert data.json["findings"] == []
+    assert data.json[command]
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_lists_name_a_broken_plugin_beside_the_healthy_ones_and_exit_1(cli: Any, command: str) -> None:
+    cli.acme()
+    cli.install(BROKEN, "broken")
+    ran = cli(command)
+    assert ran.code == 1
+    assert "PLUGIN_LOAD_FAILED broken" in ran.out
+    assert "no toolchain" in ran.out
+    assert cli(command, "--format", "json").json["findings"][0]["code"] == "PLUGIN_LOAD_FAILED"
+    assert cli(command, "--no-plugin", "broken").code == 0
+
+
+def test_plugins_show_status_hooks_and_keys(cli: Any) -> None:
+    cli.acme()
+    cli.install(BROKEN, "broken")
+    rows = {row["name"]: row for row in cli("plugins", "--no-plugin", "silu", "--format", "json").json["plugins"]}
+    assert {name: rows[name]["status"] for name in ("acme", "broken", "silu", "norm")} == {
+        "acme": "loaded",
+        "broken": "failed",
+        "silu": "blocked",
+        "norm": "loaded",
+    }
+    assert rows["acme"]["keys"] == ["acme::double", "acme::hopper", "acme::twice"]
+    assert "muster_kernels" in rows["acme"]["hooks"]
+    assert rows["broken"]["location"].endswith(f"site_{rows['broken']['module']}")
+
+
+def test_plugins_demands_a_plugin_by_name(cli: Any) -> None:
+    ran = cli("plugins", "--plugin", "acne")
+    assert ran.code == 1
+    assert "PLUGIN_NOT_FOUND acne" in ran.out
+
+
+def test_kernels_filters_by_part_and_by_pattern(cli: Any) -> None:
+    cli.acme()
+
+    def keys(*arguments: str) -> list[str]:
+        return [row["key"] for row in cli("kernels", *arguments, "--format", "json").json["kernels"]]
+
+    assert keys("acme::") == ["acme::double", "acme::hopper", "acme::twice"]
+    assert keys("acme::*e") == ["acme::double", "acme::twice"]
+    assert keys("nothing_like_it") == []
+    assert cli("kernels", "nothing_like_it").out.startswith("Kernels: 0 of ")
+
+
+def test_kernels_with_a_target_say_which_serve_there(cli: Any) -> None:
+    cli.acme()
+    rows = cli("kernels", "acme", "--target", "cpu", "--format", "json").json["kernels"]
+    assert {row["key"]: row["on_target"] for row in rows} == {
+        "acme::double": "serves",
+        "acme::hopper": "arch: needs sm_90a, the target is cpu",
+        "acme::twice": "serves",
+    }
+    assert "ON TARGET" in cli("kernels", "acme", "--target", "sm_90a").out
+    assert "ON TARGET" not in cli("kernels", "acme").out
+
+
+def test_kernels_of_a_target_that_means_nothing_exit_2(cli: Any) -> None:
+    assert cli("kernels", "--target", "gpu").code == 2
+
+
+def test_kernels_verbose_shows_aliases(cli: Any) -> None:
+    cli.acme()
+    assert "acme::old_twice" in cli("kernels", "acme", "--verbose").out
+
+
+def test_levers_show_value_origin_effect_and_evidence(cli: Any) -> None:
+    cli.acme()
+    cli.monkeypatch.setenv("MUSTER_NO_ACME", "1")
+    out = cli("levers", "--target", "sm_90a").out
+    assert "  MUSTER_NO_ACME=1 (environment) -> acme dropped\n" in out
+    assert "evidence: GB10 (sm_121a, 48 SMs): 20 1.74x" in out
+    assert "measured on GB10 (sm_121a, 48 SMs), not on sm_90a: measure again" in out
+    assert "not on" not in cli("levers").out
+
+
+def test_levers_of_a_model_count_its_defaults(cli: Any) -> None:
+    cli.acme()
+    manifest = cli.manifest("[defaults]\nMUSTER_NO_ACME = true")
+    rows = cli("levers", "--manifest", manifest, "--format", "json").json
+    (row,) = [row for row in rows["levers"] if row["name"] == "MUSTER_NO_ACME"]
+    assert (rows["model"], row["value"], row["origin"], row["effect"]) == ("tiny", True, "manifest", "acme dropped")
+
+
+def test_levers_with_a_bad_value_or_an_unknown_model_exit_1(cli: Any) -> None:
+    assert "UNKNOWN_MODEL" in cli("levers", "nobody").out
+    cli.monkeypatch.setenv("MUSTER_QKV_ARM", "sideways")
+    ran = cli("levers")
+    assert ran.code == 1
+    assert "BAD_LEVER MUSTER_QKV_ARM" in ran.out
+
+
+def test_models_lists_all_with_builder_and_file(cli: Any) -> None:
+    rows = {row["name"]: row for row in cli("models", "--format", "json").json["models"]}
+    assert "qwen3.6-35b-a3b" in rows
+    assert rows["qwen3.6-27b"]["model_types"] == ["qwen3_5/5120"]
+    assert Path(rows["qwen3.6-27b"]["manifest"]).is_file()
+
+
+def test_models_resolution_shows_its_steps_alone(cli: Any, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "qwen3_5", "hidden_size": 5120}')
+    ran = cli("models", "--config", config, "--ref", "my/Qwen3.8-27B-finetune")
+    assert ran.code == 0
+    assert ran.out.startswith("Resolved: qwen3.8-27b\n")
+    assert "exact rows: qwen3.6-27b, qwen3.8-27b" in ran.out
+    tie = cli("models", "--config", config)
+    assert tie.code == 1
+    assert tie.out.startswith("Not resolved\n")
+    assert "AMBIGUOUS_MODEL (qwen3_5, 5120)" in tie.out
+
+
+def test_models_resolution_among_given_folders_leaves_the_shipped_ones_out(cli: Any, tmp_path: Path) -> None:
+    file = cli.manifest('[[model_types]]\nmodel_type = "qwen3_5"\nhidden_size = 5120', "mine")
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "qwen3_5", "hidden_size": 5120}')
+    ran = cli("models", "--config", config, "--manifests", file.parent.parent, "--format", "json")
+    assert (ran.code, ran.json["model"], ran.json["manifest"]) == (0, "mine", str(file))
+    assert cli("models", "--manifests", file.parent.parent).out.startswith("Models: 1\n")
+
+
+def test_models_by_name_and_unreadable_config(cli: Any, tmp_path: Path) -> None:
+    assert cli("models", "qwen3.6-27b").out.startswith("Resolved: qwen3.6-27b\n")
+    assert cli("models", "--ref", "qwen3.6-28b").code == 1
+    assert cli("models", "a", "--ref", "b").code == 2
+    assert cli("models", "--config", tmp_path / "none.json").code == 2
+    (tmp_path / "bad.json").write_bytes(b"\xff")
+    assert cli("models", "--config", tmp_path / "bad.json").code == 2
+
+
+def test_explain_shows_who_serves_and_why_others_do_not(cli: Any) -> None:
+    cli.acme(kernels=(("acme::double", ("cpu",), {}), ("acme::double", ("cpu", "sm_90a"), {"tier": "reference"})))
+    ran = cli("explain", "acme::double", "--target", "cpu")
+    assert ran.code == 0
+    assert ran.out.startswith("acme 1.0 serves acme::double on cpu\n")
+    assert "ACCEPTED acme 1.0" in ran.out
+    assert "REJECTED acme 1.0" in ran.out
+    assert "rule          tier" in ran.out
+    assert "reason        tier reference; a fast kernel serves" in ran.out
+    assert "to change it  declare it tier fast, if it is, or remove the fast kernel" in ran.out
+    assert "Contract acme_double\n  out = 2 * x" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("key", "target", "title", "part"),
+    [
+        ("acme::doubel", "cpu", "MISSING: nothing serves acme::doubel on cpu", "correct the key (acme::double"),
+        ("acme::hopper", "sm_100a", "WRONG_ARCH: nothing serves acme::hopper on sm_100a", "build it for sm_100a"),
+        ("acme::double", "sm_90a", "MISSING: nothing serves acme::double on sm_90a", "sm_90a needs a device kernel"),
+    ],
+)
+def test_explain_of_a_miss_exits_1_and_says_what_would_change_it(
+    cli: Any, key: str, target: str, title: str, part: str
+) -> None:
+    cli.acme()
+    ran = cli("explain", key, "--target", target)
+    assert ran.code == 1
+    assert ran.out.startswith(title)
+    assert part in ran.out
+
+
+def test_explain_of_a_key_of_a_blocked_plugin_names_it(cli: Any) -> None:
+    cli.acme()
+    ran = cli("explain", "acme::double", "--target", "cpu", "--no-plugin", "acme")
+    assert ran.code == 1
+    assert "plugin acme of acme would provide it, but is blocked" in ran.out
+
+
+def test_explain_follows_an_alias_a_preference_and_a_switch(cli: Any) -> None:
+    cli.acme()
+    assert "acme::old_twice (now called acme::twice)" in cli("explain", "acme::old_twice", "--target", "cpu").out
+    cli.monkeypatch.setenv("MUSTER_DISABLE", "acme::double")
+    ran = cli("explain", "acme::double", "--target", "cpu", "--format", "json")
+    assert (ran.code, ran.json["cause"], ran.json["candidates"][0]["rule"]) == (1, "DISABLED", "disabled")
+    assert ran.json["candidates"][0]["change"] == "take acme::double out of MUSTER_DISABLE"
+
+
+def test_explain_of_equal_kernels_exits_1_and_says_how_to_decide(cli: Any) -> None:
+    cli.acme(kernels=(("acme::double", ("cpu",), {}), ("acme::double", ("cpu",), {})))
+    ran = cli("explain", "acme::double", "--target", "cpu")
+    assert ran.code == 1
+    assert ran.out.startswith("DUPLICATE_KERNEL: equal kernels compete for acme::double on cpu\n")
+    assert "MUSTER_PREFER=acme::double=acme" in ran.out
+
+
+def test_explain_usage(cli: Any) -> None:
+    ran = cli("explain", "gemm", "--target", "cpu")
+    assert (ran.code, ran.err) == (2, "muster: error: 'gemm' is not a key: expected module::func\n")
+    assert cli("explain").code == 2
+    ran = cli("explain", "acme::double", "--target", "cuda:99")
+    assert ran.code == 1
+    assert "NO_DEVICE" in ran.out
+
+
+def test_explain_knows_every_rule_of_selection() -> None:
+    """A rule without an explanation raises: this finds the rules in the code that makes them."""
+    source = getsource(selection)
+    rules = set(re.findall(r'Candidate\([^()]*?, "(\w+)"', source)) | set(re.findall(r'return "(\w+)", f?"', source))
+    rules |= {"host", "arch"}
+    assert {"disabled", "replaced", "overridden", "tier", "specificity", "preferred", "duplicate"} <= rules
+    known = set(re.findall(r'^        "(\w*)": ', getsource(explain._change), re.MULTILINE))
+    assert rules <= known
+
+
+def test_manifest_lint_passes_sound_files_and_names_everything_wrong(cli: Any) -> None:
+    cli.acme()
+    good, bad = cli.manifest(), cli.manifest("hiden_size = 4\nhidden_size = '4'", "bad")
+    assert cli("manifest", "lint", good).out.startswith("Manifests: 1 file, 1 sound\n")
+    ran = cli("manifest", "lint", good, bad)
+    assert ran.code == 1
+    assert ran.out.startswith("Manifests: 2 files, 1 sound\n")
+    assert "2 BAD_MANIFEST" in ran.out
+    assert f"{bad}:5" in ran.out
+    assert "did you mean hidden_size?" in ran.out
+    assert cli("manifest", "lint", bad, "--format", "json").json["sound"] == []
+
+
+def test_manifest_lint_checks_lever_scopes_and_duplicates(cli: Any) -> None:
+    cli.acme()
+    scoped = '[expected_absent.acme.gone]\nreason = "nobody ships it for this chip"\nlevers = ["MUSTER_NO_ACNE=1"]'
+    assert "MUSTER_NO_ACNE" in cli("manifest", "lint", cli.manifest(scoped)).out
+    assert "DUPLICATE_MODEL tiny" in cli("manifest", "lint", cli.manifest(), cli.manifest()).out
+
+
+def test_manifest_lint_of_what_cannot_be_read_exits_2(cli: Any, tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        ran = cli("manifest", "lint", path)
+        assert (ran.code, ran.out) == (2, "")
+    assert cli("manifest", "lint").code == 2
+
+
+def test_manifest_schema_is_the_shipped_one(cli: Any, tmp_path: Path) -> None:
+    ran = cli("manifest", "schema")
+    assert (ran.code, ran.out) == (0, schema_text())
+    file = tmp_path / "schema.json"
+    assert cli("manifest", "schema", "--output", file).code == 0
+    assert json.loads(file.read_text()) == ran.json
+
+
+def test_lists_write_to_a_file(cli: Any, tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    ran = cli("models", "--format", "json", "--output", file)
+    assert (ran.code, ran.out) == (0, "")
+    assert json.loads(file.read_text())["schema"] == "kernel-muster/models"
+    assert cli("models", "--output", tmp_path).code == 2

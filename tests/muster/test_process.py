@@ -1,0 +1,179 @@
+"""The command as a process: exit codes, streams, signals, terminals and files."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_muster import __version__
+from kernel_muster.cli import exits, output
+from kernel_muster.registry.errors import UsageError
+
+
+def test_version_is_printed_without_importing_the_command(cli: Any) -> None:
+    probe = (
+        "import sys; sys.argv = ['muster', '--version']\n"
+        "from kernel_muster.__main__ import main\n"
+        "code = main()\n"
+        "assert not {'typer', 'numpy', 'pydantic', 'structlog'} & set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=cli.folder)
+    assert done.stdout == f"kernel-muster {__version__}\n"
+    assert cli("--version").out == done.stdout
+
+
+def test_help_is_plain_ascii_and_needs_no_numpy(cli: Any) -> None:
+    probe = (
+        "import sys\nfrom kernel_muster.cli.app import run\n"
+        "assert run(['audit', '--help']) == 0\n"
+        "assert not {'numpy', 'structlog', 'rich.console'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=cli.folder, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "--dangerously-allow-unresolved" in done.stdout
+
+
+def test_audit_imports_neither_rich_nor_structlog_when_nothing_is_shown_in_colour(cli: Any) -> None:
+    probe = (
+        "import sys\nfrom kernel_muster.cli.app import run\n"
+        "assert run(['audit', 'qwen3.6-27b', '--target', 'cpu']) == 0\n"
+        "assert not {'structlog', 'rich.console', 'jsonschema'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=cli.folder, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("audit", "qwen3.6-27b", "--target", "cpu"), 0), (("audit", "nobody", "--target", "cpu"), 1), (("audit",), 2)],
+)
+def test_exit_codes_of_the_process(cli: Any, arguments: tuple[str, ...], code: int) -> None:
+    done = cli.process(*arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.isascii()
+    assert "Traceback" not in done.stderr
+
+
+def test_no_arguments_and_unknown_commands_are_usage_errors(cli: Any) -> None:
+    assert cli().code == 2
+    assert cli("frobnicate").code == 2
+
+
+def test_reader_that_goes_away_leaves_the_verdict_and_no_noise(cli: Any) -> None:
+    cli.acme("acme::double")
+    command = [sys.executable, "-m", "kernel_muster", "kernels", "--verbose"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cli.folder)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    noise = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), noise) == (0, b"")
+
+
+def test_full_disk_is_no_success(cli: Any) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with full.open("w") as stream:
+        command = [sys.executable, "-m", "kernel_muster", "manifest", "schema"]
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, cwd=cli.folder, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "muster: error: stdout cannot be written: No space left on device\n"
+
+
+def test_terminal_gets_colour_and_a_pipe_does_not(cli: Any) -> None:
+    cli.acme("acme::double")
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "kernel_muster", "audit", "nobody", "--target", "cpu"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(command, stdout=child, stderr=subprocess.PIPE, cwd=cli.folder, env=environment) as process:
+        os.close(child)
+        text = _read_all(parent)
+        assert process.wait(60) == 1
+    assert "\x1b[1;31mREFUSED" in text
+    assert "UNKNOWN_MODEL" in text
+    assert "\x1b" not in cli.process("audit", "nobody", "--target", "cpu").stdout
+
+
+def _read_all(parent: int) -> str:
+    parts = []
+    try:
+        while part := os.read(parent, 65536):
+            parts.append(part)
+    except OSError:  # a closed terminal reads as an error on Linux
+        pass
+    finally:
+        os.close(parent)
+    return b"".join(parts).decode()
+
+
+def test_ascii_locale_changes_nothing(cli: Any) -> None:
+    cli.install("raise RuntimeError('caf\\u00e9')\n", "broken")
+    done = cli.process("plugins", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert done.returncode == 1
+    assert "caf\\xe9" in done.stdout
+    data = cli.process("plugins", "--format", "json", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert "caf\u00e9" in json.loads(data.stdout)["findings"][0]["log"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError("no"), 2, "muster: error: no\n"),
+        (KeyboardInterrupt(), 130, "muster: interrupted\n"),
+        (SystemExit(0), 3, "muster: internal error: SystemExit: 0"),
+        (ZeroDivisionError("x\ny"), 3, "muster: internal error: ZeroDivisionError: x y (at "),
+    ],
+)
+def test_guarded_turns_everything_into_an_exit_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> int:
+        raise error
+
+    assert exits.guarded(fail) == code
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert "Traceback" not in err
+    assert ("CONTRIBUTING.md" in err) is (code == 3)
+
+
+def test_guarded_shows_a_traceback_when_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ZeroDivisionError("x")
+
+    assert exits.guarded(fail, is_verbose=True) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_written_file_is_whole_or_untouched(tmp_path: Path) -> None:
+    file = tmp_path / "report.txt"
+    file.write_text("before\n")
+    with pytest.raises(UnicodeEncodeError):
+        output.write_file(file, "\udcff")
+    assert file.read_text() == "before\n"
+    output.write_file(file, "after")
+    assert file.read_text() == "after\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.txt"]
+
+
+def test_device_is_written_to_and_not_replaced() -> None:
+    output.check_writable(Path("/dev/null"))
+    output.write_file(Path("/dev/null"), "x")
+    assert not Path("/dev/null").is_file()
+
+
+def test_unwritable_paths_are_usage_errors(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "file", Path("/proc/none/file")):
+        with pytest.raises(UsageError, match="cannot be written"):
+            output.check_writable(path)
+        with pytest.raises(UsageError, match="cannot be written"):
+            output.write_file(path, "x")
