@@ -9,6 +9,7 @@ from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.specs import Provider
 from kernel_muster.registry.weights import Bf16Weight
 
@@ -18,7 +19,7 @@ BF16 = ml_dtypes.bfloat16
 def kernel(family, key):
     contracts = {contract.name: contract for contract in family.muster_contracts()}
     spec = next(spec for spec in family.muster_kernels() if spec.key == key)
-    return Handle(spec.kernel_key, spec, contracts[spec.contract], Provider("test", "test", "1"))
+    return Handle(spec.kernel_key, spec, contracts[spec.contract], Provider("test", "test", "1"), HostRunner())
 
 
 def empty(*shape):

@@ -11,6 +11,7 @@ from kernel_muster import plugins
 from kernel_muster.registry.contracts import Case, Contract, Tolerance
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, dim_symbols
 from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel
 
@@ -28,7 +29,9 @@ PROOFS = [
 
 
 def handle_of(spec, contract=None):
-    return Handle(spec.kernel_key, spec, contract or CONTRACTS[spec.contract], Provider("test", "test", "1"))
+    return Handle(
+        spec.kernel_key, spec, contract or CONTRACTS[spec.contract], Provider("test", "test", "1"), HostRunner()
+    )
 
 
 def arguments_of(contract, case):

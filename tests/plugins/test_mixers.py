@@ -20,6 +20,7 @@ from kernel_muster.plugins._sequences import check_slots, rows_of
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.specs import Provider
 
 BF16 = ml_dtypes.bfloat16
@@ -40,7 +41,7 @@ SPECS = {spec.key: spec for family in FAMILIES for spec in family.muster_kernels
 
 def kernel(func, module=None):
     spec = next(s for s in SPECS.values() if s.kernel_key.func == func and module in (None, s.kernel_key.module))
-    return Handle(spec.kernel_key, spec, CONTRACTS[spec.contract], Provider("test", "test", "1"))
+    return Handle(spec.kernel_key, spec, CONTRACTS[spec.contract], Provider("test", "test", "1"), HostRunner())
 
 
 def empty(*shape, dtype=BF16):
@@ -257,6 +258,16 @@ def test_decode_with_scores_beyond_the_range_of_an_exponential_picks_the_largest
     paged.k[paged.table[0, 0], 2] = 1
     out = paged.decode(np.full((1, 4, 16), 300, BF16))  # scores of 0 and 1200
     assert same(out[0], np.repeat(paged.tokens[0][1][2], 2, axis=0))
+
+
+def test_decode_weighs_a_token_far_below_the_largest_by_its_exponential():
+    """Scores of 0 and -20 show what the scale errs by twentyfold, where a mean of alike tokens would hide it."""
+    paged = Paged(np.random.default_rng(5), [2], heads=(1, 1, 16))
+    page = paged.table[0, 0]
+    paged.k[page, :2] = np.array([0, -5], BF16)[:, None, None]
+    paged.v[page, :2] = np.array([0, 1], BF16)[:, None, None]
+    out = paged.decode(np.ones((1, 1, 16), BF16))  # 16 * -5 * 16^-0.5
+    assert np.allclose(out.astype(float), np.exp(-20) / (1 + np.exp(-20)), rtol=2.0**-8, atol=0)
 
 
 def test_decode_without_context_gives_zeros():

@@ -10,6 +10,7 @@ from kernel_muster.registry import nvfp4
 from kernel_muster.registry.contracts import Case, random_weight
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.signature import WeightParam
 from kernel_muster.registry.specs import Provider
 
@@ -22,7 +23,7 @@ SPECS = {spec.key: spec for spec in moe.muster_kernels()}
 
 def kernel(key):
     spec = SPECS[key]
-    return Handle(spec.kernel_key, spec, CONTRACTS[spec.contract], Provider("test", "test", "1"))
+    return Handle(spec.kernel_key, spec, CONTRACTS[spec.contract], Provider("test", "test", "1"), HostRunner())
 
 
 def empty(*shape, dtype=BF16):

@@ -20,6 +20,7 @@ from kernel_muster.plugins import (
     ssm_preprocess,
 )
 from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.specs import Provider
 
 torch = pytest.importorskip("torch")
@@ -50,7 +51,7 @@ def launched(name, arguments):
     """Run a kernel on copies of the arguments and return all of them."""
     contract, spec = CONTRACTS[name], SPECS[name]
     mine = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()}
-    Handle(spec.kernel_key, spec, contract, Provider("test", "test", "1"))(**mine)
+    Handle(spec.kernel_key, spec, contract, Provider("test", "test", "1"), HostRunner())(**mine)
     return mine
 
 

@@ -6,6 +6,7 @@ import pytest
 from kernel_muster.plugins import argmax, sampling
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.specs import Provider
 
 BF16 = ml_dtypes.bfloat16
@@ -14,7 +15,7 @@ BF16 = ml_dtypes.bfloat16
 def kernel(func, family=sampling):
     contracts = {contract.name: contract for contract in family.muster_contracts()}
     spec = next(spec for spec in family.muster_kernels() if spec.kernel_key.func == func)
-    return Handle(spec.kernel_key, spec, contracts[spec.contract], Provider("test", "test", "1"))
+    return Handle(spec.kernel_key, spec, contracts[spec.contract], Provider("test", "test", "1"), HostRunner())
 
 
 def sample(logits, temperature=1.0, top_k=0, top_p=1.0, uniform=0.0):
@@ -36,6 +37,11 @@ HALVES = [0.0, np.log(4.0), np.log(2.0), 0.0]  # in BF16 close to probabilities 
 
 def test_sample_walks_the_candidates_from_the_likeliest_ties_by_index():
     assert sample(HALVES, uniform=[0.0, 0.49, 0.51, 0.74, 0.76, 0.86, 0.89, 0.999]) == [1, 1, 2, 2, 0, 0, 3, 3]
+
+
+def test_sample_at_an_edge_needs_a_sum_above_uniform_and_one_that_reaches_top_p():
+    assert sample([0.0, 0.0], uniform=[0.5]) == [1]
+    assert sample([0.0, 0.0], top_p=0.5, uniform=[0.999]) == [0]
 
 
 def test_sample_with_top_k_shares_out_what_stays():
