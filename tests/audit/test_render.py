@@ -131,6 +131,12 @@ def test_text_lists_what_refuses_before_warnings_and_notes_and_numbers_on() -> N
     assert places == sorted(places)
 
 
+def test_text_says_once_what_a_code_means() -> None:
+    text = render_text(report(finding(), finding(subject="acme::norm"), finding("STALE_WAIVER", "warn", title="stale")))
+    assert text.count("what    no registered kernel serves a key") == 1
+    assert text.count("what    stale") == 1
+
+
 def test_headline_of_a_degraded_pass_says_so_and_names_the_keys() -> None:
     degraded = report(finding(allowed=True), finding(subject="acme::norm", allowed=True))
     assert headline(degraded) == (
@@ -189,7 +195,7 @@ def test_text_gives_reasons_of_waivers_and_all_rows_on_verbose_only() -> None:
     assert "nobody ships it" not in short
     assert "w4a4::gemm: nobody ships it (MODEL.toml:9, until 2027-01-01)" in long
     assert "KEY OR CHAIN" not in short
-    assert "acme::fast > acme::norm  required  fallback  acme::norm" in long
+    assert "acme::fast > acme::norm  required  fallback  acme 1.0  fast  loaded  2" in long
     assert "acme::fast > acme::norm: acme::norm serves" in short
 
 
@@ -241,7 +247,7 @@ def test_markdown_takes_names_literally() -> None:
 
 def test_markdown_draws_tables_on_verbose() -> None:
     text = render_markdown(report(kernels=(kernel(when="a|b"),)), verbose=True)
-    assert "| acme::norm | required | found | acme::norm | acme 1.0 (tier fast, python) | loaded | 2 |" in text
+    assert "| acme::norm | required | found | acme 1.0 | fast | loaded | 2 |" in text
     assert "a\\|b" in text
 
 
