@@ -89,20 +89,23 @@ def finding_sections(findings: Iterable[FindingRow], *, verbose: bool = False) -
         ("Warnings", "warn", [f for f in rows if f.severity == "warn" and not f.allowed]),
         ("Notes", "note", [f for f in rows if f.severity == "note" and not f.allowed]),
     )
-    number = 0
+    number, explained = 0, set[str]()
     for title, tone, group in groups:
         if not group:
             continue
         codes = Counter(finding.code for finding in group)
-        entries = tuple(_entry(number + n, finding, verbose) for n, finding in enumerate(group, 1))
-        number += len(group)
+        entries = []
+        for finding in group:
+            number += 1
+            entries.append(_entry(number, finding, verbose, is_first=finding.code not in explained))
+            explained.add(finding.code)
         counted = ", ".join(f"{count} {code}" for code, count in codes.items())
-        yield Section(f"{title}: {counted}", tone, entries)
+        yield Section(f"{title}: {counted}", tone, tuple(entries))
 
 
-def _entry(number: int, finding: FindingRow, verbose: bool) -> Entry:
+def _entry(number: int, finding: FindingRow, verbose: bool, *, is_first: bool) -> Entry:
     fields = (
-        ("what", (finding.title,)),
+        ("what", (finding.title,) if is_first else ()),  # what a code means is said once
         ("why", tuple(finding.why.splitlines())),
         ("layers", (fold_layers(finding.layers),) if finding.layers else ()),
         ("where", finding.where),
@@ -129,7 +132,7 @@ def _kernels(report: Report, verbose: bool) -> Iterator[Section]:
     lines += [f"{' > '.join(row.chain)}: {row.served_by} serves" for row in report.kernels if row.outcome == "fallback"]
     counts = report.counts
     title = f"Kernels: {plural(counts.keys, 'key')} asked for {plural(counts.lookups, 'time')}"
-    header = ("KEY OR CHAIN", "KIND", "OUTCOME", "SERVED BY", "PROVIDER", "STAGE", "TIMES", "LAYERS", "WHEN")
+    header = ("KEY OR CHAIN", "KIND", "OUTCOME", "PROVIDER", "TIER", "STAGE", "TIMES", "LAYERS", "WHEN")
     table = Table(header, tuple(map(_kernel_cells, report.kernels))) if verbose else None
     yield Section(title, lines=tuple(lines), table=table)
 
@@ -143,12 +146,12 @@ def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
         " > ".join(row.chain) or row.key,
         row.kind,
         row.outcome,
-        row.served_by or "-",
-        _provider(row) if row.served_by else "-",
+        f"{row.distribution} {row.version}".strip() or "-",
+        row.tier or "-",
         row.stage or "-",
         str(sum(row.sites.values())),
         fold_layers(row.layers) or "-",
-        row.when or "always",
+        row.when,
     )
 
 
