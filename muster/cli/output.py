@@ -23,6 +23,8 @@ def only_results_on_stdout() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Write text and a line end to stdout. A reader that has gone away is no error: the verdict still counts."""
+    encoding = sys.stdout.encoding or "ascii"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()

@@ -103,6 +103,19 @@ def test_terminal_gets_colour_and_a_pipe_does_not(cli: Any) -> None:
     assert "\x1b" not in cli.process("audit", "nobody", "--target", "cpu").stdout
 
 
+def test_terminal_that_lacks_a_letter_gets_it_escaped(cli: Any) -> None:
+    cli.install("raise RuntimeError('caf\\u00e9')\n", "broken")
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "kernel_muster", "plugins"]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "ascii", "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=child, stderr=subprocess.PIPE, cwd=cli.folder, env=environment) as process:
+        os.close(child)
+        text = _read_all(parent)
+        assert process.wait(60) == 1
+    assert "caf\\xe9" in text
+
+
 def _read_all(parent: int) -> str:
     parts = []
     try:
