@@ -50,7 +50,7 @@ def global_scale_decode(checkpoint: Checkpoint, module: str, style: Style) -> ND
     # A subnormal 1/x would have lost bits, and an infinite one everything.
     with np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore"):
         decode = np.float32(1) / stored
-    if not (stored > 0 and np.finfo(np.float32).tiny <= decode <= np.finfo(np.float32).max):
+    if not np.finfo(np.float32).tiny <= decode <= np.finfo(np.float32).max:
         raise CheckpointError(entry.file, name, "a positive scale whose inverse is a normal FP32", str(stored))
     return np.asarray(decode)
 

@@ -23,6 +23,7 @@ def two(disk: Any) -> dict[str, Any]:
 
 def raw_file(table: dict[str, Any] | bytes, data: bytes) -> bytes:
     header = table if isinstance(table, bytes) else json.dumps(table).encode()
+    header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + data
 
 
