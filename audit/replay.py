@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Wanted, find_manifest
@@ -17,7 +16,6 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.crosschecks import Rejected, check_overrides
-from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.layouts import WeightCopy
@@ -120,12 +118,8 @@ def _lever_sources(
 
 
 def _target(trace: Trace) -> Target:
-    if trace.target.arch == CPU:
-        return CPU_TARGET
-    try:
-        return Target(trace.target.arch, parse_arch(trace.target.arch))
-    except ValueError as error:
-        raise UsageError(f"trace: target.arch: {error}") from None
+    arch = trace.target.arch
+    return CPU_TARGET if arch == CPU else Target(arch, parse_arch(arch))
 
 
 def _layout(copy: TraceLayout) -> WeightCopy:

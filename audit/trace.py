@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.MODEL_toml.schema import QUANTS
+from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
@@ -30,6 +31,12 @@ Name = Annotated[str, Field(max_length=1_000)]
 Pair = Annotated[tuple[Name, Name], Field(strict=False)]  # JSON gives lists
 Pairs = Annotated[tuple[Pair, ...], Field(strict=False)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+
+
+def _known_arch(text: str) -> str:
+    if text != CPU:
+        parse_arch(text)
+    return text
 
 
 def _known_quant(text: str) -> str:
@@ -51,7 +58,7 @@ class _Strict(BaseModel):
 class TraceTarget(_Strict):
     """What kernels were selected for."""
 
-    arch: Name
+    arch: Annotated[Name, AfterValidator(_known_arch)]
     quant: Annotated[Name, AfterValidator(_known_quant)] = ""
 
 

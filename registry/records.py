@@ -100,4 +100,8 @@ def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
 
 def _layer_order(item: tuple[str, int]) -> list[tuple[int, str]]:
     """Order ``layers.2`` before ``layers.10``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
+    # Labels are anybody's text: no other digits than ours, and no number too long to read.
+    return [
+        (int(part), "") if part.isascii() and part.isdigit() and len(part) < 19 else (-1, part)
+        for part in item[0].split(".")
+    ]

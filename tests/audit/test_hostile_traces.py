@@ -86,7 +86,8 @@ def deep(levels):
 
 HOSTILE = [
     None, True, False, 0, -1, 2**63, 10**4000, 1.5, float("nan"), float("inf"), "", " ", "x" * 200_000, "\ud800",
-    "a\x00b", "\x1b[31mred", "::", "acme::sin", [], {}, [[]], [None], {"": None}, {"a": {"b": 1}}, deep(900),
+    "a\x00b", "\x1b[31mred", "layers.\u00b2", "9" * 5000,
+    "::", "acme::sin", [], {}, [[]], [None], {"": None}, {"a": {"b": 1}}, deep(900),
     [["acme", "mul"]], ["acme"], "required", "late", "cpu", "1.9", ["sm_90a", "sm_90a"], {"MUSTER_DISABLE": "a::b"},
 ]  # fmt: skip
 
