@@ -32,7 +32,7 @@ class Pass:
     batch: Batch
     hidden: Any
     features: Any | None
-    logits: Any | None = None
+    logits: Any = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,179 @@
+"""Greedy decode of several sequences, plain or with a proposer: the same tokens either way.
+
+The target chooses every token: a draft only says where to look ahead. Where a verify pass rounds logits differently
+from decode (tile GEMMs, above 8 rows), two logits that are equal up to that rounding may change places, and only those.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.model import Model, Pass
+from kernel_muster.models.policy.rows import committed_rows
+from kernel_muster.models.policy.speculation import speculation_pays
+from kernel_muster.models.proposers.interface import Committed, Proposer
+from kernel_muster.models.state import ModelState, SequenceState, i32
+from kernel_muster.registry.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Gate:
+    """When to stop drafting: the cost of a verify step in plain steps, and whether that is overruled."""
+
+    cost_ratio: float = 1.0
+    is_forced: bool = True
+    arch: str = "cpu"
+
+
+@dataclass
+class Generated:
+    """New tokens of each prompt with the logits ``(V,)`` that chose them, and what the steps were.
+
+    ``verify_steps`` counts sequences times verify passes; a run in which it is small says nothing about speculation.
+    """
+
+    tokens: list[list[int]]
+    logits: list[list[Any]]
+    plain_steps: int = 0
+    verify_steps: int = 0
+    accepted: int = 0
+    drafted: int = 0
+
+
+@dataclass
+class _Live:
+    """A sequence that still grows: where it is, which prompt it continues, and its token that nothing has read yet."""
+
+    sequence: SequenceState
+    prompt: int
+    last: int = -1
+
+
+@dataclass
+class GreedyDecoder:
+    """Runs prompts to their end. The state is the caller's; a proposer's state is its own."""
+
+    model: Model
+    state: ModelState
+    proposer: Proposer | None = None
+    gate: Gate = field(default_factory=Gate)
+
+    def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
+        """Return ``new_tokens`` tokens behind each prompt."""
+        if new_tokens < 1:
+            raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+        found = Generated([[] for _ in prompts], [[] for _ in prompts])
+        live = [_Live(self.state.open(), index) for index in range(len(prompts))]
+        for one in live:
+            if self.proposer is not None:
+                self.proposer.open(one.sequence)
+        self._prefill(live, prompts, found)
+        growing = self._growing(live, found, new_tokens)
+        while growing:
+            if self.proposer is not None and self._pays(found):
+                self._speculate(growing, found, new_tokens)
+            else:
+                self._step(growing, found)
+            growing = self._growing(growing, found, new_tokens)
+        return found
+
+    @property
+    def _reads(self) -> tuple[int, ...]:
+        return () if self.proposer is None else self.proposer.reads
+
+    def _growing(self, live: Sequence[_Live], found: Generated, new_tokens: int) -> list[_Live]:
+        """Close sequences that are long enough, and return the others."""
+        rest = []
+        for one in live:
+            if len(found.tokens[one.prompt]) < new_tokens:
+                rest.append(one)
+                continue
+            if self.proposer is not None:
+                self.proposer.close(one.sequence)
+            self.state.close(one.sequence)
+        return rest
+
+    def _pays(self, found: Generated) -> bool:
+        gate = self.gate
+        return speculation_pays(found.verify_steps, found.accepted, gate.cost_ratio, gate.arch, gate.is_forced)
+
+    def _prefill(self, live: Sequence[_Live], prompts: Sequence[Sequence[int]], found: Generated) -> None:
+        by_slot = {one.sequence.slot: one for one in live}
+        for done in self.model.prefill(self.state, [one.sequence for one in live], prompts, self._reads):
+            slots = done.batch.state_slots.tolist()
+            part = [by_slot[slot] for slot in slots]
+            ends = dict(zip(slots, done.batch.context_lens.tolist(), strict=True))
+            complete = [at for at, one in enumerate(part) if ends[one.sequence.slot] == len(prompts[one.prompt])]
+            chosen = self.model.greedy(done.logits)
+            for at in complete:
+                self._take(part[at], [chosen[at]], [done.logits[at]], found)
+            self._after_plain(part, done, found, prompts)
+
+    def _step(self, growing: Sequence[_Live], found: Generated) -> None:
+        """Decode one token of each sequence."""
+        sequences = [one.sequence for one in growing]
+        done = self.model.decode(self.state, sequences, [one.last for one in growing], self._reads)
+        for one, token, logits in zip(growing, self.model.greedy(done.logits), done.logits, strict=True):
+            self._take(one, [token], [logits], found)
+        found.plain_steps += len(growing)
+        self._after_plain(growing, done, found)
+
+    def _speculate(self, growing: Sequence[_Live], found: Generated, new_tokens: int) -> None:
+        """Draft, verify all drafts in one pass, and keep those that the target would have chosen."""
+        assert self.proposer is not None  # noqa: S101  (the caller has just looked)
+        sequences = [one.sequence for one in growing]
+        drafts = self.proposer.propose(sequences, [one.last for one in growing])
+        ids = [[one.last, *row] for one, row in zip(growing, drafts.tolist(), strict=True)]
+        done = self.model.verify(self.state, sequences, ids, self._reads)
+        size = drafts.shape[1] + 1
+        choices = i32(self.model.greedy(done.logits)).reshape(len(growing), size)
+        kept = []
+        for at, (one, accepted) in enumerate(zip(growing, self.model.sampler.accepted(drafts, choices), strict=True)):
+            room = new_tokens - len(found.tokens[one.prompt])
+            rows = min(committed_rows(accepted), room)
+            first = at * size
+            self._take(one, choices[at, :rows].tolist(), list(done.logits[first : first + rows]), found)
+            kept.append(rows)
+            found.accepted += rows - 1
+        found.verify_steps += len(growing)
+        found.drafted += drafts.size
+        starts = [sequence.length for sequence in sequences]
+        self.state.roll_back(sequences, done.batch, kept)
+        self._after_accept(growing, done, kept, starts, choices)
+
+    def _take(self, one: _Live, tokens: list[int], logits: list[Any], found: Generated) -> None:
+        found.tokens[one.prompt] += tokens
+        found.logits[one.prompt] += logits
+        one.last = tokens[-1]
+
+    def _after_plain(
+        self, part: Sequence[_Live], done: Pass, found: Generated, prompts: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Give the proposer every row of a plain pass: a prompt's rows, or one of each sequence."""
+        if self.proposer is None:
+            return
+        counts = np.diff(done.batch.cu_rows).tolist()
+        starts = [int(end) - count for end, count in zip(done.batch.context_lens, counts, strict=True)]
+        next_ids: list[int] = []
+        for one, count, start in zip(part, counts, starts, strict=True):
+            known = [*prompts[one.prompt], one.last] if prompts else [one.last] * (start + 2)
+            next_ids += known[start + 1 : start + 1 + count]
+        self._commit(part, counts, starts, done, list(range(done.batch.rows)), next_ids, bool(prompts))
+
+    def _after_accept(
+        self, growing: Sequence[_Live], done: Pass, kept: Sequence[int], starts: Sequence[int], choices: Any
+    ) -> None:
+        """Give the proposer the rows of a verify pass that were kept: the accepted drafts, and the token before."""
+        rows = [int(first) + at for first, count in zip(done.batch.cu_rows, kept, strict=False) for at in range(count)]
+        next_ids = [token for row, count in zip(choices.tolist(), kept, strict=True) for token in row[:count]]
+        self._commit(growing, kept, starts, done, rows, next_ids, False)
+
+    def _commit(
+        self, part: Sequence[_Live], counts: Sequence[int], starts: Sequence[int], done: Pass, rows: list[int],
+        next_ids: list[int], is_prompt: bool,
+    ) -> None:  # fmt: skip
+        assert self.proposer is not None  # noqa: S101  (the callers have just looked)
+        features = None if done.features is None else done.features[rows]
+        sequences = [one.sequence for one in part]
+        self.proposer.commit(Committed(sequences, counts, starts, done.hidden[rows], features, next_ids, is_prompt))

@@ -1,0 +1,94 @@
+"""Drafts from the block-diffusion drafter: one pass fills a block of masks behind the last token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.batch import Batch
+from kernel_muster.models.drafter import Drafter
+from kernel_muster.models.proposers.interface import Committed
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
+
+
+class DflashProposer:
+    """A proposer whose cache holds the last ``window`` tokens of the target's context, and behind them the block.
+
+    The window is a ring: rotary positions are in the keys, so that the order of tokens in the cache means nothing.
+    """
+
+    def __init__(self, drafter: Drafter, levers: Levers, sizes: StateSizes) -> None:
+        self.drafts, self.reads = drafter.drafter.gamma, drafter.drafter.target_layers
+        self._drafter, self._window = drafter, drafter.drafter.window
+        self._commits = levers.flag("MUSTER_DFLASH_COMMIT_CTX")
+        self._state = ModelState(drafter.dims, sizes)
+        self._caches: dict[int, SequenceState] = {}  # by the target's slot; length counts all committed tokens
+
+    def open(self, sequence: SequenceState) -> None:
+        """Begin a state for a sequence of the target."""
+        self._caches[sequence.slot] = self._state.open()
+
+    def close(self, sequence: SequenceState) -> None:
+        """End it."""
+        self._state.close(self._caches.pop(sequence.slot))
+
+    def committed(self, sequence: SequenceState) -> int:
+        """Return how many tokens of a sequence have reached the drafter's context."""
+        return self._caches[sequence.slot].length
+
+    def commit(self, rows: Committed) -> None:
+        """Project the target's rows to keys and values of every layer; of many, the last ``window`` stay.
+
+        The one way into the drafter's context; MUSTER_DFLASH_COMMIT_CTX closes it.
+        """
+        if not self._commits:
+            return
+        if rows.features is None:
+            raise UsageError("a block-diffusion drafter reads layers of its target, and the pass kept none")
+        chosen: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        row = 0
+        for sequence, count, start in zip(rows.sequences, rows.counts, rows.starts, strict=True):
+            cache, kept = self._caches[sequence.slot], min(count, self._window)
+            first = cache.length + count - kept
+            self._state.reserve([cache], [min(cache.length + count, self._window)])
+            slots += self._state.slots(cache, [at % self._window for at in range(first, first + kept)])
+            chosen += range(row + count - kept, row + count)
+            positions += range(start + count - kept, start + count)
+            self._state.advance([cache], [count])
+            row += count
+        context = self._drafter.context.rows(rows.features[chosen])
+        for index, layer in enumerate(self._drafter.layers):
+            layer.commit(context, i32(positions), i32(slots), self._state.kv[index])
+
+    def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
+        """Fill a block for each sequence and return the greedy choice at every mask."""
+        batch = self._block([self._caches[sequence.slot] for sequence in sequences], sequences, last_ids)
+        hidden = self._drafter.forward(batch, self._state)
+        masks = np.delete(np.arange(batch.rows), batch.cu_rows[:-1])
+        head = self._drafter.lm_head
+        return head.greedy(head.forward(hidden[masks])).reshape(len(sequences), self.drafts)
+
+    def _block(
+        self, caches: Sequence[SequenceState], sequences: Sequence[SequenceState], last_ids: Sequence[int]
+    ) -> Batch:
+        size, mask = self.drafts + 1, self._drafter.drafter.mask_id
+        known = [min(cache.length, self._window) for cache in caches]
+        self._state.reserve(caches, [count + size for count in known])
+        slots = [
+            slot
+            for cache, count in zip(caches, known, strict=True)
+            for slot in self._state.slots(cache, range(count, count + size))
+        ]
+        return Batch(
+            "verify",
+            ids=i32([token for last in last_ids for token in (last, *[mask] * self.drafts)]),
+            positions=i32([at for s in sequences for at in range(s.length, s.length + size)]),
+            cu_rows=i32(range(0, (len(caches) + 1) * size, size)),
+            kv_slots=i32(slots),
+            block_table=self._state.table(caches),
+            context_lens=i32([count + size for count in known]),
+            state_slots=i32([cache.slot for cache in caches]),
+        )

@@ -1,0 +1,106 @@
+"""Drafts from the multi-token-prediction head: it reads its own last row again for each further draft."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.model import Model
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.proposers.interface import Committed
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
+
+
+@dataclass
+class _Draft:
+    """One sequence: its place in the head's cache, the head's last row ``(H,)``, and that row's position."""
+
+    cache: SequenceState
+    last: Any | None = None
+    position: int = -1
+
+
+class MtpProposer:
+    """A proposer with a paged cache of its own.
+
+    A committed row enters the cache with the target's hidden row; rows of drafts only stand there until the next
+    commit, which overwrites them. MUSTER_MTP_PREFILL decides whether the prompt enters, or its last row alone.
+    """
+
+    reads: tuple[int, ...] = ()
+
+    def __init__(self, model: Model, levers: Levers, drafts: int, sizes: StateSizes) -> None:
+        if model.mtp is None:
+            raise UsageError(f"{model.dims.name} has no MTP head")
+        if drafts < 1:
+            raise UsageError(f"{drafts} drafts: expected at least 1")
+        self.drafts = drafts
+        self._model, self._head = model, model.mtp
+        self._reads_prompts = levers.flag("MUSTER_MTP_PREFILL")
+        self._state = ModelState(model.mtp.dims, sizes)
+        self._drafts: dict[int, _Draft] = {}
+
+    def open(self, sequence: SequenceState) -> None:
+        """Begin a state for a sequence of the target."""
+        self._drafts[sequence.slot] = _Draft(self._state.open())
+
+    def close(self, sequence: SequenceState) -> None:
+        """End it."""
+        self._state.close(self._drafts.pop(sequence.slot).cache)
+
+    def commit(self, rows: Committed) -> None:
+        """Read committed rows with the tokens after them; what the head says behind the last one is the first draft."""
+        chosen: list[int] = []
+        counts: list[int] = []
+        positions: list[int] = []
+        drafts = [self._drafts[sequence.slot] for sequence in rows.sequences]
+        row = 0
+        for draft, count, start in zip(drafts, rows.counts, rows.starts, strict=True):
+            skipped = 0
+            if rows.is_prompt and not self._reads_prompts:
+                skipped, draft.cache.length = count - 1, 0  # a prompt of several passes leaves one row too
+            chosen += range(row + skipped, row + count)
+            positions += range(start + skipped, start + count)
+            counts.append(count - skipped)
+            row += count
+        ids = [rows.next_ids[at] for at in chosen]
+        out, ends = self._run(drafts, counts, ids, rows.hidden[chosen], positions)
+        for draft, count, end in zip(drafts, counts, ends, strict=True):
+            draft.last, draft.position = out[end], positions[end]
+            self._state.advance([draft.cache], [count])
+
+    def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
+        """Draft token by token; the last ids are known from the commit already."""
+        drafts = [self._drafts[sequence.slot] for sequence in sequences]
+        lengths = [draft.cache.length for draft in drafts]
+        rows = [draft.last for draft in drafts if draft.last is not None]
+        if len(rows) != len(drafts):
+            raise UsageError("an MTP proposer drafts behind a committed row, and there is none")
+        hidden = np.stack(rows)
+        found = [self._choose(hidden)]
+        for step in range(1, self.drafts):
+            positions = [draft.position + step for draft in drafts]
+            hidden, _ = self._run(drafts, [1] * len(drafts), found[-1], hidden, positions)
+            self._state.advance([draft.cache for draft in drafts], [1] * len(drafts))
+            found.append(self._choose(hidden))
+        for draft, length in zip(drafts, lengths, strict=True):
+            draft.cache.length = length
+        return i32(found).T.copy()
+
+    def _choose(self, hidden: Any) -> list[int]:
+        return self._model.greedy(self._model.lm_head.forward(hidden))
+
+    def _run(
+        self, drafts: Sequence[_Draft], counts: Sequence[int], ids: Sequence[int], hidden: Any, positions: Sequence[int]
+    ) -> tuple[Any, list[int]]:
+        """Run rows through the head; return its rows, and the last one of each sequence."""
+        cuts = np.cumsum([0, *counts]).tolist()
+        each = [list(ids[start:stop]) for start, stop in pairwise(cuts)]
+        phase: Phase = "decode" if max(counts) == 1 else "verify" if max(counts) <= self.drafts + 1 else "prefill"
+        caches = [draft.cache for draft in drafts]
+        batch = self._state.batch(caches, each, phase, i32(positions))
+        embedded = self._model.embedding.forward(batch.ids)
+        return self._head.forward(embedded, hidden, batch, self._state.kv[0]), [stop - 1 for stop in cuts[1:]]
