@@ -1,0 +1,436 @@
+"""Boots that trip each finding code, for the excerpts of docs/findings: what stands there really occurred.
+
+Each function below is one boot; its name is the code in small letters and its docstring the sentence that introduces
+the excerpt. Everything happens in a folder of its own, with real distributions on ``sys.path`` and model code of an
+engine of its own, so that no excerpt depends on where this repository lies.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import kernel_muster as km
+from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.render_sections import finding_sections
+from kernel_muster.audit.render_text import entry_lines
+from kernel_muster.audit.replay import replay
+from kernel_muster.audit.report import FindingRow
+from kernel_muster.audit.reporting import finding_row
+from kernel_muster.audit.trace import parse_trace
+from kernel_muster.audit.verdict import judge
+from kernel_muster.registry import levers, target
+
+ENGINE = "engine/layers/mlp.py"
+_MODEL = '[model]\nname = "tiny"\nquant = "nvfp4"\n'
+#: The beginning of every plugin here: a contract of its own, and a short way to a spec.
+_PLUGIN = """
+import kernel_muster as km
+
+
+def double(x, out):
+    out[...] = x * 2
+
+
+def contract(name):
+    signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
+    return km.Contract(name=name, summary="out = 2 * x", signature=signature,
+                       reference=lambda arguments, dims: {"out": arguments["x"] * 2},
+                       cases=(km.Case("one", {"M": 1}),), tolerance=km.Tolerance(0, 0, "doubling is exact"))
+
+
+def spec(key, contract="acme_double", archs=("cpu",), **more):
+    return km.KernelSpec(key=key, contract=contract, archs=archs, backend=km.PythonKernel(double), **more)
+
+
+@km.hookimpl
+def muster_contracts():
+    return [contract("acme_double")]
+
+
+@km.hookimpl
+def muster_kernels():
+    return [%s]
+"""
+
+
+class Desk:
+    """One folder with a manifest, distributions and an engine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest()
+
+    def manifest(self, text: str = "", *, model: str = "", file: str = "MODEL.toml") -> None:
+        """Write a manifest: ``model`` goes into ``[model]``, ``text`` after it."""
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{_MODEL}{model}\n{text}\n", encoding="utf-8")
+
+    def install(
+        self, source: str, name: str = "acme-kernels", version: str = "1.2", plugin: str = "acme", group: str = "v1"
+    ) -> None:
+        """Put a distribution with one plugin on sys.path; a source without line ends is a list of specs."""
+        site, module = self.folder / "site-packages", name.replace("-", "_")
+        info = site / f"{module}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[kernel_muster.{group}]\n{plugin} = {module}\n", encoding="utf-8")
+        text = source if "\n" in source else _PLUGIN % source
+        (site / f"{module}.py").write_text(text, encoding="utf-8")
+
+    def boot(self, build: str = 'kernels.kernel("norm", "rms_norm")', **options: Any) -> km.BootSession:
+        """Boot with a builder made of these lines, and return the session, passed or refused."""
+        options = {"manifest": "MODEL.toml", "target": "cpu"} | options
+        session = km.boot(**options)
+        with contextlib.suppress(km.BootRefused), session:
+            engine(build)(session.kernels.for_layer("layers.0.mlp"), session.levers)
+        return session
+
+
+def engine(lines: str) -> Callable[[Any, Any], None]:
+    """Return a builder whose dispatch sites lie in the engine's file."""
+    body = "\n".join(f"        {line}" for line in lines.splitlines())
+    space: dict[str, Any] = {}
+    source = f"class Mlp:\n    def __init__(self, kernels, levers):\n{body}\n"
+    exec(compile(source, ENGINE, "exec"), space)  # noqa: S102  (our own lines, under the file name of an engine)
+    model: Callable[[Any, Any], None] = space["Mlp"]
+    return model
+
+
+@contextlib.contextmanager
+def desk() -> Iterator[Desk]:
+    """Work in a folder of our own and leave the process as it was."""
+    before, modules, path = Path.cwd(), set(sys.modules), list(sys.path)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, clean, clear=True):
+        try:
+            os.chdir(folder)
+            sys.path.insert(0, str(Path(folder) / "site-packages"))
+            with mock.patch.object(sys, "dont_write_bytecode", True):
+                yield Desk(Path(folder))
+        finally:
+            os.chdir(before)
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+                    del sys.modules[name]
+
+
+def excerpt(code: str) -> tuple[str, str]:
+    """Return the sentence and the lines of the report that belong to a code."""
+    trip = EXCERPTS[code]
+    with desk() as at:
+        outcome = trip(at)
+        found = outcome if isinstance(outcome, tuple) else outcome.report.findings
+        rows = [row for row in found if row.code == code]
+        if len(rows) != 1:
+            raise AssertionError(f"{code}: expected it once, got {[f'{row.code} {row.subject}' for row in found]}")
+        if strangers := [f"{row.code} {row.subject}" for row in found if row.code not in (code, "OVERRIDDEN")]:
+            raise AssertionError(f"{code}: expected nothing else, got {strangers}")
+        text = "\n".join(_lines(rows[0])).replace(f"{at.folder}/", "").replace(str(at.folder), ".")
+    return str(trip.__doc__), text
+
+
+def _lines(row: FindingRow) -> Iterator[str]:
+    for section in finding_sections([row]):
+        for entry in section.entries:
+            yield from entry_lines(entry)
+
+
+def _late(session: km.BootSession) -> tuple[FindingRow, ...]:
+    return tuple(finding_row(judged) for judged in judge(session.late_findings(), "serve").findings)
+
+
+def missing(at: Desk) -> km.BootSession:
+    """A layer asks for a key that is misspelt:"""
+    return at.boot('kernels.kernel("norm", "rms_norm")\nkernels.kernel("norm", "rms_norms")')
+
+
+def fallback_taken(at: Desk) -> km.BootSession:
+    """A layer prefers a 4-stage twin that nobody ships, and would have taken its parent:"""
+    return at.boot('kernels.first_of(("w4a16", "w4a16_gemm_t_p4"), ("w4a16", "w4a16_gemm_t"))')
+
+
+def wrong_arch(at: Desk) -> km.BootSession:
+    """The kernel is built for `sm_90a` only, and the target is `sm_100a`:"""
+    at.install('spec("acme_attn::decode", archs=("sm_90a",))')
+    return at.boot('kernels.try_kernel("acme_attn", "decode")', target="sm_100a")
+
+
+def disabled(at: Desk) -> km.BootSession:
+    """The environment holds `MUSTER_DISABLE=norm::rms_norm`:"""
+    os.environ["MUSTER_DISABLE"] = "norm::rms_norm"
+    return at.boot()
+
+
+def shadowed(at: Desk) -> km.BootSession:
+    """A distribution replaces module `norm` with its own `rms_norm`, and has no `rms_norm_gated`:"""
+    at.install('spec("norm::rms_norm", contract="rms_norm", replaces_module=("norm", "kernel-muster"))')
+    return at.boot('kernels.kernel("norm", "rms_norm")\nkernels.kernel("norm", "rms_norm_gated")')
+
+
+def slow_tier(at: Desk) -> km.BootSession:
+    """The only device kernel of the key says of itself that it is a reference:"""
+    at.install('spec("acme_attn::decode", archs=("sm_80+",), tier="reference")')
+    return at.boot('kernels.kernel("acme_attn", "decode")', target="sm_90a")
+
+
+def request_not_honored(at: Desk) -> km.BootSession:
+    """The environment holds `MUSTER_W4A16_VARIANT=v3`, and no distribution with the third variant is installed:"""
+    os.environ["MUSTER_W4A16_VARIANT"] = "v3"
+    asks = 'kernels.try_kernel("w4a16_v3", "w4a16_gemm_t_m128_v3", requested_by="MUSTER_W4A16_VARIANT")'
+    return at.boot(f'kernels.kernel("norm", "rms_norm")\nif levers["MUSTER_W4A16_VARIANT"] == "v3":\n    {asks}')
+
+
+def layout_missing(at: Desk) -> km.BootSession:
+    """The tile GEMM that was chosen reads a transposed copy, and the builder never planned one:"""
+    return at.boot(
+        'tile = kernels.kernel("w4a16", "w4a16_gemm_t")\n'
+        'kernels.layouts.want("layers.0.mlp.down", tile.weight_layout, tile.key)'
+    )
+
+
+def signature_mismatch(at: Desk) -> km.BootSession:
+    """A third party overrides `silu::silu_mul` with a kernel of another contract:"""
+    at.install('spec("silu::silu_mul", overrides="kernel-muster")')
+    return at.boot('kernels.kernel("silu", "silu_mul")')
+
+
+def no_device(at: Desk) -> km.BootSession:
+    """No `--target` was given, on a machine without a driver:"""
+    error = OSError("libcuda.so.1: cannot open shared object file: No such file or directory")
+    with mock.patch.object(target, "read_devices", side_effect=error):
+        return at.boot(target=None)
+
+
+def late_miss(at: Desk) -> tuple[FindingRow, ...]:
+    """With `on_late_miss="count"`, a layer looks a kernel up in its forward pass, three times:"""
+    session = at.boot(on_late_miss="count")
+    engine('for step in range(3):\n    kernels.try_kernel("norm", "rms_norms")')(session.kernels, session.levers)
+    return _late(session)
+
+
+def late_hit(at: Desk) -> tuple[FindingRow, ...]:
+    """The same, but the kernel is there:"""
+    session = at.boot()
+    engine('for step in range(3):\n    kernels.try_kernel("silu", "silu_mul")')(session.kernels, session.levers)
+    return _late(session)
+
+
+def late_registration(at: Desk) -> tuple[FindingRow, ...]:
+    """A server registers a plugin while it already serves:"""
+    session = at.boot()
+    with contextlib.suppress(km.LateRegistration):
+        engine('kernels.register("acme", object())')(session, None)
+    return _late(session)
+
+
+def plugin_load_failed(at: Desk) -> km.BootSession:
+    """A plugin imports a package that is not installed; what it would have provided is listed with it:"""
+    at.install("import acme_runtime\n")
+    return at.boot('kernels.kernel("acme_attn", "decode")')
+
+
+def plugin_not_found(at: Desk) -> km.BootSession:
+    """`--plugin acme-kernels`, which is the name of the distribution; its plugin is called `acme`:"""
+    at.install('spec("acme_attn::decode")')
+    return at.boot('kernels.kernel("acme_attn", "decode")', plugins=["acme-kernels"])
+
+
+def plugin_duplicate(at: Desk) -> km.BootSession:
+    """A fork keeps the entry-point name of the original, and both are installed:"""
+    at.install('spec("acme_attn::decode")')
+    at.install('spec("acme_attn::decode")', name="acme-kernels-fork", version="1.3")
+    return at.boot()
+
+
+def plugin_empty(at: Desk) -> km.BootSession:
+    """The plugin's module implements no hook:"""
+    at.install("KERNELS = []\n")
+    return at.boot()
+
+
+def unknown_hook(at: Desk) -> km.BootSession:
+    """The hook is called `muster_kernels`:"""
+    at.install("import kernel_muster as km\n\n\n@km.hookimpl\ndef muster_kernel():\n    return []\n")
+    return at.boot()
+
+
+def api_mismatch(at: Desk) -> km.BootSession:
+    """The distribution was written for the next version of the host API:"""
+    at.install("raise SystemExit\n", group="v2")
+    return at.boot()
+
+
+def duplicate_kernel(at: Desk) -> km.BootSession:
+    """Two distributions offer one key alike:"""
+    at.install('spec("acme_attn::decode")')
+    twin = _PLUGIN.replace('contract("acme_double")', 'contract("zeta_double")') % 'spec("acme_attn::decode")'
+    at.install(twin, name="zeta-kernels", version="0.3", plugin="zeta")
+    return at.boot('kernels.kernel("acme_attn", "decode")')
+
+
+def bad_spec(at: Desk) -> km.BootSession:
+    """The key is new, and does not lie in the plugin's own modules:"""
+    at.install('spec("residual_add::bf16_residual_sum", contract="bf16_residual_add")')
+    return at.boot()
+
+
+def bad_override(at: Desk) -> km.BootSession:
+    """The distribution's name is misspelt:"""
+    at.install('spec("silu::silu_mul", contract="silu_mul", overrides="kernel-mustre")')
+    return at.boot()
+
+
+def overridden(at: Desk) -> km.BootSession:
+    """A third party replaces a built-in kernel, and says so:"""
+    at.install('spec("silu::silu_mul", contract="silu_mul", overrides="kernel-muster")')
+    return at.boot('kernels.kernel("silu", "silu_mul")')
+
+
+def dead_registration(at: Desk) -> km.BootSession:
+    """A distribution is installed for a model that never asks for it:"""
+    at.install('spec("acme_attn::decode"), spec("acme_attn::prefill")')
+    return at.boot()
+
+
+def key_renamed(at: Desk) -> km.BootSession:
+    """The model still asks by the old name:"""
+    at.install('spec("acme_attn::decode", aliases=("acme_attn::decode_one",))')
+    return at.boot('kernels.kernel("acme_attn", "decode_one")')
+
+
+def bad_manifest(at: Desk) -> km.BootSession:
+    """A key is misspelt, in line 4 of the file:"""
+    at.manifest(model="num_layer = 40")
+    return at.boot()
+
+
+_ASK_FP4 = 'kernels.kernel("norm", "rms_norm")\nkernels.try_kernel("w4a4", "w4a4_gemm")'
+
+
+def _waiver(until: str = "") -> str:
+    return f'[expected_absent.w4a4.w4a4_gemm]\nreason = "the FP4 tile is not ported to this chip yet"\n{until}'
+
+
+def expired_waiver(at: Desk) -> km.BootSession:
+    """The waiver says `until = 2027-06-30`, and the audit is made `--as-of 2027-07-01`:"""
+    at.manifest(_waiver("until = 2027-06-30"))
+    return at.boot(_ASK_FP4, as_of=date(2027, 7, 1))
+
+
+def waiver_expiring(at: Desk) -> km.BootSession:
+    """The same waiver, eleven days before its end:"""
+    at.manifest(_waiver("until = 2027-06-30"))
+    return at.boot(_ASK_FP4, as_of=date(2027, 6, 19))
+
+
+def stale_waiver(at: Desk) -> km.BootSession:
+    """A waiver without scope names a kernel that the target has:"""
+    at.manifest('[expected_absent.w4a16]\nw4a16_gemm_t_p3 = "the 3-stage twin is not ported to this chip"')
+    return at.boot('kernels.try_kernel("w4a16", "w4a16_gemm_t_p3")')
+
+
+def unused_waiver(at: Desk) -> km.BootSession:
+    """No layer of the model asks for the waived key:"""
+    at.manifest(_waiver())
+    return at.boot()
+
+
+def waived_required(at: Desk) -> km.BootSession:
+    """A required lookup misses, and the manifest waives its key:"""
+    at.manifest(_waiver())
+    return at.boot('kernels.kernel("w4a4", "w4a4_gemm")')
+
+
+def expected_not_asked(at: Desk) -> km.BootSession:
+    """The manifest expects the grouped path, and a layer never asks for it:"""
+    at.manifest('[expected_present.moe]\nmoe_sort_by_expert = "grouped decode is the main path of this model"')
+    return at.boot()
+
+
+def unknown_model(at: Desk) -> km.BootSession:
+    """The name is misspelt:"""
+    return at.boot(model="qwen3.6-27", manifest=None)
+
+
+def ambiguous_model(at: Desk) -> km.BootSession:
+    """A `config.json` fits two manifests, and nothing else was said:"""
+    (at.folder / "config.json").write_text('{"model_type": "acme", "hidden_size": 64}', encoding="utf-8")
+    for name in ("acme-one", "acme-two"):
+        rows = '[[model_types]]\nmodel_type = "acme"\nhidden_size = 64'
+        at.manifest(rows, model=f'match_names = ["{name}"]', file=f"manifests/{name}/MODEL.toml")
+        file = at.folder / "manifests" / name / "MODEL.toml"
+        file.write_text(file.read_text(encoding="utf-8").replace('"tiny"', f'"{name}"'), encoding="utf-8")
+    return at.boot(manifest=None, config="config.json", manifest_folders=["manifests"])
+
+
+def duplicate_model(at: Desk) -> km.BootSession:
+    """Two folders hold a manifest of one name:"""
+    for folder in ("ours", "theirs"):
+        at.manifest(file=f"{folder}/tiny/MODEL.toml")
+    return at.boot(model="tiny", manifest=None, manifest_folders=["ours", "theirs"])
+
+
+def unknown_lever(at: Desk) -> km.BootSession:
+    """The environment holds `MUSTER_NO_K64_N46=1`:"""
+    os.environ["MUSTER_NO_K64_N46"] = "1"
+    return at.boot()
+
+
+def bad_lever(at: Desk) -> km.BootSession:
+    """The environment holds `MUSTER_NO_K64_N64=yes`:"""
+    os.environ["MUSTER_NO_K64_N64"] = "yes"
+    return at.boot()
+
+
+def lever_conflict(at: Desk) -> km.BootSession:
+    """One lever switches a key off, another chooses who serves it:"""
+    os.environ["MUSTER_DISABLE"] = "silu::silu_mul"
+    os.environ["MUSTER_PREFER"] = "silu::silu_mul=acme-kernels"
+    return at.boot()
+
+
+def removed_lever(at: Desk) -> km.BootSession:
+    """If `MUSTER_OFF` had been an old name of `MUSTER_DISABLE` (no lever has been removed so far):"""
+    os.environ["MUSTER_OFF"] = "norm::rms_norm"
+    with mock.patch.dict(levers.REMOVED_LEVERS, {"MUSTER_OFF": "MUSTER_DISABLE"}):  # type: ignore[arg-type]
+        return at.boot()
+
+
+def set_hash_mismatch(at: Desk) -> km.BootSession:
+    """A release expects the hash of another set:"""
+    at.install('spec("acme_attn::decode")')
+    return at.boot('kernels.kernel("acme_attn", "decode")', expect_set_hash="0" * 64)
+
+
+def vacuous_audit(at: Desk) -> km.BootSession:
+    """The block ends without building anything:"""
+    return at.boot("pass")
+
+
+def unchecked(at: Desk) -> tuple[FindingRow, ...]:
+    """A trace is replayed with `--stage proven`:"""
+    session = at.boot()
+    told = parse_trace(session.trace())
+    return replay(told, Asked(stage="proven"), manifest="MODEL.toml").findings
+
+
+#: By code; a code that is not here needs a compiler or a device.
+EXCERPTS: dict[str, Callable[[Desk], Any]] = {
+    function.__name__.upper(): function
+    for function in (
+        missing, fallback_taken, wrong_arch, disabled, shadowed, slow_tier, request_not_honored, layout_missing,
+        signature_mismatch, no_device, late_miss, late_hit, late_registration, plugin_load_failed, plugin_not_found,
+        plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec, bad_override,
+        overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring, stale_waiver,
+        unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
+        unknown_lever, bad_lever, lever_conflict, removed_lever, set_hash_mismatch, vacuous_audit, unchecked,
+    )
+}  # fmt: skip

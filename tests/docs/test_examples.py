@@ -1,0 +1,16 @@
+"""What the manual shows as runnable really runs, and prints what it says."""
+
+
+def test_examples_of_a_page_run_as_shown(page, shell, blocks_of):
+    for block in blocks_of(page):
+        try:
+            shell.run(block)
+        except BaseException as error:
+            error.add_note(f"{page}:{block.line}")
+            raise
+
+
+def test_fences_say_only_what_the_runner_knows(page, blocks_of):
+    for block in blocks_of(page):
+        assert block.language in {"", "sh", "text", "python", "toml", "json", "markdown"}, f"{page}:{block.line}"
+        assert set(block.options) <= {"run", "exit", "file", "output"}, f"{page}:{block.line}"

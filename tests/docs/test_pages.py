@@ -1,0 +1,112 @@
+"""The manual says everything, what it generates is current, and its links lead somewhere."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import kernel_muster as km
+import pytest
+from kernel_muster.audit.report import Counts, FindingRow, KernelRow, Report
+from kernel_muster.registry.dtypes import DTYPE_NAMES
+from kernel_muster.registry.findings import CODES
+from kernel_muster.registry.specs import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+HEADINGS = ["Trigger", "Example", "Remedy", "Test"]
+_LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_CODE = re.compile(r"```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives headings."""
+    titles = _HEADING.findall(_CODE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_generated_parts_are_current(page, generate):
+    assert generate.generated(page) == page.read_text(encoding="utf-8"), "run python docs/generate.py"
+
+
+def test_links_lead_somewhere(page):
+    for link in _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page}: {link}"
+
+
+def test_every_page_is_reachable_from_the_readme(manual):
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        links = _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8")))
+        waiting += [
+            (page.parent / link.split("#")[0]).resolve() for link in links if not link.startswith(("http", "#"))
+        ]
+    assert set(manual.values()) <= seen
+
+
+def test_finding_codes_and_pages_are_the_same():
+    assert {file.stem for file in (DOCS / "findings").glob("*.md")} == {*CODES, "README"}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_finding_page_has_every_part(code):
+    text = read(f"findings/{code}.md")
+    assert text.startswith(f"# {code}\n")
+    assert [title for title in _HEADING.findall(_CODE.sub("", text)) if title != code] == HEADINGS
+    parts = re.split(r"^## .+$", text, flags=re.MULTILINE)[1:]
+    assert all(len(part.split()) >= 4 for part in parts), "a part is empty"
+    assert f" {code} " in parts[1]
+
+
+def test_every_lever_has_an_entry(generate):
+    titles = _HEADING.findall(read("levers.md"))
+    assert [lever.name for lever in generate.built_in_levers() if lever.name not in titles] == []
+
+
+def test_every_command_and_option_is_documented(generate):
+    text = read("command.md")
+    for name, command in generate.commands().items():
+        (part,) = [p for p in text.split("\n## ")[1:] if p.splitlines()[0] == name]
+        assert [o for p in generate.parameters(command) for o in p.names if f"`{o}`" not in part] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("write-a-plugin.md", [f.name for kind in (km.KernelSpec, km.Contract) for f in fields(kind)]),
+        ("write-a-plugin.md", sorted(DTYPE_NAMES)),
+        ("write-a-plugin.md", [f.name for f in fields(km.Signature)]),
+        ("levers.md", [f.name for f in fields(km.Lever)]),
+        ("add-a-model.md", [f.name for f in fields(km.ModelBuilder)]),
+        ("read-a-report.md", [f.name for kind in (Report, FindingRow, KernelRow, Counts) for f in fields(kind)]),
+        ("read-a-report.md", list(STAGES)),
+        ("api.md", [name for name in km.__all__ if name != "__version__"]),
+    ],
+)
+def test_hand_written_lists_are_complete(page, names):
+    text = read(page)
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_dependencies_all_have_their_reason():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = __import__("tomllib").loads(project)["project"]
+    wanted = [*table["dependencies"], *(one for extra in table["optional-dependencies"].values() for one in extra)]
+    text = read("dependencies.md")
+    for requirement in wanted:
+        name = re.match(r"[A-Za-z0-9_-]+", requirement)[0]
+        assert f"`{requirement}`" in text, f"{name}: docs/dependencies.md says another range than {requirement}"
