@@ -1,6 +1,6 @@
 """Evidence: everything the rules may look at. A live boot and a replayed trace both make one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -14,6 +14,7 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.layouts import WeightCopy
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry, LookupRow, fold
+from kernel_muster.registry.running import BuildState
 from kernel_muster.registry.selection import Decision, Selector
 from kernel_muster.registry.specs import Stage
 from kernel_muster.registry.target import Target
@@ -54,6 +55,9 @@ class Evidence:
     opening: tuple[Finding, ...] = field(default=())
     is_complete: bool = True
     is_replay: bool = False
+    states: Mapping[KernelKey, BuildState] = field(default_factory=dict)  # of the kernels that serve
+    proven: frozenset[KernelKey] = frozenset()
+    proof_findings: tuple[Finding, ...] = ()
 
     @cached_property
     def selector(self) -> Selector:

@@ -146,7 +146,7 @@ def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
         backend=chosen.spec.backend.name if chosen else "",
         archs=chosen.spec.archs if chosen else (),
         contract=chosen.spec.contract if chosen else "",
-        stage=stage_of(chosen, evidence) if chosen else "",
+        stage=stage_of(last.key, evidence) if chosen else "",
         reason="" if chosen else tried[0].reason,
         when=row.when,
         sites=row.sites,

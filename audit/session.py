@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
+from kernel_muster.audit.checking import Checked, check_kernels
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Opening, Wanted, open_boot
 from kernel_muster.audit.render_text import render_text
@@ -17,11 +18,13 @@ from kernel_muster.audit.rules import late
 from kernel_muster.audit.verdict import judge, judge_boot
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
+from kernel_muster.registry.backends.choose import choose_runner
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
 from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.running import Progress
 from kernel_muster.registry.sites import site_name
 from kernel_muster.registry.specs import STAGES
 from kernel_muster.registry.target import Target
@@ -46,6 +49,7 @@ class BootOptions:
     on_late_miss: OnLateMiss = "raise"
     abort: Callable[[str], None] = abort_process
     muster_version: str = ""
+    progress: Progress | None = None
 
     def check(self) -> None:
         """Refuse options that mean nothing or contradict each other."""
@@ -79,6 +83,7 @@ class BootSession:
         self._report: Report | None = None
         self._observers_failed: tuple[Finding, ...] = ()
         self._is_complete = True
+        self._checked = Checked()
 
     def __enter__(self) -> Self:
         self._opening = open_boot(self._wanted)
@@ -90,6 +95,7 @@ class BootSession:
             self.target,
             self.levers,
             excused=lambda key: waivers[key].reason if key in waivers else "",
+            runner=choose_runner(self.target, self._options.asked.stage, _text(self.levers["MUSTER_CACHE_DIR"])),
         )
         return self
 
@@ -188,10 +194,16 @@ class BootSession:
             requests=session.requests,
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
+            states=self._checked.states,
+            proven=self._checked.proven,
+            proof_findings=self._checked.findings,
         )
 
     def _finish(self) -> None:
         """Judge, report, tell the observers, and judge again if one of them failed."""
+        self._checked = check_kernels(
+            self._lookups, self._evidence(), self._options.asked.stage, self._options.progress
+        )
         self._report = self._judged()
         self._observers_failed = tuple(self._tell_observers())
         if self._observers_failed:
@@ -242,6 +254,10 @@ def _opened(value: _T | None) -> _T:
     if value is None:
         raise UsageError("the boot is not open: use it as a context manager")
     return value
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def log_finished(report: Report) -> None:

@@ -1,18 +1,20 @@
 """How far the chosen kernels have been proven."""
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.registry.specs import Registered, Stage
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.running import BuildState
+from kernel_muster.registry.specs import STAGES, Stage
+
+_REGISTERED = BuildState("registered")
 
 
-def stage_of(registered: Registered, evidence: Evidence) -> Stage:
-    """Return the stage of one chosen kernel.
-
-    A host kernel is loaded once its plugin is imported: there is nothing to compile. Device kernels stay registered
-    until a build says otherwise.
-    """
-    return "loaded" if evidence.target.is_cpu and not evidence.is_replay else "registered"
+def stage_of(key: KernelKey, evidence: Evidence) -> Stage:
+    """Return the stage that the kernel of a key has reached; a replay knows of registrations only."""
+    state = evidence.states.get(key, _REGISTERED)
+    return "proven" if key in evidence.proven else state.stage
 
 
 def reached_stage(evidence: Evidence) -> Stage:
-    """Return the lowest stage among the chosen kernels."""
-    return "loaded" if evidence.target.is_cpu and not evidence.is_replay else "registered"
+    """Return the lowest stage among the kernels that serve."""
+    reached = [stage_of(key, evidence) for key in evidence.asked_keys if evidence.decide(key).chosen is not None]
+    return min(reached, key=STAGES.index, default="registered")

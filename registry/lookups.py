@@ -190,6 +190,13 @@ class LookupSession:
         excuses = [self._excused(key) for key in record.members]
         return NullHandle(first.key, first.reason, record.site, "; ".join(excuses) if all(excuses) else "")
 
+    def handle_of(self, key: KernelKey) -> Handle | None:
+        """Return the handle of a key without recording a question: for the audit's own use."""
+        chosen = self.selector.decide(key).chosen
+        if chosen is None:
+            return None
+        return Handle(key, chosen.spec, self.catalog.contracts[chosen.spec.contract], chosen.provider, self.runner)
+
     def _judge_late(self, record: _Record) -> None:
         handle = record.handle
         if isinstance(handle, Handle) or handle.waiver or self._on_late_miss == "count":

@@ -1,6 +1,6 @@
 """Runners: how a handle's checked arguments become a launch, on the host or on a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +9,8 @@ from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec, Stage, is_host_backend
+
+Progress = Callable[[int, int, str], None]
 
 
 class Launch(Protocol):
@@ -35,6 +37,9 @@ class Runner(Protocol):
     def start(self, spec: KernelSpec) -> None:
         """Begin whatever must happen before a spec can be launched."""
 
+    def join(self, progress: Progress | None = None) -> None:
+        """Wait for all that was started, and end what only building needs; ``progress(done, total, name)``."""
+
     def state(self, spec: KernelSpec) -> BuildState:
         """Wait for a spec and say how far it has come."""
 
@@ -47,6 +52,9 @@ class HostRunner:
 
     def start(self, spec: KernelSpec) -> None:
         """Do nothing: a host kernel is loaded with its plugin."""
+
+    def join(self, progress: Progress | None = None) -> None:
+        """Do nothing."""
 
     def state(self, spec: KernelSpec) -> BuildState:
         """Return the stage: a host kernel that was selected can be called."""
@@ -71,6 +79,9 @@ class NoRunner:
     """Stands where there is an architecture and no device: kernels are selected, none can be called."""
 
     def start(self, spec: KernelSpec) -> None:
+        """Do nothing."""
+
+    def join(self, progress: Progress | None = None) -> None:
         """Do nothing."""
 
     def state(self, spec: KernelSpec) -> BuildState:

@@ -6,7 +6,7 @@ A new rule is one function here or in a new module, listed in :data:`RULES`.
 from collections.abc import Callable, Iterable
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.rules import coverage, late, levers, lookups, manifest, plugins
+from kernel_muster.audit.rules import builds, coverage, late, levers, lookups, manifest, plugins
 from kernel_muster.registry.findings import Finding
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -26,6 +26,9 @@ RULES: tuple[Rule, ...] = (
     levers.failed_requests,
     levers.disabled_unknown,
     levers.preferred_unused,
+    builds.failed_builds,
+    builds.failed_proofs,
+    builds.late_compiles,
     coverage.vacuous,
     coverage.set_hash,
     coverage.unchecked_stage,

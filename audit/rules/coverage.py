@@ -41,7 +41,9 @@ def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:
     """A stage was asked for that did not run."""
     wanted = evidence.asked.stage
     reached = reached_stage(evidence)
-    if wanted is not None and STAGES.index(wanted) > STAGES.index(reached):
+    # A build or proof that failed says itself why the stage was not reached.
+    explained = evidence.proof_findings or any(state.failure for state in evidence.states.values())
+    if wanted is not None and STAGES.index(wanted) > STAGES.index(reached) and not explained:
         yield Finding(
             "UNCHECKED",
             wanted,

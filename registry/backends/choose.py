@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.backends.cache import BuildCache
-from kernel_muster.registry.backends.device import BuildRunner, DeviceRunner
-from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.running import HostRunner, NoRunner, Runner
 from kernel_muster.registry.specs import Stage
 from kernel_muster.registry.target import Target
@@ -19,6 +15,11 @@ def choose_runner(target: Target, stage: Stage | None, cache_dir: str | None) ->
     """
     if target.arch is None:
         return HostRunner()
+    # What builds is imported only where something is built: an audit on the host must start fast.
+    from kernel_muster.registry.backends.builder import Builder
+    from kernel_muster.registry.backends.cache import BuildCache
+    from kernel_muster.registry.backends.device import BuildRunner, DeviceRunner
+
     if stage == "registered" or (target.device is None and stage is None and not has_toolkit()):
         return NoRunner()
     builder = Builder(BuildCache(Path(cache_dir) if cache_dir else None))
@@ -29,8 +30,11 @@ def choose_runner(target: Target, stage: Stage | None, cache_dir: str | None) ->
 
 def has_toolkit() -> bool:
     """Whether a compiler is installed."""
+    from kernel_muster.registry.backends.headers import find_toolkit
+    from kernel_muster.registry.backends.request import BuildFailure
+
     try:
-        Builder().toolkit  # noqa: B018  (looking is asking)
+        find_toolkit()
     except BuildFailure:
         return False
     return True

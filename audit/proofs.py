@@ -1,0 +1,245 @@
+"""Proofs: a kernel computes what its contract says, on the device it will serve on.
+
+Each case runs between guard bands, twice, on outputs that are poisoned. Checked: every output is written; nothing
+outside is; inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and the bits
+are those of the kernel that the spec claims to be identical to, run row by row where that one takes fewer rows.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+from kernel_muster.registry.contracts import Arguments, Case, Contract
+from kernel_muster.registry.errors import ContractError, MusterError
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.signature import TensorParam
+
+# Elements before and after each output: more than a tile's overhang in any direction.
+_GUARD = 4096
+FindHandle = Callable[[KernelKey], Handle | None]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a proof's arrays live: how to bring an array there and back."""
+
+    to: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+    wait: Callable[[], None]
+
+
+def host_memory() -> Memory:
+    """Return host memory; arrays are copied, so that a proof never shares them."""
+    return Memory(np.copy, np.copy, lambda: None)
+
+
+def device_memory(ordinal: int) -> Memory:
+    """Return a device's memory, through CuPy."""
+    import cupy
+
+    def to(array: Any) -> Any:
+        with cupy.cuda.Device(ordinal):
+            return cupy.asarray(array)
+
+    def wait() -> None:
+        cupy.cuda.Device(ordinal).synchronize()
+
+    return Memory(to, cupy.asnumpy, wait)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """How one case went: the largest error in units of the tolerance, and the relative L2 error."""
+
+    key: KernelKey
+    case: str
+    worst: float
+    relative_l2: float
+    findings: tuple[Finding, ...]
+
+
+def prove(handle: Handle, memory: Memory, find: FindHandle) -> Iterator[CaseResult]:
+    """Run all cases of a handle's contract. ``find`` returns the handle of another key on the same target."""
+    for case in handle.contract.cases:
+        try:
+            yield _prove_case(handle, case, memory, find)
+        except MusterError as error:
+            why = f"case {case.name}: the kernel refused arguments that its contract allows: {error}"
+            yield CaseResult(handle.key, case.name, np.inf, np.inf, (_finding("NUMERICS_FAILED", handle, why),))
+
+
+def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
+    contract = handle.contract
+    # The same case draws the same numbers in every process.
+    rng = np.random.default_rng(zlib.crc32(f"{contract.name}/{case.name}".encode()))
+    given = contract.arguments(case, rng)
+    expected = contract.reference(_copied(given), case.dims)
+    first, findings = _run(handle, case, given, memory)
+    second, _ = _run(handle, case, given, memory)
+    findings += _unwritten(handle, case, given, first, expected)
+    worst, relative_l2 = _errors(contract, first, expected)
+    if not worst <= 1.0 and not findings:
+        why = f"case {case.name}: error is {worst:.3g} times the tolerance, relative L2 {relative_l2:.3g}"
+        findings.append(_finding("NUMERICS_FAILED", handle, why))
+    if handle.spec.deterministic and not _same_bits(first, second):
+        findings.append(_finding("NOT_DETERMINISTIC", handle, f"case {case.name}: two runs differ"))
+    if not findings:
+        findings += _identity(handle, case, given, first, memory, find)
+    return CaseResult(handle.key, case.name, worst, relative_l2, tuple(findings))
+
+
+def _finding(code: str, handle: Handle, why: str) -> Finding:
+    return Finding(code, str(handle.key), why, (str(handle.provider),), _REMEDIES[code])
+
+
+_REMEDIES = {
+    "NUMERICS_FAILED": ("repair the kernel: muster plugin check shows every case", "or correct the contract"),
+    "UNWRITTEN_OUTPUT": ("write every element, partial tiles too",),
+    "OUT_OF_BOUNDS": ("guard the edges of partial tiles", "compute-sanitizer --tool memcheck shows the access"),
+    "NOT_DETERMINISTIC": ("add in a fixed order", "or declare deterministic=False"),
+    "BIT_IDENTITY_BROKEN": ("accumulate in the order of the kernel it names", "or drop the claim"),
+}
+
+
+def _copied(arguments: Arguments) -> Arguments:
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+
+
+def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[dict[str, Any], list[Finding]]:
+    """Run once; return the outputs on the host, and what was touched that should not have been."""
+    arguments, guards, inputs = {}, {}, {}
+    outputs = {param.name: param for param in handle.contract.signature.outputs}
+    for name, value in given.items():
+        if name in outputs and value is not None:
+            guards[name] = memory.to(_guarded(value))
+            arguments[name] = guards[name][_GUARD : _GUARD + value.size].reshape(value.shape)
+        elif isinstance(value, np.ndarray):
+            arguments[name] = inputs[name] = memory.to(value)
+        elif hasattr(value, "layout"):
+            arguments[name] = handle.prepare_weight(_weight_in(value, memory))
+        else:
+            arguments[name] = value
+    handle(**arguments)
+    memory.wait()
+    results, findings = {}, []
+    for name, guarded in guards.items():
+        buffer = memory.back(guarded)
+        size, shape = given[name].size, given[name].shape
+        results[name] = buffer[_GUARD : _GUARD + size].reshape(shape)
+        edges = np.concatenate([buffer[:_GUARD], buffer[_GUARD + size :]])
+        if not _equal(edges, _guarded(given[name])[: edges.size]):
+            findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: wrote outside {name}"))
+    for name, array in inputs.items():
+        if not _equal(memory.back(array), given[name]):
+            findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: changed its input {name}"))
+    return results, findings
+
+
+def _guarded(array: Any) -> Any:
+    """Return a flat buffer that holds the array between two guard bands."""
+    buffer = np.empty(array.size + 2 * _GUARD, array.dtype)
+    buffer.view(np.uint8)[:] = 0xA5
+    buffer[_GUARD : _GUARD + array.size] = array.ravel()
+    return buffer
+
+
+def _weight_in(weight: Any, memory: Memory) -> Any:
+    """Return a logical weight whose arrays lie in the given memory."""
+    if not is_dataclass(weight) or isinstance(weight, type):
+        raise ContractError(f"{type(weight).__name__} is no weight that a proof can move")
+    arrays = {name: memory.to(value) for name, value in vars(weight).items() if isinstance(value, np.ndarray)}
+    return replace(weight, **arrays)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare bits, NaN included."""
+    return bool(one.shape == other.shape and one.tobytes() == np.ascontiguousarray(other).tobytes())
+
+
+def _same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(_equal(one[name], other[name]) for name in one)
+
+
+def _unwritten(
+    handle: Handle, case: Case, given: Arguments, results: Mapping[str, Any], expected: Mapping[str, Any]
+) -> list[Finding]:
+    found = []
+    for param in handle.contract.signature.outputs:
+        if param.role != "out" or param.name not in results:
+            continue
+        poison, result = given[param.name], results[param.name]
+        same = result.view(np.uint8).reshape(*result.shape, -1) == poison.view(np.uint8).reshape(*poison.shape, -1)
+        left = same.all(axis=-1) & ~_is_poison(expected[param.name], poison)
+        if left.any():
+            where = tuple(int(axis[0]) for axis in np.nonzero(left))
+            why = (
+                f"case {case.name}: {int(left.sum())} of {left.size} elements of {param.name} unwritten, first {where}"
+            )
+            found.append(_finding("UNWRITTEN_OUTPUT", handle, why))
+    return found
+
+
+def _is_poison(expected: Any, poison: Any) -> Any:
+    """Whether the right value happens to be the poison (the largest integer, True)."""
+    reference = np.asarray(expected)
+    return (
+        np.zeros(reference.shape, bool) if poison.dtype.kind == "f" or poison.dtype.kind == "V" else reference == poison
+    )
+
+
+def _errors(contract: Contract, results: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the largest error over the tolerance of its output, and the largest relative L2 error."""
+    worst = relative = 0.0
+    for name, result in results.items():
+        value, reference = result.astype(np.float64), np.asarray(expected[name], np.float64)
+        tolerance = contract.tolerance_of(name)
+        error = np.abs(value - reference)
+        allowed = tolerance.absolute + tolerance.relative * np.abs(reference)
+        ratio = np.where(error == 0, 0.0, error / np.where(allowed > 0, allowed, np.finfo(np.float64).tiny))
+        worst = max(worst, float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0)))
+        norm = float(np.linalg.norm(reference))
+        distance = float(np.linalg.norm(value - reference))
+        relative = max(relative, distance / norm if norm > 0 else distance)
+    return worst, relative
+
+
+def _identity(
+    handle: Handle, case: Case, given: Arguments, results: Mapping[str, Any], memory: Memory, find: FindHandle
+) -> list[Finding]:
+    found = []
+    for name in handle.spec.bit_identical_to:
+        other = find(parse_key(name))
+        if other is None or other.key == handle.key:
+            continue
+        rows = _fitting_rows(handle.contract, other, case)
+        pieces = [_run(other, case, piece, memory)[0] for piece in _pieces(handle.contract, given, rows)]
+        joined = {
+            param.name: np.concatenate([piece[param.name] for piece in pieces]) if rows else pieces[0][param.name]
+            for param in handle.contract.signature.outputs
+            if param.name in results
+        }
+        if pieces and not _same_bits(results, joined):
+            found.append(_finding("BIT_IDENTITY_BROKEN", handle, f"case {case.name}: bits differ from {name}"))
+    return found
+
+
+def _fitting_rows(contract: Contract, other: Handle, case: Case) -> int:
+    """Return how many rows the other kernel takes at once, or 0 if it takes the whole case."""
+    limits = dict(other.contract.signature.limits)
+    most = limits.get("M")
+    return int(most) if isinstance(most, int) and case.dims.get("M", 0) > most else 0
+
+
+def _pieces(contract: Contract, given: Arguments, rows: int) -> Iterator[Arguments]:
+    """Cut the arguments into runs of so many rows (0: do not cut)."""
+    if not rows:
+        yield given
+        return
+    cut = {p.name for p in contract.signature.params if isinstance(p, TensorParam) and p.shape and p.shape[0] == "M"}
+    total = next(given[name].shape[0] for name in cut)
+    for start in range(0, total, rows):
+        yield {n: v[start : start + rows] if n in cut and v is not None else v for n, v in given.items()}
