@@ -2,7 +2,8 @@
 
 Text model at ``model.``, in multimodal checkpoints at ``model.language_model.`` or ``language_model.model.``. GDN
 inputs come as ``in_proj_qkv`` and ``in_proj_z`` with ``in_proj_b`` and ``in_proj_a``, or fused and grouped by key head
-as ``in_proj_qkvz`` with ``in_proj_ba`` (Qwen3-Next). Experts come one by one, or all in one tensor.
+as ``in_proj_qkvz`` with ``in_proj_ba`` (Qwen3-Next). Experts come one by one, or all in one tensor. A DFlash drafter's
+checkpoint begins at ``layers.`` and has neither embedding nor head: those are its target's.
 """
 
 import re
@@ -45,6 +46,7 @@ _MTP_ARRAYS = {
     "mtp.hidden_norm": "mtp.pre_fc_norm_hidden.weight",
     "mtp.norm.weight": "mtp.norm.weight",
 }
+_DRAFTER = {"context.norm.weight": "hidden_norm.weight"}
 _HEADS = ("lm_head", "language_model.lm_head", "model.language_model.lm_head")
 
 
@@ -71,8 +73,10 @@ class Names:
             return Recipe("array", self.prefix + _TOP_ARRAYS[name])
         if name in _MTP_ARRAYS:
             return Recipe("array", _MTP_ARRAYS[name])
-        if name == "mtp.fc":
-            return Recipe("module", name)
+        if name in _DRAFTER:
+            return Recipe("array", _DRAFTER[name])
+        if name in ("mtp.fc", "context.fc"):
+            return Recipe("module", name.removeprefix("context."))
         match = _LAYER.fullmatch(name)
         if match is None:
             return None
@@ -106,6 +110,8 @@ def _text_prefix(checkpoint: Checkpoint) -> str:
     found = [prefix for prefix in TEXT_PREFIXES if _has_weight(checkpoint.leaves(f"{prefix}embed_tokens"))]
     if len(found) == 1:
         return found[0]
+    if not found and {"hidden_norm.weight", "fc.weight"} <= checkpoint.entries.keys():
+        return ""
     wanted = "one text model, at " + " or ".join(f"{prefix}embed_tokens" for prefix in TEXT_PREFIXES)
     raise CheckpointError(checkpoint.folder, None, wanted, f"{len(found)} of them")
 

@@ -1,11 +1,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster.models.checkpoints import CheckpointError, CheckpointWeights, WeightReport, open_checkpoint
-from kernel_muster.models.weights import WeightSpec
+from kernel_muster.models.checkpoints.names import Names
+from kernel_muster.models.weights import PlanOnly, WeightSpec
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
@@ -298,6 +300,40 @@ def test_checkpoint_without_one_text_model_is_refused(disk: Any) -> None:
             CheckpointError, match=f"expected one text model.*got {len(names) if len(names) > 1 else 0}"
         ):
             CheckpointWeights(open_checkpoint(disk.write(dict.fromkeys(names, table))))
+
+
+def test_drafter_begins_at_its_layers_and_has_no_embedding(disk: Any) -> None:
+    tensors = {"fc.weight": disk.values(H, 3 * H), "hidden_norm.weight": disk.values(H), "norm.weight": disk.values(H)}
+    tensors |= {"layers.2.self_attn.k_norm.weight": disk.values(16), "layers.2.mlp.up_proj.weight": disk.values(8, H)}
+    found = CheckpointWeights(open_checkpoint(disk.write(tensors)))
+    assert found.find(spec("context.fc", H, 3 * H, quant="bf16")).shape == (H, 3 * H)
+    assert found.find(spec("layers.2.ffn.up_proj", 8, H, quant="bf16")).shape == (8, H)
+    for ours, theirs in (
+        ("context.norm.weight", "hidden_norm.weight"),
+        ("final_norm.weight", "norm.weight"),
+        ("layers.2.attn.k_norm", "layers.2.self_attn.k_norm.weight"),
+    ):
+        got = found.find(spec(ours, *tensors[theirs].shape, quant="array"))
+        np.testing.assert_array_equal(got, tensors[theirs])
+    assert found.report().unused == ()
+
+
+class Recorder(PlanOnly):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find(self, spec: WeightSpec) -> None:
+        self.names.add(spec.name)
+
+
+@pytest.mark.parametrize("model", ["qwen3.6-27b", "qwen3.6-35b-a3b", "qwen3.6-35b-a3b-dflash"])
+def test_every_weight_that_a_model_asks_for_has_a_name_in_checkpoints(disk: Any, model: str) -> None:
+    recorder = Recorder()
+    with km.boot(model, target="cpu") as boot:
+        km.build_model(boot.manifest, boot.kernels, weights=recorder)
+    names = Names(open_checkpoint(disk.write({"model.embed_tokens.weight": disk.values(V, H)})))
+    assert len(recorder.names) > 90
+    assert {name for name in recorder.names if names.recipe(name) is None} == set()
 
 
 def test_report_counts_what_was_used_and_what_was_not(disk: Any) -> None:
