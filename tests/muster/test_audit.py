@@ -178,12 +178,6 @@ def test_audit_expected_set_hash_passes_and_any_other_refuses(cli: Any, audit: A
     assert "SET_HASH_MISMATCH" in ran.out
 
 
-def test_audit_stage_that_did_not_run_warns_when_serving_and_refuses_when_qualifying(cli: Any, audit: Any) -> None:
-    cli.acme("acme::double")
-    assert audit("--stage", "proven").code == 0
-    assert audit("--stage", "proven", "--profile", "qualify").code == 1
-
-
 def test_audit_judges_waivers_as_of_the_given_day(cli: Any, audit: Any) -> None:
     cli.acme("acme::double", "acme::gone")
     waiver = '[expected_absent.acme.gone]\nreason = "nobody ships it for this chip"\nuntil = 2027-06-30'

@@ -48,6 +48,16 @@ def test_replay_takes_the_options_of_audit(cli: Any, trace: Path) -> None:
     )
 
 
+def test_replay_stage_that_did_not_run_warns_when_serving_and_refuses_when_qualifying(cli: Any, trace: Path) -> None:
+    document = json.loads(trace.read_text())
+    trace.write_text(json.dumps(document | {"lookups": document["lookups"][:1]}))
+    options = ("--manifest", cli.manifest(), "--stage", "proven")
+    assert cli("replay", trace, *options).code == 0
+    ran = cli("replay", trace, *options, "--profile", "qualify")
+    assert ran.code == 1
+    assert "UNCHECKED proven" in ran.out
+
+
 def test_replay_on_another_target_than_the_traces_is_a_usage_error(cli: Any, trace: Path) -> None:
     ran = cli("replay", trace, "--manifest", cli.manifest(), "--target", "sm_90a")
     assert (ran.code, ran.out) == (2, "")
