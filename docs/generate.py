@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import kernel_muster as km
+import tomli
 import typer
 from kernel_muster.audit import trace
 from kernel_muster.cli.app import _app as make_app
@@ -284,6 +285,22 @@ def public_names(page: Path) -> Iterator[str]:
     yield from _table(("name", "what it is"), rows)
 
 
+def dependency_table(page: Path) -> Iterator[str]:
+    """All requirements with their ranges."""
+    rows = []
+    for extra, requirements in declared_requirements().items():
+        for requirement in requirements:
+            name, bounds = re.fullmatch(r"([\w.-]+(?:\[\w,]+\])?)([^;]*).*", requirement).groups()  # type: ignore[union-attr]
+            rows.append((f"`{name}`", f"`{bounds}`" if bounds else "", extra))
+    yield from _table(("requirement", "range", "extra"), rows)
+
+
+def declared_requirements() -> dict[str, list[str]]:
+    """Return what pyproject.toml declares, by extra; the empty name is for everybody."""
+    table = tomli.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {"": table["dependencies"], **table["optional-dependencies"]}
+
+
 PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
     "codes": code_index,
     "severity": code_severity,
@@ -294,6 +311,7 @@ PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
     "manifest": manifest_tables,
     "trace": trace_tables,
     "api": public_names,
+    "dependencies": dependency_table,
 }
 
 

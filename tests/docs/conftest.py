@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -109,6 +110,8 @@ class Shell:
                 return self._install(self.folder / words[2]), ""
             if words[:3] == ["pip", "uninstall", "-y"]:
                 return self._uninstall(words[3]), ""
+            if words[0] in ("cp", "sed"):
+                return subprocess.run(words, cwd=self.folder, check=False, timeout=60).returncode, ""
             assert words[0] == "muster", f"this shell does not know {words[0]}"
             out = StringIO()
             with redirect_stdout(out):
