@@ -63,7 +63,7 @@ def proven(name, oracle, times=1):
         result, expected = launched(name, arguments), oracle(types.SimpleNamespace(**arguments), case.dims)
         assert sorted(expected) == sorted(param.name for param in contract.signature.outputs)
         for output, value in expected.items():
-            got, bound = wide(result[output]), contract.tolerance_of(output)
+            got, bound = wide(result[output]), contract.tolerance_of(output, case)
             value = value.to(torch.float64).reshape(got.shape)
             allowed = times * (bound.absolute + bound.relative * value.abs())
             assert bool(((got - value).abs() <= allowed).all()), f"{output} of {case.name}"
@@ -371,6 +371,33 @@ def test_rope_equals_transformers(modeling):
     for name, value in zip(("q", "k"), theirs, strict=True):
         expected = value.transpose(1, 2)[0].to(torch.float64)
         allowed = 2.0**-8 * expected.abs() + 2 * 6 * 100 * 2.0**-23 + 2.0**-18
+        assert bool(((wide(ours[name]) - expected).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize(("factor", "context", "theta"), [(64.0, 4096, 1e7), (4.0, 512, 1e4), (1.0, 4096, 1e7)])
+def test_rope_yarn_equals_transformers(factor, context, theta):
+    """Its frequencies are FP32, too: below position 100 angles err by 100 * 2^-23 and what the power adds."""
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": factor}
+    parameters |= {"original_max_position_embeddings": context}
+    config = types.SimpleNamespace(
+        rope_parameters=parameters,
+        hidden_size=64,
+        num_attention_heads=1,
+        head_dim=64,
+        max_position_embeddings=int(factor * context),
+        standardize_rope_params=lambda: None,
+    )
+    theirs, scale = utils.ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    rng = np.random.default_rng(6)
+    q, k = (rng.standard_normal((9, heads, 64)).astype(ml_dtypes.bfloat16) for heads in (4, 2))
+    positions = rng.integers(0, 100, 9).astype(np.int32)
+    arguments = {"q": q, "k": k, "positions": positions, "rotary_dim": 64, "theta": theta}
+    ours = launched("rope_yarn", {**arguments, "factor": factor, "original_context": context})
+    angles = torch.outer(wide(positions), theirs.to(torch.float64))
+    for name, value in (("q", q), ("k", k)):
+        expected = rotated(value, angles) * scale
+        allowed = 2.0**-8 * expected.abs() + 2 * 6 * scale * 100 * 2.0**-22 + 2.0**-17
         assert bool(((wide(ours[name]) - expected).abs() <= allowed).all())
 
 
