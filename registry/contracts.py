@@ -25,11 +25,15 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Case:
-    """One set of dimensions a kernel is proven on, and what it is there for."""
+    """One set of dimensions a kernel is proven on, and what it is there for.
+
+    ``tolerance`` replaces the contract's where the dimensions ask for another bound.
+    """
 
     name: str
     dims: Mapping[str, int]
     scalars: Mapping[str, float] = field(default_factory=dict)
+    tolerance: Tolerance | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,10 @@ class Contract:
     scratch_bytes: Callable[[Mapping[str, int]], int] | None = None
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
 
-    def tolerance_of(self, output: str) -> Tolerance:
-        """Return how far an output may lie from the reference."""
-        return self.output_tolerances.get(output, self.tolerance)
+    def tolerance_of(self, output: str, case: Case | None = None) -> Tolerance:
+        """Return how far an output may lie from the reference, in a case."""
+        general = case.tolerance if case is not None and case.tolerance is not None else self.tolerance
+        return self.output_tolerances.get(output, general)
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""

@@ -1,18 +1,20 @@
 """GEMVs of a few rows: NVFP4 weights in module ``w4a16_gemv``, BF16 weights in ``gemv`` and ``gemm``."""
 
 from collections.abc import Iterable
+from functools import partial
 
+from kernel_muster.plugins._cuda import nvfp4_layout
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.w4a16_gemv import contracts, cpu
+from kernel_muster.plugins.w4a16_gemv import contracts, cpu, launch
 from kernel_muster.registry import nvfp4, weights
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
 
 _FORMS = (
-    (contracts.GEMV, cpu.w4a16_gemv),
-    (contracts.QG, cpu.w4a16_gemv_qg),
-    (contracts.DUAL, cpu.w4a16_gemv_dual),
+    (contracts.GEMV, cpu.w4a16_gemv, launch.GEMV8),
+    (contracts.QG, cpu.w4a16_gemv_qg, launch.QG),
+    (contracts.DUAL, cpu.w4a16_gemv_dual, launch.DUAL),
 )
 _DENSE = (
     ("gemv::dense_gemv_bf16", contracts.DENSE_GEMV, ()),
@@ -21,10 +23,17 @@ _DENSE = (
 )
 
 
+# Weights re-laid out for the tensor cores: from sm_80 on, whose mma takes BF16.
+_mma_spec = partial(
+    KernelSpec, archs=("sm_80+",), weight_layout=nvfp4_layout.LAYOUT, prepare=nvfp4_layout.to_mma_layout
+)
+_dense_spec = partial(KernelSpec, archs=("sm_80+",), weight_layout=weights.BF16_ROW_MAJOR)
+
+
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
     """Return one contract a form and row tier."""
-    for tiers, _ in _FORMS:
+    for tiers, _, _ in _FORMS:
         yield from tiers
     yield contracts.QKVZ
     for _, contract, _ in _DENSE:
@@ -34,14 +43,20 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return every tier; the wider ones are bit-identical to their one-row kernel run row by row."""
-    for (single, *tiers), function in _FORMS:
-        base = f"w4a16_gemv::{single.name}"
-        yield host_spec(base, single, function, weight_layout=nvfp4.ROW_MAJOR)
+    for tiers, function, backend in _FORMS:
+        base = f"w4a16_gemv::{tiers[0].name}"
         for tier in tiers:
             key = f"w4a16_gemv::{tier.name}"
-            yield host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=(base,))
+            same = () if key == base else (base,)
+            device = launch.GEMV16 if tier is contracts.GEMV[-1] else backend
+            yield host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
+            yield _mma_spec(key=key, contract=tier.name, backend=device, bit_identical_to=same)
     qkvz = contracts.QKVZ
-    yield host_spec(f"w4a16_gemv::{qkvz.name}", qkvz, cpu.w4a16_gemv_qkvz, weight_layout=nvfp4.ROW_MAJOR)
+    key = f"w4a16_gemv::{qkvz.name}"
+    yield host_spec(key, qkvz, cpu.w4a16_gemv_qkvz, weight_layout=nvfp4.ROW_MAJOR)
+    yield _mma_spec(key=key, contract=qkvz.name, backend=launch.QKVZ)
     for key, contract, same in _DENSE:
         layout = weights.BF16_ROW_MAJOR
         yield host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)
+        if key.startswith("gemv::"):
+            yield _dense_spec(key=key, contract=contract.name, backend=launch.DENSE, bit_identical_to=same)

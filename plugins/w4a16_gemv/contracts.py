@@ -3,6 +3,7 @@
 from kernel_muster.plugins._contracts import (
     DEEPEST_K,
     Dims,
+    deep_cases,
     dot_tolerance,
     exact_weight,
     f64,
@@ -14,6 +15,8 @@ from kernel_muster.registry import nvfp4
 from kernel_muster.registry.contracts import Arguments, Case, Contract
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
 
+#: Depths of the models' projections, which kernels unroll for; the forms need them at few features and at more.
+DEPTHS = (2048, 5120)
 _X = TensorParam("x", "bf16", ("M", "K"))
 _WHOLE_GROUPS = (("K", nvfp4.GROUP),)
 
@@ -29,7 +32,9 @@ def _rows(rows: int) -> tuple[int, ...]:
 def _gemv(rows: int) -> Contract:
     name, weight = _tier("w4a16_gemv", rows), WeightParam("w", "nvfp4", ("N", "K"))
     summary = f"out = x w^T for NVFP4 weights and at most {rows} rows of BF16"
-    return projection(name, summary, weight, projection_cases(_rows(rows)), rows)
+    # One, eight and sixteen rows stand for all tiers: these are what code is compiled for.
+    deep = deep_cases(9 if rows == 16 else rows) if rows in (1, 8, 16) else ()
+    return projection(name, summary, weight, (*projection_cases(_rows(rows)), *deep), rows)
 
 
 def _exact_qg(arguments: Arguments, dims: Dims) -> dict[str, object]:
@@ -53,8 +58,11 @@ def _qg(rows: int) -> Contract:
         ("odd_heads", 15, 5, 48),
         ("wide_heads", 512, 256, 64),
         ("deep_k", 12, 4, DEEPEST_K),
+        *((f"k_{k}", 520, 260, k) for k in DEPTHS),
     )
-    cases = [Case(name, {"M": rows, "Q": q, "head_dim": d, "K": k}) for name, q, d, k in sizes]
+    cases = [
+        Case(name, {"M": rows, "Q": q, "head_dim": d, "K": k}, tolerance=dot_tolerance(k)) for name, q, d, k in sizes
+    ]
     cases += [Case(f"rows_{m}", {"M": m, "Q": 24, "head_dim": 8, "K": 80}) for m in range(rows)]
     signature = Signature(params, multiples=(*_WHOLE_GROUPS, ("Q", "head_dim")), limits=(("M", rows),))
     summary = f"query and gate of gated attention in one projection, at most {rows} rows"
@@ -80,8 +88,9 @@ def _dual(rows: int) -> Contract:
         ("unequal", 129, 33, 80),
         ("one_side_empty", 0, 5, 32),
         ("deep_k", 3, 7, DEEPEST_K),
+        *((f"k_{k}", 520, 530, k) for k in DEPTHS),
     )
-    cases = [Case(name, {"M": rows, "A": a, "B": b, "K": k}) for name, a, b, k in sizes]
+    cases = [Case(name, {"M": rows, "A": a, "B": b, "K": k}, tolerance=dot_tolerance(k)) for name, a, b, k in sizes]
     cases += [Case(f"rows_{m}", {"M": m, "A": 40, "B": 40, "K": 112}) for m in range(rows)]
     signature = Signature(params, multiples=_WHOLE_GROUPS, limits=(("M", rows),))
     summary = f"two projections of one input in one launch, at most {rows} rows"
@@ -114,8 +123,12 @@ def _qkvz() -> Contract:
         ("three_values_a_key", 1, (2, 5, 6, 7), 48),
         ("deep_k", 1, (1, 4, 2, 4), DEEPEST_K),
         ("no_rows", 0, (1, 8, 1, 8), 16),
+        *((f"k_{k}", 1, (2, 130, 4, 66), k) for k in DEPTHS),
     )
-    cases = [Case(name, {"M": m, "K": k, **dict(zip(heads, h, strict=True))}) for name, m, h, k in sizes]
+    cases = [
+        Case(name, {"M": m, "K": k, **dict(zip(heads, h, strict=True))}, tolerance=dot_tolerance(k))
+        for name, m, h, k in sizes
+    ]
     signature = Signature(params, (*_WHOLE_GROUPS, ("value_heads", "key_heads")), (("M", 1),))
     summary = "GDN's fused input projection, split into q|k|v and z for one row"
     tolerance = dot_tolerance(DEEPEST_K)
@@ -126,8 +139,8 @@ def _dense(name: str, rows: int | None) -> Contract:
     counts = _rows(rows) if rows else (1, 17, 65)
     cases = (
         *projection_cases(counts),
-        Case("k_of_one", {"M": 1, "N": 3, "K": 1}),
-        Case("odd_k", {"M": 1, "N": 5, "K": 77}),
+        *((Case("five_groups", {"M": 1, "N": 5, "K": 80}),) if rows else (Case("odd_k", {"M": 1, "N": 5, "K": 77}),)),
+        Case("whole_model_k", {"M": 1, "N": 70, "K": 5120}, tolerance=dot_tolerance(5120)),
     )
     limit = f", at most {rows} rows" if rows else ""
     summary = f"out = x w^T for BF16 weights{limit}"

@@ -148,8 +148,8 @@ for key in ("acme_softcap::softcap", "silu::silu_mul", "residual_add::bf16_resid
         expected = handle.contract.reference(arguments, case.dims)
         handle(**arguments)
         cases += 1
-        tolerance = handle.contract.tolerance
         for name, exact in expected.items():
+            tolerance = handle.contract.tolerance_of(name, case)
             excess = np.abs(arguments[name].astype(np.float64) - exact) - (
                 tolerance.absolute + tolerance.relative * np.abs(exact.astype(np.float64)))
             worst = max(worst, float(np.max(excess, initial=-1.0))) if np.isfinite(excess).all() else np.inf

@@ -89,7 +89,7 @@ def violations(spec, contract, case):
     found = [
         f"{name} is outside the tolerance"
         for name in sorted(outputs)
-        if not is_within(result[name], expected[name], contract.tolerance_of(name))
+        if not is_within(result[name], expected[name], contract.tolerance_of(name, case))
     ]
     found += [f"{name} depends on what it held" for name in sorted(outputs) if bits(result[name]) != bits(again[name])]
     for name, before in arguments_of(contract, case).items():

@@ -1,0 +1,4 @@
+// NVFP4 GEMV for M <= 8.
+#include "gemv.cuh"
+
+FOR_EACH_SPLIT(GEMV, 8)

@@ -1,0 +1,4 @@
+// NVFP4 GEMV for M <= 16: a file of its own, so that both compile at once.
+#include "gemv.cuh"
+
+FOR_EACH_SPLIT(GEMV, 16)

@@ -1,0 +1,115 @@
+"""Launching the GEMV kernels: which split of K serves a shape, and the arguments of each form."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
+from kernel_muster.registry.arrays import ArrayView, view_of
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.signature import Bound
+
+_FOLDER = Path(__file__).parent
+Entries = Mapping[str, EntryResources]
+
+# Splits that entry points exist for (splits.cuh), by depth. Measured on an H200 (records/), cold L2, M = 1:
+# where there are few tiles, more warps share one; from about 65 tiles on that only costs reductions.
+_STATIC_K = (2048, 4096, 5120, 6144, 17408)
+_FEW_AT_K = (2048, 5120)
+FEW_FEATURES = 1024
+_SPLITS = ("any", *(f"k{k}" for k in _STATIC_K), *(f"k{k}_few" for k in _FEW_AT_K))
+
+
+def split_of(features: int, depth: int) -> str:
+    """Return the split of K for N features of depth K. Never a function of M: rows must not depend on each other."""
+    if depth not in _STATIC_K:
+        return "any"
+    return f"k{depth}_few" if depth in _FEW_AT_K and features <= FEW_FEATURES else f"k{depth}"
+
+
+def _entries(form: str, parameters: tuple[str, ...], rows: int) -> tuple[EntryPoint, ...]:
+    return tuple(EntryPoint(f"{form}_{split}_m{rows}", parameters) for split in _SPLITS)
+
+
+def _grid(entries: Entries, entry: str, tiles: int) -> tuple[int, int, int]:
+    cluster = entries[entry].cluster
+    return (tiles * (cluster[0] if cluster else 1), 1, 1)
+
+
+def _tiles(features: int) -> int:
+    return -(-features // TILE_N)
+
+
+def _x(bound: Bound) -> tuple[ArrayView, int]:
+    x = bound.views["x"]
+    stride = row_stride(x)
+    if stride % 8:
+        raise ContractError(f"x has rows {stride} elements apart, expected a multiple of 8 (16 bytes): copy the slice")
+    return x, stride
+
+
+def _plan_gemv(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
+    entry = f"gemv_{split_of(dims['N'], dims['K'])}_m{8 if dims['M'] <= 8 else 16}"
+    arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), (*arguments, dims["M"], dims["N"], dims["K"]))
+
+
+def _plan_qg(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
+    entry = f"gemv_qg_{split_of(2 * dims['Q'], dims['K'])}_m8"
+    outputs = (bound.views["out_q"], bound.views["out_gate"])
+    sizes = (dims["M"], dims["Q"], dims["K"], dims["head_dim"])
+    arguments = (view_of(weight.data), x, *outputs, weight.global_scale_decode, stride, *sizes)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(2 * dims["Q"])), arguments)
+
+
+def _plan_qkvz(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
+    features = weight.shape[0]
+    entry = f"gemv_qkvz_{split_of(features, dims['K'])}_m8"
+    group_values = dims["value_heads"] // dims["key_heads"] * dims["value_dim"]
+    outputs = (bound.views["out_qkv"], bound.views["out_z"])
+    sizes = (dims["M"], dims["K"], dims["key_heads"], dims["key_dim"], group_values)
+    arguments = (view_of(weight.data), x, *outputs, weight.global_scale_decode, stride, *sizes)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(features)), arguments)
+
+
+def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), dims = _x(bound), bound.dims
+    a, b = bound.arguments["w_a"], bound.arguments["w_b"]
+    entry = f"gemv_dual_{split_of(dims['A'] + dims['B'], dims['K'])}_m8"
+    outputs = (bound.views["out_a"], bound.views["out_b"])
+    scales = (a.global_scale_decode, b.global_scale_decode)
+    sizes = (dims["M"], dims["A"], dims["B"], dims["K"])
+    arguments = (view_of(a.data), view_of(b.data), x, *outputs, *scales, stride, *sizes)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"]) + _tiles(dims["B"])), arguments)
+
+
+def _plan_dense(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), dims = _x(bound), bound.dims
+    weight = view_of(bound.arguments["w"].values)
+    if not weight.is_contiguous:
+        raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
+    entry = f"dense_gemv_m{8 if dims['M'] <= 8 else 16}"
+    arguments = (weight, x, bound.views["out"], stride, dims["M"], dims["N"], dims["K"])
+    return LaunchPlan(entry, (_tiles(dims["N"]), 1, 1), arguments)
+
+
+_kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
+_GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
+GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), _plan_gemv)
+GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), _plan_gemv)
+QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", ("ptr",) * 4 + ("f32",) + ("i32",) * 5, 8), _plan_qg)
+QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("f32",) + ("i32",) * 6, 8), _plan_qkvz)
+DUAL = _kernel(
+    _FOLDER / "gemv_dual.cu", _entries("gemv_dual", ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5, 8), _plan_dual
+)
+DENSE = _kernel(
+    _FOLDER / "dense_gemv.cu",
+    tuple(EntryPoint(f"dense_gemv_m{rows}", ("ptr",) * 3 + ("i32",) * 4) for rows in (8, 16)),
+    _plan_dense,
+)
