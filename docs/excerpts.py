@@ -30,22 +30,48 @@ ENGINE = "engine/layers/mlp.py"
 _MODEL = '[model]\nname = "tiny"\nquant = "nvfp4"\n'
 #: The beginning of every plugin here: a contract of its own, and a short way to a spec.
 _PLUGIN = """
+import itertools
+
 import kernel_muster as km
+import numpy as np
+
+ROUNDS = itertools.count()
 
 
 def double(x, out):
     out[...] = x * 2
 
 
+def close(x, out):
+    out[...] = x * np.float32(2 + 2**-22)
+
+
+def unsteady(x, out):
+    out[...] = x * np.float32(2 + next(ROUNDS) %% 2 * 2**-22)
+
+
+def wrong(x, out):
+    out[...] = x * np.float32(2.01)
+
+
+def partial(x, out):
+    out[:4] = x[:4] * 2
+
+
+def clobber(x, out):
+    x *= 2
+    out[...] = x
+
+
 def contract(name):
     signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
     return km.Contract(name=name, summary="out = 2 * x", signature=signature,
-                       reference=lambda arguments, dims: {"out": arguments["x"] * 2},
-                       cases=(km.Case("one", {"M": 1}),), tolerance=km.Tolerance(0, 0, "doubling is exact"))
+                       reference=lambda arguments, dims: {"out": arguments["x"].astype(np.float64) * 2},
+                       cases=(km.Case("five_rows", {"M": 5}),), tolerance=km.Tolerance(2.0**-20, 0, "few roundings"))
 
 
-def spec(key, contract="acme_double", archs=("cpu",), **more):
-    return km.KernelSpec(key=key, contract=contract, archs=archs, backend=km.PythonKernel(double), **more)
+def spec(key, contract="acme_double", archs=("cpu",), function=double, **more):
+    return km.KernelSpec(key=key, contract=contract, archs=archs, backend=km.PythonKernel(function), **more)
 
 
 @km.hookimpl
@@ -207,6 +233,38 @@ def no_device(at: Desk) -> km.BootSession:
     error = OSError("libcuda.so.1: cannot open shared object file: No such file or directory")
     with mock.patch.object(target, "read_devices", side_effect=error):
         return at.boot(target=None)
+
+
+def numerics_failed(at: Desk) -> km.BootSession:
+    """A kernel multiplies by 2.01 where its contract says 2:"""
+    return _proven(at, 'spec("acme_attn::decode", function=wrong)')
+
+
+def unwritten_output(at: Desk) -> km.BootSession:
+    """A kernel writes whole tiles of four rows only, and a case has five:"""
+    return _proven(at, 'spec("acme_attn::decode", function=partial)')
+
+
+def out_of_bounds(at: Desk) -> km.BootSession:
+    """A kernel uses its input as scratch memory:"""
+    return _proven(at, 'spec("acme_attn::decode", function=clobber)')
+
+
+def not_deterministic(at: Desk) -> km.BootSession:
+    """A kernel's last bit changes from launch to launch:"""
+    return _proven(at, 'spec("acme_attn::decode", function=unsteady)')
+
+
+def bit_identity_broken(at: Desk) -> km.BootSession:
+    """A form for many rows claims the bits of the form for one, and rounds otherwise:"""
+    claim = 'spec("acme_attn::decode_rows", function=close, bit_identical_to=("acme_attn::decode",))'
+    return _proven(at, f'spec("acme_attn::decode"), {claim}', "decode", "decode_rows")
+
+
+def _proven(at: Desk, specs: str, *functions: str) -> km.BootSession:
+    at.install(specs)
+    asks = "\n".join(f'kernels.kernel("acme_attn", "{name}")' for name in functions or ("decode",))
+    return at.boot(asks, stage="proven")
 
 
 def late_miss(at: Desk) -> tuple[FindingRow, ...]:
@@ -427,7 +485,8 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
     function.__name__.upper(): function
     for function in (
         missing, fallback_taken, wrong_arch, disabled, shadowed, slow_tier, request_not_honored, layout_missing,
-        signature_mismatch, no_device, late_miss, late_hit, late_registration, plugin_load_failed, plugin_not_found,
+        signature_mismatch, no_device, numerics_failed, unwritten_output, out_of_bounds, not_deterministic,
+        bit_identity_broken, late_miss, late_hit, late_registration, plugin_load_failed, plugin_not_found,
         plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec, bad_override,
         overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring, stale_waiver,
         unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
