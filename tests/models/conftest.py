@@ -1,12 +1,21 @@
 """Fixtures of the model tests: the really installed families, a session a test, and a float64 reference."""
 
+import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.models.build import build_from_dims
+from kernel_muster.models.dims import AttentionDims, DrafterDims, GdnDims, ModelDims, MoeDims, RopeDims, YarnDims
+from kernel_muster.models.drafter import Drafter, drafter_from_dims
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layout import WeightPlanner
+from kernel_muster.models.model import Model
 from kernel_muster.models.scratch import Scratch, ScratchPlan
 from kernel_muster.models.weights import GivenWeights, PlanOnly, SyntheticWeights
 from kernel_muster.registry import nvfp4
@@ -16,6 +25,7 @@ from kernel_muster.registry.levers import Levers, read_levers
 from kernel_muster.registry.lookups import Lookups, LookupSession
 from kernel_muster.registry.records import LookupRow, fold
 from kernel_muster.registry.target import CPU_TARGET
+from kernel_muster.registry.weights import Bf16Weight
 
 ROUNDING = 2.0**-8  # of BF16, relative, twice the half ulp
 F32 = 2.0**-24
@@ -121,3 +131,84 @@ def exact() -> type[Exact]:
 @pytest.fixture(scope="session")
 def asked() -> Callable[[Lookups], dict[str, LookupRow]]:
     return session_rows
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """Return the float64 implementation of the architecture."""
+    spec = importlib.util.spec_from_file_location("reference_model", Path(__file__).parent / "reference_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class DecisiveWeights(SyntheticWeights):
+    """Synthetic weights whose routers seldom meet a near tie: their rows are four times as long, exactly."""
+
+    def find(self, spec: Any) -> Any:
+        found = super().find(spec)
+        return Bf16Weight(found.values * found.values.dtype.type(4)) if spec.name.endswith(".router") else found
+
+
+TINY_ATTENTION = AttentionDims(4, 2, 16, True, "nvfp4", True, RopeDims(1e7, 8, (2, 1, 1), True))
+TINY_GDN = GdnDims(2, 16, 4, 16, 4)
+TINY_MOE = MoeDims(8, 2, 32, 32, "softmax")
+KINDS = ("gdn", "attn", "gdn", "attn")
+TINY: dict[str, ModelDims] = {
+    "dense": ModelDims(
+        "tiny", 64, 96, KINDS, "dense", "nvfp4", 1e-6, 1.0, TINY_ATTENTION, TINY_GDN, 96, None, 1
+    ),
+    "moe": ModelDims("tiny", 64, 96, KINDS, "moe", "nvfp4", 1e-6, 1.0, TINY_ATTENTION, TINY_GDN, 0, TINY_MOE, 1),
+}  # fmt: skip
+TINY["bf16"] = replace(
+    TINY["dense"], quant="bf16", mtp_quant="bf16", is_tied=True, attention=replace(TINY_ATTENTION, quant="bf16")
+)
+# No FFN, and positions in sections that are not interleaved, as Holo's are.
+TINY["alone"] = replace(
+    TINY["dense"], ffn="none", intermediate=0, mtp_layers=0,
+    attention=replace(TINY_ATTENTION, rope=RopeDims(1e7, 8, (2, 1, 1), False)),
+)  # fmt: skip
+TINY_DRAFTER = ModelDims(
+    "draft", 64, 96, ("attn", "attn"), "dense", "nvfp4", 1e-6, 0.0,
+    AttentionDims(4, 2, 16, False, "nvfp4", True, RopeDims(1e4, 16, yarn=YarnDims(8.0, 64))), None, 96, None, 0,
+    drafter=DrafterDims("tiny", 4, 8, 95, (0, 2, 3)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_dims() -> dict[str, ModelDims]:
+    return {**TINY, "drafter": TINY_DRAFTER}
+
+
+@pytest.fixture(scope="session")
+def tiny_weights() -> SyntheticWeights:
+    return DecisiveWeights(3)
+
+
+@pytest.fixture(scope="session")
+def tiny(catalog: Catalog, make_levers: Callable[..., Levers], tiny_weights: SyntheticWeights) -> Callable[..., Model]:
+    """Return a maker of computing models: ``tiny("dense", max_rows=64)``; the same arguments give the same model."""
+
+    @cache
+    def make(kind: str, max_rows: int = 64, without: tuple[str, ...] = (), **levers: object) -> Model:
+        kernels = tuple(row for row in catalog.kernels if row.spec.key not in without)
+        session = LookupSession(replace(catalog, kernels=kernels), CPU_TARGET, make_levers(**levers))
+        return build_from_dims(TINY[kind], Lookups(session), tiny_weights, max_rows)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(
+    catalog: Catalog, make_levers: Callable[..., Levers], tiny: Callable[..., Model], tiny_weights: SyntheticWeights
+) -> Callable[..., Drafter]:
+    """Return a maker of drafters beside a model."""
+
+    @cache
+    def make(kind: str) -> Drafter:
+        session = LookupSession(catalog, CPU_TARGET, make_levers())
+        return drafter_from_dims(TINY_DRAFTER, Lookups(session), SyntheticWeights(5), tiny(kind), 64)
+
+    return make

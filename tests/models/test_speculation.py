@@ -1,0 +1,315 @@
+"""Drafting changes how many passes it takes and never the tokens.
+
+Margin rule: where the two decodes differ, the plain run's two largest logits at the first difference must lie within
+two units in the last place of BF16 of each other (2^-6 of the larger): a verify pass on tile GEMMs may round the last
+bit of a logit differently, so that only such a near tie can turn. On GEMV kernels (8 rows and fewer) no difference is
+allowed.
+"""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_muster.models.dims import ModelDims
+from kernel_muster.models.drafter import Drafter, drafter_from_dims
+from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
+from kernel_muster.models.model import Model
+from kernel_muster.models.policy.speculation import speculation_pays
+from kernel_muster.models.proposers.dflash import DflashProposer
+from kernel_muster.models.proposers.interface import Committed
+from kernel_muster.models.proposers.mtp import MtpProposer
+from kernel_muster.models.state import SequenceState, StateSizes
+from kernel_muster.models.weights import SyntheticWeights
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
+
+Make = Callable[..., Model]
+MakeLevers = Callable[..., Levers]
+PROMPTS = [[1, 2, 3, 4, 5], [7, 8], [9]]
+SIZES = StateSizes(4, 64, 4)
+MARGIN = 2.0**-6
+NEW = 14
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: Make) -> Callable[..., Generated]:
+    found: dict[str, Generated] = {}
+
+    def run(kind: str) -> Generated:
+        if kind not in found:
+            found[kind] = GreedyDecoder(tiny(kind), tiny(kind).new_state(SIZES)).run(PROMPTS, NEW)
+        return found[kind]
+
+    return run
+
+
+def assert_same_tokens(got: Generated, plain: Generated, exact: bool) -> None:
+    for tokens, expected, logits in zip(got.tokens, plain.tokens, plain.logits, strict=True):
+        assert len(tokens) == len(expected)
+        if tokens == expected:
+            continue
+        assert not exact
+        first = next(at for at, pair in enumerate(zip(tokens, expected, strict=True)) if pair[0] != pair[1])
+        second, largest = np.sort(logits[first].astype(np.float64))[-2:]
+        assert largest - second <= MARGIN * abs(largest)
+
+
+def run(model: Model, proposer: Any, gate: Gate | None = None) -> Generated:
+    return GreedyDecoder(model, model.new_state(SIZES), proposer, gate or Gate()).run(PROMPTS, NEW)
+
+
+class Told:
+    """Wraps a proposer: it keeps its state, but drafts what a plain run said, and is wrong in a pattern of its own."""
+
+    def __init__(self, inner: Any, said: Sequence[Sequence[int]], pattern: Sequence[int]) -> None:
+        self.inner, self.drafts, self.reads = inner, inner.drafts, inner.reads
+        self.said, self.pattern, self.calls = said, pattern, 0
+        self.starts: dict[int, int] = {}
+        self.commits: list[Committed] = []
+
+    def open(self, sequence: SequenceState) -> None:
+        self.starts[sequence.slot] = len(self.starts)
+        self.inner.open(sequence)
+
+    def close(self, sequence: SequenceState) -> None:
+        self.inner.close(sequence)
+
+    def commit(self, rows: Committed) -> None:
+        self.commits.append(rows)
+        self.inner.commit(rows)
+
+    def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
+        drafts = self.inner.propose(sequences, last_ids)
+        for row, sequence in enumerate(sequences):
+            prompt = self.starts[sequence.slot]
+            at = sequence.length - len(PROMPTS[prompt]) + 1
+            right = self.pattern[self.calls % len(self.pattern)]
+            self.calls += 1
+            told = self.said[prompt][at : at + right]
+            drafts[row, : len(told)] = told
+            if right < self.drafts:
+                drafts[row, right] = 94 if self.said[prompt][at + right : at + right + 1] == [93] else 93
+        return drafts
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe", "bf16"])
+@pytest.mark.parametrize("drafts", [1, 2, 3, 7])
+def test_mtp_and_plain_decode_give_the_same_tokens(
+    tiny: Make, make_levers: MakeLevers, plain: Callable[..., Generated], kind: str, drafts: int
+) -> None:
+    got = run(tiny(kind), MtpProposer(tiny(kind), make_levers(), drafts, SIZES))
+    assert_same_tokens(got, plain(kind), exact=3 * (drafts + 1) <= 8)
+    assert got.verify_steps >= 3 * NEW // (drafts + 1) - 3
+    assert got.drafted == drafts * got.verify_steps
+    assert got.plain_steps == 0
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_dflash_and_plain_decode_give_the_same_tokens(
+    tiny: Make,
+    tiny_drafter: Callable[..., Drafter],
+    make_levers: MakeLevers,
+    plain: Callable[..., Generated],
+    kind: str,
+) -> None:
+    got = run(tiny(kind), DflashProposer(tiny_drafter(kind), make_levers(), SIZES))
+    assert_same_tokens(got, plain(kind), exact=False)
+    assert got.verify_steps > 0
+
+
+PATTERNS = [(3,), (0,), (1, 3, 0, 2), (2, 2, 3)]
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_drafts_that_hold_in_part_give_the_same_tokens_in_fewer_passes(
+    tiny: Make, make_levers: MakeLevers, plain: Callable[..., Generated], kind: str, pattern: tuple[int, ...]
+) -> None:
+    told = Told(MtpProposer(tiny(kind), make_levers(), 3, SIZES), plain(kind).tokens, pattern)
+    got = run(tiny(kind), told)
+    assert_same_tokens(got, plain(kind), exact=False)
+    if pattern == (3,):
+        assert got.verify_steps == 3 * -(-(NEW - 1) // 4)
+    assert (got.accepted == 0) == (pattern == (0,))
+
+
+def decoder_of(model: Model, proposer: Any, speculates: bool = True) -> GreedyDecoder:
+    """Return a decoder that always drafts, or never does and only keeps its proposer's state."""
+    decoder = GreedyDecoder(model, model.new_state(SIZES), proposer)
+    decoder._pays = lambda found: speculates  # type: ignore[method-assign]
+    return decoder
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_mtp_state_after_accepts_is_that_of_plain_steps_bit_for_bit(
+    tiny: Make, make_levers: MakeLevers, plain: Callable[..., Generated], pattern: tuple[int, ...]
+) -> None:
+    caches = []
+    for speculates in (True, False):
+        inner = MtpProposer(tiny("dense"), make_levers(), 3, SIZES)
+        told = Told(inner, plain("dense").tokens, pattern)
+        got = decoder_of(tiny("dense"), told, speculates).run(PROMPTS[:1], NEW)
+        assert got.tokens == plain("dense").tokens[:1]
+        committed = sum(sum(rows.counts) for rows in told.commits)
+        assert committed == len(PROMPTS[0]) + NEW - 1
+        flat = [array.reshape(-1, 2, 16)[:committed] for array in (inner._state.kv[0].k, inner._state.kv[0].v)]
+        assert all(np.any(array, axis=(1, 2)).all() for array in flat)
+        caches.append([array.tobytes() for array in flat])
+    assert caches[0] == caches[1]
+
+
+@pytest.mark.parametrize("speculates", [True, False])
+def test_every_token_reaches_the_drafters_context_once(
+    tiny: Make, tiny_drafter: Callable[..., Drafter], make_levers: MakeLevers, plain: Callable[..., Generated],
+    speculates: bool,
+) -> None:  # fmt: skip
+    told = Told(DflashProposer(tiny_drafter("dense"), make_levers(), SIZES), plain("dense").tokens, (1, 4, 0, 2))
+    decoder_of(tiny("dense"), told, speculates).run(PROMPTS, NEW)
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for rows in told.commits:
+        ids = iter(rows.next_ids)
+        for sequence, count, start in zip(rows.sequences, rows.counts, rows.starts, strict=True):
+            seen.setdefault(told.starts[sequence.slot], []).extend((start + at, next(ids)) for at in range(count))
+    for prompt, found in seen.items():
+        text = [*PROMPTS[prompt], *plain("dense").tokens[prompt]]
+        assert found == [(at, text[at + 1]) for at in range(len(text) - 1)]
+
+
+@pytest.mark.parametrize(("commits", "known"), [(True, 5), (False, 0)])
+def test_commit_lever_closes_the_drafters_context(
+    tiny: Make, tiny_drafter: Callable[..., Drafter], make_levers: MakeLevers, commits: bool, known: int
+) -> None:
+    proposer = DflashProposer(tiny_drafter("dense"), make_levers(DFLASH_COMMIT_CTX=commits), SIZES)
+    model, state = tiny("dense"), tiny("dense").new_state(SIZES)
+    sequence = state.open()
+    proposer.open(sequence)
+    (done,) = model.prefill(state, [sequence], PROMPTS[:1], proposer.reads)
+    proposer.commit(Committed([sequence], [5], [0], done.hidden, done.features, [2, 3, 4, 5, 6], True))
+    assert proposer.committed(sequence) == known
+
+
+def context_after(
+    model: Model, drafter: Drafter, levers: Levers, ids: list[int], cuts: Sequence[int], last: int
+) -> tuple[Any, Any]:  # fmt: skip
+    """Commit a text in pieces; return the block's hidden rows and its drafts."""
+    proposer, state = DflashProposer(drafter, levers, SIZES), model.new_state(SIZES)
+    sequence = state.open()
+    proposer.open(sequence)
+    for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        (done,) = model.prefill(state, [sequence], [ids[start:stop]], proposer.reads)
+        rows = [0] * (stop - start)
+        proposer.commit(Committed([sequence], [stop - start], [start], done.hidden, done.features, rows, start == 0))
+    batch = proposer._block([proposer._caches[sequence.slot]], [sequence], [last])
+    return drafter.forward(batch, proposer._state), proposer.propose([sequence], [last])
+
+
+@pytest.mark.parametrize("length", [3, 7, 8, 9, 13, 21])
+def test_drafter_matches_the_float64_reference_inside_and_beyond_its_window(
+    tiny: Make, tiny_drafter: Callable[..., Drafter], make_levers: MakeLevers, reference: ModuleType,
+    tiny_dims: dict[str, ModelDims], tiny_weights: SyntheticWeights, length: int,
+) -> None:  # fmt: skip
+    ids = [(7 * at + 3) % 95 for at in range(length)]
+
+    def block(jitter: Any = None) -> Any:
+        target = reference.Reference(tiny_dims["dense"], tiny_weights, jitter)
+        return reference.DrafterReference(tiny_dims["drafter"], SyntheticWeights(5), jitter).block_logits(
+            target, ids, 11
+        )
+
+    exact = block()
+    errors = np.abs(np.array([block(np.random.default_rng(run)) for run in range(8)]) - exact)
+    drafter = tiny_drafter("dense")
+    hidden, drafts = context_after(tiny("dense"), drafter, make_levers(), ids, [2], 11)
+    logits = drafter.lm_head.forward(hidden[1:]).astype(np.float64)
+    assert np.abs(logits - exact).max() <= 1.5 * errors.max()
+    assert drafts.tolist() == [np.argmax(logits, axis=1).tolist()]
+
+
+@pytest.mark.parametrize("cuts", [(1,), (4, 8), (3, 9, 10), (12,)])
+def test_drafters_ring_does_not_depend_on_how_a_text_was_committed(
+    tiny: Make, tiny_drafter: Callable[..., Drafter], make_levers: MakeLevers, cuts: tuple[int, ...]
+) -> None:
+    ids = [(5 * at + 1) % 95 for at in range(14)]
+    once = context_after(tiny("dense"), tiny_drafter("dense"), make_levers(), ids, [], 3)
+    pieces = context_after(tiny("dense"), tiny_drafter("dense"), make_levers(), ids, cuts, 3)
+    # Sums over the context run in the ring's order, which differs: FP32 additions before one rounding to BF16.
+    assert np.abs(once[0].astype(np.float64) - pieces[0].astype(np.float64)).max() <= 2.0**-4
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_mtp_head_matches_the_float64_reference(
+    tiny: Make, make_levers: MakeLevers, reference: ModuleType, tiny_dims: dict[str, ModelDims],
+    tiny_weights: SyntheticWeights, kind: str,
+) -> None:  # fmt: skip
+    ids = [1, 2, 3, 4, 5, 60, 70, 8]
+    exact = reference.Reference(tiny_dims[kind], tiny_weights).mtp_logits(ids)
+    runs = [
+        reference.Reference(tiny_dims[kind], tiny_weights, np.random.default_rng(r)).mtp_logits(ids) for r in range(8)
+    ]
+    model = tiny(kind)
+    state, proposer = model.new_state(SIZES), MtpProposer(model, make_levers(), 2, SIZES)
+    sequence = state.open()
+    proposer.open(sequence)
+    (done,) = model.prefill(state, [sequence], [ids[:-1]])
+    proposer.commit(Committed([sequence], [7], [0], done.hidden, None, ids[1:], True))
+    logits = model.lm_head.forward(proposer._drafts[sequence.slot].last[None])[0].astype(np.float64)
+    assert np.abs(logits - exact[-1]).max() <= 1.5 * np.abs(np.array(runs) - exact).max()
+    assert proposer.propose([sequence], [8])[0, 0] == np.argmax(logits)
+
+
+def test_mtp_prefill_lever_decides_what_its_cache_holds(tiny: Make, make_levers: MakeLevers) -> None:
+    model, drafts = tiny("dense", 2), []
+    for reads in (True, False):
+        state, proposer = model.new_state(SIZES), MtpProposer(model, make_levers(MTP_PREFILL=reads), 2, SIZES)
+        sequence = state.open()
+        proposer.open(sequence)
+        for start in range(0, 6, 2):
+            (done,) = model.prefill(state, [sequence], [[1, 2]])
+            proposer.commit(Committed([sequence], [2], [start], done.hidden, None, [2, 1], True))
+        assert proposer._drafts[sequence.slot].cache.length == (6 if reads else 1)
+        drafts.append(proposer._drafts[sequence.slot].last.tobytes())
+    assert drafts[0] != drafts[1]
+
+
+def test_gate_ends_drafting_that_does_not_pay(tiny: Make, make_levers: MakeLevers) -> None:
+    model = tiny("dense")
+    for is_forced in (True, False):
+        proposer = MtpProposer(model, make_levers(), 3, SIZES)
+        got = run(model, proposer, Gate(cost_ratio=50.0, is_forced=is_forced))
+        assert (got.plain_steps > 0) is not is_forced
+
+
+@pytest.mark.parametrize(("steps", "accepted", "cost", "forced", "pays"), [
+    (0, 0, 9.0, False, True), (15, 0, 9.0, False, True), (16, 0, 1.01, False, False), (16, 16, 1.9, False, True),
+    (16, 16, 2.0, False, False), (100, 0, 9.0, True, True), (16, 0, 0.9, False, True),
+])  # fmt: skip
+def test_speculation_pays_where_a_step_gives_more_than_it_costs(
+    steps: int, accepted: int, cost: float, forced: bool, pays: bool
+) -> None:
+    assert speculation_pays(steps, accepted, cost, "cpu", forced) is pays
+
+
+def test_speculation_without_its_parts_is_refused(
+    tiny: Make, tiny_drafter: Callable[..., Drafter], make_levers: MakeLevers, tiny_dims: dict[str, ModelDims]
+) -> None:
+    model, levers = tiny("dense"), make_levers()
+    with pytest.raises(UsageError, match="tiny has no MTP head"):
+        MtpProposer(tiny("alone"), levers, 2, SIZES)
+    with pytest.raises(UsageError, match="0 drafts: expected at least 1"):
+        MtpProposer(model, levers, 0, SIZES)
+    with pytest.raises(UsageError, match="0 new tokens"):
+        GreedyDecoder(model, model.new_state(SIZES)).run(PROMPTS, 0)
+    with pytest.raises(UsageError, match="expected none below 0"):
+        speculation_pays(1, 1, 0.0, "cpu")
+    state, proposer = model.new_state(SIZES), MtpProposer(model, levers, 2, SIZES)
+    sequence = state.open()
+    proposer.open(sequence)
+    with pytest.raises(UsageError, match="behind a committed row"):
+        proposer.propose([sequence], [1])
+    dflash = DflashProposer(tiny_drafter("dense"), levers, SIZES)
+    with pytest.raises(UsageError, match="the pass kept none"):
+        dflash.commit(Committed([sequence], [1], [0], None, None, [1]))
+    with pytest.raises(UsageError, match="tiny is no drafter"):
+        drafter_from_dims(tiny_dims["dense"], None, None)  # type: ignore[arg-type]
