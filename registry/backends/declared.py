@@ -39,9 +39,9 @@ _KINDS = "\n".join(
     f"template <> struct km_kind<{name}> {{ enum {{ km_value = {number} }}; }};" for name, number in _NUMBERS.items()
 )
 _PRELUDE = _TEMPLATES + _KINDS + _FIRST
-_CHECK_FILES = ("<declared parameters>", "<entry point ")
+_CHECK_FILES = "<entry point "
 _ERROR = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<text>.*)$", re.MULTILINE)
-_COMPARED = re.compile(r"the final comparison was (-?\d+) == ")
+_FOUND = re.compile(r"km_found=\(?(?:int\))?(-?\d+)\]")
 _NAMES = {kind.number: name for name, kind in reversed(PARAMETER_TYPES.items())}
 
 
@@ -49,16 +49,23 @@ def declaration_checks(entries: Iterable[EntryPoint]) -> bytes:
     """Return the C++ text that compiles only if every entry point is there with its declared parameters."""
     lines = [_PRELUDE]
     for entry in entries:
-        kernel = f"decltype(&::{entry.name})"
-        total = len(entry.parameters)
+        kernel, total = f"decltype(&::{entry.name})", len(entry.parameters)
         lines.append(f'#line 1 "<entry point {entry.name}>"')
-        lines.append(f'static_assert(int(km_count<{kernel}>::km_value) == {total}, "{total} parameters are declared");')
-        lines.extend(
-            f"static_assert(int(km_at<{i}, {kernel}>::km_value) == {PARAMETER_TYPES[name].number}, "
-            f'"parameter {i} is declared as {name}");'
-            for i, name in enumerate(entry.parameters)
-        )
+        lines.append(_claim(f"{total} parameters are declared", entry, "all", total, f"km_count<{kernel}>"))
+        for i, name in enumerate(entry.parameters):
+            claim = f"parameter {i} is declared as {name}"
+            lines.append(_claim(claim, entry, str(i), PARAMETER_TYPES[name].number, f"km_at<{i}, {kernel}>"))
     return "\n".join([*lines, "}", ""]).encode()
+
+
+def _claim(text: str, entry: EntryPoint, suffix: str, declared: int, found: str) -> str:
+    """Return a template of its own for one claim: every NVRTC prints the arguments that it failed with."""
+    name = f"km_claim_{entry.name}_{suffix}"
+    return (
+        f"template <int km_declared, int km_found> struct {name} "
+        f'{{ static_assert(km_declared == km_found, "{text}"); }}; '
+        f"template struct {name}<{declared}, int({found}::km_value)>;"
+    )
 
 
 def undeclared(log: str, arch: Arch) -> BuildFailure | None:
@@ -81,10 +88,10 @@ def _problem(text: str, notes: str, arch: Arch) -> str:
     if "static assertion failed" not in text:
         return f"no kernel of this name is compiled for {arch} (is it behind an #if, or in a namespace?)"
     claim = text.partition('"')[2].rstrip('"')
-    compared = _COMPARED.search(notes)
-    if compared is None:
+    found = _FOUND.search(notes)
+    if found is None:
         return claim
-    number = int(compared[1])
+    number = int(found[1])
     if claim.endswith("parameters are declared"):
         return f"{claim}, the kernel takes {number}" if number >= 0 else "it is no __global__ function returning void"
     return f"{claim}, the kernel takes {_kind(number)}"

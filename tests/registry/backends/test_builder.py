@@ -103,6 +103,17 @@ def test_options_reach_the_compiler(builder, make_request):
     assert four != eight
 
 
+def test_log_of_a_build_is_the_same_each_time(builder, make_request):
+    logs = {builder.build(make_request()).log for _ in range(5)}
+    assert len(logs) == 1
+    assert "Used " in logs.pop()
+
+
+def test_macro_that_breaks_the_checks_themselves_is_shown_as_a_compile_error(builder, make_request):
+    with pytest.raises(BuildFailure, match="COMPILE_FAILED: .*declared parameters"):
+        builder.build(make_request(SIGNATURE + BODY + "\n#define template broken", TWO))
+
+
 def test_macros_of_the_source_do_not_disturb_the_declaration_checks(builder, make_request):
     text = "#define T 1\n#define A 2\n#define F 3\n#define I 4\n#define value 5\n#define kind 6\n#define count 7\n"
     assert builder.build(make_request(text + SIGNATURE + BODY, TWO)).entries
@@ -295,9 +306,7 @@ def _python(code: str, **environment: str) -> str:
 
 
 def test_importing_the_backends_imports_no_cuda_package():
-    code = (
-        "import sys, kernel_muster.registry.backends.pool\nprint([m for m in sys.modules if m.split('.')[0] == 'cuda'])"
-    )
+    code = "import sys, kernel_muster.registry.backends.pool\nprint([m for m in sys.modules if m.startswith('cuda.')])"
     assert _python(code).strip() == "[]"
 
 
