@@ -56,11 +56,11 @@ class Handle:
 
     def _check_layouts(self, arguments: dict[str, Any]) -> None:
         wanted = self.spec.weight_layout
-        for name, value in arguments.items():
-            layout = getattr(value, "layout", wanted)
+        for param in self.contract.signature.weights:
+            layout = arguments[param.name].layout
             if wanted is not None and layout != wanted:
                 raise ContractError(
-                    f"{self.key}: {name} has weight layout {layout}, expected {wanted}; use handle.prepare_weight"
+                    f"{self.key}: {param.name} has weight layout {layout}, expected {wanted}; use handle.prepare_weight"
                 )
 
 

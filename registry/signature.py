@@ -136,6 +136,11 @@ class Signature:
         """The parameters that a kernel writes."""
         return tuple(p for p in self.params if isinstance(p, TensorParam) and p.role != "in")
 
+    @cached_property
+    def weights(self) -> tuple[WeightParam, ...]:
+        """The parameters that are weights."""
+        return tuple(p for p in self.params if isinstance(p, WeightParam))
+
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
         found = [f"two parameters are called {n!r}" for n in sorted(set(self.names)) if self.names.count(n) > 1]
