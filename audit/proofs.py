@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.registry.contracts import Arguments, Case, Contract
-from kernel_muster.registry.errors import ContractError, MusterError
+from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.signature import TensorParam
+from kernel_muster.registry.watch import cause_chain
 
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
@@ -68,9 +69,10 @@ def prove(handle: Handle, memory: Memory, find: FindHandle) -> Iterator[CaseResu
     for case in handle.contract.cases:
         try:
             yield _prove_case(handle, case, memory, find)
-        except MusterError as error:
-            why = f"case {case.name}: the kernel refused arguments that its contract allows: {error}"
-            yield CaseResult(handle.key, case.name, np.inf, np.inf, (_finding("NUMERICS_FAILED", handle, why),))
+        except Exception as error:  # noqa: BLE001  (a plugin's code prepares and launches)
+            why = f"case {case.name}: it failed on arguments that its contract allows: {type(error).__name__}: {error}"
+            finding = replace(_finding("NUMERICS_FAILED", handle, why), log=cause_chain(error))
+            yield CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
 
 
 def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
@@ -192,7 +194,9 @@ def _is_poison(expected: Any, poison: Any) -> Any:
     )
 
 
-def _errors(contract: Contract, case: Case, results: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[float, float]:
+def _errors(
+    contract: Contract, case: Case, results: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[float, float]:
     """Return the largest error over the tolerance of its output, and the largest relative L2 error."""
     worst = relative = 0.0
     for name, result in results.items():

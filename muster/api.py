@@ -11,6 +11,7 @@ from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted, open_registry_catalog
 from kernel_muster.audit.session import BootOptions, BootSession, abort_process
 from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.registry.backends.choose import choose_runner
 from kernel_muster.registry.builders import choose_builder
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Profile
@@ -104,4 +105,6 @@ def open_registry(
         local_plugins=dict(local_plugins or {}),
     )
     catalog, found, snapshot = open_registry_catalog(wanted, __version__)
-    return Lookups(LookupSession(catalog, found, snapshot, raises=True))
+    cache_dir = snapshot["MUSTER_CACHE_DIR"]
+    runner = choose_runner(found, None, None if cache_dir is None else str(cache_dir))
+    return Lookups(LookupSession(catalog, found, snapshot, raises=True, runner=runner))

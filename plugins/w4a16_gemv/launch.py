@@ -51,9 +51,9 @@ def _x(bound: Bound) -> tuple[ArrayView, int]:
     return x, stride
 
 
-def _plan_gemv(bound: Bound, entries: Entries) -> LaunchPlan:
+def _plan_gemv(rows: int, bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    entry = f"gemv_{split_of(dims['N'], dims['K'])}_m{8 if dims['M'] <= 8 else 16}"
+    entry = f"gemv_{split_of(dims['N'], dims['K'])}_m{rows}"
     arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), (*arguments, dims["M"], dims["N"], dims["K"]))
 
@@ -101,8 +101,8 @@ def _plan_dense(bound: Bound, entries: Entries) -> LaunchPlan:
 
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
 _GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
-GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), _plan_gemv)
-GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), _plan_gemv)
+GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), partial(_plan_gemv, 8))
+GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), partial(_plan_gemv, 16))
 QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", ("ptr",) * 4 + ("f32",) + ("i32",) * 5, 8), _plan_qg)
 QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("f32",) + ("i32",) * 6, 8), _plan_qkvz)
 DUAL = _kernel(
