@@ -110,7 +110,7 @@ def test_log_of_a_build_is_the_same_each_time(builder, make_request):
 
 
 def test_macro_that_breaks_the_checks_themselves_is_shown_as_a_compile_error(builder, make_request):
-    with pytest.raises(BuildFailure, match="COMPILE_FAILED: .*declared parameters"):
+    with pytest.raises(BuildFailure, match=r"COMPILE_FAILED: .*declared parameters"):
         builder.build(make_request(SIGNATURE + BODY + "\n#define template broken", TWO))
 
 
