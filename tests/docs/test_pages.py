@@ -87,7 +87,7 @@ def test_every_command_and_option_is_documented(generate):
 @pytest.mark.parametrize(
     ("name", "listed"),
     [
-        ("write-a-plugin.md", [f.name for kind in (km.KernelSpec, km.Contract) for f in fields(kind)]),
+        ("write-a-plugin.md", [f.name for kind in (km.KernelSpec, km.Contract, km.Case) for f in fields(kind)]),
         ("write-a-plugin.md", sorted(DTYPE_NAMES)),
         ("write-a-plugin.md", [f.name for f in fields(km.Signature)]),
         ("levers.md", [f.name for f in fields(km.Lever)]),
