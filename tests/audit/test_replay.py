@@ -266,6 +266,19 @@ def test_trace_carries_the_levers_in_force(world, given):
     assert outcome.codes == (["MISSING"] if given.get("MUSTER_E_FAST") == "0" else [])
 
 
+def test_trace_carries_what_levers_asked_for_in_vain(world):
+    def build(boot):
+        boot.kernels.kernel("acme", "mul")
+        boot.kernels.for_layer("layers.0").request_failed("MUSTER_ACME", "this model has no such head")
+
+    lever = km.Lever(name="MUSTER_ACME", kind="bool", default=False, doc="Acme.")
+    plugins = {"acme": world.plugin(kernels=[world.spec("acme::mul")], levers=[lever])}
+    outcome = world.run(build, plugins, levers={"MUSTER_ACME": "1"})
+    found = outcome.finding("REQUEST_NOT_HONORED")
+    assert (found.subject, found.layers) == ("MUSTER_ACME", ("layers.0",))
+    assert outcome.replay().findings == outcome.report.findings
+
+
 def test_trace_of_a_block_that_raised_is_incomplete(world, rows):
     def build(boot):
         boot.kernels.kernel("acme", "mul")

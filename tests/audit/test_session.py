@@ -46,11 +46,12 @@ def test_one_kernel_missing_in_61_layers_is_one_finding_with_all_sites_and_layer
 
 def test_required_and_optional_misses_of_one_key_are_one_finding(world):
     def build(boot):
-        boot.kernels.kernel("acme", "mul")
-        boot.kernels.try_kernel("acme", "mul")
+        boot.kernels.for_layer("layers.1").kernel("acme", "mul")
+        boot.kernels.for_layer("layers.0").try_kernel("acme", "mul")
 
-    outcome = world.run(build)
-    assert len(outcome.finding("MISSING").where) == 2
+    found = world.run(build).finding("MISSING")
+    assert len(found.where) == 2
+    assert sorted(found.layers) == ["layers.0", "layers.1"]
 
 
 def test_site_of_a_helper_is_the_line_that_called_it(world):
@@ -216,6 +217,7 @@ def test_late_chain_is_excused_only_if_every_member_is(world):
     assert not boot.kernels.first_of(("acme", "mul"), ("acme", "mul"))
     with pytest.raises(km.LateKernelMiss):
         boot.kernels.first_of(("acme", "mul"), ("acme", "sub"))
+    assert [(f.code, f.subject) for f in boot.late_findings()] == [("LATE_MISS", "acme::mul")]
 
 
 def test_late_hit_returns_the_handle_and_is_reported(world):

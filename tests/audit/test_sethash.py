@@ -1,5 +1,7 @@
 """The set hash: the same for the same kernels however they were found, and another one for any other set."""
 
+import hashlib
+import json
 import random
 import sys
 from itertools import permutations
@@ -40,6 +42,13 @@ def test_set_hash_is_a_sha256_and_the_same_in_every_boot(world):
     assert len(first) == 64
     assert int(first, 16)
     assert hash_of(world) == first
+
+
+def test_set_hash_is_that_of_the_sorted_rows(world):
+    keys = [f"acme::k{number}" for number in range(20)]
+    rows = [[key, "acme-kernels", "1.0", "python", "fast", ["cpu"], "00"] for key in sorted(keys)]
+    expected = hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+    assert hash_of(world, order=keys, asked=keys) == expected
 
 
 def test_set_hash_does_not_depend_on_any_order(world):
