@@ -51,6 +51,8 @@ def check_kernels(
         if handle is None or STAGES.index(state.stage) < STAGES.index("loaded"):
             continue
         results.extend(prove(handle, memory, session.handle_of))
+        if results and results[-1].is_last:
+            break
         if progress is not None:
             progress(done, len(states), f"proof of {key}")
     return Checked(states, tuple(results))

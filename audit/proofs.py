@@ -1,8 +1,8 @@
 """Proofs: a kernel computes what its contract says, on the device it will serve on.
 
 Each case runs between guard bands, twice, on outputs that are poisoned. Checked: every output is written; nothing
-outside is; inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and the bits
-are those of the kernel that the spec claims to be identical to, run row by row where that one takes fewer rows.
+outside is; inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and claims of
+bit identity hold.
 """
 
 import zlib
@@ -11,18 +11,17 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+from kernel_muster.audit.claims import FindHandle, check_claims, same_bits
 from kernel_muster.registry.contracts import Arguments, Case, Contract
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.keys import KernelKey, parse_key
-from kernel_muster.registry.signature import TensorParam
+from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.watch import cause_chain
 
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
 _GUARD_BYTE = 0xA5
-FindHandle = Callable[[KernelKey], Handle | None]
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,32 @@ class CaseResult:
     worst: float
     relative_l2: float
     findings: tuple[Finding, ...]
+    is_last: bool = False  # the device has stopped: nothing more can be proven in this process
 
 
 def prove(handle: Handle, memory: Memory, find: FindHandle) -> Iterator[CaseResult]:
     """Run all cases of a handle's contract. ``find`` returns the handle of another key on the same target."""
     for case in handle.contract.cases:
+        result = _tried(handle, case, memory, find)
+        yield result
+        if result.is_last:
+            return
+
+
+def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
+    try:
+        return _prove_case(handle, case, memory, find)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  (a plugin's code prepares and launches)
+        code, what, is_last = "NUMERICS_FAILED", "it failed on arguments that its contract allows", False
         try:
-            yield _prove_case(handle, case, memory, find)
-        except Exception as error:  # noqa: BLE001  (a plugin's code prepares and launches)
-            why = f"case {case.name}: it failed on arguments that its contract allows: {type(error).__name__}: {error}"
-            finding = replace(_finding("NUMERICS_FAILED", handle, why), log=cause_chain(error))
-            yield CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
+            memory.wait()
+        except Exception:  # noqa: BLE001  (whatever the driver says, it says it to every call from now on)
+            code, what, is_last = "OUT_OF_BOUNDS", "the device stopped, and kernels after this one are not proven", True
+        why = f"case {case.name}: {what}: {type(error).__name__}: {error}"
+        finding = replace(_finding(code, handle, why), log=cause_chain(error))
+        return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_last)
 
 
 def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
@@ -88,10 +102,10 @@ def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) ->
     if not worst <= 1.0 and not findings:
         why = f"case {case.name}: error is {worst:.3g} times the tolerance, relative L2 {relative_l2:.3g}"
         findings.append(_finding("NUMERICS_FAILED", handle, why))
-    if handle.spec.deterministic and not _same_bits(first, second):
+    if handle.spec.deterministic and not all(same_bits(first[name], second[name]) for name in first):
         findings.append(_finding("NOT_DETERMINISTIC", handle, f"case {case.name}: two runs differ"))
     if not findings:
-        findings += _identity(handle, case, given, first, memory, find)
+        findings += check_claims(handle, case, given, first, find, lambda o, a: _run(o, case, a, memory)[0])
     return CaseResult(handle.key, case.name, worst, relative_l2, tuple(findings))
 
 
@@ -104,7 +118,6 @@ _REMEDIES = {
     "UNWRITTEN_OUTPUT": ("write every element, partial tiles too",),
     "OUT_OF_BOUNDS": ("guard the edges of partial tiles", "compute-sanitizer --tool memcheck shows the access"),
     "NOT_DETERMINISTIC": ("add in a fixed order", "or declare deterministic=False"),
-    "BIT_IDENTITY_BROKEN": ("accumulate in the order of the kernel it names", "or drop the claim"),
 }
 
 
@@ -137,7 +150,7 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
         if (edges.view(np.uint8) != _GUARD_BYTE).any():
             findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: wrote outside {name}"))
     for name, array in inputs.items():
-        if not _equal(memory.back(array), given[name]):
+        if not same_bits(memory.back(array), given[name]):
             findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: changed its input {name}"))
     return results, findings
 
@@ -156,15 +169,6 @@ def _weight_in(weight: Any, memory: Memory) -> Any:
         raise ContractError(f"{type(weight).__name__} is no weight that a proof can move")
     arrays = {name: memory.to(value) for name, value in vars(weight).items() if isinstance(value, np.ndarray)}
     return replace(weight, **arrays)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Compare bits, NaN included."""
-    return bool(one.shape == other.shape and one.tobytes() == np.ascontiguousarray(other).tobytes())
-
-
-def _same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(_equal(one[name], other[name]) for name in one)
 
 
 def _unwritten(
@@ -210,41 +214,3 @@ def _errors(
         distance = float(np.linalg.norm(value - reference))
         relative = max(relative, distance / norm if norm > 0 else distance)
     return worst, relative
-
-
-def _identity(
-    handle: Handle, case: Case, given: Arguments, results: Mapping[str, Any], memory: Memory, find: FindHandle
-) -> list[Finding]:
-    found = []
-    for name in handle.spec.bit_identical_to:
-        other = find(parse_key(name))
-        if other is None or other.key == handle.key:
-            continue
-        rows = _fitting_rows(handle.contract, other, case)
-        pieces = [_run(other, case, piece, memory)[0] for piece in _pieces(handle.contract, given, rows)]
-        joined = {
-            param.name: np.concatenate([piece[param.name] for piece in pieces]) if rows else pieces[0][param.name]
-            for param in handle.contract.signature.outputs
-            if param.name in results
-        }
-        if pieces and not _same_bits(results, joined):
-            found.append(_finding("BIT_IDENTITY_BROKEN", handle, f"case {case.name}: bits differ from {name}"))
-    return found
-
-
-def _fitting_rows(contract: Contract, other: Handle, case: Case) -> int:
-    """Return how many rows the other kernel takes at once, or 0 if it takes the whole case."""
-    limits = dict(other.contract.signature.limits)
-    most = limits.get("M")
-    return int(most) if isinstance(most, int) and case.dims.get("M", 0) > most else 0
-
-
-def _pieces(contract: Contract, given: Arguments, rows: int) -> Iterator[Arguments]:
-    """Cut the arguments into runs of so many rows (0: do not cut)."""
-    if not rows:
-        yield given
-        return
-    cut = {p.name for p in contract.signature.params if isinstance(p, TensorParam) and p.shape and p.shape[0] == "M"}
-    total = next(given[name].shape[0] for name in cut)
-    for start in range(0, total, rows):
-        yield {n: v[start : start + rows] if n in cut and v is not None else v for n, v in given.items()}

@@ -9,6 +9,8 @@ from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, evaluate_dim
 
 Arguments = dict[str, Any]
+Run = Callable[[Arguments], Mapping[str, Any]]  # one launch: arguments to outputs by name
+ByRows = Callable[[Run, Arguments, Mapping[str, int]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Contract:
     ``inputs(dims, rng)`` may replace the random arguments that :meth:`arguments` makes, for instance with indices
     that must be in range. ``scratch_bytes(dims)`` is what a caller provides besides the arguments.
     ``output_tolerances`` hold instead of ``tolerance`` for the outputs they name, for instance an exact state.
+    ``by_rows`` serves claims of bit identity with kernels of other parameters: by the name of their contract,
+    ``by_rows[name](run, arguments, dims)`` makes these outputs with ``run(arguments)`` of such a kernel. Where the
+    parameters are the same it is not needed: then such a kernel runs on as many rows (M) at a time as it takes.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Contract:
     inputs: "Callable[[Mapping[str, int], np.random.Generator], Arguments] | None" = None
     scratch_bytes: Callable[[Mapping[str, int]], int] | None = None
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    by_rows: Mapping[str, ByRows] = field(default_factory=dict)
 
     def tolerance_of(self, output: str, case: Case | None = None) -> Tolerance:
         """Return how far an output may lie from the reference, in a case."""
@@ -73,6 +79,7 @@ class Contract:
         found.extend(
             f"tolerance for {name!r}, which is no output" for name in self.output_tolerances if name not in outputs
         )
+        found.extend(f"by_rows of {name!r} is not callable" for name, how in self.by_rows.items() if not callable(how))
         return found
 
     def arguments(self, case: Case, rng: "np.random.Generator") -> Arguments:

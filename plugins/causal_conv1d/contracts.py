@@ -14,6 +14,7 @@ from kernel_muster.plugins._contracts import (
     random_cu_rows,
     random_slots,
 )
+from kernel_muster.plugins._rows import after_each_row
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.signature import Signature, TensorParam
 
@@ -138,4 +139,5 @@ VERIFY = Contract(
     _TOLERANCE,
     inputs=_ragged_inputs,
     output_tolerances={"state": EXACT, "out_states": EXACT},
+    by_rows={PREFILL.name: after_each_row(("x", "out"))},
 )

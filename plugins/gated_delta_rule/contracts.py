@@ -14,6 +14,7 @@ from kernel_muster.plugins._contracts import (
     random_cu_rows,
     random_slots,
 )
+from kernel_muster.plugins._rows import after_each_row, row_after_row, single_rows
 from kernel_muster.plugins.ssm_preprocess.contracts import HEAD_SCALARS, KEYS, VALUES, head_dims
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.signature import Dim, Param, ScalarParam, Signature, TensorParam
@@ -175,6 +176,8 @@ _MANY = (
 )
 _NORMED = tuple(Case(case.name, case.dims, {"eps": 1e-6}) for case in _MANY if case.name != "one_value")
 
+_BY_ROW = ("qkv", "decay", "beta", "out")
+
 DECODE = Contract(
     "gated_delta_rule_decode",
     "one row of one sequence: the state decays, learns beta (v - k . state) at k, and is read at q",
@@ -194,6 +197,7 @@ DECODE_STRIDED = Contract(
     _out_tolerance(1),
     inputs=_plain_decode_inputs,
     output_tolerances={"state": _state_tolerance(1)},
+    by_rows={DECODE.name: row_after_row(_BY_ROW)},
 )
 _NORM = (
     TensorParam("gate", "bf16", ("S", VALUES)),
@@ -240,6 +244,7 @@ VERIFY = Contract(
     _out_tolerance(_LONGEST),
     inputs=_ragged_inputs,
     output_tolerances=_RAGGED_TOLERANCES,
+    by_rows={PREFILL.name: after_each_row(_BY_ROW)},
 )
 
 
@@ -255,6 +260,7 @@ def _chunk(rows: int) -> Contract:
         _out_tolerance(rows),
         inputs=_chunk_inputs,
         output_tolerances={name: _state_tolerance(rows) for name in ("state", "out_states")},
+        by_rows={DECODE.name: single_rows(_BY_ROW)},
     )
 
 
