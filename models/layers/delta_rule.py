@@ -13,9 +13,6 @@ from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.policy.gdn import FUSED_VERIFY_ROWS, GdnArm, decode_arm, verify_arm
 from kernel_muster.models.state import Recurrent
 
-_SEVERAL = "several sequences decode at once"
-_VERIFIES = "drafts are verified"
-
 
 @dataclass(frozen=True)
 class GdnInputs:
@@ -33,16 +30,16 @@ class DeltaRule:
         kernels, rule = ctx.kernels, "gated_delta_rule"
         self._conv = kernels.kernel("causal_conv1d", "causal_conv1d_update")
         self._conv_prefill = kernels.kernel("causal_conv1d", "causal_conv1d_update_prefill")
-        self._conv_verify = kernels.try_kernel("causal_conv1d", "causal_conv1d_verify_n", when=_VERIFIES)
+        self._conv_verify = kernels.try_kernel("causal_conv1d", "causal_conv1d_verify_n")
         self._decode = kernels.kernel(rule, "gated_delta_rule_decode")
         self._prefill = kernels.kernel(rule, "gated_delta_rule_prefill")
         self._chunks = {
-            2: kernels.kernel(rule, "gated_delta_rule_chunk2", when=_VERIFIES),
-            3: kernels.kernel(rule, "gated_delta_rule_chunk3", when=_VERIFIES),
+            2: kernels.kernel(rule, "gated_delta_rule_chunk2"),
+            3: kernels.kernel(rule, "gated_delta_rule_chunk3"),
         }
-        self._strided = kernels.try_kernel(rule, "gated_delta_rule_decode_strided", when=_SEVERAL)
-        self._norm_strided = kernels.try_kernel(rule, "gated_delta_rule_decode_norm_strided", when=_SEVERAL)
-        self._verify = kernels.try_kernel(rule, "gated_delta_rule_verify_n", when=_VERIFIES)
+        self._strided = kernels.try_kernel(rule, "gated_delta_rule_decode_strided")
+        self._norm_strided = kernels.try_kernel(rule, "gated_delta_rule_decode_norm_strided")
+        self._verify = kernels.try_kernel(rule, "gated_delta_rule_verify_n")
         self.heads = {
             "key_heads": dims.key_heads, "key_dim": dims.key_dim,
             "value_heads": dims.value_heads, "value_dim": dims.value_dim,

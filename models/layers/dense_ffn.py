@@ -12,6 +12,7 @@ from kernel_muster.models.policy.ffn import DENSE_ARMS, KM_ROWS, FfnArm, dense_a
 from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
 
+_NVFP4, _BF16 = "FFN weights are NVFP4", "FFN weights are BF16"
 # How each arm cuts the rows (0: not at all), and what serves a tile.
 _ARMS: dict[FfnArm, tuple[int, How]] = {
     "single": (1, "exact"),
@@ -41,16 +42,16 @@ class DenseFfn:
 
     def _nvfp4(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
         kernels = ctx.kernels
-        tiers = {**exact_tiers(kernels), **batch_tiers(kernels)}
-        duals = dual_tiers(kernels)
-        tiles = tile_kernels(kernels)
+        tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
+        duals = dual_tiers(kernels, _NVFP4)
+        tiles = tile_kernels(kernels, _NVFP4)
         silu_mul = activation_kernel(kernels, self._activation)
         # FP4 x FP4 would change the activations' numerics: it gets an arm when somebody ships and measures one.
-        self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm")
+        self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm", when=_NVFP4)
         return nvfp4_swiglu(ctx, "", (hidden, intermediate), tiers, duals, tiles, silu_mul)
 
     def _bf16(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
-        dense = bf16_kernels(ctx.kernels)
+        dense = bf16_kernels(ctx.kernels, _BF16)
         silu_mul = activation_kernel(ctx.kernels, self._activation)
         return bf16_swiglu(ctx, (hidden, intermediate), dense, silu_mul)
 

@@ -10,6 +10,7 @@ from kernel_muster.registry.sites import track_caller
 
 _TILE = "w4a16"
 _VARIANT = "MUSTER_W4A16_VARIANT"
+_NO_SMALL_P3, _NO_DEEP_P3 = "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3"
 
 Tiers = Mapping[int, AnyHandle]  # the most rows of a GEMV kernel -> kernel
 Tiles = Mapping[TileName, AnyHandle]
@@ -65,13 +66,14 @@ def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
     when MUSTER_W4A16_VARIANT names them and not otherwise: a probe that cannot be used only makes noise.
     """
     levers = kernels.levers
-    small = [(_TILE, "w4a16_gemm_t_p3"), (_TILE, "w4a16_gemm_t")][levers.flag("MUSTER_NO_TGEMM_PIPELINE3") :]
-    deep = [(_TILE, "w4a16_gemm_t_k64_p3"), (_TILE, "w4a16_gemm_t_k64")][levers.flag("MUSTER_NO_K64_PIPELINE3") :]
+    no_small, no_deep = levers.flag(_NO_SMALL_P3), levers.flag(_NO_DEEP_P3)
+    small = [(_TILE, "w4a16_gemm_t_p3"), (_TILE, "w4a16_gemm_t")][no_small:]
+    deep = [(_TILE, "w4a16_gemm_t_k64_p3"), (_TILE, "w4a16_gemm_t_k64")][no_deep:]
     found: dict[TileName, AnyHandle] = {
         "base": kernels.kernel(_TILE, "w4a16_gemm", when=when),
         "m128": kernels.kernel(_TILE, "w4a16_gemm_t_m128", when=when),
-        "t": kernels.first_of(*small, when=when),
-        "k64": kernels.first_of(*deep, required=True, when=when),
+        "t": kernels.first_of(*small, when=_both(when, f"{_NO_SMALL_P3} is on" if no_small else "")),
+        "k64": kernels.first_of(*deep, required=True, when=_both(when, f"{_NO_DEEP_P3} is on" if no_deep else "")),
     }
     if not levers.flag("MUSTER_NO_K64_N64"):
         condition = _both(when, "MUSTER_NO_K64_N64 is off")
@@ -88,14 +90,14 @@ def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
 
 
 def _both(when: str, also: str) -> str:
-    return f"{when}, {also}" if when else also
+    return ", ".join(filter(None, (when, also)))
 
 
 @track_caller
-def bf16_kernels(kernels: Lookups) -> Bf16Kernels:
+def bf16_kernels(kernels: Lookups, when: str = "") -> Bf16Kernels:
     """Look up the kernels of unquantised projections."""
     return Bf16Kernels(
-        single=kernels.kernel("gemv", "dense_gemv_bf16"),
-        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm"),
-        gemm=kernels.kernel("gemm", "dense_gemm_bf16"),
+        single=kernels.kernel("gemv", "dense_gemv_bf16", when=when),
+        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=when),
+        gemm=kernels.kernel("gemm", "dense_gemm_bf16", when=when),
     )

@@ -5,6 +5,8 @@ from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, exac
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.registry.sites import track_caller
 
+_NVFP4, _BF16 = "its weight is NVFP4", "its weight is BF16"
+
 
 @track_caller
 def projection(ctx: LayerContext, name: str, shape: tuple[int, int], quant: str) -> Linear:
@@ -13,6 +15,6 @@ def projection(ctx: LayerContext, name: str, shape: tuple[int, int], quant: str)
     spec = ctx.spec(name, *shape, stored)
     kernels = ctx.kernels
     if stored == "bf16":
-        return Bf16Linear(ctx, spec, bf16_kernels(kernels))
-    tiers = {**exact_tiers(kernels), **batch_tiers(kernels)}
-    return Nvfp4Linear(ctx, spec, tiers, tile_kernels(kernels))
+        return Bf16Linear(ctx, spec, bf16_kernels(kernels, _BF16))
+    tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
+    return Nvfp4Linear(ctx, spec, tiers, tile_kernels(kernels, _NVFP4))

@@ -1,0 +1,122 @@
+"""The manual's page of lookups, made from what plan builds of all shipped models really ask for.
+
+``python -m kernel_muster.models.lookup_page docs/lookups.md`` writes it.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.registry.builders import choose_builder
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog
+from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.levers import read_levers
+from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.records import LookupEntry
+from kernel_muster.registry.target import CPU_TARGET
+
+#: Settings that change what is asked for, each beside the manifests' own.
+LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (
+    {},
+    {"MUSTER_NO_TGEMM_PIPELINE3": "1", "MUSTER_NO_K64_PIPELINE3": "1"},
+    {"MUSTER_W4A16_VARIANT": "v2"},
+    {"MUSTER_W4A16_VARIANT": "v3"},
+    {"MUSTER_FP32_ROUTING": "1"},
+    {"MUSTER_FP4_PROJ_DECODE": "0"},
+)
+_ASKERS = (
+    (r"mtp\..*\.attn", "MTP attention"), (r"mtp\..*\.(ffn|moe)", "MTP FFN"), (r"mtp.*", "MTP head"),
+    (r"layers\.\d+\.attn", "attention"), (r"layers\.\d+\.gdn", "GDN"), (r"layers\.\d+\.ffn", "dense FFN"),
+    (r"layers\.\d+\.moe", "MoE"), (r"context.*", "drafter context"), (r"lm_head", "LM head"),
+    (r"final_norm", "last norm"),
+)  # fmt: skip
+_HEADER = """# Lookups
+
+Every kernel that the shipped models ask for while they are built: by which layers, as required (R) or optional (O), on
+what condition, under which contract, and who of the built-in families provides it on which target. A chain (a > b) is
+asked in order; a member that is absent needs a waiver, and of a required chain one must be there. Made from plan builds
+of all models, under every lever setting that changes what they ask for, by
+`python -m kernel_muster.models.lookup_page docs/lookups.md`; a test keeps it current.
+"""
+
+
+_Roles = dict[KernelKey, dict[str, dict[str, set[str]]]]  # key -> R or O -> condition -> who asks
+
+
+def asker_of(layer: str) -> str:
+    """Return what a layer's label stands for: ``layers.3.attn`` is attention."""
+    return next((name for pattern, name in _ASKERS if re.fullmatch(pattern, layer)), layer)
+
+
+def recorded_entries(catalog: Catalog, settings: Iterable[Mapping[str, str]] = LEVER_SETTINGS) -> Iterator[LookupEntry]:
+    """Build a plan of every shipped model under every setting, and yield what was asked."""
+    chosen = tuple(settings)
+    for manifest in Catalogue.from_folders([manifest_folder()], levers=catalog.levers).manifests:
+        builder = choose_builder(catalog.builders, manifest.model_type, manifest.name)
+        for setting in chosen:
+            levers, _ = read_levers(catalog.levers, [("given", setting), ("manifest", manifest.defaults)])
+            session = LookupSession(catalog, CPU_TARGET, levers)
+            builder.build(manifest, Lookups(session), None)
+            yield from session.entries("boot")
+
+
+def page_text(catalog: Catalog | None = None) -> str:
+    """Return the page; MusterError if a built-in family does not load."""
+    catalog = built_in_only(discover() if catalog is None else catalog)
+    roles = _roles(recorded_entries(catalog))
+    modules: dict[str, list[KernelKey]] = defaultdict(list)
+    for key in sorted(roles):
+        modules[key.module].append(key)
+    parts = [_HEADER]
+    for module, keys in modules.items():
+        rows = [row for key in keys for row in _rows(catalog, key, roles[key])]
+        head = "| function | asked as | by: when | contract | provided |\n| --- | --- | --- | --- | --- |"
+        parts.append("\n".join([f"## {module}", "", head, *rows, ""]))
+    return "\n".join(parts)
+
+
+def built_in_only(catalog: Catalog) -> Catalog:
+    """Return a catalog without what third parties installed here."""
+    if broken := [row.name for row in catalog.plugins if row.is_host and row.status != "loaded"]:
+        raise MusterError(f"the page needs every built-in family, but {', '.join(broken)} did not load")
+    kernels = tuple(one for one in catalog.kernels if one.provider.distribution == HOST_DISTRIBUTION)
+    return Catalog(kernels=kernels, contracts=catalog.contracts, builders=catalog.builders, levers=catalog.levers)
+
+
+def _roles(entries: Iterable[LookupEntry]) -> _Roles:
+    found: _Roles = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    for entry in entries:
+        kind = "R" if entry.kind == "required" else "O"
+        if len(entry.members) > 1:
+            kind += f", chain {' > '.join(member.func for member in entry.members)}"
+        when = f"{entry.when} (asked for by {entry.requested_by})" if entry.requested_by else entry.when
+        for key in entry.members:
+            found[key][kind][when or "always"].add(asker_of(entry.layer))
+    return found
+
+
+def _rows(catalog: Catalog, key: KernelKey, roles: Mapping[str, Mapping[str, set[str]]]) -> Iterator[str]:
+    """Yield one line for each way a key is asked for; contract and providers stand in the first."""
+    contracts = sorted({one.spec.contract for one in catalog.by_key.get(key, ())})
+    tail = [", ".join(contracts) or "-", _providers(catalog, key) or "nobody: declared absent"]
+    for kind, conditions in sorted(roles.items()):
+        asked = sorted(f"{', '.join(sorted(askers))}: {when}" for when, askers in conditions.items())
+        yield f"| {' | '.join([key.func, kind, '<br>'.join(asked), *tail])} |"
+        tail = ["", ""]
+
+
+def _providers(catalog: Catalog, key: KernelKey) -> str:
+    found = [
+        f"{one.provider.plugin} on {', '.join(one.spec.archs)} ({one.spec.tier}, {one.spec.backend.name})"
+        for one in catalog.by_key.get(key, ())
+    ]
+    return "; ".join(sorted(found))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page_text(), encoding="utf-8")
