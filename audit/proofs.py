@@ -7,7 +7,7 @@ bit identity hold.
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain
 
 # Elements before and after each output: more than a tile's overhang in any direction.
@@ -24,7 +25,7 @@ _GUARD = 4096
 _GUARD_BYTE = 0xA5
 
 
-@dataclass(frozen=True)
+@frozen
 class Memory:
     """Where a proof's arrays live: how to bring an array there and back."""
 
@@ -52,7 +53,7 @@ def device_memory(ordinal: int) -> Memory:
     return Memory(to, cupy.asnumpy, wait)
 
 
-@dataclass(frozen=True)
+@frozen
 class CaseResult:
     """How one case went: the largest error in units of the tolerance, and the relative L2 error."""
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -13,11 +12,12 @@ from kernel_muster.registry.backends.closure import read_closure
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import Backend
+from kernel_muster.registry.values import frozen
 
 Extent = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@frozen
 class LaunchPlan:
     """One launch: entry point, grid, and the values of its parameters in order.
 
@@ -51,8 +51,8 @@ class DeviceBackend(Protocol):
     def request(self, arch: Arch) -> BuildRequest:
         """Return what must be built for an architecture."""
 
-    def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
-        """Return the launch for checked arguments; ContractError where they do not suit this kernel."""
+    def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> tuple[LaunchPlan, ...]:
+        """Return the launches for checked arguments, in order; ContractError where they do not suit this kernel."""
 
 
 def is_device_backend(backend: Backend) -> TypeGuard[DeviceBackend]:
@@ -60,19 +60,19 @@ def is_device_backend(backend: Backend) -> TypeGuard[DeviceBackend]:
     return hasattr(backend, "request") and hasattr(backend, "plan")
 
 
-@dataclass(frozen=True)
+@frozen
 class CudaKernel:
     """A kernel whose CUDA C++ source we compile.
 
     ``source`` may include headers of its own folder and of ``include_dirs``. One source may serve several keys:
-    equal requests are built once. ``planner(bound, entries)`` chooses entry point and grid; ``entries`` holds what
-    each entry point of the built code needs, its launch bound and cluster among it. ``strided`` names parameters
+    equal requests are built once. ``planner(bound, entries)`` chooses entry point and grid, of one launch or of several
+    that follow each other; ``entries`` holds what each entry point needs, its launch bound and cluster among it. ``strided`` names parameters
     whose rows may have gaps.
     """
 
     source: Path
     entries: tuple[EntryPoint, ...]
-    planner: Callable[[Bound, Mapping[str, EntryResources]], LaunchPlan]
+    planner: Callable[[Bound, Mapping[str, EntryResources]], LaunchPlan | tuple[LaunchPlan, ...]]
     include_dirs: tuple[Path, ...] = ()
     options: tuple[str, ...] = ()
     strided: frozenset[str] = frozenset()
@@ -91,9 +91,10 @@ class CudaKernel:
         """Return what must be built for an architecture."""
         return BuildRequest(self.source.name, self.source, arch, self.entries, self.options, self.include_dirs)
 
-    def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
-        """Return the launch for checked arguments."""
-        return self.planner(bound, entries)
+    def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> tuple[LaunchPlan, ...]:
+        """Return the launches for checked arguments, in order."""
+        plan = self.planner(bound, entries)
+        return plan if isinstance(plan, tuple) else (plan,)
 
 
 def row_stride(view: ArrayView) -> int:

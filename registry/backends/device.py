@@ -110,12 +110,15 @@ class DeviceRunner(BuildRunner):
         module = self._module(spec)
         for name, view in bound.views.items():
             self._check(owner, name, view, name in backend.strided)
-        plan = backend.plan(bound, module.built.entries)
+        plans = backend.plan(bound, module.built.entries)
+        launches = [self._prepared(owner, module, plan, overlap and plan is plans[0]) for plan in plans]
+        return launches[0] if len(launches) == 1 else _InOrder(launches)
+
+    def _prepared(self, owner: str, module: "_Module", plan: LaunchPlan, overlap: bool) -> "_PreparedLaunch":
         for position, value in enumerate(plan.arguments):
             if isinstance(value, ArrayView):
                 self._check(owner, f"argument {position} of {plan.entry}", value, True)
-        entry = next(e for e in backend.request(self._arch).entries if e.name == plan.entry)
-        return _PreparedLaunch(owner, module, entry, plan, overlap and self._arch.capability >= (9, 0))
+        return _PreparedLaunch(owner, module, plan, overlap and self._arch.capability >= (9, 0))
 
     def _check(self, owner: str, name: str, view: ArrayView, may_be_strided: bool) -> None:
         if view.device != self._device.ordinal:
@@ -161,6 +164,7 @@ class _Module:
         driver = _driver()
         self.built = built
         self.device = device
+        self.entries = {entry.name: entry for entry in entries}
         with cupy.cuda.Device(device.ordinal):
             cupy.cuda.runtime.free(0)  # makes the context that CuPy's memory belongs to
             self.handle = _checked(driver.cuModuleLoadData(built.cubin), "cuModuleLoadData")
@@ -179,8 +183,9 @@ class _PreparedLaunch:
 
     __slots__ = ("_config", "_function", "_keep", "_launch", "_params", "_stream", "owner")
 
-    def __init__(self, owner: str, module: _Module, entry: EntryPoint, plan: LaunchPlan, overlap: bool) -> None:
+    def __init__(self, owner: str, module: _Module, plan: LaunchPlan, overlap: bool) -> None:
         driver = _driver()
+        entry = module.entries[plan.entry]
         self.owner = owner
         self._function = module.functions[entry.name]
         self._launch = driver.cuLaunchKernelEx
@@ -207,6 +212,19 @@ class _PreparedLaunch:
         (status,) = self._launch(self._config, self._function, self._params, 0)
         if status:
             raise LaunchFailed(f"{self.owner}: {status.name}")
+
+
+class _InOrder:
+    """Several launches that follow each other on one stream."""
+
+    __slots__ = ("_launches",)
+
+    def __init__(self, launches: list[_PreparedLaunch]) -> None:
+        self._launches = launches
+
+    def __call__(self, stream: object | None = None) -> None:
+        for launch in self._launches:
+            launch(stream)
 
 
 def _value(owner: str, entry: EntryPoint, kind: str, value: Any) -> Any:
