@@ -1,12 +1,12 @@
 """One pass through a model: which rows, of which sequences, at which positions, and where their state lies."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Batch:
     """M rows of S sequences, all arrays i32.
 

@@ -1,9 +1,9 @@
 """Dimensions of a model, as layers take them, and what no kernel of these layers could serve."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from kernel_muster.registry.nvfp4 import GROUP
+from kernel_muster.registry.values import frozen
 
 LayerKind = Literal["attn", "gdn"]
 FfnKind = Literal["dense", "moe", "none"]
@@ -18,7 +18,7 @@ MAX_EXPERTS, MAX_TOP_K = 1024, 32
 HEAD_DIMS = (64, 128, 256)
 
 
-@dataclass(frozen=True)
+@frozen
 class YarnDims:
     """Frequencies stretched for contexts ``factor`` times as long as ``original_context``."""
 
@@ -26,7 +26,7 @@ class YarnDims:
     original_context: int
 
 
-@dataclass(frozen=True)
+@frozen
 class RopeDims:
     """Rotary positions: ``sections`` share the frequencies between time, height and width of a token."""
 
@@ -48,7 +48,7 @@ class RopeDims:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionDims:
     """Full attention with grouped queries."""
 
@@ -76,7 +76,7 @@ class AttentionDims:
         return 2 * self.q_dim if self.gated else self.q_dim
 
 
-@dataclass(frozen=True)
+@frozen
 class GdnDims:
     """Gated delta net: linear attention with a short convolution."""
 
@@ -107,7 +107,7 @@ class GdnDims:
         return 2 * self.value_heads
 
 
-@dataclass(frozen=True)
+@frozen
 class MoeDims:
     """Routed experts, and a shared one unless its size is zero."""
 
@@ -118,7 +118,7 @@ class MoeDims:
     router: Router
 
 
-@dataclass(frozen=True)
+@frozen
 class DrafterDims:
     """A block-diffusion drafter: it reads ``target_layers`` of its target and fills ``gamma`` masks at once."""
 
@@ -140,7 +140,7 @@ class DrafterDims:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelDims:
     """Everything that layers are built from. ``quant`` is that of all projections but attention's own.
 

@@ -1,7 +1,6 @@
 """The block-diffusion drafter as a model: built alone as a plan, or beside its target, whose embedding it shares."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kernel_muster.models.batch import Batch
@@ -19,11 +18,12 @@ from kernel_muster.models.weights import WeightSource
 from kernel_muster.registry.builders import Maturity
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.values import frozen
 
 DRAFTER_TYPES = ("dflash",)
 
 
-@dataclass(frozen=True)
+@frozen
 class Drafter:
     """A built drafter; without weights it is a plan that cannot compute."""
 

@@ -15,9 +15,10 @@ from kernel_muster.models.policy.speculation import speculation_pays
 from kernel_muster.models.proposers.interface import Committed, Proposer
 from kernel_muster.models.state import ModelState, SequenceState, i32
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Gate:
     """When to stop drafting: the cost of a verify step in plain steps, and whether that is overruled."""
 

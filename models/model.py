@@ -5,7 +5,6 @@ decode, row by row, in logits and states; more rows may take tile GEMMs, which r
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from kernel_muster.models.scratch import Scratch
 from kernel_muster.models.state import ModelState, SequenceState, StateSizes, Zeros, host_zeros
 from kernel_muster.registry.builders import Maturity
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Pass:
     """What one pass gave: the batch, its rows after the last norm ``(M, H)``, and what drafters read of them.
 
@@ -35,7 +35,7 @@ class Pass:
     logits: Any = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """A model whose layers hold their kernels; without weights it is a plan that cannot compute."""
 

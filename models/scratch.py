@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ScratchError
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class ScratchUse:
     """One user of a buffer inside a scope (a layer): how many bytes, and its steps from first to last, inclusive."""
 

@@ -13,6 +13,7 @@ from kernel_muster.models.dims import AttentionDims, GdnDims, ModelDims
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
 
 Zeros = Callable[[tuple[int, ...], str], Any]
 
@@ -22,7 +23,7 @@ def host_zeros(shape: tuple[int, ...], dtype: str) -> Any:
     return np.zeros(shape, numpy_dtype(dtype))
 
 
-@dataclass(frozen=True)
+@frozen
 class StateSizes:
     """How many sequences at once, and how many pages of how many tokens they share."""
 

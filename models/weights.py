@@ -1,7 +1,7 @@
 """Where logical weights come from: nowhere (a plan), a mapping that was loaded, or random numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,10 +9,11 @@ from kernel_muster.registry import nvfp4
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.nvfp4 import GROUP, Nvfp4Weight
+from kernel_muster.registry.values import frozen
 from kernel_muster.registry.weights import BF16_ROW_MAJOR, Bf16Weight
 
 
-@dataclass(frozen=True)
+@frozen
 class WeightSpec:
     """A weight that a layer needs: ``quant`` is nvfp4, bf16 (both projections, ``(..., N, K)``) or array (BF16)."""
 
@@ -23,7 +24,7 @@ class WeightSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes of one copy, in any layout: 0.5625 a weight and one FP32 a matrix for NVFP4, 2 for BF16."""
-        elements = int(np.prod(self.shape, dtype=np.int64))
+        elements = prod(self.shape)
         if self.quant != "nvfp4":
             return 2 * elements
         matrices = elements // (self.shape[-1] * self.shape[-2]) if elements else 0

@@ -5,13 +5,13 @@ Our ``qkvz_proj`` groups rows per key head ``[q | k | v of its value heads | z o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.models.checkpoints.checkpoint import CONFIG, Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
+from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 
 Rows = NDArray[np.intp]
@@ -24,7 +24,7 @@ _KEYS = {
 _MOST = 1 << 20
 
 
-@dataclass(frozen=True)
+@frozen
 class GdnHeads:
     """Heads and their sizes."""
 

@@ -1,12 +1,11 @@
 """Logical weights by module name: what the config says and what the tensors are must agree, or nothing is read."""
 
-from dataclasses import dataclass
-
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError, UnsupportedQuantError
 from kernel_muster.models.checkpoints.packed import read_packed
 from kernel_muster.models.checkpoints.quant_config import PLAIN, Style, quant_config
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.values import frozen
 from kernel_muster.registry.weights import Bf16Weight
 
 Weight = Nvfp4Weight | Bf16Weight
@@ -19,7 +18,7 @@ _PLAIN_DTYPES = {"BF16": PLAIN, "F32": "f32", "F16": "f16"}
 _FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
 
 
-@dataclass(frozen=True)
+@frozen
 class Found:
     """How a module's tensors are stored, whatever the config says."""
 

@@ -8,12 +8,12 @@ checkpoint begins at ``layers.`` and has neither embedding nor head: those are i
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
 
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.models.checkpoints.patterns import TEXT_PREFIXES
+from kernel_muster.registry.values import frozen
 
 # module: one projection. qkvz, ba: the GDN's inputs. experts: a projection of every expert. array: a plain tensor.
 Kind = Literal["module", "qkvz", "ba", "experts", "array"]
@@ -50,7 +50,7 @@ _DRAFTER = {"context.norm.weight": "hidden_norm.weight"}
 _HEADS = ("lm_head", "language_model.lm_head", "model.language_model.lm_head")
 
 
-@dataclass(frozen=True)
+@frozen
 class Recipe:
     """What one of our weights is read from. ``path`` is a module, a tensor (array), or ``...experts.gate_proj``."""
 

@@ -7,7 +7,7 @@ compressed-tensors: ``config_groups`` with targets, weight arguments and a forma
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from kernel_muster.models.checkpoints.documents import read_object
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.models.checkpoints.patterns import Patterns, compressed_tensors_patterns, modelopt_patterns
 from kernel_muster.registry.nvfp4 import GROUP
+from kernel_muster.registry.values import frozen
 
 Style = Literal["compressed-tensors", "modelopt"]
 HF_QUANT, KEY, PLAIN = "hf_quant_config.json", "quantization_config", "bf16"
@@ -25,7 +26,7 @@ _MODELOPT_NVFP4 = ("NVFP4", "W4A16_NVFP4")
 _WHOLE_MODEL = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Expected:
     """How the config says that a module is stored. Not certain: only its class is a target, and that is not known."""
 
@@ -34,7 +35,7 @@ class Expected:
     is_certain: bool = True
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantGroup:
     """Modules that are quantised alike."""
 
@@ -43,7 +44,7 @@ class QuantGroup:
     targets: Patterns
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantConfig:
     """The whole statement; without groups everything is plain."""
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,10 +15,11 @@ from kernel_muster.models.checkpoints.names import Names, Recipe
 from kernel_muster.models.weights import WeightSpec, stack_experts
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.values import frozen
 from kernel_muster.registry.weights import Bf16Weight
 
 
-@dataclass(frozen=True)
+@frozen
 class WeightReport:
     """Tensors by name: read, scales of activations and cache (not needed: those are BF16), never asked for, missing.
 

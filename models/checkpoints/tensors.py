@@ -7,7 +7,6 @@ tensor that stands twice in a header, is refused here. Format: https://huggingfa
 
 import json
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from kernel_muster.models.checkpoints.documents import regular_size, unique
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
@@ -23,7 +23,7 @@ _LENGTH_BYTES = 8
 CARRIERS = {"U8": "u8", "BF16": "bf16", "F8_E4M3": "e4m3", "F32": "f32"}
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorEntry:
     """Where a tensor lies: type as the format names it, shape, and its bytes in the file."""
 

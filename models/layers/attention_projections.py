@@ -5,7 +5,6 @@ Activations are BF16 ``(M, features)``. The rows of all arms are cut into tiles 
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kernel_muster.models.dims import AttentionDims, ModelDims
@@ -17,13 +16,14 @@ from kernel_muster.models.policy.attention import QKV_TILE, QkvArm, qkv_arm
 from kernel_muster.models.policy.gemv import gemv_tier, row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.values import frozen
 
 _GATED, _NVFP4 = "attention is gated", "attention weights are NVFP4, stored or requantised"
 _TILE, _WIDE, _GATE = "qkv.tile", "qkv.wide", "output.gate"
 _Run = Callable[[Linear, Any, Any], None]
 
 
-@dataclass(frozen=True)
+@frozen
 class QkvRows:
     """Rows ``[Q | gate | K | V]`` of the projections, BF16, and views of their parts; gate is None if ungated."""
 

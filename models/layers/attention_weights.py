@@ -1,7 +1,6 @@
 """The four projections of attention, from whatever weights were found: NVFP4, BF16, or BF16 requantised."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kernel_muster.models.dims import AttentionDims
@@ -12,6 +11,7 @@ from kernel_muster.models.layers.requantise import requantise
 from kernel_muster.models.weights import fuse_rows
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.values import frozen
 
 
 def _shapes(hidden: int, dims: AttentionDims) -> dict[str, tuple[int, int]]:
@@ -23,7 +23,7 @@ def _shapes(hidden: int, dims: AttentionDims) -> dict[str, tuple[int, int]]:
     }
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionLinears:
     """Q (with the gate's rows, per head), K, V and output projections; ``fused`` holds Q, K and V for tile GEMMs."""
 

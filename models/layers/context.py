@@ -1,6 +1,6 @@
 """What a layer is built with, and the arrays it makes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerContext:
     """Labelled lookups, the weight planner, scratch, and the most rows of one pass."""
 

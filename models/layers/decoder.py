@@ -4,7 +4,6 @@ The residual, BF16 ``(M, H)``, is added to in place, rounded to BF16 each time; 
 ``pending``: the next norm adds it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.norm import RmsNorm
 from kernel_muster.models.state import KvCache, Recurrent
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class DecoderLayer:
     """One layer: a mixer (attention or gated delta net) and an FFN."""
 

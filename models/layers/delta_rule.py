@@ -3,7 +3,6 @@
 Every form advances a state by the same step, row by row: a state does not depend on how rows were cut into launches.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ from kernel_muster.models.dims import GdnDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.policy.gdn import FUSED_VERIFY_ROWS, GdnArm, decode_arm, verify_arm
 from kernel_muster.models.state import Recurrent
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class GdnInputs:
     """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``."""
 

@@ -5,7 +5,6 @@ in one paged cache, which rotary positions make independent of their order. Sour
 are Qwen3's.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ from kernel_muster.models.layers.dense_ffn import DenseFfn
 from kernel_muster.models.layers.projection import projection
 from kernel_muster.models.state import KvCache
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class DrafterLayer:
     """Attention over context and block, and a dense FFN; BF16 rows ``(M, H)``."""
 

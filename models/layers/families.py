@@ -1,12 +1,12 @@
 """Lookups that several layers make alike. The dispatch site is the layer's line that calls one of these."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kernel_muster.models.policy.tile import TileName
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.lookups import Lookups
 from kernel_muster.registry.sites import track_caller
+from kernel_muster.registry.values import frozen
 
 _TILE = "w4a16"
 _VARIANT = "MUSTER_W4A16_VARIANT"
@@ -16,7 +16,7 @@ Tiers = Mapping[int, AnyHandle]  # the most rows of a GEMV kernel -> kernel
 Tiles = Mapping[TileName, AnyHandle]
 
 
-@dataclass(frozen=True)
+@frozen
 class Bf16Kernels:
     """Kernels of an unquantised projection: one row, up to 16 rows, any number (None: the site has no GEMM)."""
 

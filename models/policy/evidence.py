@@ -1,14 +1,16 @@
 """Where a threshold comes from: a number is a fact with a device, never a guess that travels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from kernel_muster.registry.values import frozen
 
 #: The part that all inherited figures come from: 48 SMs, 229.6 GB/s measured, 24 MB L2.
 GB10 = "sm_121a"
 _DEVICES = {GB10: "GB10 (sm_121a, 48 SMs)"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Evidence:
     """Measurements behind a decision: on which architecture, what was compared, the figures, what nobody measured."""
 
@@ -29,7 +31,7 @@ class Evidence:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Threshold:
     """A number that divides two arms. ``measured`` holds the edge of each further architecture that was measured."""
 

@@ -1,13 +1,13 @@
 """Which variant of the W4A16 tile GEMM serves a shape. All variants but the base are bit-identical to one another."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.values import frozen
 
 # ``base`` reads untransposed weights and is the slow arm; each other name is one slot, whichever twin serves it.
 TileName = Literal["base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3"]
@@ -56,7 +56,7 @@ P3_EVIDENCE = Evidence(
 V2_EVIDENCE = Evidence(GB10, "v2 is 0.78-0.82x of v1 on the FFN shapes of the 27B (v1: 58-74 TFLOP/s)")
 
 
-@dataclass(frozen=True)
+@frozen
 class GemmShape:
     """M rows, N output features, K input features."""
 

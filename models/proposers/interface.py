@@ -1,13 +1,13 @@
 """What a decode loop knows of a proposer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kernel_muster.models.state import SequenceState
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Committed:
     """Rows that are part of their sequences now, in order, M of them in all.
 
