@@ -149,7 +149,7 @@ class BootSession:
     def late_findings(self) -> tuple[Finding, ...]:
         """Return what has happened since the seal."""
         evidence = self._evidence()
-        rules = (late.late_misses, late.late_hits, late.late_registrations)
+        rules = (late.late_misses, late.late_registrations, late.late_compiles, late.late_hits)
         return tuple(finding for rule in rules for finding in rule(evidence))
 
     def register(self, name: str, plugin: object) -> None:

@@ -28,11 +28,11 @@ RULES: tuple[Rule, ...] = (
     levers.preferred_unused,
     builds.failed_builds,
     builds.failed_proofs,
-    builds.late_compiles,
     coverage.vacuous,
     coverage.set_hash,
     coverage.unchecked_stage,
     late.late_misses,
     late.late_hits,
+    late.late_compiles,
     late.late_registrations,
 )

@@ -1,4 +1,4 @@
-"""Rules about what was built, loaded and proven."""
+"""Rules about what was built, loaded and proven before the seal."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,15 +34,3 @@ def failed_builds(evidence: Evidence) -> list[Finding]:
 def failed_proofs(evidence: Evidence) -> Iterator[Finding]:
     """Report what proofs found."""
     yield from evidence.proof_findings
-
-
-def late_compiles(evidence: Evidence) -> Iterator[Finding]:
-    """Report kernels that were built after the seal, because nothing had asked for them before."""
-    for row in evidence.late_rows:
-        for key in evidence.evaluated(row):
-            chosen = evidence.decide(key).chosen
-            is_compiled = chosen is not None and chosen.spec.backend.name != "python"
-            if is_compiled and key not in evidence.asked_keys:
-                why = "it was compiled and loaded after the seal, while requests were being served"
-                remedies = ("look the kernel up while the model is built",)
-                yield Finding("LATE_COMPILE", str(key), why, tuple(row.sites), remedies, tuple(row.layers))

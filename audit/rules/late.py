@@ -3,6 +3,8 @@
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.records import LookupRow
 
 _LOOK_UP_EARLY = "look the kernel up while the model is built, and keep the handle"
 
@@ -13,7 +15,7 @@ def _late(evidence: Evidence, code: str, *, hit: bool) -> list[Finding]:
         decisions = [evidence.decide(key) for key in evidence.evaluated(row)]
         resolved = decisions[-1].chosen is not None
         excused = all(evidence.excuse(key) is not None for key in row.members)
-        if resolved is not hit or (not resolved and excused):
+        if resolved is not hit or (not resolved and excused) or _compiled(evidence, row) is not None:
             continue
         why = f"asked for {row.count} times after the seal" + ("" if hit else f": {decisions[0].reason}")
         where = tuple(row.sites)
@@ -29,6 +31,25 @@ def late_misses(evidence: Evidence) -> list[Finding]:
 def late_hits(evidence: Evidence) -> list[Finding]:
     """Report lookups that were answered after the seal, where no audit saw them."""
     return _late(evidence, "LATE_HIT", hit=True)
+
+
+def late_compiles(evidence: Evidence) -> list[Finding]:
+    """Report kernels that were built after the seal, because nothing had asked for them before."""
+    why = "nothing had asked for it before the seal, so that it was compiled while requests were being served"
+    return merge(
+        Finding("LATE_COMPILE", str(key), why, tuple(row.sites), (_LOOK_UP_EARLY,), tuple(row.layers))
+        for row in evidence.late_rows
+        if (key := _compiled(evidence, row)) is not None
+    )
+
+
+def _compiled(evidence: Evidence, row: LookupRow) -> KernelKey | None:
+    """Return the kernel that had to be built for a late row; a trace that names no backend says nothing about it."""
+    *_, key = evidence.evaluated(row)
+    chosen = evidence.decide(key).chosen
+    if chosen is None or evidence.asked.stage == "registered" or key in evidence.asked_keys:
+        return None
+    return key if evidence.target.arch is not None and chosen.spec.backend.name not in ("", "python") else None
 
 
 def late_registrations(evidence: Evidence) -> list[Finding]:

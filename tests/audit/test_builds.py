@@ -1,0 +1,301 @@
+"""Builds in a boot: sources that are really broken, compiled by the real compiler for an architecture without a GPU."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import kernel_muster as km
+import pytest
+from kernel_muster.registry.backends import EntryPoint
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel
+
+PARAMETERS = ("ptr", "i32", "ptr")
+GOOD = """\
+extern "C" __global__ void __launch_bounds__(128) double_rows(const float* x, int n, float* out) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] * 2;
+}
+"""
+COMPILED_OUT = GOOD.replace("  if (i", "#if __CUDA_ARCH__ >= 1000\n  if (i").replace("* 2;\n", "* 2;\n#endif\n")
+TILE = "  __shared__ float tile[60000];\n  tile[threadIdx.x] = n;\n  __syncthreads();\n  if"
+TOO_MUCH_SHARED = GOOD.replace("  if", TILE).replace("* 2", "* tile[127 - threadIdx.x]")
+_SERIAL = count()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache") / "cubins")
+
+
+@pytest.fixture
+def make_kernel(tmp_path):
+    """Write a source and return the backend that compiles it."""
+
+    def make(text=GOOD, entry="double_rows", parameters=PARAMETERS, **more):
+        source = tmp_path / f"kernel{next(_SERIAL)}.cu"
+        source.write_text(text)
+        return CudaKernel(source, (EntryPoint(entry, parameters, **more),), lambda bound, entries: None)
+
+    return make
+
+
+@pytest.fixture
+def compile_for(world, cache):
+    """Boot for an architecture with one kernel a key, and ask for all of them."""
+
+    def compile_for(kernels, target="sm_90a", stage="compiled", build=None, **options):
+        specs = [world.spec(key, archs=("sm_80+",), backend=backend) for key, backend in kernels.items()]
+        plugin = world.plugin("acme_plugin", kernels=specs)
+        levers = {"MUSTER_CACHE_DIR": cache, **options.pop("levers", {})}
+        return world.run(
+            build or world.ask(*kernels), {"acme": plugin}, target=target, stage=stage, levers=levers, **options
+        )
+
+    return compile_for
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_121a"])
+def test_good_source_compiles_for_a_target_without_a_device(compile_for, make_kernel, target):
+    outcome = compile_for({"acme::a": make_kernel()}, target)
+    assert (outcome.codes, outcome.report.stage_reached) == ([], "compiled")
+    assert [(row.backend, row.stage) for row in outcome.report.kernels] == [("cuda_cpp", "compiled")]
+
+
+BROKEN = {
+    "COMPILE_FAILED": (GOOD.replace("x[i]", "y[i]"), {}, r'identifier "y" is undefined', r"error: identifier"),
+    "HEADERS_MISSING": (
+        '#include "lucky.cuh"\n' + GOOD,
+        {},
+        r"lucky\.cuh was not found",
+        r"cannot open source|could not open source",
+    ),
+    "NO_DEVICE_CODE": (COMPILED_OUT, {}, r"double_rows has an empty body for sm_90a", ""),
+    "OVER_LIMIT": (TOO_MUCH_SHARED, {}, "uses too much shared data", ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "more", "said", "logged"),
+    [
+        *((code, *row) for code, row in BROKEN.items()),
+        ("HEADERS_MISSING", "#include <vector>\n" + GOOD, {}, "NVRTC has no host headers", "catastrophic error"),
+        ("NO_DEVICE_CODE", GOOD, {"entry": "triple"}, "triple: no kernel of this name is compiled", "triple"),
+        ("NO_DEVICE_CODE", GOOD, {"parameters": ("ptr", "i64", "ptr")}, "declared as i64, the kernel takes i32", ""),
+        ("OVER_LIMIT", GOOD, {"dynamic_shared_bytes": 250_000}, "250000 bytes of shared memory", ""),
+        ("OVER_LIMIT", GOOD, {"threads": 256}, "its __launch_bounds__ allow 128", ""),
+    ],
+)  # fmt: skip
+def test_broken_source_trips_exactly_its_code(compile_for, make_kernel, code, text, more, said, logged):
+    outcome = compile_for({"acme::a": make_kernel(text, **more)})
+    assert outcome.codes == [code]
+    finding = outcome.finding(code)
+    assert (finding.subject, finding.severity, isinstance(outcome.error, km.BootRefused)) == ("acme::a", "refuse", True)
+    assert re.search(said, finding.why), finding.why
+    assert re.search(logged, finding.log), finding.log
+    assert outcome.report.kernels[0].stage == "registered"
+
+
+def test_log_of_a_failed_compilation_names_the_file_and_line(compile_for, make_kernel):
+    kernel = make_kernel(BROKEN["COMPILE_FAILED"][0])
+    assert f"{kernel.source}(3): error:" in compile_for({"acme::a": kernel}).finding("COMPILE_FAILED").log
+
+
+def test_body_compiled_out_for_one_architecture_compiles_for_another(compile_for, make_kernel):
+    kernel = make_kernel(COMPILED_OUT)
+    assert compile_for({"acme::a": kernel}, "sm_100a").codes == []
+    assert compile_for({"acme::a": kernel}, "sm_80").codes == ["NO_DEVICE_CODE"]
+
+
+def test_one_failing_source_behind_many_keys_is_one_finding(compile_for, make_kernel):
+    broken = make_kernel(BROKEN["COMPILE_FAILED"][0])
+    keys = [f"acme::a{n}" for n in range(9)]
+    outcome = compile_for({**dict.fromkeys(keys, broken), "acme::good": make_kernel()})
+    assert outcome.codes == ["COMPILE_FAILED"]
+    finding = outcome.finding("COMPILE_FAILED")
+    assert finding.explains == tuple(f"{key} has no code" for key in keys)
+    assert {row.key: row.stage for row in outcome.report.kernels}["acme::good"] == "compiled"
+
+
+def test_two_failing_sources_are_two_findings(compile_for, make_kernel):
+    sources = {"acme::a": make_kernel(BROKEN["COMPILE_FAILED"][0]), "acme::b": make_kernel(BROKEN["OVER_LIMIT"][0])}
+    assert compile_for(sources).codes == ["COMPILE_FAILED", "OVER_LIMIT"]
+
+
+def test_failed_build_does_not_advance_a_chain(compile_for, make_kernel):
+    def build(boot):
+        handle = boot.kernels.first_of(("acme", "a"), ("acme", "b"))
+        assert str(handle.key) == "acme::a"
+
+    sources = {"acme::a": make_kernel(BROKEN["COMPILE_FAILED"][0]), "acme::b": make_kernel()}
+    outcome = compile_for(sources, build=build)
+    assert outcome.codes == ["COMPILE_FAILED"]
+    assert outcome.report.kernels[0].served_by == "acme::a"
+
+
+def test_broken_source_is_no_finding_where_nothing_is_compiled(compile_for, make_kernel):
+    assert compile_for({"acme::a": make_kernel(BROKEN["COMPILE_FAILED"][0])}, stage="registered").codes == []
+
+
+@pytest.mark.parametrize("stage", ["loaded", "proven"])
+def test_stage_that_needs_a_device_is_unchecked_without_one(compile_for, make_kernel, stage):
+    outcome = compile_for({"acme::a": make_kernel()}, stage=stage)
+    assert outcome.codes == ["UNCHECKED"]
+    finding = outcome.finding("UNCHECKED")
+    assert (finding.subject, finding.severity) == (stage, "warn")
+    assert f"stage {stage} was asked for, but the kernels reached compiled on sm_90a" in finding.why
+    assert outcome.error is None
+    qualified = compile_for({"acme::a": make_kernel()}, stage=stage, profile="qualify")
+    assert isinstance(qualified.error, km.BootRefused)
+
+
+def test_kernel_of_a_target_without_a_device_cannot_be_called(compile_for, make_kernel):
+    import numpy as np
+
+    def build(boot):
+        with pytest.raises(km.MusterError, match="no device to launch on"):
+            boot.kernels.kernel("acme", "a")(x=np.ones(3, np.float32), out=np.ones(3, np.float32))
+
+    compile_for({"acme::a": make_kernel()}, build=build)
+
+
+# after the seal
+
+
+def ask_a(boot):
+    boot.kernels.kernel("acme", "a")
+
+
+def test_kernel_first_asked_for_after_the_seal_is_a_late_compile(compile_for, make_kernel):
+    outcome = compile_for({"acme::a": make_kernel(), "acme::b": make_kernel()}, build=ask_a)
+    assert outcome.codes == []
+    for _ in range(3):
+        outcome.session.kernels.for_layer("layers.0").kernel("acme", "a")
+        outcome.session.kernels.for_layer("layers.0").kernel("acme", "b")
+    outcome.judged_late()
+    assert outcome.codes == ["LATE_COMPILE", "LATE_HIT"]
+    finding = outcome.finding("LATE_COMPILE")
+    assert (finding.subject, finding.severity, finding.layers) == ("acme::b", "warn", ("layers.0",))
+    assert "test_builds.py" in finding.where[0]
+    assert outcome.finding("LATE_HIT").subject == "acme::a"
+
+
+def test_late_lookup_where_nothing_is_compiled_is_a_late_hit(compile_for, make_kernel):
+    kernels = {"acme::a": make_kernel(), "acme::b": make_kernel()}
+    outcome = compile_for(kernels, stage="registered", build=ask_a)
+    outcome.session.kernels.kernel("acme", "b")
+    assert outcome.judged_late(stage="registered").codes == ["LATE_HIT"]
+
+
+# replay
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_replay_knows_registrations_and_claims_nothing_of_builds(compile_for, make_kernel, code):
+    outcome = compile_for({"acme::a": make_kernel(BROKEN[code][0])})
+    assert outcome.codes == [code]
+    assert [f.code for f in outcome.replay().findings] == []
+    replayed = outcome.replay(stage="compiled")
+    assert [f.code for f in replayed.findings] == ["UNCHECKED"]
+    assert replayed.set_hash == outcome.report.set_hash
+    assert [(row.key, row.backend) for row in replayed.kernels] == [("acme::a", "cuda_cpp")]
+
+
+# the toolchain
+
+CHILD = """
+import site, sys
+site.addsitedir(sys.argv[1])
+import json
+from pathlib import Path
+import kernel_muster as km
+from kernel_muster.registry.backends import EntryPoint
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel
+source, manifest, cache, stage = sys.argv[2:]
+session = km.boot(manifest=manifest, target="sm_90a", stage=stage or None, levers={"MUSTER_CACHE_DIR": cache})
+try:
+    with session as boot:
+        boot.kernels.kernel("w4a16_gemv", "w4a16_gemv")
+        boot.kernels.kernel("gemv", "dense_gemv_bf16")
+except km.BootRefused:
+    pass
+print(json.dumps([[f.code, f.subject, f.why, f.remedies, f.explains] for f in session.report.findings]))
+"""
+
+
+@pytest.fixture
+def without_packages(tmp_path, world):
+    """Return the findings of a boot in a process that sees no package whose name begins like this."""
+
+    def boot(*prefixes, stage="compiled"):
+        folder = tmp_path / f"site{next(_SERIAL)}"
+        folder.mkdir()
+        for site in {Path(entry) for entry in sys.path if Path(entry).name == "site-packages"}:
+            for path in site.iterdir():
+                if not path.name.startswith(prefixes) and not (folder / path.name).exists():
+                    (folder / path.name).symlink_to(path)
+        arguments = (folder, "", world.manifest(), tmp_path / "cubins", stage)
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", CHILD, *map(str, arguments)],
+            env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, folder.glob("nvidia/*/lib")))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return boot
+
+
+def test_machine_without_a_compiler_says_so_once_for_all_kernels(without_packages):
+    ((code, subject, why, remedies, explains),) = without_packages("nvidia", "cuda")
+    assert (code, subject) == ("TOOLCHAIN_MISSING", "toolchain")
+    assert "no NVRTC wheel is installed" in why
+    assert remedies[0] == "install kernel-muster[cuda13]"
+    assert explains == ["gemv::dense_gemv_bf16 has no code", "w4a16_gemv::w4a16_gemv has no code"]
+
+
+def test_machine_without_a_compiler_compiles_nothing_unless_asked(without_packages):
+    assert without_packages("nvidia", "cuda", stage="") == []
+
+
+def test_machine_without_the_bindings_says_so(without_packages):
+    ((code, subject, why, *_),) = without_packages("cuda")
+    assert (code, subject) == ("TOOLCHAIN_MISSING", "toolchain")
+    assert "cuda.bindings cannot use NVRTC" in why
+
+
+def test_machine_without_the_header_wheels_names_the_wheel(without_packages):
+    found = without_packages("nvidia_cuda_cccl", "nvidia_cuda_runtime", "nvidia_cuda_crt")
+    assert {code for code, *_ in found} == {"HEADERS_MISSING"}, found
+    assert "comes with the wheel nvidia-cuda-" in found[0][2]
+
+
+class OlderCompiler(SimpleNamespace):
+    """The real compiler, which says that it knows two architectures only."""
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def nvrtcGetSupportedArchs(self):  # noqa: N802  (a function of the bindings)
+        status, _ = self.real.nvrtcGetSupportedArchs()
+        return status, [80, 90]
+
+
+def test_older_compiler_says_so_once_for_all_kernels(compile_for, make_kernel, monkeypatch, tmp_path):
+    real = importlib.import_module("cuda.bindings.nvrtc")
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", OlderCompiler(real=real))
+    kernels = {"acme::a": make_kernel(), "acme::b": make_kernel(GOOD.replace("double", "twice"), entry="twice_rows")}
+    outcome = compile_for(kernels, "sm_100a", levers={"MUSTER_CACHE_DIR": str(tmp_path / "new")})
+    assert outcome.codes == ["TOOLCHAIN_TOO_OLD"]
+    finding = outcome.finding("TOOLCHAIN_TOO_OLD")
+    assert finding.subject == "toolchain"
+    assert "does not compile for sm_100a; it knows sm_80, sm_90" in finding.why
+    assert len(finding.explains) == 2
+    assert compile_for(kernels, "sm_90a", levers={"MUSTER_CACHE_DIR": str(tmp_path / "new")}).codes == []
