@@ -6,12 +6,12 @@
 import json
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernel_muster.MODEL_toml.wording import shown, type_name
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
 
 CONFIG_NAME = "config.json"
 MOST_BYTES = 4 * 1024 * 1024
@@ -21,7 +21,7 @@ _INTERLEAVED_TYPE = {"qwen3_5_moe": "qwen3_6_moe", "qwen3_5_moe_text": "qwen3_6_
 _ROPE_TABLES = ("rope_parameters", "rope_scaling")
 
 
-@dataclass(frozen=True)
+@frozen
 class ConfigFacts:
     """The model types that a config claims, and its hidden size. ``steps`` says how they were read."""
 

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from kernel_muster.MODEL_toml.schema import EXTENSION_PATTERN, LONG_FORM, SHORT_FORM, Document
 from kernel_muster.MODEL_toml.wording import PathPart, dotted, shown, type_name
 from kernel_muster.registry.keys import did_you_mean, near
+from kernel_muster.registry.values import frozen
 from pydantic import BaseModel, ValidationError
 
 Path = tuple[PathPart, ...]
@@ -25,7 +25,7 @@ _EXPECTED = {
 _BOUNDS = {"greater_than": "more than {gt}", "greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Problem:
     """One thing that is wrong, where, and what to do about it."""
 

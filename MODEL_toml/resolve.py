@@ -12,12 +12,13 @@ from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import near
 from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.values import frozen
 
 MANIFEST_NAME = "MODEL.toml"
 _LONGEST_NAME = 300
 
 
-@dataclass(frozen=True)
+@frozen
 class Resolution:
     """Either a manifest or the finding that says why there is none, and the steps that led there.
 

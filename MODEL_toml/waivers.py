@@ -1,18 +1,18 @@
 """Waivers and expectations: keys with a reason, and where and until when they apply. Pure functions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from kernel_muster.MODEL_toml.wording import PathPart, dotted
 from kernel_muster.registry.arch import CPU, Arch
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.values import frozen
 
 EXPIRING_DAYS = 30
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Expectation:
     """One ``expected_present`` entry. An empty scope means everywhere; ``where`` is ``file:line``."""
 
@@ -45,7 +45,7 @@ class Expectation:
         return all(lever_holds(entry, levers) for entry in self.levers)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Waiver(Expectation):
     """One ``expected_absent`` entry. ``until`` is the last day, in UTC, on which it counts."""
 

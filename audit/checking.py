@@ -1,7 +1,7 @@
 """What a live boot does beyond asking: wait for builds and loads, and run the proofs that a stage asks for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.proofs import CaseResult, device_memory, host_memory, prove
@@ -10,9 +10,10 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.lookups import LookupSession
 from kernel_muster.registry.running import BuildState, Progress
 from kernel_muster.registry.specs import STAGES, Stage
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Checked:
     """How far each kernel that serves has come, and what proofs said."""
 

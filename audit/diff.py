@@ -4,11 +4,12 @@ Left out are the date, paths and dispatch sites. Everything that says which kern
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernel_muster.audit.render_plain import ascii_only, fold_layers, plural
 from kernel_muster.audit.render_sections import value_text
 from kernel_muster.audit.report import Report
+from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/diff"
 VERSION = "1.0"
@@ -17,7 +18,7 @@ Fields = Mapping[str, str]
 Rows = Mapping[str, Fields]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Change:
     """One row of one part: ``before`` is empty where it was added, ``after`` where it was removed."""
 
@@ -27,7 +28,7 @@ class Change:
     after: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Part:
     """What differs in one part of the reports."""
 
@@ -35,7 +36,7 @@ class Part:
     changes: tuple[Change, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Difference:
     """Everything that differs between two reports."""
 

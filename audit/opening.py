@@ -1,7 +1,7 @@
 """Opening a boot: plugins, target, manifest and levers, in that order, with everything wrong collected."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from kernel_muster.audit.render_text import render_text
@@ -17,9 +17,10 @@ from kernel_muster.registry.errors import BootRefused
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Levers, Origin, read_levers
 from kernel_muster.registry.target import Target, resolve_target
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Wanted:
     """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model."""
 
@@ -37,7 +38,7 @@ class Wanted:
     only_these_folders: bool = False  # leave the manifests of plugins out, the shipped ones too
 
 
-@dataclass(frozen=True)
+@frozen
 class Opening:
     """An opened boot; without manifest or target, or with a bad lever, it is refused at once."""
 

@@ -3,17 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from kernel_muster.audit.render_plain import fold_layers, plural, size_text
 from kernel_muster.audit.report import FindingRow, KernelRow, LeverRow, Report
+from kernel_muster.registry.values import frozen
 
 #: What is cut in a finding unless all of it is asked for; the JSON report always has everything.
 MOST_LINES = 20
 _ARCH = re.compile(r"\bsm_\d+[af]?\b")
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """One finding: its number, code and subject, and labelled lines."""
 
@@ -23,7 +23,7 @@ class Entry:
     fields: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """Rows under a header."""
 
@@ -31,7 +31,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Section:
     """A titled part of the report; ``tone`` is the severity that colours it."""
 

@@ -1,7 +1,7 @@
 """Replay: judge a trace, of any engine, by the same rules as a live boot."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from kernel_muster.registry.levers import CORE_LEVERS, Lever, Origin, read_lever
 from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry
 from kernel_muster.registry.specs import KernelSpec, Provider, Registered
 from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class TracedKernel:
     """The backend of a kernel that is known from a trace alone: it cannot run."""
 

@@ -1,7 +1,9 @@
 """The report of one audit: plain data, from which text, JSON and Markdown are rendered."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/report"
 VERSION = "1.0"
@@ -9,7 +11,7 @@ VERSION = "1.0"
 Outcome = Literal["found", "fallback", "waived", "absent"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FindingRow:
     """One finding with its severity in this boot."""
 
@@ -26,7 +28,7 @@ class FindingRow:
     log: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelRow:
     """One question that a layer asked, and who serves it."""
 
@@ -48,7 +50,7 @@ class KernelRow:
     layers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class WaiverRow:
     """One waiver that excused something."""
 
@@ -58,7 +60,7 @@ class WaiverRow:
     until: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LeverRow:
     """One lever as this boot read it."""
 
@@ -70,7 +72,7 @@ class LeverRow:
     diagnostic: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PluginReportRow:
     """One plugin as this boot saw it."""
 
@@ -83,7 +85,7 @@ class PluginReportRow:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LayoutRow:
     """One copy of a weight."""
 
@@ -94,7 +96,7 @@ class LayoutRow:
     readers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Counts:
     """How many of what."""
 
@@ -107,7 +109,7 @@ class Counts:
     waived: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Report:
     """Everything one audit has to say."""
 

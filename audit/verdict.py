@@ -1,16 +1,16 @@
 """The verdict: all rules over one body of evidence, consequences linked to their causes, sorted."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Judged:
     """A finding with what it does to this boot."""
 
@@ -24,7 +24,7 @@ class Judged:
         return self.severity is Severity.REFUSE and not self.is_allowed
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """All findings of a boot, those that refuse first."""
 

@@ -5,8 +5,9 @@ tuples of integers and a suffix is never stripped: ``sm_90a`` code runs on capab
 """
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from kernel_muster.registry.values import frozen
 
 CPU = "cpu"
 
@@ -22,7 +23,7 @@ _SUFFIX_RANK = {"": 0, "f": 1, "a": 2}
 CodeKind = Literal["source", "cubin", "ptx", "host"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Arch:
     """The architecture of a device, as the compiler names it: ``sm_121a``."""
 
@@ -56,7 +57,7 @@ def _check_known(text: str, capability: tuple[int, int], suffix: str) -> None:
         raise ValueError(f"{text!r}: suffix {suffix!r} begins at capability {_FIRST_WITH[suffix]}")
 
 
-@dataclass(frozen=True)
+@frozen
 class CodeArch:
     """One entry of a spec's ``archs``: what its code needs in order to run."""
 

@@ -4,12 +4,12 @@ NumPy arrays are host memory. CuPy arrays, torch tensors, and whatever speaks ``
 device memory. BF16 is recognised by its own dtype only: what a library hides behind a void type is refused.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.values import frozen
 
 HOST = -1
 # torch spells its dtypes; these are the ones that contracts use.
@@ -27,7 +27,7 @@ _TORCH_DTYPES = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class ArrayView:
     """What a contract and a launch need to know of an array. ``strides`` are bytes; ``device`` is HOST or an ordinal.
 

@@ -1,15 +1,15 @@
 """What the registry knows of a model builder: which model types it serves and how mature it is."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.values import frozen
 
 Maturity = Literal["reference", "partial", "production"]
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelBuilder:
     """Builds the layers of some model types.
 

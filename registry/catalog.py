@@ -1,7 +1,7 @@
 """The catalog: everything that plugins registered, frozen, with what went wrong on the way."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,13 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.specs import Registered
+from kernel_muster.registry.values import frozen
 
 HOST_DISTRIBUTION = "kernel-muster"
 PluginStatus = Literal["loaded", "failed", "blocked", "mismatched"]
 
 
-@dataclass(frozen=True)
+@frozen
 class PluginRow:
     """One plugin as ``muster plugins`` shows it."""
 
@@ -56,7 +57,7 @@ def sort_registered(kernels: Iterable[Registered]) -> tuple[Registered, ...]:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Catalog:
     """What a boot can choose from. Nothing is added after discovery."""
 

@@ -1,19 +1,20 @@
 """Contracts: what several kernels promise alike."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, evaluate_dim
+from kernel_muster.registry.values import frozen
 
 Arguments = dict[str, Any]
 Run = Callable[[Arguments], Mapping[str, Any]]  # one launch: arguments to outputs by name
 ByRows = Callable[[Run, Arguments, Mapping[str, int]], Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Tolerance:
     """How far a result may lie from the reference: ``|y - ref| <= absolute + relative * |ref|``.
 
@@ -25,7 +26,7 @@ class Tolerance:
     derivation: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """One set of dimensions a kernel is proven on, and what it is there for.
 
@@ -38,7 +39,7 @@ class Case:
     tolerance: Tolerance | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Contract:
     """A typed signature with its reference, cases, tolerance and scratch size.
 

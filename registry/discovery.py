@@ -5,7 +5,7 @@ nothing depends on the order of plugins, of entry points, or of ``sys.path``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernel_muster.registry.catalog import Catalog, PluginRow, PluginStatus
@@ -18,9 +18,10 @@ from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.loading import Loaded, load_plugin
 from kernel_muster.registry.specs import Provider, Registered
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Draft:
     """A plugin with all it gave, before plugins are compared with each other."""
 

@@ -5,16 +5,17 @@ that compete, or one that is on the path twice, must be seen here.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP, ENTRY_POINT_PREFIX
+from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """One entry point with the distribution that has it."""
 
@@ -31,7 +32,7 @@ class Entry:
         return EntryPoint(self.name, self.value, self.group).load()
 
 
-@dataclass(frozen=True)
+@frozen
 class Scan:
     """All entries of our groups: one for each plugin, those that compete, and those of another host API."""
 

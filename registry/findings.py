@@ -1,9 +1,11 @@
 """What an audit can say: stable codes, their severity, and one finding."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Literal
+
+from kernel_muster.registry.values import frozen
 
 Profile = Literal["serve", "qualify"]
 PROFILES: tuple[Profile, ...] = ("serve", "qualify")
@@ -17,7 +19,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True)
+@frozen
 class Code:
     """One stable finding code; its page of manual is docs/findings/<NAME>.md."""
 
@@ -118,7 +120,7 @@ CODES = _codes()
 ABSENCE_CODES = frozenset({"MISSING", "FALLBACK_TAKEN", "WRONG_ARCH", "DISABLED", "SHADOWED"})
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """One thing that the audit has to say: what, where, why, and what to do about it.
 

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.values import frozen
 
 PREFIX = "MUSTER_"
 LeverKind = Literal["bool", "int", "enum", "text"]
@@ -19,7 +20,7 @@ _NAME = re.compile(r"MUSTER_[A-Z][A-Z0-9_]*\Z")
 _NOISE = re.compile(r"MUSTER_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT.*|PORT(?:_.*)?)\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lever:
     """One declared override.
 
@@ -97,7 +98,7 @@ class Lever:
         return (self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
 
 
-@dataclass(frozen=True)
+@frozen
 class Setting:
     """A lever's value in one boot, and where it came from."""
 

@@ -8,12 +8,12 @@ Microscaling Formats 1.0 for E2M1. Everything here is exact except :func:`quanti
 Leading axes (experts) pass through every function.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 
 GROUP = 16
@@ -26,7 +26,7 @@ TRANSPOSED = "nvfp4_transposed"
 U8 = NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
+@frozen
 class Nvfp4Weight:
     """A logical weight ``(..., N, K)`` in layout ``nvfp4_row_major`` or ``nvfp4_transposed``.
 

@@ -1,7 +1,7 @@
 """Runners: how a handle's checked arguments become a launch, on the host or on a device."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from kernel_muster.registry.backends.request import EntryResources
@@ -9,6 +9,7 @@ from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec, Stage, is_host_backend
+from kernel_muster.registry.values import frozen
 
 Progress = Callable[[int, int, str], None]
 
@@ -20,7 +21,7 @@ class Launch(Protocol):
         """Enqueue on a stream; None is CuPy's current one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class BuildState:
     """How far one spec has come in this boot, and what stopped it."""
 

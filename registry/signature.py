@@ -7,7 +7,6 @@ Shapes are symbolic. A plain name (``"N"``) is bound by the first argument that 
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ import numpy as np
 from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.dtypes import DTYPE_NAMES, numpy_dtype
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.values import frozen
 
 Role = Literal["in", "out", "inout"]
 Dim = str | int
@@ -63,7 +63,7 @@ def dim_symbols(dim: Dim) -> set[str]:
     return {node.id for node in ast.walk(_parse(dim)) if isinstance(node, ast.Name)}
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorParam:
     """An array argument: ``dtype`` is a name of ``registry.dtypes`` (or several: ``bf16|f32``), last axis contiguous.
 
@@ -77,7 +77,7 @@ class TensorParam:
     optional: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class WeightParam:
     """A logical weight ``(N, K)`` in one of the layouts that kernels prepare for themselves.
 
@@ -89,7 +89,7 @@ class WeightParam:
     shape: tuple[Dim, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class ScalarParam:
     """A Python number, converted to the declared type; an integer also binds the dimension of its name.
 
@@ -104,7 +104,7 @@ class ScalarParam:
 Param = TensorParam | WeightParam | ScalarParam
 
 
-@dataclass(frozen=True)
+@frozen
 class Bound:
     """Arguments that fit a signature, and the dimensions they bound."""
 
@@ -114,7 +114,7 @@ class Bound:
     is_empty: bool  # no output has an element: nothing to launch
 
 
-@dataclass(frozen=True)
+@frozen
 class Signature:
     """The parameters of a contract, in call order, with its further constraints.
 

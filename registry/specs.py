@@ -4,13 +4,14 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard
 
 from kernel_muster.registry.arch import CodeArch, parse_code_arch
 from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.values import frozen
 
 Tier = Literal["fast", "reference"]
 Stage = Literal["registered", "compiled", "loaded", "proven"]
@@ -46,7 +47,7 @@ def is_host_backend(backend: Backend) -> TypeGuard[HostBackend]:
     return hasattr(backend, "launch")
 
 
-@dataclass(frozen=True)
+@frozen
 class PythonKernel:
     """A kernel for ``cpu``: a function that takes the contract's parameters by name and writes the outputs."""
 
@@ -68,7 +69,7 @@ class PythonKernel:
         self.function(**arguments)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelSpec:
     """One plugin's offer of a key.
 
@@ -146,7 +147,7 @@ def _error(parse: Callable[[str], object], text: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@frozen
 class Provider:
     """Where a registration came from."""
 
@@ -158,7 +159,7 @@ class Provider:
         return f"{self.distribution} {self.version}" if self.version else self.distribution
 
 
-@dataclass(frozen=True)
+@frozen
 class Registered:
     """A spec with its provider."""
 

@@ -3,14 +3,14 @@
 import ctypes
 import importlib
 import re
-from dataclasses import dataclass
 
 from kernel_muster.registry.arch import CPU, Arch, canonical_arch, parse_arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """A GPU as its driver describes it."""
 
@@ -22,7 +22,7 @@ class Device:
     driver: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """What kernels are selected for. ``arch`` is None for ``cpu``; ``device`` is None for an architecture alone."""
 

@@ -4,13 +4,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from kernel_muster.registry.values import frozen
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
+@frozen
 class Outcome(Generic[_T]):
     """What a watched call did: its value, or the exception, or the stack where it still hangs."""
 

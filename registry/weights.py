@@ -1,14 +1,14 @@
 """Logical weights other than NVFP4, with the attributes a contract checks: layout, quant, shape."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 
 BF16_ROW_MAJOR = "bf16_row_major"
 
 
-@dataclass(frozen=True)
+@frozen
 class Bf16Weight:
     """A weight ``(..., N, K)`` of BF16 values, row-major."""
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import Levers, Origin, read_levers
 from kernel_muster.registry.target import Target, resolve_target
+from kernel_muster.registry.values import frozen
 
 VERSION = "1.0"
 
 
-@dataclass(frozen=True)
+@frozen
 class Listing:
     """What a command has to say. ``data`` goes into the JSON as it is; findings come last in the text."""
 

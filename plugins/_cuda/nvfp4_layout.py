@@ -11,12 +11,12 @@ holds each code's sign and magnitude where three of the four (h, p) need only a 
 Scales are E5M3, bias 21: every finite, non-negative E4M3 value exactly, subnormals included.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
+from kernel_muster.registry.values import frozen
 
 LAYOUT = "nvfp4_mma_16x256"
 TILE_N = 16
@@ -26,7 +26,7 @@ SUPERTILE_BYTES = TILE_N * TILE_K // 2 + TILE_N * TILE_K // GROUP
 _ROWS_A_STEP = 8192
 
 
-@dataclass(frozen=True)
+@frozen
 class MmaWeight:
     """A logical weight ``(N, K)`` in this layout. ``data`` is u8, on the host or on a device."""
 

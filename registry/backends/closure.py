@@ -9,15 +9,15 @@ some condition only belongs to the closure.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.values import frozen
 
 _INCLUDE = re.compile(rb'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 
 
-@dataclass(frozen=True)
+@frozen
 class SourceFile:
     """One file of a closure: the name that the compiler knows it by, where it lies, and the bytes to compile."""
 
@@ -26,7 +26,7 @@ class SourceFile:
     text: bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Closure:
     """The source and the headers of its own, sorted by name."""
 

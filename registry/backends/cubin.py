@@ -8,11 +8,12 @@ cannot be understood is an error, never a default.
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.backends.elf import FUNCTION, BadElf, Elf, Section, Symbol, notes
 from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.values import frozen
 
 _CUDA_MACHINE = 190
 _ENTRY_FLAG = 0x10
@@ -32,7 +33,7 @@ class BadCubin(ValueError):
     """The bytes are no cubin that can be understood; the message says what is wrong."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Cubin:
     """An inspected cubin. ``suffix`` is None where the file does not say (CUDA 12 before sm_100)."""
 

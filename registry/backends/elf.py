@@ -6,8 +6,9 @@ sections, and this is a hundred lines. Source: System V ABI, "Object Files". Eve
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+
+from kernel_muster.registry.values import frozen
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -23,7 +24,7 @@ class BadElf(ValueError):
     """The bytes are no ELF file, or a damaged one; the message says what is wrong."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Section:
     """One section; ``data`` is empty if it takes no room in the file."""
 
@@ -36,7 +37,7 @@ class Section:
     data: bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Symbol:
     """One entry of the symbol table; ``section`` is 0 if it is defined elsewhere."""
 

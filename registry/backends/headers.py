@@ -5,11 +5,11 @@ Only wheels are looked at, never ``/usr/local/cuda`` or a variable: what compile
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.values import frozen
 
 # CUDA 13 names first: where both are installed, the newer toolkit compiles. The 12 wheels keep crt/ in -nvcc-cu12.
 _COMPILER = {13: "nvidia-cuda-nvrtc", 12: "nvidia-cuda-nvrtc-cu12"}
@@ -34,7 +34,7 @@ _OWNERS = (  # what a missing header begins with, and which of the three wheels 
 _NO_HOST_HEADERS = frozenset({"stdint.h", "stdio.h", "stdlib.h", "math.h", "string.h", "assert.h", "float.h"})
 
 
-@dataclass(frozen=True)
+@frozen
 class Toolkit:
     """The wheels of one CUDA major version. ``identity`` is the compiler's part of a cache key."""
 

@@ -10,15 +10,15 @@ CUDA 13.5). A cluster of 16 blocks fails there with CUDA_ERROR_INVALID_CLUSTER_S
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.backends.request import BuildFailure, EntryPoint, EntryResources
+from kernel_muster.registry.values import frozen
 
 KIB = 1024
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The limits of one compute capability, in bytes, registers, threads and blocks."""
 

@@ -5,7 +5,7 @@ threads are all the parallelism that a build needs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +14,10 @@ from kernel_muster.registry.backends.closure import Closure
 from kernel_muster.registry.backends.compiler_log import clean, failure, too_old
 from kernel_muster.registry.backends.headers import EXTRAS, Toolkit
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class CompileInput:
     """Everything that determines the machine code, besides the toolkit. ``checks`` stand behind the source."""
 
@@ -31,7 +32,7 @@ class CompileInput:
         return self.closure.source.text + b"\n" + self.checks
 
 
-@dataclass(frozen=True)
+@frozen
 class Compiled:
     """A cubin with the compiler's log, in which files have the names of their closure."""
 

@@ -4,17 +4,17 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from types import TracebackType
 
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Built
+from kernel_muster.registry.values import frozen
 
 # A compilation takes some 100 MB; more at once than this gains little and could take a small machine down.
 _MOST_WORKERS = 16
 
 
-@dataclass(frozen=True)
+@frozen
 class Outcome:
     """How one build ended: exactly one of ``built`` and ``failure`` is there."""
 
@@ -24,7 +24,7 @@ class Outcome:
     failure: BuildFailure | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Progress:
     """One more build has ended."""
 

@@ -2,16 +2,17 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.findings import CODES, Finding
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class ParameterType:
     """A C type of a kernel parameter: its size, and the number that stands for it in the compile-time check."""
 
@@ -36,7 +37,7 @@ PARAMETER_TYPES = {
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass(frozen=True)
+@frozen
 class EntryPoint:
     """One ``extern "C" __global__`` function: its name, and its parameters as names of ``PARAMETER_TYPES``.
 
@@ -60,7 +61,7 @@ class EntryPoint:
             raise ValueError(f"{self.name}: dynamic_shared_bytes and threads must not be negative")
 
 
-@dataclass(frozen=True)
+@frozen
 class BuildRequest:
     """One source file to compile for one architecture.
 
@@ -83,7 +84,7 @@ class BuildRequest:
             raise ValueError(f"{self.name}: entry points named twice: {', '.join(doubled)}")
 
 
-@dataclass(frozen=True)
+@frozen
 class EntryResources:
     """What one entry point needs, read from the cubin.
 
@@ -103,7 +104,7 @@ class EntryResources:
     spill_load_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Built:
     """Machine code that was found to be what the request asked for. ``entries`` holds the requested entry points."""
 
