@@ -1,7 +1,7 @@
 """Evidence: everything the rules may look at. A live boot and a replayed trace both make one."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date
 from functools import cached_property
 from typing import TypeVar
@@ -18,11 +18,12 @@ from kernel_muster.registry.running import BuildState
 from kernel_muster.registry.selection import Decision, Selector
 from kernel_muster.registry.specs import Stage
 from kernel_muster.registry.target import Target
+from kernel_muster.registry.values import frozen
 
 _Entry = TypeVar("_Entry", bound=Expectation)
 
 
-@dataclass(frozen=True)
+@frozen
 class Asked:
     """What was asked of the audit itself."""
 
@@ -33,7 +34,7 @@ class Asked:
     allow_unresolved: frozenset[KernelKey] = frozenset()
 
 
-@dataclass(frozen=True)
+@frozen
 class Evidence:
     """One boot as the rules see it.
 
@@ -58,10 +59,14 @@ class Evidence:
     states: Mapping[KernelKey, BuildState] = field(default_factory=dict)  # of the kernels that serve
     proven: frozenset[KernelKey] = frozenset()
     proof_findings: tuple[Finding, ...] = ()
+    decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
 
     @cached_property
     def selector(self) -> Selector:
         """Decides keys for this target and these levers."""
+        known = self.decider
+        if known is not None and known.is_for(self.catalog, self.target, self.levers):
+            return known
         return Selector(self.catalog, self.target, self.levers)
 
     def decide(self, key: KernelKey) -> Decision:
@@ -78,9 +83,9 @@ class Evidence:
         """What was asked after the seal."""
         return fold(self.late_entries)
 
-    def evaluated(self, row: LookupRow) -> Iterator[KernelKey]:
-        """Yield the members of a row that were really tried: up to the first that resolves."""
-        for key in row.members:
+    def evaluated(self, question: LookupRow | LookupEntry) -> Iterator[KernelKey]:
+        """Yield the members of a question that were really tried: up to the first that resolves."""
+        for key in question.members:
             yield key
             if self.decide(key).chosen is not None:
                 return
@@ -88,7 +93,8 @@ class Evidence:
     @cached_property
     def asked_keys(self) -> frozenset[KernelKey]:
         """All keys that were really tried."""
-        return frozenset(key for row in self.rows for key in self.evaluated(row))
+        questions = {entry.members: entry for entry in self.entries}
+        return frozenset(key for question in questions.values() for key in self.evaluated(question))
 
     @cached_property
     def required_keys(self) -> frozenset[KernelKey]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, date, datetime
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar
@@ -28,6 +28,7 @@ from kernel_muster.registry.running import Progress
 from kernel_muster.registry.sites import site_name
 from kernel_muster.registry.specs import STAGES
 from kernel_muster.registry.target import Target
+from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain, watched
 
 _OBSERVER_TIMEOUT_S = 10.0
@@ -41,7 +42,7 @@ def abort_process(text: str) -> None:
     os.abort()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BootOptions:
     """How a boot is judged, and what happens after its seal."""
 
@@ -197,6 +198,7 @@ class BootSession:
             states=self._checked.states,
             proven=self._checked.proven,
             proof_findings=self._checked.findings,
+            decider=session.selector,
         )
 
     def _finish(self) -> None:

@@ -48,4 +48,7 @@ class LayoutPlan:
         return tuple(copy for copy in self.copies if copy.readers and not copy.is_built)
 
     def _copy(self, weight: str, layout: str) -> WeightCopy:
-        return self._copies.setdefault((weight, layout), WeightCopy(weight, layout))
+        copy = self._copies.get((weight, layout))
+        if copy is None:
+            copy = self._copies[weight, layout] = WeightCopy(weight, layout)
+        return copy

@@ -90,6 +90,8 @@ class LookupSession:
         self._records: dict[_Place, _Record] = {}
         self._marked: dict[int, tuple[bool, CodeType]] = {}
         self._sites: dict[tuple[int, int], str] = {}  # records hold their code, so that ids stay their own
+        self._handles: dict[KernelKey, Handle] = {}
+        self._boot: tuple[LookupEntry, ...] | None = None  # complete once sealed
         self._requests: list[FailedRequest] = []
         self._late_registrations: list[LateRegistration] = []
         self._log = logger()
@@ -112,11 +114,16 @@ class LookupSession:
     def entries(self, phase: Phase) -> tuple[LookupEntry, ...]:
         """Return what was asked in a phase, place by place."""
         with self.lock:
-            return tuple(
+            if phase == "boot" and self._boot is not None:
+                return self._boot
+            entries = tuple(
                 LookupEntry(r.members, r.kind, r.requested_by, r.phase, r.when, self._site(r), r.layer, r.count)
                 for r in self._records.values()
                 if r.phase == phase
             )
+            if phase == "boot" and self.sealed:
+                self._boot = entries
+            return entries
 
     def _site(self, record: _Record) -> str:
         """Return a record's site; many layers ask from one line, and naming it takes some microseconds."""
@@ -180,15 +187,22 @@ class LookupSession:
     def _answer(self, record: _Record) -> AnyHandle:
         """Return the handle of the first member that resolves."""
         for key in record.members:
-            decision = self.selector.decide(key)
-            self._log.debug("lookup.decided", key=str(key), found=decision.chosen is not None, reason=decision.reason)
-            if decision.chosen is not None:
-                spec, provider = decision.chosen.spec, decision.chosen.provider
-                self.runner.start(spec)
-                return Handle(key, spec, self.catalog.contracts[spec.contract], provider, self.runner)
+            handle = self._handles.get(key) or self._found(key)
+            if handle is not None:
+                return handle
         first = self.selector.decide(record.members[0])
         excuses = [self._excused(key) for key in record.members]
         return NullHandle(first.key, first.reason, record.site, "; ".join(excuses) if all(excuses) else "")
+
+    def _found(self, key: KernelKey) -> Handle | None:
+        """Decide a key; its kernel begins to be built when it is first asked for."""
+        decision = self.selector.decide(key)
+        self._log.debug("lookup.decided", key=str(key), found=decision.chosen is not None, reason=decision.reason)
+        handle = self.handle_of(key)
+        if handle is not None:
+            self._handles[key] = handle
+            self.runner.start(handle.spec)
+        return handle
 
     def handle_of(self, key: KernelKey) -> Handle | None:
         """Return the handle of a key without recording a question: for the audit's own use."""

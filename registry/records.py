@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.values import frozen
 
 LookupKind = Literal["optional", "required"]
 Phase = Literal["boot", "late"]
@@ -49,7 +50,7 @@ class LookupRow:
             self.layers[layer] = self.layers.get(layer, 0) + times
 
 
-@dataclass(frozen=True)
+@frozen
 class LateRegistration:
     """Somebody called ``register`` after the seal."""
 
@@ -57,7 +58,7 @@ class LateRegistration:
     site: str
 
 
-@dataclass(frozen=True)
+@frozen
 class FailedRequest:
     """A lever or option asked for something that the model cannot do."""
 
@@ -83,25 +84,29 @@ class LookupEntry(NamedTuple):
 def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
     """Fold entries into rows, one a question, sorted."""
     rows: dict[tuple[tuple[KernelKey, ...], str, str, str], LookupRow] = {}
+    places: dict[str, list[tuple[int, str]]] = {}  # of layers: many rows name the same ones
     for members, kind, requested_by, phase, when, site, layer, times in entries:
         question = (members, kind, requested_by or "", phase)
         row = rows.get(question)
         if row is None:
             row = rows[question] = LookupRow(members, kind, requested_by, phase, when)
-        row.when = min(filter(None, (row.when, when)), default="")
+        if when != row.when:
+            row.when = min(filter(None, (row.when, when)))
         row.add(site, layer, times)
+        if layer not in places:
+            places[layer] = _layer_order(layer)
     for row in rows.values():
         row.sites, row.layers = (
             dict(sorted(row.sites.items())),
-            dict(sorted(row.layers.items(), key=_layer_order)),
+            dict(sorted(row.layers.items(), key=lambda item: places[item[0]])),
         )
     return tuple(rows[question] for question in sorted(rows))
 
 
-def _layer_order(item: tuple[str, int]) -> list[tuple[int, str]]:
+def _layer_order(layer: str) -> list[tuple[int, str]]:
     """Order ``layers.2`` before ``layers.10``."""
     # Labels are anybody's text: no other digits than ours, and no number too long to read.
     return [
         (int(part), "") if part.isascii() and part.isdigit() and len(part) < 19 else (-1, part)
-        for part in item[0].split(".")
+        for part in layer.split(".")
     ]

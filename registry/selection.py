@@ -4,7 +4,6 @@ A decision is a value: every candidate is accepted, or rejected by one named rul
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from kernel_muster.registry.arch import CodeArch
@@ -13,9 +12,10 @@ from kernel_muster.registry.keys import KernelKey, did_you_mean, near, parse_key
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.specs import KernelSpec, Registered
 from kernel_muster.registry.target import Target
+from kernel_muster.registry.values import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """One registration under test: eligible, or rejected by ``rule`` because of ``reason``."""
 
@@ -29,7 +29,7 @@ class Candidate:
         return bool(self.rule)
 
 
-@dataclass(frozen=True)
+@frozen
 class Decision:
     """What selection says about one key. ``cause`` is a finding code where nothing was chosen."""
 
@@ -81,10 +81,14 @@ class Selector:
     """Decides each key once, for one target and one set of levers."""
 
     def __init__(self, catalog: Catalog, target: Target, levers: Levers) -> None:
-        self.catalog, self.target = catalog, target
+        self.catalog, self.target, self._levers = catalog, target, levers
         self._decisions: dict[KernelKey, Decision] = {}
         self.disabled = frozenset(parse_key_list(str(levers["MUSTER_DISABLE"] or ""))[0])
         self.prefer = parse_prefer(str(levers["MUSTER_PREFER"] or ""))[0]
+
+    def is_for(self, catalog: Catalog, target: Target, levers: Levers) -> bool:
+        """Whether its decisions hold for exactly these."""
+        return self.catalog is catalog and self.target is target and self._levers is levers
 
     def decide(self, key: KernelKey) -> Decision:
         """Return the decision about a key; the same object each time."""
