@@ -1,0 +1,169 @@
+"""Rules at their edges: what is no finding, what is another one, and what a finding says."""
+
+from datetime import date
+
+import kernel_muster as km
+import pytest
+
+WHY = "not ported to this chip yet"
+
+
+# registrations that nothing asks for
+
+
+def test_dead_registration_is_one_whose_plugin_nothing_asked_for(world):
+    base = world.plugin(kernels=[world.spec("base::add")], contracts=[])
+    plugins = {"acme": world.acme("acme::mul", "acme::softmax"), "base": base}
+    assert world.run(world.ask("acme::mul", "base::add"), plugins).codes == []
+    assert world.run(world.ask("base::add"), plugins).finding("DEAD_REGISTRATION").subject == "acme"
+
+
+def test_what_only_an_opt_in_lever_asks_for_is_not_dead(world):
+    turbo = world.plugin(kernels=[world.spec("turbo::mul", opt_in="MUSTER_PREFER")], contracts=[])
+    plugins = {"acme": world.acme("acme::mul"), "turbo": turbo}
+    assert world.run(world.ask("acme::mul"), plugins).codes == []
+
+
+def test_registration_that_looks_like_a_miss_is_dead_though_others_of_it_live(world):
+    outcome = world.run(world.ask("acme::mul", "acme::softmaxx"), {"acme": world.acme("acme::mul", "acme::softmax")})
+    assert outcome.codes == ["DEAD_REGISTRATION", "MISSING"]
+    assert "acme::softmax looks like acme::softmaxx, which missed" in outcome.finding("DEAD_REGISTRATION").why
+
+
+def test_key_asked_for_by_its_old_name_is_not_dead(world):
+    plugins = {"acme": world.acme("acme::mul", aliases=("acme::old",))}
+    assert world.run(world.ask("acme::old"), plugins).codes == ["KEY_RENAMED"]
+
+
+# MUSTER_DISABLE and MUSTER_PREFER
+
+
+def test_disable_of_a_key_that_nobody_has_is_not_honored(world):
+    levers = {"MUSTER_DISABLE": "acme::mull"}
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, levers=levers)
+    assert outcome.codes == ["REQUEST_NOT_HONORED"]
+    assert "did you mean acme::mul?" in outcome.finding("REQUEST_NOT_HONORED").why
+
+
+def test_disable_of_a_key_that_nothing_asks_for_is_no_finding(world):
+    plugins = {"acme": world.acme("acme::mul", "acme::softmax")}
+    assert world.run(world.ask("acme::mul"), plugins, levers={"MUSTER_DISABLE": "acme::softmax"}).codes == []
+
+
+def test_disabled_key_that_is_waived_is_excused(world):
+    outcome = world.run(
+        world.ask("acme::mul", "acme::softmax"),
+        {"acme": world.acme("acme::mul", "acme::softmax")},
+        f'[expected_absent.acme]\nsoftmax = "{WHY}"',
+        levers={"MUSTER_DISABLE": "acme::softmax"},
+    )
+    assert outcome.codes == []
+
+
+def two_distributions(world):
+    world.distribution("acme-kernels", world.acme("acme::mul"), plugin="acme")
+    rival = world.plugin(kernels=[world.spec("acme::mul")], contracts=[])
+    world.distribution("rival", rival)
+
+
+def test_prefer_decides_a_duplicate(world):
+    two_distributions(world)
+    assert world.run(world.ask("acme::mul")).codes == ["DUPLICATE_KERNEL"]
+    outcome = world.run(world.ask("acme::mul"), levers={"MUSTER_PREFER": "acme::mul=rival"})
+    assert outcome.codes == []
+    assert outcome.report.kernels[0].distribution == "rival"
+
+
+@pytest.mark.parametrize(
+    ("prefer", "why"), [("acme::mul=nobody", "does not provide"), ("acme::softmax=rival", "does not provide")]
+)
+def test_preference_that_cannot_be_had_is_not_honored(world, prefer, why):
+    two_distributions(world)
+    outcome = world.run(world.ask("acme::mul"), levers={"MUSTER_PREFER": f"acme::mul=rival,{prefer}"})
+    assert outcome.codes[-1] == "REQUEST_NOT_HONORED"
+    assert why in outcome.finding("REQUEST_NOT_HONORED").why
+
+
+@pytest.mark.parametrize(
+    ("levers", "codes"),
+    [
+        ({"MUSTER_DISABLE": "acme"}, ["BAD_LEVER"]),
+        ({"MUSTER_PREFER": "acme::mul"}, ["BAD_LEVER"]),
+        ({"MUSTER_PREFER": "acme=rival"}, ["BAD_LEVER"]),
+        ({"MUSTER_PREFER": "acme::mul=rival", "MUSTER_DISABLE": "acme::mul"}, ["LEVER_CONFLICT"]),
+    ],
+)
+def test_malformed_or_contradicting_lists_of_keys_refuse_at_the_door(world, levers, codes):
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, levers=levers)
+    assert outcome.codes == codes
+    assert outcome.report.counts.lookups == 0
+
+
+# what the manifest declares
+
+
+def test_waiver_out_of_scope_neither_excuses_nor_is_unused(world):
+    manifest = f'[expected_absent.acme.softmax]\nreason = "{WHY}"\narchs = ["sm_90a"]'
+    plugins = {"acme": world.acme("acme::mul", archs=("cpu", "sm_80+"))}
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest).codes == ["MISSING"]
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, target="sm_90a").codes == []
+    assert world.run(world.ask("acme::mul"), plugins, manifest).codes == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "options"),
+    [
+        ('quants = ["fp8"]', {"quant": "fp8"}),
+        ('levers = ["MUSTER_PLUGIN_TIMEOUT_S=9"]', {"levers": {"MUSTER_PLUGIN_TIMEOUT_S": "9"}}),
+    ],
+)
+def test_waiver_scoped_by_quant_or_lever_excuses_there_alone(world, scope, options):
+    manifest = f'[expected_absent.acme.softmax]\nreason = "{WHY}"\n{scope}'
+    plugins = {"acme": world.acme("acme::mul")}
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest).codes == ["MISSING"]
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, **options).codes == []
+
+
+def test_expired_waiver_still_excuses_while_serving(world):
+    manifest = f'[expected_absent.acme.softmax]\nreason = "{WHY}"\nuntil = 2030-01-01'
+    plugins = {"acme": world.acme("acme::mul")}
+    outcome = world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, as_of=date(2030, 1, 2))
+    assert outcome.codes == ["EXPIRED_WAIVER"]
+    assert outcome.report.passed
+    assert outcome.report.counts.waived == 1
+
+
+def test_expected_kernel_that_is_asked_for_and_missing_has_the_miss_alone(world):
+    manifest = '[expected_present.acme]\nsoftmax = "the main path of this model"'
+    outcome = world.run(world.ask("acme::mul", "acme::softmax"), {"acme": world.acme("acme::mul")}, manifest)
+    assert outcome.codes == ["MISSING"]
+
+
+def test_default_of_the_manifest_that_finds_no_kernel_is_not_honored(world):
+    def build(boot):
+        boot.kernels.kernel("acme", "mul")
+        if boot.levers.flag("MUSTER_TURBO"):
+            boot.kernels.try_kernel("acme", "turbo", requested_by="MUSTER_TURBO")
+
+    lever = km.Lever(name="MUSTER_TURBO", kind="bool", default=False, doc="Take turbo.")
+    plugins = {"acme": world.plugin(kernels=[world.spec("acme::mul")], levers=[lever])}
+    assert world.run(build, plugins, "[defaults]\nMUSTER_TURBO = true").codes == ["REQUEST_NOT_HONORED"]
+    assert world.run(build, plugins, "[defaults]\nMUSTER_TURBO = true", levers={"MUSTER_TURBO": "0"}).codes == []
+
+
+def test_lever_that_the_manifest_sets_and_nobody_declares_refuses(world):
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, "[defaults]\nMUSTER_TURBO = true")
+    assert outcome.codes == ["UNKNOWN_LEVER"]
+    assert outcome.finding("UNKNOWN_LEVER").where == ("manifest",)
+
+
+def test_remedies_of_a_miss_are_in_their_order(world):
+    (provide, gate, declare) = world.run(world.ask("acme::mul")).finding("MISSING").remedies
+    assert provide.startswith("install the distribution that provides acme::mul")
+    assert "gate the lookup on the model's configuration" in gate
+    assert '[expected_absent.acme] mul = "..."' in declare
+
+
+def test_remedy_of_a_required_miss_is_no_waiver(world):
+    outcome = world.run(lambda boot: boot.kernels.kernel("acme", "mul"))
+    assert outcome.finding("MISSING").remedies[-1] == "it is required: a waiver cannot excuse it"
