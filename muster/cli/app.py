@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from kernel_muster._version import __version__
 from kernel_muster.cli.audit import audit
+from kernel_muster.cli.bench import bench
 from kernel_muster.cli.diff import diff
 from kernel_muster.cli.exits import INTERRUPTED, command, complain
 from kernel_muster.cli.explain import explain
@@ -33,7 +34,7 @@ def _app() -> typer.Typer:
     # Plain help: rich would draw boxes where ASCII was promised, and takes 50 ms to import.
     app = typer.Typer(help=_HELP, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                       no_args_is_help=True)  # fmt: skip
-    commands: tuple[Callable[..., int], ...] = (audit, replay, models, kernels, plugins, levers, explain, diff)
+    commands: tuple[Callable[..., int], ...] = (audit, replay, models, kernels, plugins, levers, explain, diff, bench)
     for function in commands:
         app.command()(command(function))
     group = typer.Typer(help="Check manifests.", rich_markup_mode=None, no_args_is_help=True)
