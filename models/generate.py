@@ -14,17 +14,29 @@ from kernel_muster.models.policy.rows import committed_rows
 from kernel_muster.models.policy.speculation import speculation_pays
 from kernel_muster.models.proposers.interface import Committed, Proposer
 from kernel_muster.models.state import ModelState, SequenceState, i32
+from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
 
 @frozen
 class Gate:
-    """When to stop drafting: the cost of a verify step in plain steps, and whether that is overruled."""
+    """When to stop drafting: what a verify step costs in plain steps (None: nobody measured it, so draft)."""
 
-    cost_ratio: float = 1.0
-    is_forced: bool = True
-    arch: str = "cpu"
+    cost_ratio: float | None = None
+    is_forced: bool = False
+    arch: str = CPU
+
+    @classmethod
+    def of(cls, levers: Levers, arch: str, cost_ratio: float | None) -> "Gate":
+        """Return the gate of a boot, which MUSTER_MTP_GATE_FORCE passes."""
+        return cls(cost_ratio, levers.flag("MUSTER_MTP_GATE_FORCE"), arch)
+
+    def passes(self, steps: int, accepted: int) -> bool:
+        """Whether to go on drafting after so many verify steps with so many accepted drafts."""
+        ratio = self.cost_ratio
+        return ratio is None or speculation_pays(steps, accepted, ratio, self.arch, self.is_forced)
 
 
 @dataclass
@@ -72,7 +84,7 @@ class GreedyDecoder:
         self._prefill(live, prompts, found)
         growing = self._growing(live, found, new_tokens)
         while growing:
-            if self.proposer is not None and self._pays(found):
+            if self.proposer is not None and self.gate.passes(found.verify_steps, found.accepted):
                 self._speculate(growing, found, new_tokens)
             else:
                 self._step(growing, found)
@@ -94,10 +106,6 @@ class GreedyDecoder:
                 self.proposer.close(one.sequence)
             self.state.close(one.sequence)
         return rest
-
-    def _pays(self, found: Generated) -> bool:
-        gate = self.gate
-        return speculation_pays(found.verify_steps, found.accepted, gate.cost_ratio, gate.arch, gate.is_forced)
 
     def _prefill(self, live: Sequence[_Live], prompts: Sequence[Sequence[int]], found: Generated) -> None:
         by_slot = {one.sequence.slot: one for one in live}

@@ -114,3 +114,9 @@ def test_dense_scratch_above_the_planned_rows_raises(make_context: Make, exact: 
 def test_dense_planned_without_weights_cannot_compute(make_context: Make, exact: Any) -> None:
     with pytest.raises(UsageError, match=r"gate_proj: the model was planned without weights"):
         dense(make_context(None)).forward(exact.rows(1, 64), "decode")
+
+
+def test_dense_activation_is_a_parameter_and_an_unknown_one_is_refused(make_context: Make) -> None:
+    assert DenseFfn(make_context(), 64, 96, "nvfp4", "silu").arms == dense(make_context()).arms
+    with pytest.raises(UsageError, match="activation 'gelu': expected silu"):
+        DenseFfn(make_context(), 64, 96, "bf16", "gelu")
