@@ -4,21 +4,24 @@ from dataclasses import replace
 from functools import cached_property
 
 from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.backends import compiler_log, nvrtc
+from kernel_muster.registry.backends import compiler_log
 from kernel_muster.registry.backends.cache import BuildCache, cache_key
 from kernel_muster.registry.backends.closure import read_closure
 from kernel_muster.registry.backends.cubin import BadCubin, Cubin, inspect_cubin
-from kernel_muster.registry.backends.declared import declaration_checks, undeclared
+from kernel_muster.registry.backends.declared import declaration_checks
 from kernel_muster.registry.backends.headers import Toolkit, find_toolkit
 from kernel_muster.registry.backends.limits import check_limits
+from kernel_muster.registry.backends.nvrtc import CompileInput, NvrtcWork
 from kernel_muster.registry.backends.options import normalise_options
 from kernel_muster.registry.backends.request import (
     PARAMETER_TYPES,
     BuildFailure,
     BuildRequest,
     Built,
+    Compiled,
     EntryPoint,
     EntryResources,
+    Work,
 )
 
 # An empty kernel is the set-up of the stack pointer and EXIT.
@@ -43,9 +46,9 @@ class Builder:
 
     def build(self, request: BuildRequest) -> Built:
         """Return the machine code that a request asks for, or raise BuildFailure."""
-        toolkit, work = self.toolkit, _compile_input(request)
+        work = self._work(request)
         compiled, from_cache = self._compiled(work)
-        log = work.closure.readable(compiled.log)
+        log = work.readable(compiled.log)
         try:
             cubin = inspect_cubin(compiled.cubin)
         except BadCubin as error:
@@ -59,46 +62,28 @@ class Builder:
             needs = _checked(entry, cubin, request.arch, log)
             stores, loads = spills.get(entry.name, (None, None))
             entries[entry.name] = replace(needs, spill_store_bytes=stores, spill_load_bytes=loads)
-        return Built(compiled.cubin, request.arch, entries, log, toolkit.compiler, from_cache)
+        return Built(compiled.cubin, request.arch, entries, log, work.compiler, from_cache)
 
     def key(self, request: BuildRequest) -> str:
         """Return the digest of everything that determines the machine code of a request."""
-        return self._key(_compile_input(request))
+        return cache_key(self._work(request).key_parts())
 
-    def _compiled(self, work: nvrtc.CompileInput) -> tuple[nvrtc.Compiled, bool]:
-        def compile_now() -> nvrtc.Compiled:
-            try:
-                return nvrtc.compile_cubin(work, self.toolkit)
-            except BuildFailure as failure:
-                raise undeclared(failure.log, work.arch) or failure from None
+    def _work(self, request: BuildRequest) -> Work:
+        return request.work() or NvrtcWork(_compile_input(request), self.toolkit)
 
+    def _compiled(self, work: Work) -> tuple[Compiled, bool]:
         if self._cache is None:
-            return compile_now(), False
-        return self._cache.get_or_build(self._key(work), compile_now)
-
-    def _key(self, work: nvrtc.CompileInput) -> str:
-        files = [part for header in work.closure.headers for part in (header.name.encode(), header.text)]
-        options = [option.encode() for option in work.options]
-        return cache_key(
-            [
-                self.toolkit.identity.encode(),
-                str(work.arch).encode(),
-                str(len(options)).encode(),
-                *options,
-                work.closure.source.name.encode(),
-                work.program,
-                *files,
-            ]
-        )
+            return work.compile(), False
+        return self._cache.get_or_build(cache_key(work.key_parts()), work.compile)
 
 
-def _compile_input(request: BuildRequest) -> nvrtc.CompileInput:
+def _compile_input(request: BuildRequest) -> CompileInput:
     try:
         options = normalise_options(request.options)
     except ValueError as error:
         raise BuildFailure("COMPILE_FAILED", f"{request.name}: {error}") from None
     closure = read_closure(request.source, request.include_dirs)
-    return nvrtc.CompileInput(closure, request.arch, options, declaration_checks(request.entries))
+    return CompileInput(closure, request.arch, options, declaration_checks(request.entries))
 
 
 def _checked(entry: EntryPoint, cubin: Cubin, arch: Arch, log: str) -> EntryResources:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import platformdirs
 from filelock import FileLock, Timeout
-from kernel_muster.registry.backends.nvrtc import Compiled
+from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.errors import UsageError
 
 # Part of the magic: another layout of the file never reads as this one.

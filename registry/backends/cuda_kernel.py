@@ -66,8 +66,8 @@ class CudaKernel:
 
     ``source`` may include headers of its own folder and of ``include_dirs``. One source may serve several keys:
     equal requests are built once. ``planner(bound, entries)`` chooses entry point and grid, of one launch or of several
-    that follow each other; ``entries`` holds what each entry point needs, its launch bound and cluster among it. ``strided`` names parameters
-    whose rows may have gaps.
+    that follow each other; ``entries`` holds what each entry point needs, its launch bound and cluster among it.
+    ``strided`` names parameters whose rows may have gaps.
     """
 
     source: Path

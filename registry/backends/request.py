@@ -5,6 +5,7 @@ import re
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.errors import MusterError
@@ -62,6 +63,31 @@ class EntryPoint:
 
 
 @frozen
+class Compiled:
+    """A cubin with the compiler's log."""
+
+    cubin: bytes = field(repr=False)
+    log: str = field(repr=False)
+
+
+class Work(Protocol):
+    """One compilation by one compiler."""
+
+    @property
+    def compiler(self) -> str:
+        """The compiler as reports name it."""
+
+    def key_parts(self) -> list[bytes]:
+        """Return everything that determines the machine code."""
+
+    def compile(self) -> Compiled:
+        """Compile for exactly the architecture asked for; BuildFailure says why there is no cubin."""
+
+    def readable(self, log: str) -> str:
+        """Return a log with the paths of the files in it."""
+
+
+@frozen
 class BuildRequest:
     """One source file to compile for one architecture.
 
@@ -82,6 +108,10 @@ class BuildRequest:
             raise ValueError(f"{self.name}: no entry point is named, so nothing could be checked")
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{self.name}: entry points named twice: {', '.join(doubled)}")
+
+    def work(self) -> Work | None:
+        """Return how another compiler makes this; None: NVRTC does."""
+        return None
 
 
 @frozen

@@ -12,7 +12,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_muster.registry.backends.cache import BuildCache, CacheRefused, cache_key, default_cache_dir
-from kernel_muster.registry.backends.nvrtc import Compiled
+from kernel_muster.registry.backends.request import Compiled
 
 GOOD = Compiled(b"\x7fELF" + bytes(range(256)) * 3, "ptxas info: \N{GREEK SMALL LETTER MU} fine")
 KEY = hashlib.sha256(b"one").hexdigest()
