@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.proofs import CaseResult, device_memory, host_memory, prove
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.lookups import LookupSession
@@ -12,13 +12,15 @@ from kernel_muster.registry.running import BuildState, Progress
 from kernel_muster.registry.specs import STAGES, Stage
 from kernel_muster.registry.values import frozen
 
+if TYPE_CHECKING:
+    from kernel_muster.audit.proofs import CaseResult
 
 @frozen
 class Checked:
     """How far each kernel that serves has come, and what proofs said."""
 
     states: Mapping[KernelKey, BuildState] = field(default_factory=dict)
-    results: tuple[CaseResult, ...] = ()
+    results: "tuple[CaseResult, ...]" = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -44,6 +46,8 @@ def check_kernels(
     states = {key: session.runner.state(registered.spec) for key, registered in chosen.items() if registered}
     if stage != "proven":
         return Checked(states)
+    from kernel_muster.audit.proofs import device_memory, host_memory, prove  # an audit without proofs starts faster
+
     results: list[CaseResult] = []
     device = session.target.device
     memory = host_memory() if device is None else device_memory(device.ordinal)

@@ -6,6 +6,7 @@ from typing import Any
 from kernel_muster.models.weights import WeightSource, WeightSpec
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle, Handle
+from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.layouts import LayoutPlan
 
 
@@ -44,19 +45,20 @@ class WeightPlanner:
         ``value`` is the logical weight where it is made here and not found in the source.
         """
         logical = self.source.find(spec) if value is None else value
-        reasons: dict[str, list[str]] = {}
+        wanted: dict[str, list[KernelKey]] = {}
+        reasons: dict[str, dict[str, None]] = {}  # by layout, each once and in order
         makers: dict[str, Handle] = {}
         for reason, handles in readers.items():
             for handle in handles:
-                if not isinstance(handle, Handle) or handle.weight_layout is None:
-                    continue
                 layout = handle.weight_layout
-                self._layouts.want(spec.name, layout, handle.key)
-                if _makes(handle, spec):
+                if layout is None or not isinstance(handle, Handle):
+                    continue
+                wanted.setdefault(layout, []).append(handle.key)
+                if _makes(handle, layout, spec):
                     makers.setdefault(layout, handle)
-                    reasons.setdefault(layout, [])
-                    if reason not in reasons[layout]:
-                        reasons[layout].append(reason)
+                    reasons.setdefault(layout, {})[reason] = None
+        for layout, keys in wanted.items():
+            self._layouts.want(spec.name, layout, *keys)
         for layout, why in reasons.items():
             self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why))
         copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
@@ -67,5 +69,5 @@ class WeightPlanner:
         return self.source.find(WeightSpec(name, shape, "array"))
 
 
-def _makes(handle: Handle, spec: WeightSpec) -> bool:
-    return handle.spec.prepare is not None or handle.weight_layout == spec.logical_layout
+def _makes(handle: Handle, layout: str, spec: WeightSpec) -> bool:
+    return handle.spec.prepare is not None or layout == spec.logical_layout

@@ -27,10 +27,10 @@ class LayoutPlan:
     def __init__(self) -> None:
         self._copies: dict[tuple[str, str], WeightCopy] = {}
 
-    def want(self, weight: str, layout: str | None, reader: KernelKey) -> None:
-        """Say that the kernel ``reader`` reads ``weight`` in ``layout`` (None: it reads no weight)."""
+    def want(self, weight: str, layout: str | None, *readers: KernelKey) -> None:
+        """Say that these kernels read ``weight`` in ``layout`` (None: they read no weight)."""
         if layout is not None:
-            self._copy(weight, layout).readers.add(reader)
+            self._copy(weight, layout).readers.update(readers)
 
     def build(self, weight: str, layout: str, size_bytes: int, reason: str) -> None:
         """Say that the model builds this copy, how large it is, and why."""

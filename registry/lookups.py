@@ -90,7 +90,7 @@ class LookupSession:
         self._records: dict[_Place, _Record] = {}
         self._marked: dict[int, tuple[bool, CodeType]] = {}
         self._sites: dict[tuple[int, int], str] = {}  # records hold their code, so that ids stay their own
-        self._handles: dict[KernelKey, Handle] = {}
+        self._found: dict[Members, tuple[tuple[KernelKey, ...], Handle]] = {}
         self._boot: tuple[LookupEntry, ...] | None = None  # complete once sealed
         self._requests: list[FailedRequest] = []
         self._late_registrations: list[LateRegistration] = []
@@ -169,40 +169,39 @@ class LookupSession:
         frame: FrameType,
     ) -> _Record:
         """Answer a question from a new place, or a late one."""
-        keys = tuple(KernelKey(str(module), str(func)) for module, func in members)
         with self.lock:
             phase: Phase = "late" if self.sealed else "boot"
-            record = self._records.get((layer, phase, *place))
+            at = (layer, phase, place)
+            record = self._records.get(at)
             if record is None:
-                record = _Record(keys, kind, requested_by, when, phase, layer, frame)
-                record.handle = self._answer(record)
-                self._records[(layer, phase, *place)] = record
+                keys, handle = self._found.get(members) or self._answer(members)
+                record = self._records[at] = _Record(keys, kind, requested_by, when, phase, layer, frame)
+                record.handle = handle or self._missed(record)
             record.count += 1
         if phase == "late":
             self._judge_late(record)
         elif isinstance(record.handle, NullHandle) and self.raises and kind == "required":
-            raise KernelMissing(f"{keys[0]}: {record.handle.reason} (asked for at {record.site})")
+            raise KernelMissing(f"{record.members[0]}: {record.handle.reason} (asked for at {record.site})")
         return record
 
-    def _answer(self, record: _Record) -> AnyHandle:
-        """Return the handle of the first member that resolves."""
-        for key in record.members:
-            handle = self._handles.get(key) or self._found(key)
+    def _answer(self, members: Members) -> tuple[tuple[KernelKey, ...], Handle | None]:
+        """Return the keys of a question, and the handle of the first that resolves; its build begins."""
+        keys = tuple(KernelKey(str(module), str(func)) for module, func in members)
+        for key in keys:
+            decision = self.selector.decide(key)
+            found = decision.chosen is not None
+            self._log.debug("lookup.decided", key=str(key), found=found, reason=decision.reason)
+            handle = self.handle_of(key)
             if handle is not None:
-                return handle
+                self.runner.start(handle.spec)
+                self._found[members] = keys, handle
+                return keys, handle
+        return keys, None
+
+    def _missed(self, record: _Record) -> NullHandle:
         first = self.selector.decide(record.members[0])
         excuses = [self._excused(key) for key in record.members]
         return NullHandle(first.key, first.reason, record.site, "; ".join(excuses) if all(excuses) else "")
-
-    def _found(self, key: KernelKey) -> Handle | None:
-        """Decide a key; its kernel begins to be built when it is first asked for."""
-        decision = self.selector.decide(key)
-        self._log.debug("lookup.decided", key=str(key), found=decision.chosen is not None, reason=decision.reason)
-        handle = self.handle_of(key)
-        if handle is not None:
-            self._handles[key] = handle
-            self.runner.start(handle.spec)
-        return handle
 
     def handle_of(self, key: KernelKey) -> Handle | None:
         """Return the handle of a key without recording a question: for the audit's own use."""
