@@ -13,17 +13,28 @@
 #include "launch.cuh"
 #include "nvfp4_mma.cuh"
 
+// How many supertiles a warp has in flight, and how many blocks should fit a multiprocessor, which bounds the registers.
+// Neither changes a bit of the result, so that they may differ with the number of rows.
+template <int DEPTH_, int BLOCKS_>
+struct Tuning {
+    static constexpr int DEPTH = DEPTH_, BLOCKS = BLOCKS_;
+};
+
 // How K is split: WARPS warps of CLUSTER blocks take supertiles in turn. A STATIC_K that is known when compiled unrolls
-// the loop and drops its bounds; 0 stands for any K.
-template <int WARPS_, int CLUSTER_, int DEPTH_, int STATIC_K_>
+// the loop and drops its bounds; 0 stands for any K. TUNING_8 and TUNING_16 are for up to so many rows.
+template <int WARPS_, int CLUSTER_, int STATIC_K_, class TUNING_8, class TUNING_16>
 struct Split {
-    static constexpr int WARPS = WARPS_, CLUSTER = CLUSTER_, DEPTH = DEPTH_, STATIC_K = STATIC_K_;
+    static constexpr int WARPS = WARPS_, CLUSTER = CLUSTER_, STATIC_K = STATIC_K_;
     static constexpr int STEP = WARPS * CLUSTER, COUNT = STATIC_K / TILE_K, ROUNDS = (COUNT + STEP - 1) / STEP;
     static constexpr bool EVEN = STATIC_K > 0 && COUNT % STEP == 0;
     static_assert(STATIC_K % TILE_K == 0);
+    template <int NT>
+    static constexpr int DEPTH = NT == 1 ? TUNING_8::DEPTH : TUNING_16::DEPTH;
+    template <int NT>
+    static constexpr int BLOCKS = NT == 1 ? TUNING_8::BLOCKS : TUNING_16::BLOCKS;
 };
 
-// Sums of one warp over its share of K; DEPTH supertiles are in flight.
+// Sums of one warp over its share of K; S::DEPTH supertiles are in flight.
 template <int NT, class S>
 __device__ __forceinline__ void accumulate(float (&c)[4][NT][4], const u8* __restrict__ tile,
                                            const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int first,
@@ -31,14 +42,15 @@ __device__ __forceinline__ void accumulate(float (&c)[4][NT][4], const u8* __res
     const int g = lane >> 2, t = lane & 3;
     const int count = S::STATIC_K > 0 ? S::COUNT : (K + TILE_K - 1) / TILE_K;
     const u8* mine = tile + (size_t)first * SUPERTILE_BYTES;
-    Supertile ring[S::DEPTH];
+    constexpr int DEPTH = S::template DEPTH<NT>;
+    Supertile ring[DEPTH];
 #pragma unroll
-    for (int d = 0; d < S::DEPTH; ++d)
+    for (int d = 0; d < DEPTH; ++d)
         if (S::EVEN ? d < S::ROUNDS : first + d * S::STEP < count) ring[d].load(mine + (size_t)d * S::STEP * SUPERTILE_BYTES, lane);
     wait_for_previous_launch();
     auto round = [&](int i, int d) {  // the i-th supertile of this warp, which lies in slot d
-        const bool has_next = S::EVEN ? i + S::DEPTH < S::ROUNDS : first + (i + S::DEPTH) * S::STEP < count;
-        const u8* next = mine + (size_t)(i + S::DEPTH) * S::STEP * SUPERTILE_BYTES;
+        const bool has_next = S::EVEN ? i + DEPTH < S::ROUNDS : first + (i + DEPTH) * S::STEP < count;
+        const u8* next = mine + (size_t)(i + DEPTH) * S::STEP * SUPERTILE_BYTES;
         const int k = (first + i * S::STEP) * TILE_K + t * 16;
         uint4 xs[4][NT][2];
 #pragma unroll
@@ -55,12 +67,12 @@ __device__ __forceinline__ void accumulate(float (&c)[4][NT][4], const u8* __res
     if constexpr (S::STATIC_K > 0) {
 #pragma unroll
         for (int i = 0; i < S::ROUNDS; ++i)
-            if (S::EVEN || first + i * S::STEP < count) round(i, i % S::DEPTH);
+            if (S::EVEN || first + i * S::STEP < count) round(i, i % DEPTH);
     } else {
 #pragma unroll 1
-        for (int i = 0; first + i * S::STEP < count; i += S::DEPTH) {
+        for (int i = 0; first + i * S::STEP < count; i += DEPTH) {
 #pragma unroll
-            for (int d = 0; d < S::DEPTH; ++d)
+            for (int d = 0; d < DEPTH; ++d)
                 if (first + (i + d) * S::STEP < count) round(i + d, d);
         }
     }

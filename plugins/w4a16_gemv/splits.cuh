@@ -1,36 +1,36 @@
-// The splits of K that entry points are made for, best first measured on an H200 (records/), and the macro that makes
-// one entry point a split. WARPS, CLUSTER, DEPTH, STATIC_K.
+// The splits of K that entry points are made for, and the macro that makes one entry point a split.
+//
+// Measured on an H200 (records/): cold L2, M = 1 and 16, best of 20 to 60 configurations a shape. About 20 warps on a
+// multiprocessor hide the latency; fewer leave more registers, which 16 rows need. Few tiles want more warps on one;
+// from K = 2048 and 768 tiles on two warps are enough, and 16 rows cost 28% more than one instead of 43%.
 #pragma once
 #include "nvfp4_gemv.cuh"
 
 #if __CUDA_ARCH__ >= 900
-using K5120Few = Split<10, 2, 1, 5120>;   // few tiles: two blocks share one
-using K6144 = Split<3, 2, 1, 6144>;
-using K17408 = Split<4, 2, 1, 17408>;
+using K5120Few = Split<10, 2, 5120, Tuning<1, 1>, Tuning<1, 1>>;
+using K6144 = Split<3, 2, 6144, Tuning<1, 5>, Tuning<1, 5>>;
+using K17408 = Split<4, 2, 17408, Tuning<1, 5>, Tuning<1, 5>>;
 #else
-using K5120Few = Split<20, 1, 1, 5120>;
-using K6144 = Split<8, 1, 1, 6144>;
-using K17408 = Split<17, 1, 1, 17408>;
+using K5120Few = Split<20, 1, 5120, Tuning<1, 1>, Tuning<1, 1>>;
+using K6144 = Split<8, 1, 6144, Tuning<1, 2>, Tuning<1, 2>>;
+using K17408 = Split<17, 1, 17408, Tuning<1, 1>, Tuning<1, 1>>;
 #endif
-using K2048 = Split<4, 1, 1, 2048>;
-using K2048Few = Split<8, 1, 1, 2048>;
-using K4096 = Split<8, 1, 1, 4096>;
-using K5120 = Split<4, 1, 1, 5120>;
-using AnyK = Split<8, 1, 1, 0>;
-
-// Blocks that should fit a multiprocessor at once: 20 warps hide the latency and leave 96 registers a thread; with 16
-// rows a thread needs 128, so that there are 16.
-template <class S, int ROWS>
-constexpr int MIN_BLOCKS = S::WARPS > 10 ? 1 : (ROWS > 8 ? 16 : 20) / S::WARPS;
+using K2048Few = Split<8, 1, 2048, Tuning<1, 2>, Tuning<1, 2>>;
+using K2048 = Split<4, 1, 2048, Tuning<1, 6>, Tuning<2, 5>>;
+using K2048Many = Split<2, 1, 2048, Tuning<2, 10>, Tuning<2, 8>>;
+using K4096 = Split<8, 1, 4096, Tuning<1, 2>, Tuning<1, 2>>;
+using K5120 = Split<4, 1, 5120, Tuning<1, 5>, Tuning<1, 4>>;
+using AnyK = Split<8, 1, 0, Tuning<1, 2>, Tuning<1, 2>>;
 
 #define FOR_EACH_SPLIT(ENTRY, ROWS)                                                                            \
-    ENTRY(any, AnyK, ROWS) ENTRY(k2048, K2048, ROWS) ENTRY(k2048_few, K2048Few, ROWS) ENTRY(k4096, K4096, ROWS) \
-    ENTRY(k5120, K5120, ROWS) ENTRY(k5120_few, K5120Few, ROWS) ENTRY(k6144, K6144, ROWS) ENTRY(k17408, K17408, ROWS)
+    ENTRY(any, AnyK, ROWS) ENTRY(k2048_few, K2048Few, ROWS) ENTRY(k2048, K2048, ROWS)                          \
+    ENTRY(k2048_many, K2048Many, ROWS) ENTRY(k4096, K4096, ROWS) ENTRY(k5120_few, K5120Few, ROWS)              \
+    ENTRY(k5120, K5120, ROWS) ENTRY(k6144, K6144, ROWS) ENTRY(k17408, K17408, ROWS)
 
 #if __CUDA_ARCH__ >= 900
-#define SPLIT_BOUNDS(S, ROWS) __cluster_dims__(S::CLUSTER, 1, 1) __launch_bounds__(S::WARPS * 32, (MIN_BLOCKS<S, ROWS>))
+#define SPLIT_BOUNDS(S, ROWS) __cluster_dims__(S::CLUSTER, 1, 1) __launch_bounds__(S::WARPS * 32, (S::template BLOCKS<ROWS / 8>))
 #else
-#define SPLIT_BOUNDS(S, ROWS) __launch_bounds__(S::WARPS * 32, (MIN_BLOCKS<S, ROWS>))
+#define SPLIT_BOUNDS(S, ROWS) __launch_bounds__(S::WARPS * 32, (S::template BLOCKS<ROWS / 8>))
 #endif
 
 // Which tile a block works on, as rank of its cluster.
