@@ -5,7 +5,9 @@ on memory layout or on a BLAS, so M rows give the same bits as M runs of one row
 are stored.
 """
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -91,7 +93,9 @@ def check_indices(owner: str, name: str, indices: Array, count: int) -> None:
         raise ContractError(f"{owner}: {name}[{where}] is {indices[place]}, expected 0 <= index < {count}")
 
 
-def host_spec(key: str, contract: Contract, function: Callable[..., None], **more: Any) -> KernelSpec:
-    """Return the reference-tier spec of a host kernel."""
-    backend = PythonKernel(function)
+def host_spec(
+    key: str, contract: Contract, function: Callable[..., None], *, shares: tuple[ModuleType, ...] = (), **more: Any
+) -> KernelSpec:
+    """Return the reference-tier spec of a host kernel; it shares this module, the format, and what the caller names."""
+    backend = PythonKernel(function, shares=(sys.modules[__name__], nvfp4, *shares))
     return KernelSpec(key=key, contract=contract.name, archs=("cpu",), backend=backend, tier="reference", **more)

@@ -5,8 +5,9 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Protocol, TypeGuard
 
 from kernel_muster.registry.arch import CodeArch, parse_code_arch
@@ -49,24 +50,43 @@ def is_host_backend(backend: Backend) -> TypeGuard[HostBackend]:
 
 @frozen
 class PythonKernel:
-    """A kernel for ``cpu``: a function that takes the contract's parameters by name and writes the outputs."""
+    """A kernel for ``cpu``: a function that takes the contract's parameters by name and writes the outputs.
+
+    ``shares`` are the modules, besides the function's own, whose code it runs: their source makes this kernel too.
+    """
 
     function: Callable[..., None]
     name: str = "python"
+    shares: tuple[ModuleType, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unreadable := [module.__name__ for module in self.shares if _source_digest(module) is None]:
+            raise ValueError(f"shares {', '.join(unreadable)}, whose source cannot be read")
 
     @cached_property
     def source_sha256(self) -> str:
-        """The digest of the module's source (or of the bytecode, where there is no file)."""
-        module = sys.modules.get(self.function.__module__)
-        try:
-            source = Path(inspect.getfile(module or self.function)).read_bytes()
-        except (OSError, TypeError):
-            source = self.function.__code__.co_code
-        return hashlib.sha256(source).hexdigest()
+        """The digest of the source of its module (of its bytecode, where there is no file) and of those it shares."""
+        own = sys.modules.get(self.function.__module__)
+        digest = hashlib.sha256((own and _source_digest(own)) or self.function.__code__.co_code)
+        for module in self.shares:
+            digest.update(_source_digest(module) or b"")
+        return digest.hexdigest()
 
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
         """Run the function; the host has no streams."""
         self.function(**arguments)
+
+
+@cache
+def _source_digest(module: ModuleType) -> bytes | None:
+    """Return the digest of a module's source, read once: what runs is what was imported. None if there is no file."""
+    loader: Any = getattr(module, "__loader__", None)
+    file = getattr(module, "__file__", None)
+    try:
+        source = loader.get_data(file) if hasattr(loader, "get_data") else Path(str(file)).read_bytes()
+    except OSError:
+        return None
+    return hashlib.sha256(source).digest()
 
 
 @frozen(kw_only=True)

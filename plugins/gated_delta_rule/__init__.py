@@ -5,14 +5,18 @@ depend on how its rows were cut into launches.
 """
 
 from collections.abc import Iterable
+from functools import partial
 
+from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.gated_delta_rule import contracts, cpu
+from kernel_muster.plugins.norm import cpu as norm_cpu
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
 
 _DECODE, _PREFILL = "gated_delta_rule::gated_delta_rule_decode", "gated_delta_rule::gated_delta_rule_prefill"
+_host_spec = partial(host_spec, shares=(_sequences, norm_cpu))
 
 
 @hookimpl
@@ -25,13 +29,13 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return every form."""
-    yield host_spec(_DECODE, contracts.DECODE, cpu.gated_delta_rule_decode)
+    yield _host_spec(_DECODE, contracts.DECODE, cpu.gated_delta_rule_decode)
     strided, norm_strided = f"{_DECODE}_strided", f"{_DECODE}_norm_strided"
-    yield host_spec(strided, contracts.DECODE_STRIDED, cpu.gated_delta_rule_decode, bit_identical_to=(_DECODE,))
-    yield host_spec(norm_strided, contracts.DECODE_NORM_STRIDED, cpu.gated_delta_rule_decode_norm)
-    yield host_spec(_PREFILL, contracts.PREFILL, cpu.gated_delta_rule_prefill)
+    yield _host_spec(strided, contracts.DECODE_STRIDED, cpu.gated_delta_rule_decode, bit_identical_to=(_DECODE,))
+    yield _host_spec(norm_strided, contracts.DECODE_NORM_STRIDED, cpu.gated_delta_rule_decode_norm)
+    yield _host_spec(_PREFILL, contracts.PREFILL, cpu.gated_delta_rule_prefill)
     for contract in (contracts.CHUNK2, contracts.CHUNK3):
         key = f"gated_delta_rule::{contract.name}"
-        yield host_spec(key, contract, cpu.gated_delta_rule_chunk, bit_identical_to=(_DECODE,))
+        yield _host_spec(key, contract, cpu.gated_delta_rule_chunk, bit_identical_to=(_DECODE,))
     verify = "gated_delta_rule::gated_delta_rule_verify_n"
-    yield host_spec(verify, contracts.VERIFY, cpu.gated_delta_rule_verify_n, bit_identical_to=(_PREFILL,))
+    yield _host_spec(verify, contracts.VERIFY, cpu.gated_delta_rule_verify_n, bit_identical_to=(_PREFILL,))

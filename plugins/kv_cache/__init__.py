@@ -1,13 +1,17 @@
 """The paged key and value cache: module ``kv_cache``."""
 
 from collections.abc import Iterable
+from functools import partial
 
+from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.kv_cache.contracts import APPEND
 from kernel_muster.plugins.kv_cache.cpu import kv_cache_append
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
+
+_host_spec = partial(host_spec, shares=(_sequences,))
 
 
 @hookimpl
@@ -19,4 +23,4 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the kernel."""
-    return (host_spec("kv_cache::kv_cache_append", APPEND, kv_cache_append),)
+    return (_host_spec("kv_cache::kv_cache_append", APPEND, kv_cache_append),)

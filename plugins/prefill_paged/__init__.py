@@ -1,13 +1,18 @@
 """Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``."""
 
 from collections.abc import Iterable
+from functools import partial
 
+from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.paged_decode import cpu as paged_decode_cpu
 from kernel_muster.plugins.prefill_paged.contracts import PREFILL
 from kernel_muster.plugins.prefill_paged.cpu import prefill_paged_attn
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
+
+_host_spec = partial(host_spec, shares=(_sequences, paged_decode_cpu))
 
 
 @hookimpl
@@ -19,4 +24,4 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the kernel."""
-    return (host_spec("prefill_paged::prefill_paged_attn", PREFILL, prefill_paged_attn),)
+    return (_host_spec("prefill_paged::prefill_paged_attn", PREFILL, prefill_paged_attn),)

@@ -1,13 +1,17 @@
 """What happens between the projections and the mixers: module ``ssm_preprocess``."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.ssm_preprocess import cpu
 from kernel_muster.plugins.ssm_preprocess.contracts import DEINTERLEAVE_QG, DEINTERLEAVE_QKVZ, GDN_GATES
+from kernel_muster.plugins.w4a16_gemv import rows
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
+
+_host_spec = partial(host_spec, shares=(rows,))
 
 
 @hookimpl
@@ -19,6 +23,6 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the three kernels."""
-    yield host_spec("ssm_preprocess::deinterleave_qg", DEINTERLEAVE_QG, cpu.deinterleave_qg)
-    yield host_spec("ssm_preprocess::deinterleave_qkvz", DEINTERLEAVE_QKVZ, cpu.deinterleave_qkvz)
-    yield host_spec("ssm_preprocess::compute_gdn_gates", GDN_GATES, cpu.compute_gdn_gates)
+    yield _host_spec("ssm_preprocess::deinterleave_qg", DEINTERLEAVE_QG, cpu.deinterleave_qg)
+    yield _host_spec("ssm_preprocess::deinterleave_qkvz", DEINTERLEAVE_QKVZ, cpu.deinterleave_qkvz)
+    yield _host_spec("ssm_preprocess::compute_gdn_gates", GDN_GATES, cpu.compute_gdn_gates)

@@ -1,6 +1,7 @@
 """Tile GEMMs of NVFP4 weights with BF16 activations: modules ``w4a16`` and ``w4a16_v2``."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.w4a16.contracts import W4A16_GEMM
@@ -39,6 +40,6 @@ def muster_kernels() -> Iterable[KernelSpec]:
     yield _transposed("w4a16_v2::w4a16_gemm_t_m128_v2", bit_identical_to=(ONE_ORDER,), opt_in="MUSTER_W4A16_VARIANT")
 
 
-def _transposed(key: str, **more: object) -> KernelSpec:
+def _transposed(key: str, **more: Any) -> KernelSpec:
     layout = nvfp4.TRANSPOSED
     return host_spec(key, W4A16_GEMM, w4a16_gemm, weight_layout=layout, prepare=nvfp4.transpose, **more)

@@ -5,7 +5,7 @@ from functools import partial
 
 from kernel_muster.plugins._cuda import nvfp4_layout
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.w4a16_gemv import contracts, cpu, launch
+from kernel_muster.plugins.w4a16_gemv import contracts, cpu, launch, rows
 from kernel_muster.registry import nvfp4, weights
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
@@ -29,6 +29,8 @@ _mma_spec = partial(
 )
 _dense_spec = partial(KernelSpec, archs=("sm_80+",), weight_layout=weights.BF16_ROW_MAJOR)
 
+_host_spec = partial(host_spec, shares=(rows,))
+
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
@@ -49,14 +51,14 @@ def muster_kernels() -> Iterable[KernelSpec]:
             key = f"w4a16_gemv::{tier.name}"
             same = () if key == base else (base,)
             device = launch.GEMV16 if tier is contracts.GEMV[-1] else backend
-            yield host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
+            yield _host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
             yield _mma_spec(key=key, contract=tier.name, backend=device, bit_identical_to=same)
     qkvz = contracts.QKVZ
     key = f"w4a16_gemv::{qkvz.name}"
-    yield host_spec(key, qkvz, cpu.w4a16_gemv_qkvz, weight_layout=nvfp4.ROW_MAJOR)
+    yield _host_spec(key, qkvz, cpu.w4a16_gemv_qkvz, weight_layout=nvfp4.ROW_MAJOR)
     yield _mma_spec(key=key, contract=qkvz.name, backend=launch.QKVZ)
     for key, contract, same in _DENSE:
         layout = weights.BF16_ROW_MAJOR
-        yield host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)
+        yield _host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)
         if key.startswith("gemv::"):
             yield _dense_spec(key=key, contract=contract.name, backend=launch.DENSE, bit_identical_to=same)
