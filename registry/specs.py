@@ -80,10 +80,11 @@ class PythonKernel:
 @cache
 def _source_digest(module: ModuleType) -> bytes | None:
     """Return the digest of a module's source, read once: what runs is what was imported. None if there is no file."""
-    loader: Any = getattr(module, "__loader__", None)
-    file = getattr(module, "__file__", None)
+    file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
+    if file is None:
+        return None
     try:
-        source = loader.get_data(file) if hasattr(loader, "get_data") else Path(str(file)).read_bytes()
+        source: bytes = loader.get_data(file) if hasattr(loader, "get_data") else Path(file).read_bytes()
     except OSError:
         return None
     return hashlib.sha256(source).digest()
