@@ -80,7 +80,8 @@ class PythonKernel:
 @cache
 def _source_digest(module: ModuleType) -> bytes | None:
     """Return the digest of a module's source, read once: what runs is what was imported. None if there is no file."""
-    file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
+    loader: Any = getattr(module, "__loader__", None)
+    file = getattr(module, "__file__", None)
     if file is None:
         return None
     try:
