@@ -33,7 +33,7 @@ def _gemv(rows: int) -> Contract:
     name, weight = _tier("w4a16_gemv", rows), WeightParam("w", "nvfp4", ("N", "K"))
     summary = f"out = x w^T for NVFP4 weights and at most {rows} rows of BF16"
     # One, eight and sixteen rows stand for all tiers: these are what code is compiled for.
-    deep = deep_cases(9 if rows == 16 else rows, many=rows != 8) if rows in (1, 8, 16) else ()
+    deep = deep_cases(9 if rows == 16 else rows) if rows in (1, 8, 16) else ()
     return projection(name, summary, weight, (*projection_cases(_rows(rows)), *deep), rows)
 
 

@@ -16,25 +16,17 @@ _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
 # Splits that entry points exist for (splits.cuh), by depth. Measured on an H200 (records/), cold L2: where there are few
-# tiles, more warps share one; where there are many, fewer.
+# tiles, more warps share one.
 _STATIC_K = (2048, 4096, 5120, 6144, 17408)
 _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
-_MANY_AT_K, MANY_FEATURES = (2048,), 12288
-_SPLITS = (
-    "any",
-    *(f"k{k}" for k in _STATIC_K),
-    *(f"k{k}_few" for k in _FEW_AT_K),
-    *(f"k{k}_many" for k in _MANY_AT_K),
-)
+_SPLITS = ("any", *(f"k{k}" for k in _STATIC_K), *(f"k{k}_few" for k in _FEW_AT_K))
 
 
 def split_of(features: int, depth: int) -> str:
     """Return the split of K for N features of depth K. Never a function of M: rows must not depend on each other."""
     if depth not in _STATIC_K:
         return "any"
-    if depth in _FEW_AT_K and features <= FEW_FEATURES:
-        return f"k{depth}_few"
-    return f"k{depth}_many" if depth in _MANY_AT_K and features >= MANY_FEATURES else f"k{depth}"
+    return f"k{depth}_few" if depth in _FEW_AT_K and features <= FEW_FEATURES else f"k{depth}"
 
 
 def _entries(form: str, parameters: tuple[str, ...], rows: int) -> tuple[EntryPoint, ...]:
