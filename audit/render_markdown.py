@@ -12,10 +12,15 @@ _SPECIAL = re.compile(r"([\\`*_<>|\[\]])")
 
 def render_markdown(report: Report, *, verbose: bool = False) -> str:
     """Return the report as Markdown in ASCII."""
-    lines = [f"## {escaped(headline(report))}", ""]
-    for section in sections(report, verbose=verbose):
+    return render_markdown_sections(headline(report), sections(report, verbose=verbose))
+
+
+def render_markdown_sections(verdict: str, parts: Iterable[Section]) -> str:
+    """Return sections as Markdown in ASCII, between a verdict and the verdict again."""
+    lines = [f"## {escaped(verdict)}", ""]
+    for section in parts:
         lines += [f"### {escaped(section.title)}", "", *_body(section), ""]
-    return ascii_only("\n".join((*lines, f"**{escaped(headline(report))}**", "")))
+    return ascii_only("\n".join((*lines, f"**{escaped(verdict)}**", "")))
 
 
 def _body(section: Section) -> Iterator[str]:

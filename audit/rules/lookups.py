@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.registry.catalog import HOST_DISTRIBUTION
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.records import LookupRow
@@ -164,7 +164,7 @@ def signatures(evidence: Evidence) -> list[Finding]:
     for row in evidence.rows:
         for key in evidence.evaluated(row):
             chosen = evidence.decide(key).chosen
-            owner = _owner_contract(evidence, evidence.decide(key).renamed_to or key)
+            owner = owner_contract(evidence.catalog, evidence.decide(key).renamed_to or key)
             if chosen is None or not owner or not chosen.spec.contract or chosen.spec.contract == owner:
                 continue
             why = f"{chosen.provider} implements contract {chosen.spec.contract}, but {key} has contract {owner}"
@@ -173,10 +173,10 @@ def signatures(evidence: Evidence) -> list[Finding]:
     return merge(found)
 
 
-def _owner_contract(evidence: Evidence, key: KernelKey) -> str:
+def owner_contract(catalog: Catalog, key: KernelKey) -> str:
     """Return the contract that a key's owner gives it: the host, or the plugin whose namespace it lies in."""
-    registered = evidence.catalog.by_key.get(key, ())
-    plugins = {row.name: row for row in evidence.catalog.plugins}
+    registered = catalog.by_key.get(key, ())
+    plugins = {row.name: row for row in catalog.plugins}
     for r in registered:
         row = plugins.get(r.provider.plugin)
         if r.provider.distribution == HOST_DISTRIBUTION or (row is not None and row.owns_module(key.module)):

@@ -45,6 +45,7 @@ def audit(
     from kernel_muster.cli.booting import asked_of, run_audit, wanted_of
     from kernel_muster.cli.logs import configured_logs
     from kernel_muster.cli.output import check_writable, write_file
+    from kernel_muster.cli.progress import shown_progress
     from kernel_muster.cli.reports import show_report
 
     asked = asked_of(
@@ -67,8 +68,8 @@ def audit(
     )
     for path in (output, trace):
         check_writable(path)
-    with configured_logs(verbose=verbose):
-        audited = run_audit(wanted, asked, wants_trace=trace is not None)
+    with configured_logs(verbose=verbose), shown_progress() as progress:
+        audited = run_audit(wanted, asked, wants_trace=trace is not None, progress=progress)
     if audited.trace is not None and trace is not None:
         write_file(trace, json.dumps(audited.trace, indent=1))
     elif trace is not None:

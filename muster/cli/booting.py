@@ -17,6 +17,7 @@ from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.running import Progress
 from kernel_muster.registry.specs import Stage
 from kernel_muster.registry.values import frozen
 
@@ -101,9 +102,9 @@ def _key(text: str) -> KernelKey:
         raise UsageError(f"--dangerously-allow-unresolved: {error}") from None
 
 
-def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False) -> Audited:
+def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False, progress: Progress | None = None) -> Audited:
     """Boot a model as a plan, without weights, and return what the audit says, passed or refused."""
-    session = BootSession(wanted, BootOptions(asked=asked, muster_version=__version__))
+    session = BootSession(wanted, BootOptions(asked=asked, muster_version=__version__, progress=progress))
     failure: BaseException | None = None
     is_open = False
     try:

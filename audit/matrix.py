@@ -1,0 +1,132 @@
+"""Models by targets: one audit a cell, and what refuses folded over the cells that share it."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from kernel_muster.audit.render_plain import plural
+from kernel_muster.audit.render_sections import Section, Table
+from kernel_muster.audit.report import Report
+from kernel_muster.registry.values import frozen
+
+SCHEMA = "kernel-muster/matrix"
+VERSION = "1.0"
+
+
+@frozen(kw_only=True)
+class Cell:
+    """One audit. ``causes`` are code and subject of what refuses; ``failure`` is what the model's builder raised."""
+
+    model: str
+    target: str
+    verdict: Literal["passed", "refused", "failed"]
+    stage: str
+    keys: int
+    refusing: int
+    warnings: int
+    set_hash: str
+    causes: tuple[tuple[str, str], ...] = ()
+    failure: str = ""
+
+    @property
+    def name(self) -> str:
+        """The cell as the text calls it."""
+        return f"{self.model} on {self.target}"
+
+    @property
+    def text(self) -> str:
+        """The cell as the table shows it."""
+        if self.verdict == "passed":
+            warned = f" ({plural(self.warnings, 'warning')})" if self.warnings else ""
+            return f"{self.stage}{warned}"
+        return f"REFUSED {self.refusing}" if self.verdict == "refused" else "BUILDER FAILED"
+
+
+@frozen
+class Group:
+    """Causes that the same cells share: keys by code."""
+
+    cells: tuple[str, ...]
+    keys: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@frozen
+class Matrix:
+    """All cells, row by row: models in order, targets in order."""
+
+    models: tuple[str, ...]
+    targets: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every cell passed."""
+        return all(cell.verdict == "passed" for cell in self.cells)
+
+    def groups(self) -> tuple[Group, ...]:
+        """Fold what refuses: causes that the same cells share stand together."""
+        where: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for cell in self.cells:
+            for cause in cell.causes:
+                where.setdefault(cause, []).append((cell.model, cell.target))
+        shared: dict[tuple[tuple[str, str], ...], list[tuple[str, str]]] = {}
+        for cause, places in where.items():
+            shared.setdefault(tuple(places), []).append(cause)
+        return tuple(Group(_folded(places), _by_code(causes)) for places, causes in shared.items())
+
+
+def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
+    """Return the cell of one audit."""
+    refusing = [row for row in report.findings if row.severity == "refuse" and not row.allowed]
+    verdict: Literal["passed", "refused", "failed"] = "refused" if not report.passed else "passed"
+    return Cell(
+        model=model,
+        target=target,
+        verdict="failed" if failure and report.passed else verdict,
+        stage=report.stage_reached,
+        keys=report.counts.keys,
+        refusing=report.counts.refusing,
+        warnings=report.counts.warnings,
+        set_hash=report.set_hash,
+        causes=tuple(dict.fromkeys((row.code, row.subject) for row in refusing)),
+        failure=failure,
+    )
+
+
+def _by_code(causes: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    keys: dict[str, list[str]] = {}
+    for code, subject in causes:
+        keys.setdefault(code, []).append(subject)
+    return tuple((code, tuple(sorted(subjects))) for code, subjects in keys.items())
+
+
+def _folded(places: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Name cells by target: ``sm_90a, sm_100a: model, model`` for targets that have the same models."""
+    models: dict[str, list[str]] = {}
+    for model, target in places:
+        models.setdefault(target, []).append(model)
+    targets: dict[tuple[str, ...], list[str]] = {}
+    for target, names in models.items():
+        targets.setdefault(tuple(names), []).append(target)
+    return tuple(f"{', '.join(names)} on {', '.join(same)}" for names, same in targets.items())
+
+
+def headline(matrix: Matrix) -> str:
+    """Return the verdict in one line."""
+    counts = Counter(cell.verdict for cell in matrix.cells)
+    said = ", ".join(f"{counts[name]} {name}" for name in ("passed", "refused", "failed") if counts[name])
+    shape = f"{plural(len(matrix.models), 'model')} x {plural(len(matrix.targets), 'target')}"
+    return f"{'PASSED' if matrix.passed else 'REFUSED'}: {shape}: {said}"
+
+
+def sections(matrix: Matrix) -> Iterator[Section]:
+    """Yield the table, then what refuses."""
+    by_place = {(cell.model, cell.target): cell.text for cell in matrix.cells}
+    rows = tuple((model, *(by_place[model, target] for target in matrix.targets)) for model in matrix.models)
+    yield Section("Stage reached, or refused", table=Table(("MODEL", *matrix.targets), rows))
+    for group in matrix.groups():
+        lines = [f"{code}: {', '.join(keys)}" for code, keys in group.keys]
+        yield Section(f"To act on: {'; '.join(group.cells)}", "refuse", lines=tuple(lines))
+    failed = [f"{cell.name}: {cell.failure}" for cell in matrix.cells if cell.failure]
+    if failed:
+        yield Section("Builders that failed", "refuse", lines=tuple(failed))

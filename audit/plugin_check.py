@@ -1,0 +1,245 @@
+"""``muster plugin check``: run the steps in child processes, and turn crashes and hangs into findings.
+
+A child that dies in a step is followed by one that leaves out what is done and that step, so that one crash hides
+nothing else. The time limit is for a step.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import field
+from typing import IO, Any, Literal
+
+from kernel_muster.audit.plugin_steps import is_refusing
+from kernel_muster.audit.report import FindingRow
+from kernel_muster.audit.reporting import finding_row
+from kernel_muster.audit.verdict import judge
+from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.values import frozen
+
+SCHEMA = "kernel-muster/plugin-check"
+VERSION = "1.0"
+Outcome = Literal["ok", "failed", "skipped"]
+_LAST_LINES = 60
+_CODES = {"load": "PLUGIN_LOAD_FAILED", "contract": "BAD_SPEC", "compile": "COMPILE_FAILED", "prove": "NUMERICS_FAILED"}
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS})
+
+
+@frozen(kw_only=True)
+class StepRow:
+    """One step: what it checked, where, and how it went."""
+
+    kind: str
+    subject: str
+    target: str
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class PluginReport:
+    """Everything the author's kit has to say about one distribution."""
+
+    schema: str = SCHEMA
+    version: str = VERSION
+    distribution: str
+    distribution_version: str
+    verdict: Literal["passed", "refused"]
+    plugins: tuple[dict[str, Any], ...] = ()
+    steps: tuple[StepRow, ...] = ()
+    findings: tuple[FindingRow, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing refuses."""
+        return self.verdict == "passed"
+
+
+class _Collected:
+    """What all children have said so far."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.steps: list[StepRow] = []
+        self.findings: list[Finding] = []
+        self.plugins: tuple[dict[str, Any], ...] = ()
+        self.has_ended = False
+        self.open: dict[str, Any] | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take one event of a child."""
+        kind = event["event"]
+        if kind == "start":
+            self.open = event
+        elif kind == "plugins":
+            self.plugins = tuple(event["plugins"])
+        elif kind == "end":
+            self.has_ended = True
+        else:
+            self.open = None
+            self.add(event, [_finding(row) for row in event["findings"]], event["seconds"], event["skipped"])
+
+    def add(self, step: dict[str, Any], found: Sequence[Finding], seconds: float, skipped: str = "") -> None:
+        """Add a step that is over."""
+        outcome: Outcome = "skipped" if skipped else "failed" if any(map(is_refusing, found)) else "ok"
+        row = {name: step[name] for name in ("kind", "subject", "target")}
+        reason = skipped or ", ".join(dict.fromkeys(finding.code for finding in found))
+        self.steps.append(StepRow(**row, outcome=outcome, seconds=round(seconds, 3), reason=reason))
+        self.findings.extend(found)
+        self.done.append(step["name"])
+
+
+@frozen
+class _Ended:
+    """How a child ended: its exit code, negative for a signal; what it wrote; and whether its time was up."""
+
+    code: int
+    log: str
+    is_hanging: bool
+    seconds: float = field(default=0.0)
+
+
+def check_plugin(
+    distribution: str,
+    version: str,
+    *,
+    path: Sequence[str],
+    seconds: float,
+    cache_dir: str | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> PluginReport:
+    """Check the plugins of a distribution that ``path`` leads to; each step may take so many seconds."""
+    collected = _Collected()
+    while not collected.has_ended:
+        before = len(collected.done)
+        ended = _run_child(collected, distribution, path, seconds, cache_dir, progress)
+        if collected.open is not None:
+            step, collected.open = collected.open, None
+            collected.add(step, [_died(step, ended, seconds)], ended.seconds)
+            if step["kind"] == "load":
+                break
+        elif not collected.has_ended and len(collected.done) == before:
+            raise MusterError(f"the child process of the check ended with {_how(ended.code)}:\n{ended.log}")
+    return _report(distribution, version, collected)
+
+
+def _report(distribution: str, version: str, collected: _Collected) -> PluginReport:
+    verdict = judge(collected.findings, "qualify")
+    return PluginReport(
+        distribution=distribution,
+        distribution_version=version,
+        verdict="refused" if verdict.is_refused else "passed",
+        plugins=collected.plugins,
+        steps=tuple(collected.steps),
+        findings=tuple(finding_row(judged) for judged in verdict.findings),
+    )
+
+
+def refused_install(distribution: str, why: str, log: str) -> PluginReport:
+    """Return the report of a wheel that cannot even be installed."""
+    collected = _Collected()
+    remedies = ("build the wheel again: python -m build",)
+    finding = Finding("PLUGIN_LOAD_FAILED", distribution, why, remedies=remedies, log=log)
+    step = {"name": "install", "kind": "install", "subject": distribution, "target": ""}
+    collected.add(step, [finding], 0.0)
+    return _report(distribution, "", collected)
+
+
+def _finding(row: dict[str, Any]) -> Finding:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Finding(**fields)
+
+
+def _died(step: dict[str, Any], ended: _Ended, seconds: float) -> Finding:
+    code = _CODES[step["kind"]]
+    if ended.is_hanging:
+        why = f"{step['kind']} was still running after {seconds:g} s, and its process was ended"
+        remedies = ("look at the stack in the log", "or raise --timeout")
+    else:
+        if step["kind"] == "prove" and -ended.code in _FAULTS:
+            code = "OUT_OF_BOUNDS"
+        why = f"{step['kind']} ended its process with {_how(ended.code)}"
+        remedies = ("look at the log", "run it alone, under a debugger or compute-sanitizer")
+    subject = step["subject"] if step["kind"] != "compile" else step["subject"].partition(" (")[0]
+    return Finding(code, subject, why, remedies=remedies, log=ended.log)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _run_child(
+    collected: _Collected,
+    distribution: str,
+    path: Sequence[str],
+    seconds: float,
+    cache_dir: str | None,
+    progress: Callable[[int, str], None] | None,
+) -> _Ended:
+    reader, writer = os.pipe()
+    arguments = {"distribution": distribution, "pipe": writer, "skip": collected.done, "seconds": seconds}
+    arguments |= {"cache_dir": cache_dir, "path": list(path)}
+    command = [sys.executable, "-P", "-m", "kernel_muster.audit.plugin_steps", json.dumps(arguments)]
+    with tempfile.TemporaryFile() as log, os.fdopen(reader, "rb", buffering=0) as events:
+        child = subprocess.Popen(  # noqa: S603  (our own module, in the interpreter that runs us)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,), start_new_session=True
+        )
+        os.close(writer)
+        try:
+            start = time.monotonic()
+            is_hanging = not _listen(events, collected, seconds, progress)
+            taken = time.monotonic() - start
+        finally:
+            _end(child)
+        return _Ended(child.returncode, _tail(log), is_hanging, taken)
+
+
+def _listen(
+    events: IO[bytes], collected: _Collected, seconds: float, progress: Callable[[int, str], None] | None
+) -> bool:
+    """Take events until the child closes its end; False when a step takes too long."""
+    rest = b""
+    deadline = time.monotonic() + seconds + 30  # it has to start first
+    while True:
+        if not select.select([events], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        part = os.read(events.fileno(), 1 << 16)
+        if not part:
+            return True
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            collected.take(json.loads(line))
+            if progress is not None and collected.open is not None:
+                progress(len(collected.done), collected.open["name"])
+            deadline = time.monotonic() + seconds
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Wait a moment for a child that is ending by itself; then end it and all that it started."""
+    try:
+        child.wait(1)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - (1 << 16)))
+    lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_LAST_LINES:])

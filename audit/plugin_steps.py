@@ -1,0 +1,297 @@
+"""The steps of ``muster plugin check``, run in a process of their own, where a crash or a hang ends nothing else.
+
+Each step is announced before it runs and reported after, one JSON object a line, so that the parent knows in which
+step a process died; it starts another one without that step. Nothing here prints.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, Literal
+
+from kernel_muster.audit.proofs import device_memory, host_memory, prove
+from kernel_muster.audit.rules.lookups import owner_contract
+from kernel_muster.registry.arch import Arch, CodeArch, canonical_arch, parse_arch
+from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.cache import BuildCache
+from kernel_muster.registry.backends.choose import choose_runner, has_toolkit
+from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.catalog import Catalog, PluginRow
+from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.findings import Finding, Severity
+from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.levers import read_levers
+from kernel_muster.registry.lookups import LookupSession
+from kernel_muster.registry.selection import is_host_only
+from kernel_muster.registry.specs import Registered, is_host_backend
+from kernel_muster.registry.target import CPU_TARGET, Target, resolve_target
+from kernel_muster.registry.values import frozen
+from kernel_muster.registry.watch import cause_chain
+
+Kind = Literal["install", "load", "contract", "compile", "prove"]
+#: What "sm_80+" is compiled for, besides the architecture that it names.
+ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
+
+
+@frozen
+class Step:
+    """One thing to check. ``skipped`` says why it cannot be checked here."""
+
+    kind: Kind
+    subject: str
+    target: str
+    run: Callable[[], Iterable[Finding]]
+    skipped: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the step is called between the processes."""
+        return " ".join(filter(None, (self.kind, self.subject, self.target)))
+
+
+class DeviceStopped(Exception):
+    """The device answers nothing more in this process."""
+
+
+class Reporter:
+    """Runs steps and tells the parent."""
+
+    def __init__(self, pipe: int, skip: frozenset[str], seconds: float) -> None:
+        self._pipe, self._skip, self._seconds = pipe, skip, seconds
+
+    def tell(self, event: str, **more: Any) -> None:
+        """Write one event."""
+        data = (json.dumps({"event": event, **more}) + "\n").encode()
+        while data:
+            data = data[os.write(self._pipe, data) :]
+
+    def run(self, step: Step) -> None:
+        """Run one step, unless an earlier process did."""
+        if step.name in self._skip:
+            return
+        head = {"name": step.name, "kind": step.kind, "subject": step.subject, "target": step.target}
+        self.tell("start", **head)
+        start = time.perf_counter()
+        findings: list[Finding] = []
+        has_stopped = False
+        if not step.skipped:
+            # Before the parent ends the process: where it hangs goes to stderr, which the parent keeps.
+            faulthandler.dump_traceback_later(self._seconds * 0.9, exit=False)
+            try:
+                for finding in step.run():
+                    findings.append(finding)
+            except DeviceStopped as error:
+                findings.extend(error.args[0])
+                has_stopped = True
+            faulthandler.cancel_dump_traceback_later()
+        rows = [asdict(finding) for finding in findings]
+        self.tell("done", **head, skipped=step.skipped, findings=rows, seconds=time.perf_counter() - start)
+        if has_stopped:
+            os._exit(0)
+
+
+def main(distribution: str, pipe: int, skip: Iterable[str], seconds: float, cache_dir: str | None) -> None:
+    """Check a distribution's plugins, and end the process whatever threads they left."""
+    faulthandler.enable()
+    reporter = Reporter(pipe, frozenset(skip), seconds)
+    found: list[Catalog] = []
+
+    def load() -> Iterator[Finding]:
+        catalog = discover(timeout_s=max(seconds * 0.8, 0.1))
+        found.append(catalog)
+        yield from _load_findings(catalog, distribution)
+
+    # What the later steps need is loaded in each process; it is reported once.
+    reporter.run(Step("load", distribution, "", load))
+    if not found:
+        found.append(discover(timeout_s=max(seconds * 0.8, 0.1)))
+    rows = _rows_of(found[0], distribution)
+    reporter.tell("plugins", plugins=[asdict(row) | {"keys": list(map(str, row.keys))} for row in rows])
+    for step in _steps(found[0], rows, cache_dir):
+        reporter.run(step)
+    reporter.tell("end")
+    os._exit(0)
+
+
+def _same(one: str, other: str) -> bool:
+    return one.lower().replace("_", "-").replace(".", "-") == other.lower().replace("_", "-").replace(".", "-")
+
+
+def _rows_of(catalog: Catalog, distribution: str) -> list[PluginRow]:
+    return [row for row in catalog.plugins if _same(row.distribution, distribution)]
+
+
+def _load_findings(catalog: Catalog, distribution: str) -> Iterator[Finding]:
+    """Yield what discovery and selection find about the plugins of one distribution."""
+    rows = _rows_of(catalog, distribution)
+    if not rows:
+        why = f"{distribution} has no entry point in the group {ENTRY_POINT_GROUP}"
+        remedies = (f'list the plugin\'s module in pyproject.toml: [project.entry-points."{ENTRY_POINT_GROUP}"]',)
+        yield Finding("PLUGIN_NOT_FOUND", distribution, why, remedies=remedies)
+    names = {row.name for row in rows}
+    places = tuple(f"{row.distribution} {row.version} (" for row in rows)
+    for finding in catalog.findings:
+        if finding.subject in names or any(where.startswith(places) for where in finding.where):
+            yield finding
+    own = [r for r in catalog.kernels if r.provider.plugin in names]
+    yield from _other_contracts(catalog, own)
+    yield from _equal_kernels(catalog, own)
+
+
+def _other_contracts(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Finding]:
+    for registered in own:
+        spec = registered.spec
+        owner = owner_contract(catalog, spec.kernel_key)
+        if owner and owner != spec.contract:
+            why = f"{registered.provider} implements contract {spec.contract}, but {spec.key} has contract {owner}"
+            remedies = (f"implement contract {owner}", "or register the kernel under a key of its own")
+            yield Finding("SIGNATURE_MISMATCH", spec.key, why, (str(registered.provider),), remedies)
+
+
+def _equal_kernels(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Finding]:
+    """Yield keys that two equal kernels offer on one target."""
+    levers, _ = read_levers(catalog.levers, [])
+    keys = sorted({registered.spec.kernel_key for registered in own})
+    for target in (CPU_TARGET, *(Target(str(arch), arch) for arch in ARCHS)):
+        selector = LookupSession(catalog, target, levers).selector
+        for key in keys:
+            decision = selector.decide(key)
+            if decision.chosen is not None and decision.rivals:
+                rivals = sorted({str(rival.provider) for rival in (decision.chosen, *decision.rivals)})
+                why = f"equal kernels compete on {target}: {', '.join(rivals)}"
+                remedies = ('say overrides="<distribution>" in the spec', "or give it a key of its own")
+                yield Finding("DUPLICATE_KERNEL", str(key), why, tuple(rivals), remedies)
+
+
+def _steps(catalog: Catalog, rows: Iterable[PluginRow], cache_dir: str | None) -> Iterator[Step]:
+    """Yield what follows the load: contracts, then code for every architecture, then numerics on what is there."""
+    names = {row.name for row in rows if row.status == "loaded"}
+    own = [r for r in catalog.kernels if r.provider.plugin in names]
+    contracts = {r.spec.contract: catalog.contracts[r.spec.contract] for r in own}
+    for name, contract in sorted(contracts.items()):
+        yield Step("contract", name, "", lambda c=contract: _contract_findings(c))  # type: ignore[misc]
+    yield from _compile_steps(own, cache_dir)
+    yield from _proof_steps(catalog, [r for r in own if is_host_backend(r.spec.backend)], CPU_TARGET, "", cache_dir)
+    compiled = [r for r in own if not is_host_only(r.spec)]
+    if compiled:
+        target, missing = resolve_target(None)
+        why = missing.why if missing is not None else ""
+        yield from _proof_steps(catalog, compiled, target or Target("cuda"), why, cache_dir)
+
+
+def _contract_findings(contract: Contract) -> Iterator[Finding]:
+    """Make each case's arguments, bind them, and see that the reference gives every output in its shape."""
+    import numpy as np
+
+    for case in contract.cases:
+        try:
+            given = contract.arguments(case, np.random.default_rng(0))
+            contract.signature.bind(contract.name, (), given)
+            expected = contract.reference(dict(given), case.dims)
+            wrong = [
+                f"{param.name} has shape {np.shape(expected[param.name])}, expected {given[param.name].shape}"
+                for param in contract.signature.outputs
+                if given[param.name] is not None and np.shape(expected[param.name]) != given[param.name].shape
+            ]
+            why, log = "; ".join(wrong), ""
+        except Exception as error:  # noqa: BLE001  (a plugin's contract may raise anything)
+            why, log = f"{type(error).__name__}: {error}", cause_chain(error)
+        if why:
+            remedies = ("correct the contract's inputs, reference or cases",)
+            yield Finding("BAD_SPEC", contract.name, f"case {case.name}: {why}", remedies=remedies, log=log)
+
+
+def _declared_archs(code_archs: Iterable[CodeArch]) -> list[Arch]:
+    """Return the architectures to compile for: those that are named, and ours that the code accepts."""
+    entries = [entry for entry in code_archs if entry.kind != "host"]
+    named = {Arch(e.capability, e.suffix) if e.suffix else canonical_arch(e.capability) for e in entries}
+    accepted = {arch for arch in (*ARCHS, *named) if any(entry.rejects(arch) is None for entry in entries)}
+    return sorted(accepted, key=lambda arch: (arch.capability, arch.suffix))
+
+
+def _compile_steps(own: Iterable[Registered], cache_dir: str | None) -> Iterator[Step]:
+    requests: dict[Any, list[str]] = {}
+    for registered in own:
+        backend = registered.spec.backend
+        if is_device_backend(backend):
+            for arch in _declared_archs(registered.spec.code_archs):
+                requests.setdefault(backend.request(arch), []).append(registered.spec.key)
+    if not requests:
+        return
+    skipped = "" if has_toolkit() else "no compiler is installed: kernel-muster[nvrtc13]"
+    builder = None if skipped else Builder(_cache(cache_dir))
+    for request, keys in requests.items():
+
+        def build(request: Any = request, keys: list[str] = keys) -> Iterator[Finding]:
+            assert builder is not None  # noqa: S101  (skipped without one)
+            try:
+                builder.build(request)
+            except BuildFailure as failure:
+                yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys)
+
+        yield Step("compile", f"{request.name} ({', '.join(sorted(set(keys)))})", str(request.arch), build, skipped)
+
+
+def _cache(cache_dir: str | None) -> BuildCache:
+    from pathlib import Path
+
+    return BuildCache(Path(cache_dir) if cache_dir else None)
+
+
+def _proof_steps(
+    catalog: Catalog, own: Iterable[Registered], target: Target, skipped: str, cache_dir: str | None
+) -> Iterator[Step]:
+    levers, _ = read_levers(catalog.levers, [])
+    session: LookupSession | None = None
+    for registered in own:
+        spec = registered.spec
+        if all(entry.rejects(target.arch) for entry in spec.code_archs) and not skipped:
+            yield Step("prove", spec.key, target.name, tuple, f"it needs {' or '.join(spec.archs)}, here is {target}")
+            continue
+        if session is None and not skipped:
+            runner = choose_runner(target, None, cache_dir)
+            session = LookupSession(catalog, target, levers, runner=runner)
+        yield Step("prove", spec.key, target.name, lambda r=registered, s=session: _proof(r, s), skipped)  # type: ignore[misc]
+
+
+def _proof(registered: Registered, session: LookupSession) -> Iterator[Finding]:
+    """Prove one spec, whether or not selection would choose it."""
+    spec, runner = registered.spec, session.runner
+    contract = session.catalog.contracts[spec.contract]
+    handle = Handle(spec.kernel_key, spec, contract, registered.provider, runner)
+    state = runner.state(spec)
+    if state.failure is not None:
+        yield state.failure
+        return
+    device = session.target.device
+    memory = host_memory() if device is None else device_memory(device.ordinal)
+    said: set[str] = set()
+    for result in prove(handle, memory, session.handle_of):
+        fresh = [finding for finding in result.findings if finding.code not in said]
+        said.update(finding.code for finding in fresh)
+        if result.is_last:
+            raise DeviceStopped(fresh)
+        yield from fresh
+
+
+def is_refusing(finding: Finding) -> bool:
+    """Whether a finding refuses a plugin: an author's kit judges as for a release."""
+    return finding.severity("qualify") is Severity.REFUSE
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    sys.path[:] = arguments.pop("path")
+    try:
+        main(**arguments)
+    except MusterError as error:
+        sys.stderr.write(f"{error}\n")
+        os._exit(70)

@@ -1,0 +1,115 @@
+"""``muster plugin check``: the kernel author's kit."""
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kernel_muster.cli import options
+from kernel_muster.cli.exits import PASSED, REFUSED
+from kernel_muster.registry.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernel_muster.audit.plugin_check import PluginReport
+    from kernel_muster.audit.render_sections import Section
+
+Subject = Annotated[str, typer.Argument(metavar="DIST|WHEEL", help="An installed distribution, or a wheel file.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time for one step.", min=0.1)]
+
+
+def check(
+    plugin: Subject,
+    timeout: Timeout = 120.0,
+    format: options.ListFormat = options.Format.TEXT,
+    output: options.Output = None,
+    verbose: options.Verbose = False,
+) -> int:
+    """Check a plugin as its author: what it registers, compiles, and computes.
+
+    It runs in a process of its own: hooks, contracts, code for every architecture that the specs declare, and the
+    contracts' cases on the host and on the GPU, if one is there. Warnings refuse, as they do for a release.
+
+    Exit code: 0 passed, 1 refused, 2 usage.
+    """
+    from kernel_muster.audit.plugin_check import check_plugin, refused_install
+    from kernel_muster.cli.output import check_writable, say, write_file
+    from kernel_muster.cli.progress import shown_progress
+    from kernel_muster.cli.wheels import WheelRefused, install_wheel, installed, path_with
+
+    check_writable(output)
+    cache_dir = os.environ.get("MUSTER_CACHE_DIR") or None
+    with tempfile.TemporaryDirectory(prefix="muster-check-") as temporary, shown_progress() as progress:
+        folder = Path(temporary) / "wheel"
+        try:
+            if plugin.endswith(".whl"):
+                if not Path(plugin).is_file():
+                    raise UsageError(f"{plugin} is no file")
+                found = install_wheel(Path(plugin), folder)
+                path = path_with(found, folder, Path(temporary) / "shadows")
+            else:
+                found, path = installed(plugin), sys.path
+        except WheelRefused as error:
+            report = refused_install(Path(plugin).name, "pip cannot install this wheel", str(error))
+        else:
+            report = check_plugin(
+                str(found.metadata["Name"]),
+                found.version,
+                path=path,
+                seconds=timeout,
+                cache_dir=cache_dir,
+                progress=None if progress is None else lambda done, name: progress(done, 0, name),
+            )
+    text = json.dumps(asdict(report), indent=1) if format is options.Format.JSON else _text(report, verbose)
+    if output is None:
+        say(text)
+    else:
+        write_file(output, text)
+    return PASSED if report.passed else REFUSED
+
+
+def _text(report: "PluginReport", verbose: bool) -> str:
+    from kernel_muster.audit.render_text import render_sections
+
+    return render_sections(_sections(report, verbose), _headline(report), _headline(report))
+
+
+def _headline(report: "PluginReport") -> str:
+    from kernel_muster.audit.render_plain import plural
+
+    counts = {outcome: sum(step.outcome == outcome for step in report.steps) for outcome in ("ok", "failed", "skipped")}
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    name = f"{report.distribution} {report.distribution_version}".strip()
+    return f"{report.verdict.upper()}: {name}: {plural(len(report.steps), 'step')}: {said}"
+
+
+def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
+    from kernel_muster.audit.render_sections import Section, Table, finding_sections
+
+    yield from finding_sections(report.findings, verbose=verbose)
+    for row in report.plugins:
+        hooks = " ".join(hook.removeprefix("muster_") for hook in row["hooks"]) or "no hook"
+        yield Section(f"Plugin {row['name']} ({row['status']}): {hooks}", lines=tuple(row["keys"]))
+    counted: dict[tuple[str, str], list[str]] = {}
+    for step in report.steps:
+        counted.setdefault((step.kind, step.target or "-"), []).append(step.outcome)
+    summary = tuple(
+        (kind, target, *(str(outcomes.count(name)) for name in ("ok", "failed", "skipped")))
+        for (kind, target), outcomes in counted.items()
+    )
+    yield Section("Steps", table=Table(("STEP", "TARGET", "OK", "FAILED", "SKIPPED"), summary))
+    skipped = Counter((s.kind, s.target, s.reason) for s in report.steps if s.outcome == "skipped")
+    if skipped:
+        lines = [f"{count} x {kind} on {target or '-'}: {reason}" for (kind, target, reason), count in skipped.items()]
+        yield Section("Skipped", lines=tuple(lines))
+    shown = [step for step in report.steps if verbose or step.outcome == "failed"]
+    if shown:
+        rows = tuple((s.kind, s.subject, s.target or "-", s.outcome, f"{s.seconds:.2f}", s.reason) for s in shown)
+        title = "All steps" if verbose else "Steps that failed"
+        yield Section(title, table=Table(("STEP", "WHAT", "TARGET", "OUTCOME", "SECONDS", "REASON"), rows))

@@ -1,0 +1,68 @@
+"""A wheel that is only looked at: installed into a folder of its own, in front of what is installed already."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.keys import did_you_mean
+
+_PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile")
+
+
+class WheelRefused(Exception):
+    """pip cannot install a wheel; the text is what it said."""
+
+
+def install_wheel(wheel: Path, folder: Path) -> Distribution:
+    """Install a wheel, and nothing that it depends on, into an empty folder; WheelRefused if pip does not."""
+    command = [sys.executable, *_PIP, "--target", str(folder), str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (pip, without a shell)
+    if "No module named pip" in done.stderr:
+        raise UsageError(f"pip is not installed for {sys.executable}: install the wheel yourself, and name it")
+    found = list(distributions(path=[str(folder)])) if done.returncode == 0 else []
+    if len(found) != 1:
+        raise WheelRefused((done.stderr or done.stdout).strip())
+    return found[0]
+
+
+def installed(name: str) -> Distribution:
+    """Return an installed distribution; UsageError, with near names, if there is none."""
+    try:
+        return distribution(name)
+    except (PackageNotFoundError, ValueError):
+        names = sorted({str(one.metadata["Name"]) for one in distributions()})
+        raise UsageError(
+            f"{name} is neither a wheel nor an installed distribution{did_you_mean(name, names)}"
+        ) from None
+
+
+def path_with(wheel: Distribution, folder: Path, shadows: Path) -> list[str]:
+    """Return ``sys.path`` with a wheel's folder in front, and without another version that is installed.
+
+    A folder that holds the other version's metadata is replaced by one of links to everything else in it.
+    """
+    name = _normal(str(wheel.metadata["Name"]))
+    path = [str(folder)]
+    for position, entry in enumerate(sys.path):
+        place = Path(entry)
+        others = [
+            file
+            for file in place.glob("*.dist-info")
+            if _normal(file.name.rpartition("-")[0].rpartition("-")[0]) == name
+        ]
+        if entry and others:
+            shadow = shadows / str(position)
+            shadow.mkdir(parents=True)
+            for file in place.iterdir():
+                if file not in others:
+                    (shadow / file.name).symlink_to(file.absolute())
+            entry = str(shadow)
+        path.append(entry)
+    return path
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
