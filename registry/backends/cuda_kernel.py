@@ -22,7 +22,8 @@ class LaunchPlan:
     """One launch: entry point, grid, and the values of its parameters in order.
 
     ``arguments`` are array views (passed as pointers) and numbers. ``block`` None is the entry's launch bound. A
-    ``cluster`` is for kernels that have none compiled in.
+    ``cluster`` is for kernels that have none compiled in. ``may_overlap`` is False for a kernel that does not wait for
+    the launch before it (``griddepcontrol.wait``): it never begins early, whatever ``handle.prepare`` asks for.
     """
 
     entry: str
@@ -31,6 +32,7 @@ class LaunchPlan:
     block: Extent | None = None
     dynamic_shared_bytes: int = 0
     cluster: Extent | None = None
+    may_overlap: bool = True
 
 
 class DeviceBackend(Protocol):

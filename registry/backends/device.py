@@ -118,7 +118,7 @@ class DeviceRunner(BuildRunner):
         for position, value in enumerate(plan.arguments):
             if isinstance(value, ArrayView):
                 self._check(owner, f"argument {position} of {plan.entry}", value, True)
-        return _PreparedLaunch(owner, module, plan, overlap and self._arch.capability >= (9, 0))
+        return _PreparedLaunch(owner, module, plan, overlap and plan.may_overlap and self._arch.capability >= (9, 0))
 
     def _check(self, owner: str, name: str, view: ArrayView, may_be_strided: bool) -> None:
         if view.device != self._device.ordinal:
