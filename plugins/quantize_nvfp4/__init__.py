@@ -3,21 +3,28 @@
 from collections.abc import Iterable
 
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.quantize_nvfp4.contracts import QUANTIZE, TRANSPOSE
-from kernel_muster.plugins.quantize_nvfp4.cpu import quantize_bf16_to_nvfp4, transpose_nvfp4
+from kernel_muster.plugins.quantize_nvfp4 import contracts, cpu, launch
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
 
+_KERNELS = (
+    (contracts.QUANTIZE, cpu.quantize_bf16_to_nvfp4, launch.QUANTIZE),
+    (contracts.QUANTIZE_T, cpu.quantize_bf16_to_nvfp4_t, launch.QUANTIZE_T),
+    (contracts.TRANSPOSE, cpu.transpose_nvfp4, launch.TRANSPOSE),
+)
+
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return both contracts."""
-    return QUANTIZE, TRANSPOSE
+    """Return all contracts."""
+    return [contract for contract, _, _ in _KERNELS]
 
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return both kernels."""
-    yield host_spec("quantize_nvfp4::quantize_bf16_to_nvfp4", QUANTIZE, quantize_bf16_to_nvfp4)
-    yield host_spec("quantize_nvfp4::transpose_nvfp4", TRANSPOSE, transpose_nvfp4)
+    """Return each kernel for the host and, written with Numba, for devices."""
+    for contract, function, backend in _KERNELS:
+        key = f"quantize_nvfp4::{contract.name}"
+        yield host_spec(key, contract, function)
+        yield KernelSpec(key=key, contract=contract.name, archs=("sm_80+",), backend=backend)

@@ -1,4 +1,8 @@
-"""Contracts of quantisation and transposition; both are exact to the bit."""
+"""Contracts of quantisation and transposition; all are exact to the bit.
+
+A NaN or an infinity in the values raises on the host. A device cannot raise: there the global scale and all block
+scales are NaN, which nothing that reads a weight accepts, and the codes are zeros that keep their signs.
+"""
 
 from typing import Any
 
@@ -58,26 +62,50 @@ def _weights(dims: Dims, rng: "np.random.Generator") -> Arguments:
     return {"values": values.astype(numpy_dtype("bf16"))}
 
 
+_QUANTIZED = (
+    TensorParam("values", "bf16", ("N", "K")),
+    TensorParam("out_packed", "u8", ("N", "K/2"), "out"),
+    TensorParam("out_block_scale", "u8", ("N", "K/16"), "out"),
+    TensorParam("out_global_scale", "f32", (1,), "out"),
+)
+_CASES = (
+    Case("one_group", {"N": 1, "K": 16}),
+    Case("odd_rows", {"N": 33, "K": 48}),
+    Case("whole_tiles", {"N": 64, "K": 256}),
+    Case("one_above_a_tile", {"N": 129, "K": 272}),
+    Case("empty", {"N": 0, "K": 32}),
+)
+
 QUANTIZE = Contract(
     "quantize_bf16_to_nvfp4",
     "BF16 to NVFP4: FP32 arithmetic, E4M3 scale a group, values divided by the decoded scale, to nearest even",
+    Signature(_QUANTIZED, multiples=(("K", nvfp4.GROUP),)),
+    _exact_quantize,
+    _CASES,
+    EXACT,
+    inputs=_weights,
+)
+
+
+def _exact_quantize_t(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    outputs = _exact_quantize(arguments, dims)
+    copies = {f"{name}_t": outputs[name].T for name in ("out_packed", "out_block_scale")}
+    return {**outputs, **copies}
+
+
+QUANTIZE_T = Contract(
+    "quantize_bf16_to_nvfp4_t",
+    "quantize_bf16_to_nvfp4 which also writes the transposed copy: packed [K/2, N] and block scales [K/16, N]",
     Signature(
         (
-            TensorParam("values", "bf16", ("N", "K")),
-            TensorParam("out_packed", "u8", ("N", "K/2"), "out"),
-            TensorParam("out_block_scale", "u8", ("N", "K/16"), "out"),
-            TensorParam("out_global_scale", "f32", (1,), "out"),
+            *_QUANTIZED,
+            TensorParam("out_packed_t", "u8", ("K/2", "N"), "out"),
+            TensorParam("out_block_scale_t", "u8", ("K/16", "N"), "out"),
         ),
         multiples=(("K", nvfp4.GROUP),),
     ),
-    _exact_quantize,
-    (
-        Case("one_group", {"N": 1, "K": 16}),
-        Case("odd_rows", {"N": 33, "K": 48}),
-        Case("whole_tiles", {"N": 64, "K": 256}),
-        Case("one_above_a_tile", {"N": 129, "K": 272}),
-        Case("empty", {"N": 0, "K": 32}),
-    ),
+    _exact_quantize_t,
+    _CASES,
     EXACT,
     inputs=_weights,
 )

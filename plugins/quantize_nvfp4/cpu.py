@@ -15,6 +15,22 @@ def quantize_bf16_to_nvfp4(values: Array, out_packed: Array, out_block_scale: Ar
     out_global_scale[0] = weight.global_scale_decode
 
 
+def quantize_bf16_to_nvfp4_t(
+    values: Array,
+    out_packed: Array,
+    out_block_scale: Array,
+    out_global_scale: Array,
+    out_packed_t: Array,
+    out_block_scale_t: Array,
+) -> None:
+    """Quantise ``values [N, K]`` and write packed and block scales also as ``[K/2, N]`` and ``[K/16, N]``.
+
+    Numerics and errors are those of quantize_bf16_to_nvfp4.
+    """
+    quantize_bf16_to_nvfp4(values, out_packed, out_block_scale, out_global_scale)
+    transpose_nvfp4(out_packed, out_block_scale, out_packed_t, out_block_scale_t)
+
+
 def transpose_nvfp4(packed: Array, block_scale: Array, out_packed: Array, out_block_scale: Array) -> None:
     """Write ``packed [N, K/2]`` and ``block_scale [N, K/16]`` column by column."""
     for row in range(packed.shape[0]):
