@@ -145,11 +145,25 @@ def reference() -> ModuleType:
 
 
 class DecisiveWeights(SyntheticWeights):
-    """Synthetic weights whose routers seldom meet a near tie: their rows are four times as long, exactly."""
+    """Synthetic weights that hide nothing: routers seldom meet a near tie, and norms that are not around zero are
+    around one, as trained ones are, so that what stands behind them matters.
+    """
+
+    plain_norms: tuple[str, ...] = (".gdn.norm",)
 
     def find(self, spec: Any) -> Any:
         found = super().find(spec)
-        return Bf16Weight(found.values * found.values.dtype.type(4)) if spec.name.endswith(".router") else found
+        if spec.name.endswith(".router"):
+            return Bf16Weight(found.values * found.values.dtype.type(4))
+        if spec.quant == "array" and spec.name.endswith(self.plain_norms):
+            return (found.astype(np.float32) + 1).astype(found.dtype)
+        return found
+
+
+class DrafterWeights(DecisiveWeights):
+    """The same for the drafter, none of whose norms is around zero."""
+
+    plain_norms = ("norm", "norm.weight")
 
 
 TINY_ATTENTION = AttentionDims(4, 2, 16, True, "nvfp4", True, RopeDims(1e7, 8, (2, 1, 1), True))
@@ -188,6 +202,11 @@ def tiny_weights() -> SyntheticWeights:
 
 
 @pytest.fixture(scope="session")
+def drafter_weights() -> SyntheticWeights:
+    return DrafterWeights(5)
+
+
+@pytest.fixture(scope="session")
 def tiny(catalog: Catalog, make_levers: Callable[..., Levers], tiny_weights: SyntheticWeights) -> Callable[..., Model]:
     """Return a maker of computing models: ``tiny("dense", max_rows=64)``; the same arguments give the same model."""
 
@@ -202,13 +221,13 @@ def tiny(catalog: Catalog, make_levers: Callable[..., Levers], tiny_weights: Syn
 
 @pytest.fixture(scope="session")
 def tiny_drafter(
-    catalog: Catalog, make_levers: Callable[..., Levers], tiny: Callable[..., Model], tiny_weights: SyntheticWeights
+    catalog: Catalog, make_levers: Callable[..., Levers], tiny: Callable[..., Model], drafter_weights: SyntheticWeights
 ) -> Callable[..., Drafter]:
     """Return a maker of drafters beside a model."""
 
     @cache
     def make(kind: str) -> Drafter:
         session = LookupSession(catalog, CPU_TARGET, make_levers())
-        return drafter_from_dims(TINY_DRAFTER, Lookups(session), SyntheticWeights(5), tiny(kind), 64)
+        return drafter_from_dims(TINY_DRAFTER, Lookups(session), drafter_weights, tiny(kind), 64)
 
     return make

@@ -242,18 +242,30 @@ class Reference:
             return self.rounded(hidden @ self.array("embedding.table", self.dims.vocab, self.dims.hidden).T)
         return self.linear(hidden, "lm_head.weight", self.dims.vocab)
 
-    def mtp_logits(self, ids: Any) -> Any:
-        """Return the head's logits at each position but the last: of the token after the next one."""
-        dims = self.dims
+    def mtp_logits(self, ids: Any, drafts: Any = ()) -> Any:
+        """Return the head's logits at each position but the last: of the token after the next one.
+
+        Each draft goes on behind them: its row stands on the head's own last row.
+        """
         self.logits(ids)
-        one = self.norm(self.embed(ids[1:]), self.array("mtp.embedding_norm", dims.hidden))
-        two = self.norm(self.hidden[:-1], self.array("mtp.hidden_norm", dims.hidden))
+        hidden, tokens = self.hidden[:-1], list(ids[1:])
+        rows = self._mtp_rows(tokens, hidden)
+        for draft in drafts:
+            tokens.append(draft)
+            hidden = np.concatenate([hidden, rows[-1:]])
+            rows = np.concatenate([rows, self._mtp_rows(tokens, hidden)[-1:]])
+        return self.head(rows)
+
+    def _mtp_rows(self, tokens: Any, hidden: Any) -> Any:
+        dims = self.dims
+        one = self.norm(self.embed(tokens), self.array("mtp.embedding_norm", dims.hidden))
+        two = self.norm(hidden, self.array("mtp.hidden_norm", dims.hidden))
         residual = self.linear(np.concatenate([one, two], axis=1), "mtp.fc", dims.hidden, dims.mtp_quant)
         x = self.norm(residual, self.array("mtp.0.attn.input_norm", dims.hidden))
         assert dims.attention is not None
         mixed = self.attention("mtp.0.attn", x, dims.attention, np.arange(len(x)), dims.mtp_quant)
         residual = self.block("mtp.0", residual, mixed, "attn", dims.mtp_quant)
-        return self.head(self.norm(residual, self.array("mtp.norm.weight", dims.hidden)))
+        return self.norm(residual, self.array("mtp.norm.weight", dims.hidden))
 
 
 class DrafterReference(Reference):

@@ -5,9 +5,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.models.dims import ModelDims
+from kernel_muster.models.dims import ModelDims, RopeDims
+from kernel_muster.models.layers.rotary import Rotary
 from kernel_muster.models.model import Model
 from kernel_muster.models.state import ModelState, StateSizes
 from kernel_muster.models.weights import SyntheticWeights
@@ -225,6 +227,19 @@ def test_image_positions_match_the_reference(
     batch = state.batch([state.open()], [IDS], "prefill", grid.astype(np.int32))
     bound.assert_close(model.lm_head.forward(model.run(batch, state).hidden))
     assert not bound.is_close(all_logits(model, IDS))
+
+
+def test_image_positions_share_the_frequencies_as_the_sections_say(
+    make_context: Callable[..., Any], reference: ModuleType, tiny_dims: dict[str, ModelDims]
+) -> None:
+    rope = RopeDims(1e7, 16, (3, 3, 2), True)
+    q, k = (np.random.default_rng(heads).standard_normal((5, heads, 24)).astype(ml_dtypes.bfloat16) for heads in (3, 2))
+    grid = np.array([[0, 1, 2, 3, 4], [9, 7, 5, 3, 1], [2, 2, 40, 41, 42]], np.int32)
+    model = reference.Reference(tiny_dims["dense"], None)
+    expected = [model.rotate(heads.astype(np.float64), rope, grid) for heads in (q, k)]
+    Rotary(make_context(None), rope).turn(q, k, grid)
+    for got, exact in zip((q, k), expected, strict=True):
+        assert np.abs(got.astype(np.float64) - exact).max() <= 2.0**-8 * np.abs(exact).max() + 1e-5
 
 
 @pytest.mark.parametrize(("kind", "missing", "error", "match"), [

@@ -225,15 +225,16 @@ def loaded(module: Any, values: dict[str, Any]) -> Any:
 
 
 def test_drafter_reference_agrees_with_qwen3_layers(
-    reference: ModuleType, tiny_dims: dict[str, ModelDims], tiny_weights: SyntheticWeights
-) -> None:
+    reference: ModuleType, tiny_dims: dict[str, ModelDims], tiny_weights: SyntheticWeights,
+    drafter_weights: SyntheticWeights,
+) -> None:  # fmt: skip
     from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
     dims = tiny_dims["drafter"]
     drafter = dims.drafter
     assert drafter is not None
     target = reference.Reference(tiny_dims["dense"], tiny_weights)
-    mine = reference.DrafterReference(dims, SyntheticWeights(5))
+    mine = reference.DrafterReference(dims, drafter_weights)
     exact = mine.block_logits(target, IDS, 11)
     config, values = qwen3_config(dims), mine._values
 

@@ -210,15 +210,13 @@ def context_after(
 @pytest.mark.parametrize("length", [3, 7, 8, 9, 13, 21])
 def test_drafter_matches_the_float64_reference_inside_and_beyond_its_window(
     tiny: Make, tiny_drafter: Callable[..., Drafter], make_levers: MakeLevers, reference: ModuleType,
-    tiny_dims: dict[str, ModelDims], tiny_weights: SyntheticWeights, length: int,
+    tiny_dims: dict[str, ModelDims], tiny_weights: SyntheticWeights, drafter_weights: SyntheticWeights, length: int,
 ) -> None:  # fmt: skip
     ids = [(7 * at + 3) % 95 for at in range(length)]
 
     def block(jitter: Any = None) -> Any:
         target = reference.Reference(tiny_dims["dense"], tiny_weights, jitter)
-        return reference.DrafterReference(tiny_dims["drafter"], SyntheticWeights(5), jitter).block_logits(
-            target, ids, 11
-        )
+        return reference.DrafterReference(tiny_dims["drafter"], drafter_weights, jitter).block_logits(target, ids, 11)
 
     exact = block()
     errors = np.abs(np.array([block(np.random.default_rng(run)) for run in range(8)]) - exact)
@@ -240,25 +238,34 @@ def test_drafters_ring_does_not_depend_on_how_a_text_was_committed(
     assert np.abs(once[0].astype(np.float64) - pieces[0].astype(np.float64)).max() <= 2.0**-4
 
 
+class Recording(MtpProposer):
+    """Keeps the logits of every draft."""
+
+    def _choose(self, hidden: Any) -> list[int]:
+        self.seen = [*getattr(self, "seen", []), self._model.lm_head.forward(hidden)[0].astype(np.float64)]
+        return super()._choose(hidden)
+
+
 @pytest.mark.parametrize("kind", ["dense", "moe"])
-def test_mtp_head_matches_the_float64_reference(
+def test_mtp_drafts_match_the_float64_reference(
     tiny: Make, make_levers: MakeLevers, reference: ModuleType, tiny_dims: dict[str, ModelDims],
     tiny_weights: SyntheticWeights, kind: str,
 ) -> None:  # fmt: skip
-    ids = [1, 2, 3, 4, 5, 60, 70, 8]
-    exact = reference.Reference(tiny_dims[kind], tiny_weights).mtp_logits(ids)
-    runs = [
-        reference.Reference(tiny_dims[kind], tiny_weights, np.random.default_rng(r)).mtp_logits(ids) for r in range(8)
-    ]
-    model = tiny(kind)
-    state, proposer = model.new_state(SIZES), MtpProposer(model, make_levers(), 2, SIZES)
+    ids, model = [1, 2, 3, 4, 5, 60, 70, 8], tiny(kind)
+    state, proposer = model.new_state(SIZES), Recording(model, make_levers(), 4, SIZES)
     sequence = state.open()
     proposer.open(sequence)
     (done,) = model.prefill(state, [sequence], [ids[:-1]])
     proposer.commit(Committed([sequence], [7], [0], done.hidden, None, ids[1:], True))
-    logits = model.lm_head.forward(proposer._drafts[sequence.slot].last[None])[0].astype(np.float64)
-    assert np.abs(logits - exact[-1]).max() <= 1.5 * np.abs(np.array(runs) - exact).max()
-    assert proposer.propose([sequence], [8])[0, 0] == np.argmax(logits)
+    drafts = proposer.propose([sequence], [8])[0]
+    assert drafts.tolist() == [int(np.argmax(logits)) for logits in proposer.seen]
+
+    def drafted(jitter: Any = None) -> Any:
+        return reference.Reference(tiny_dims[kind], tiny_weights, jitter).mtp_logits(ids, drafts[:-1])[-4:]
+
+    exact = drafted()
+    noisy = np.array([drafted(np.random.default_rng(seed)) for seed in range(8)])
+    assert np.abs(np.array(proposer.seen) - exact).max() <= 1.5 * np.abs(noisy - exact).max()
 
 
 def test_mtp_prefill_lever_decides_what_its_cache_holds(tiny: Make, make_levers: MakeLevers) -> None:
