@@ -69,6 +69,7 @@ class _Collected:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.failed: list[str] = []
         self.steps: list[StepRow] = []
         self.findings: list[Finding] = []
         self.plugins: tuple[dict[str, Any], ...] = ()
@@ -96,6 +97,7 @@ class _Collected:
         self.steps.append(StepRow(**row, outcome=outcome, seconds=round(seconds, 3), reason=reason))
         self.findings.extend(found)
         self.done.append(step["name"])
+        self.failed.extend([step["name"]] if outcome == "failed" else [])
 
 
 @frozen
@@ -133,7 +135,9 @@ def check_plugin(
 
 
 def _report(distribution: str, version: str, collected: _Collected) -> PluginReport:
-    verdict = judge(collected.findings, "qualify")
+    # What does not compile cannot be proven either, and says so with the same words.
+    distinct = {(finding.code, finding.subject, finding.why): finding for finding in reversed(collected.findings)}
+    verdict = judge(distinct.values(), "qualify")
     return PluginReport(
         distribution=distribution,
         distribution_version=version,
@@ -189,8 +193,8 @@ def _run_child(
     progress: Callable[[int, str], None] | None,
 ) -> _Ended:
     reader, writer = os.pipe()
-    arguments = {"distribution": distribution, "pipe": writer, "skip": collected.done, "seconds": seconds}
-    arguments |= {"cache_dir": cache_dir, "path": list(path)}
+    arguments = {"distribution": distribution, "pipe": writer, "seconds": seconds, "cache_dir": cache_dir}
+    arguments |= {"skip": collected.done, "failed": collected.failed, "path": list(path)}
     command = [sys.executable, "-P", "-m", "kernel_muster.audit.plugin_steps", json.dumps(arguments)]
     with tempfile.TemporaryFile() as log, os.fdopen(reader, "rb", buffering=0) as events:
         child = subprocess.Popen(  # noqa: S603  (our own module, in the interpreter that runs us)

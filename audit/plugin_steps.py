@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -64,8 +64,9 @@ class DeviceStopped(Exception):
 class Reporter:
     """Runs steps and tells the parent."""
 
-    def __init__(self, pipe: int, skip: frozenset[str], seconds: float) -> None:
-        self._pipe, self._skip, self._seconds = pipe, skip, seconds
+    def __init__(self, pipe: int, skip: Iterable[str], failed: Iterable[str], seconds: float) -> None:
+        self._pipe, self._skip, self._seconds = pipe, frozenset(skip), seconds
+        self.failed = set(failed)
 
     def tell(self, event: str, **more: Any) -> None:
         """Write one event."""
@@ -92,16 +93,29 @@ class Reporter:
                 findings.extend(error.args[0])
                 has_stopped = True
             faulthandler.cancel_dump_traceback_later()
+        if any(map(is_refusing, findings)):
+            self.failed.add(step.name)
         rows = [asdict(finding) for finding in findings]
         self.tell("done", **head, skipped=step.skipped, findings=rows, seconds=time.perf_counter() - start)
         if has_stopped:
             os._exit(0)
 
 
-def main(distribution: str, pipe: int, skip: Iterable[str], seconds: float, cache_dir: str | None) -> None:
-    """Check a distribution's plugins, and end the process whatever threads they left."""
+def main(
+    distribution: str,
+    *,
+    pipe: int,
+    skip: Iterable[str],
+    failed: Iterable[str],
+    seconds: float,
+    cache_dir: str | None,
+) -> None:
+    """Check a distribution's plugins, and end the process whatever threads they left.
+
+    ``skip`` names the steps that earlier processes ran, ``failed`` those of them that failed.
+    """
     faulthandler.enable()
-    reporter = Reporter(pipe, frozenset(skip), seconds)
+    reporter = Reporter(pipe, skip, failed, seconds)
     found: list[Catalog] = []
 
     def load() -> Iterator[Finding]:
@@ -115,7 +129,7 @@ def main(distribution: str, pipe: int, skip: Iterable[str], seconds: float, cach
         found.append(discover(timeout_s=max(seconds * 0.8, 0.1)))
     rows = _rows_of(found[0], distribution)
     reporter.tell("plugins", plugins=[asdict(row) | {"keys": list(map(str, row.keys))} for row in rows])
-    for step in _steps(found[0], rows, cache_dir):
+    for step in _steps(found[0], rows, reporter.failed, cache_dir):
         reporter.run(step)
     reporter.tell("end")
     os._exit(0)
@@ -171,20 +185,25 @@ def _equal_kernels(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Find
                 yield Finding("DUPLICATE_KERNEL", str(key), why, tuple(rivals), remedies)
 
 
-def _steps(catalog: Catalog, rows: Iterable[PluginRow], cache_dir: str | None) -> Iterator[Step]:
-    """Yield what follows the load: contracts, then code for every architecture, then numerics on what is there."""
+def _steps(catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], cache_dir: str | None) -> Iterator[Step]:
+    """Yield what follows the load: contracts, then code for every architecture, then numerics on what is there.
+
+    ``failed`` grows while steps run: of a contract that is faulty no kernel can be proven.
+    """
     names = {row.name for row in rows if row.status == "loaded"}
     own = [r for r in catalog.kernels if r.provider.plugin in names]
     contracts = {r.spec.contract: catalog.contracts[r.spec.contract] for r in own}
     for name, contract in sorted(contracts.items()):
         yield Step("contract", name, "", lambda c=contract: _contract_findings(c))  # type: ignore[misc]
     yield from _compile_steps(own, cache_dir)
-    yield from _proof_steps(catalog, [r for r in own if is_host_backend(r.spec.backend)], CPU_TARGET, "", cache_dir)
+    faulty = frozenset(name for name in contracts if f"contract {name}" in failed)
+    on_host = [r for r in own if is_host_backend(r.spec.backend)]
+    yield from _proof_steps(catalog, on_host, CPU_TARGET, faulty, "", cache_dir)
     compiled = [r for r in own if not is_host_only(r.spec)]
     if compiled:
         target, missing = resolve_target(None)
         why = missing.why if missing is not None else ""
-        yield from _proof_steps(catalog, compiled, target or Target("cuda"), why, cache_dir)
+        yield from _proof_steps(catalog, compiled, target or Target("cuda"), faulty, why, cache_dir)
 
 
 def _contract_findings(contract: Contract) -> Iterator[Finding]:
@@ -247,15 +266,21 @@ def _cache(cache_dir: str | None) -> BuildCache:
 
 
 def _proof_steps(
-    catalog: Catalog, own: Iterable[Registered], target: Target, skipped: str, cache_dir: str | None
+    catalog: Catalog,
+    own: Iterable[Registered],
+    target: Target,
+    faulty: frozenset[str],
+    no_target: str,
+    cache_dir: str | None,
 ) -> Iterator[Step]:
     levers, _ = read_levers(catalog.levers, [])
     session: LookupSession | None = None
     for registered in own:
-        spec = registered.spec
-        if all(entry.rejects(target.arch) for entry in spec.code_archs) and not skipped:
-            yield Step("prove", spec.key, target.name, tuple, f"it needs {' or '.join(spec.archs)}, here is {target}")
-            continue
+        spec, skipped = registered.spec, no_target
+        if spec.contract in faulty:
+            skipped = f"contract {spec.contract} is faulty"
+        elif not skipped and all(entry.rejects(target.arch) for entry in spec.code_archs):
+            skipped = f"it needs {' or '.join(spec.archs)}, here is {target}"
         if session is None and not skipped:
             runner = choose_runner(target, None, cache_dir)
             session = LookupSession(catalog, target, levers, runner=runner)

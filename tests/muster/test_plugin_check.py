@@ -1,0 +1,371 @@
+"""``muster plugin check``: what an author hears about each kind of fault, crashes and hangs included."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_muster.registry.target import resolve_target
+
+HEAD = """
+import ctypes, os, time
+import kernel_muster as km
+
+
+def double(x, out):
+    out[...] = x * 2
+
+
+def wrong(x, out):
+    out[...] = x * 2.01
+
+
+def crash(x, out):
+    ctypes.string_at(0)
+
+
+def leave(x, out):
+    os._exit(0)
+
+
+def hang(x, out):
+    time.sleep(3600)
+
+
+def chatter(x, out):
+    print("a kernel that prints", flush=True)
+    out[...] = x * 2
+
+
+def contract(name="acme_double", reference=lambda arguments, dims: {"out": arguments["x"] * 2}, **more):
+    signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
+    return km.Contract(name=name, summary="out = 2 * x", signature=signature, reference=reference,
+                       cases=(km.Case("three", {"M": 3}),), tolerance=km.Tolerance(0, 0, "exact"), **more)
+
+
+def spec(key, function=double, **more):
+    return km.KernelSpec(**{"key": key, "contract": "acme_double", "archs": ("cpu",),
+                            "backend": km.PythonKernel(function), **more})
+"""
+HOOKS = """
+
+@km.hookimpl
+def muster_contracts():
+    return [{contracts}]
+
+
+@km.hookimpl
+def muster_kernels():
+    return [{kernels}]
+"""
+
+
+def source(*kernels: str, contracts: str = "contract()", head: str = "") -> str:
+    return HEAD + head + HOOKS.format(kernels=", ".join(kernels), contracts=contracts)
+
+
+@pytest.fixture
+def check(cli: Any) -> Any:
+    """Install a plugin of this source and check it; return the run and its JSON."""
+
+    def check(text: str, *options: object, name: str = "acme") -> Any:
+        cli.install(text, name)
+        ran = cli("plugin", "check", name, "--format", "json", *options)
+        assert ran.code in (0, 1), ran.err
+        assert ran.code == int(ran.json["verdict"] == "refused")
+        return ran.json
+
+    return check
+
+
+def steps(report: Any) -> dict[str, str]:
+    return {f"{s['kind']} {s['subject']} {s['target']}".strip(): s["outcome"] for s in report["steps"]}
+
+
+def codes(report: Any) -> list[tuple[str, str]]:
+    return [(finding["code"], finding["subject"]) for finding in report["findings"]]
+
+
+def test_sound_plugin_passes_with_every_step(check):
+    report = check(source('spec("acme::double")', 'spec("acme::loud", chatter)'))
+    assert (report["schema"], report["verdict"], report["findings"]) == ("kernel-muster/plugin-check", "passed", [])
+    assert steps(report) == {
+        "load acme": "ok",
+        "contract acme_double": "ok",
+        "prove acme::double cpu": "ok",
+        "prove acme::loud cpu": "ok",
+    }
+    (plugin,) = report["plugins"]
+    assert (plugin["name"], plugin["keys"]) == ("acme", ["acme::double", "acme::loud"])
+
+
+def test_text_says_verdict_plugin_and_steps(cli):
+    cli.install(source('spec("acme::double")'))
+    ran = cli("plugin", "check", "acme")
+    lines = ran.out.splitlines()
+    assert lines[0] == lines[-1] == "PASSED: acme 1.0: 3 steps: 3 ok"
+    assert "Plugin acme (loaded): contracts kernels" in lines
+    assert "All steps" not in ran.out
+    assert "prove     acme::double  cpu     ok" in cli("plugin", "check", "acme", "--verbose").out
+
+
+BAD_REFERENCE = 'contract(reference=lambda arguments, dims: {"out": arguments["x"][:2]})'
+NO_INPUTS = 'contract(), contract("acme_other", inputs=lambda dims, rng: 1 / 0)'
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("raise ImportError('no such library')\n", ("PLUGIN_LOAD_FAILED", "acme")),
+        ("import sys\nsys.exit(0)\n", ("PLUGIN_LOAD_FAILED", "acme")),
+        ("", ("PLUGIN_EMPTY", "acme")),
+        (source('spec("acme::double")').replace("muster_contracts", "muster_contract"), ("UNKNOWN_HOOK", "acme")),
+        (source('spec("other::double")'), ("BAD_SPEC", "acme")),
+        (source('spec("acme::double", contract="nobodys")'), ("BAD_SPEC", "acme")),
+        (source('spec("acme::double", archs=())'), ("BAD_SPEC", "acme")),
+        (source('spec("acme::double", overrides="nobody")'), ("BAD_OVERRIDE", "acme")),
+        (source('spec("acme::double")', 'spec("acme::double")'), ("DUPLICATE_KERNEL", "acme::double")),
+        (source('spec("silu::silu_mul", overrides="kernel-muster")'), ("SIGNATURE_MISMATCH", "silu::silu_mul")),
+        (source('spec("acme::double")', contracts=BAD_REFERENCE), ("BAD_SPEC", "acme_double")),
+        (source('spec("acme::double", contract="acme_other")', contracts=NO_INPUTS), ("BAD_SPEC", "acme_other")),
+        (source('spec("acme::double", wrong)'), ("NUMERICS_FAILED", "acme::double")),
+        (source('spec("acme::double", bit_identical_to=("acme::gone",))'), ("UNCHECKED", "acme::double")),
+    ],
+)  # fmt: skip
+def test_faulty_plugin_is_refused_with_its_code(check, text, found):
+    report = check(text)
+    assert report["verdict"] == "refused"
+    assert codes(report) == [found]
+
+
+def test_kernel_of_a_faulty_contract_is_not_blamed(check):
+    report = check(source('spec("acme::double")', 'spec("acme::b", crash)', contracts=BAD_REFERENCE))
+    skipped = {s["subject"]: s["reason"] for s in report["steps"] if s["outcome"] == "skipped"}
+    assert skipped == dict.fromkeys(("acme::double", "acme::b"), "contract acme_double is faulty")
+
+
+def test_failed_plugin_of_somebody_else_is_not_ones_own_fault(cli, check):
+    cli.install("raise ImportError('broken')\n", "stranger")
+    report = check(source('spec("acme::double")'))
+    assert (report["verdict"], report["findings"]) == ("passed", [])
+
+
+# crashes and hangs
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "said", "logged"),
+    [
+        ("crash", "OUT_OF_BOUNDS", "prove ended its process with signal SIGSEGV", "Segmentation fault"),
+        ("leave", "NUMERICS_FAILED", "prove ended its process with exit code 0", ""),
+        ("hang", "NUMERICS_FAILED", "prove was still running after 3 s, and its process was ended", "in hang"),
+    ],
+)
+def test_kernel_that_ends_or_holds_its_process_hides_no_other(check, function, code, said, logged):
+    start = time.monotonic()
+    report = check(source('spec("acme::a")', f'spec("acme::b", {function})', 'spec("acme::c")'), "--timeout", 3)
+    assert time.monotonic() - start < 30
+    (finding,) = report["findings"]
+    assert (finding["code"], finding["subject"], finding["why"]) == (code, "acme::b", said)
+    assert logged in finding["log"]
+    assert steps(report) == {
+        "load acme": "ok",
+        "contract acme_double": "ok",
+        "prove acme::a cpu": "ok",
+        "prove acme::b cpu": "failed",
+        "prove acme::c cpu": "ok",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("os._exit(0)", "load ended its process with exit code 0"),
+        ("os._exit(7)", "load ended its process with exit code 7"),
+        ("ctypes.string_at(0)", "load ended its process with signal SIGSEGV"),
+        ("os.abort()", "load ended its process with signal SIGABRT"),
+        ("ctypes.PyDLL(None).sleep(3600)", "load was still running after 3 s"),  # holds the interpreter's lock
+        ("time.sleep(3600)", "still importing, or in a hook"),
+    ],
+)
+def test_import_that_ends_or_holds_its_process_is_load_failed(check, line, said):
+    report = check(source('spec("acme::double")', head=f"\n{line}\n"), "--timeout", 3)
+    (finding,) = report["findings"]
+    assert (finding["code"], finding["subject"]) == ("PLUGIN_LOAD_FAILED", "acme")
+    assert said in finding["why"]
+    assert [step["kind"] for step in report["steps"]] == ["load"]
+
+
+def test_thread_that_a_plugin_leaves_running_holds_nobody(check):
+    head = "\nimport threading\nthreading.Thread(target=time.sleep, args=(3600,)).start()\n"
+    start = time.monotonic()
+    assert check(source('spec("acme::double")', head=head))["verdict"] == "passed"
+    assert time.monotonic() - start < 30
+
+
+def test_processes_that_a_plugin_starts_end_with_the_check(check, tmp_path):
+    note = tmp_path / "pid"
+    head = f"""
+import subprocess
+if not os.path.exists({str(note)!r}):
+    child = subprocess.Popen(["sleep", "3600"])
+    with open({str(note)!r}, "w") as file:
+        file.write(str(child.pid))
+"""
+    check(source('spec("acme::double", hang)', head=head), "--timeout", 2)
+    deadline = time.monotonic() + 10
+    while _is_running(int(note.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_running(int(note.read_text()))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_interrupt_ends_the_child_too(cli):
+    cli.install(source('spec("acme::double", hang)'))
+    path = os.pathsep.join(entry for entry in __import__("sys").path if entry)
+    command = [__import__("sys").executable, "-m", "kernel_muster", "plugin", "check", "acme", "--timeout", "600"]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while not (child := children.read_text().split()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == "muster: interrupted\n"
+    assert not _is_running(int(child[0]))
+
+
+# compiled kernels
+
+CUDA = """
+from pathlib import Path
+from kernel_muster.registry.backends import EntryPoint
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel
+
+def cuda(text, name="twice"):
+    path = Path(__file__).with_name(f"{name}.cu")
+    head = 'extern "C" __global__ void __launch_bounds__(128) twice(const float* x, int n, float* out) {'
+    path.write_text(f"{head}{text}}}")
+    return CudaKernel(path, (EntryPoint("twice", ("ptr", "i32", "ptr")),), lambda bound, entries: None)
+"""
+BODY = "if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x] * 2;"
+
+
+def test_code_is_compiled_for_every_architecture_that_is_declared(check, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    report = check(
+        source(
+            f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_80+",))',
+            f'spec("acme::b", backend=cuda({BODY!r}), archs=("sm_80+",))',
+            f'spec("acme::c", backend=cuda({BODY!r}, "other"), archs=("sm_90a", "sm_120f"))',
+            head=CUDA,
+        )
+    )
+    compiled = {(s["subject"], s["target"]) for s in report["steps"] if s["kind"] == "compile"}
+    assert compiled == {
+        *(("twice.cu (acme::a, acme::b)", arch) for arch in ("sm_80", "sm_90a", "sm_100a", "sm_121a")),
+        *(("other.cu (acme::c)", arch) for arch in ("sm_90a", "sm_120f", "sm_121a")),
+    }
+    assert {s["outcome"] for s in report["steps"] if s["kind"] == "compile"} == {"ok"}
+
+
+def test_code_that_fails_for_one_architecture_is_refused_for_that_one(check, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    body = f"\n#if __CUDA_ARCH__ >= 1000\n{BODY}\n#endif\n"
+    report = check(source(f'spec("acme::a", backend=cuda({body!r}), archs=("sm_90+",))', head=CUDA))
+    failed = [s["target"] for s in report["steps"] if s["outcome"] == "failed"]
+    assert failed == ["sm_90a"]
+    assert codes(report) == [("NO_DEVICE_CODE", "acme::a")]
+
+
+def test_device_kernels_without_a_device_are_skipped_with_the_reason(check, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    _, no_device = resolve_target(None)
+    text = source(f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_90+",))', head=CUDA)
+    skipped = [s for s in check(text)["steps"] if s["outcome"] == "skipped"]
+    expected = [("prove", "acme::a", no_device.why)] if no_device is not None else []
+    assert [(s["kind"], s["subject"], s["reason"]) for s in skipped] == expected
+
+
+# what is named
+
+
+def test_distribution_without_a_plugin_is_refused(cli):
+    ran = cli("plugin", "check", "numpy", "--format", "json")
+    assert (ran.code, codes(ran.json)) == (1, [("PLUGIN_NOT_FOUND", "numpy")])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kernel-mustre", "neither a wheel nor an installed distribution"),
+        ("gone-1.0-py3-none-any.whl", "is no file"),
+        ("", "neither a wheel nor an installed distribution"),
+    ],
+)
+def test_nothing_of_that_name_is_a_usage_error(cli, name, said):
+    ran = cli("plugin", "check", name)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def wheel(folder: Path, text: str, version: str = "2.0", name: str = "acme") -> Path:
+    """Write a wheel of one module."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}_wheel.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[kernel_muster.v1]\n{name} = {name}_wheel\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, content in files.items():
+            archive.writestr(file, content)
+        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD")))
+    return path
+
+
+@pytest.mark.install
+def test_wheel_is_checked_without_being_installed(cli, tmp_path):
+    ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::double")')), "--format", "json")
+    assert ran.code == 0, ran.out + ran.err
+    assert (ran.json["distribution"], ran.json["distribution_version"]) == ("acme", "2.0")
+    assert cli("plugin", "check", "acme").code == 2
+
+
+@pytest.mark.install
+def test_wheel_takes_the_place_of_the_version_that_is_installed(cli, tmp_path):
+    cli.install(source('spec("acme::old", wrong)'))
+    ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::new")')), "--format", "json")
+    assert ran.code == 0, ran.out + ran.err
+    assert [plugin["keys"] for plugin in ran.json["plugins"]] == [["acme::new"]]
+
+
+@pytest.mark.install
+@pytest.mark.parametrize("name", ["acme-2.0-py3-none-any.whl", "acme.whl"])
+def test_file_that_is_no_wheel_is_refused_with_what_pip_says(cli, tmp_path, name):
+    (tmp_path / name).write_text("no archive")
+    ran = cli("plugin", "check", tmp_path / name, "--format", "json")
+    assert (ran.code, codes(ran.json)) == (1, [("PLUGIN_LOAD_FAILED", name)])
+    assert ran.json["findings"][0]["log"].startswith("ERROR: ")
+
+
+def test_report_goes_to_a_file_whole(cli, tmp_path):
+    cli.install(source('spec("acme::double")'))
+    target = tmp_path / "check.json"
+    assert cli("plugin", "check", "acme", "--format", "json", "--output", target).out == ""
+    assert json.loads(target.read_text())["verdict"] == "passed"
