@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from kernel_muster.api import boot, build_model, open_registry
     from kernel_muster.audit.report import Report
     from kernel_muster.audit.session import BootSession
+    from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
+    from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
+    from kernel_muster.registry.backends.request import EntryPoint
     from kernel_muster.registry.builders import ModelBuilder
     from kernel_muster.registry.contracts import Case, Contract, Tolerance
     from kernel_muster.registry.errors import (
@@ -39,6 +42,9 @@ _HOME = {
     "api": ("boot", "build_model", "open_registry"),
     "audit.report": ("Report",),
     "audit.session": ("BootSession",),
+    "registry.backends.cuda_kernel": ("CudaKernel", "LaunchPlan"),
+    "registry.backends.numba_kernel": ("NumbaEntry", "NumbaKernel"),
+    "registry.backends.request": ("EntryPoint",),
     "registry.builders": ("ModelBuilder",),
     "registry.contracts": ("Case", "Contract", "Tolerance"),
     "registry.errors": (
@@ -70,6 +76,8 @@ __all__ = [
     "Case",
     "Contract",
     "ContractError",
+    "CudaKernel",
+    "EntryPoint",
     "Finding",
     "Handle",
     "KernelKey",
@@ -77,12 +85,15 @@ __all__ = [
     "KernelSpec",
     "LateKernelMiss",
     "LateRegistration",
+    "LaunchPlan",
     "Lever",
     "Lookups",
     "ModelBuilder",
     "MusterError",
     "NullHandle",
     "NullKernelError",
+    "NumbaEntry",
+    "NumbaKernel",
     "PythonKernel",
     "Report",
     "ScalarParam",
