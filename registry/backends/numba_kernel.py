@@ -259,6 +259,7 @@ class NumbaWork:
             raise
         except BaseException as error:  # noqa: BLE001  (a plugin's code runs here: SystemExit too)
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            lines = [line for line in lines if not line.startswith("Failed in cuda mode")] or lines
             code = "TOOLCHAIN_TOO_OLD" if type(error).__name__ == "CCSupportError" else "COMPILE_FAILED"
             why = f"{self.request.source.name}: {what}: {type(error).__name__}: {lines[0] if lines else ''}"
             raise BuildFailure(

@@ -1,0 +1,242 @@
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_muster.plugins.quantize_nvfp4 import launch
+from kernel_muster.registry.arch import Arch, parse_arch
+from kernel_muster.registry.arrays import view_of
+from kernel_muster.registry.backends import BuildFailure, numba_kernel
+from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.cache import BuildCache
+from kernel_muster.registry.backends.cubin import inspect_cubin
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
+from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
+from kernel_muster.registry.backends.pool import build_all
+from kernel_muster.registry.errors import MusterError
+
+needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
+HEAD = "import numpy as np\nfrom numba import cuda\n\n\n"
+HALF = "@cuda.jit(device=True)\ndef half(value):\n    return value * np.float32(0.5)\n\n\n"
+SCALE = "@cuda.jit\ndef scale(x, factor, n, out):\n    i = cuda.grid(1)\n    if i < n:\n        out[i] = {value}\n"
+GOOD = HEAD + HALF + SCALE.format(value="half(x[i]) * factor")
+ENTRY = NumbaEntry("scale", ("f32*", "f32", "i32", "f32*"), 128)
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    def make(text=GOOD, *entries, plan=None):
+        source = tmp_path / "kernels.py"
+        source.write_text(text)
+        return NumbaKernel(source, entries or (ENTRY,), plan)
+
+    return make
+
+
+@pytest.fixture
+def failure(builder, kernel):
+    def of(text=GOOD, *entries, arch="sm_90a"):
+        with pytest.raises(BuildFailure) as caught:
+            builder.build(kernel(text, *entries).request(parse_arch(arch)))
+        return caught.value
+
+    return of
+
+
+@needs_numba
+@pytest.mark.parametrize("arch", ARCHS)
+def test_build_without_a_device_gives_the_code_of_the_architecture(builder, kernel, arch):
+    built = builder.build(kernel().request(parse_arch(arch)))
+    assert inspect_cubin(built.cubin).serves(parse_arch(arch))
+    assert inspect_cubin(built.cubin).suffix == parse_arch(arch).suffix
+    needs = built.entries["scale"]
+    assert needs.parameters == ((0, 8), (8, 4), (12, 4), (16, 8))
+    assert (needs.max_threads, needs.static_shared_bytes, needs.stack_bytes) == (128, 0, 0)
+    assert (needs.spill_store_bytes, needs.spill_load_bytes) == (0, 0)
+    assert f"for '{arch}'" in built.log
+    assert built.compiler.startswith("numba-cuda ")
+
+
+@needs_numba
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_of_the_quantiser_compile_without_spills_or_stack(builder, arch):
+    built = builder.build(launch.QUANTIZE.request(parse_arch(arch)))
+    assert set(built.entries) == {"clear", "absmax", "quantize", "quantize_t", "finish", "transpose"}
+    for needs in built.entries.values():
+        assert (needs.stack_bytes, needs.spill_store_bytes, needs.spill_load_bytes) == (0, 0, 0)
+    assert built.entries["quantize_t"].static_shared_bytes == 72 * 33
+
+
+@needs_numba
+def test_builds_of_one_source_give_the_same_bytes_whatever_was_compiled_before(builder, kernel):
+    request = kernel().request(parse_arch("sm_90a"))
+    first = builder.build(request).digest
+    builder.build(kernel().request(parse_arch("sm_80")))
+    assert builder.build(request).digest == first
+
+
+@needs_numba
+def test_kernels_that_share_a_function_and_own_shared_memory_link_into_one_cubin(builder, kernel):
+    body = "    tile = cuda.shared.array(128, np.float32)\n    i = cuda.grid(1)\n    tile[i % 128] = x[i]\n"
+    body += "    cuda.syncthreads()\n    out[i] = half(tile[(i + 1) % 128])\n"
+    text = HEAD + HALF + "".join(f"@cuda.jit\ndef {name}(x, out):\n{body}\n\n" for name in ("one", "two"))
+    entries = [NumbaEntry(name, ("f32*", "f32*")) for name in ("one", "two")]
+    built = builder.build(kernel(text, *entries).request(parse_arch("sm_90a")))
+    assert [needs.static_shared_bytes for needs in built.entries.values()] == [512, 512]
+
+
+@needs_numba
+def test_array_parameters_are_what_the_cubin_takes_member_by_member(builder, kernel):
+    text = HEAD + "@cuda.jit\ndef copy(x, out):\n    i, j = cuda.grid(2)\n    out[i, j] = x[i, j]\n"
+    built = builder.build(kernel(text, NumbaEntry("copy", ("u16[:,:]", "u16[:,:]"))).request(parse_arch("sm_80")))
+    assert built.entries["copy"].parameters == tuple((8 * position, 8) for position in range(2 * 9))
+
+
+@needs_numba
+def test_cache_knows_source_helpers_entries_architecture_and_versions(kernel, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = tmp_path / "acme_numba_helper.py"
+    helper.write_text(HEAD + HALF)
+    builder = Builder(BuildCache(tmp_path / "cache"))
+    text = HEAD + "from acme_numba_helper import half\n\n\n" + SCALE.format(value="half(x[i])")
+    backend, arch = kernel(text), parse_arch("sm_90a")
+    keys, digests = {builder.key(backend.request(arch))}, {backend.source_sha256}
+    assert not builder.build(backend.request(arch)).from_cache
+    assert builder.build(backend.request(arch)).from_cache
+    assert kernel(text).source_sha256 in digests
+    helper.write_text(HEAD + HALF.replace("0.5", "0.25"))
+    digests.add(kernel(text).source_sha256)
+    keys.add(builder.key(backend.request(arch)))
+    keys.add(builder.key(kernel(text + "\n").request(arch)))
+    digests.add(kernel(text + "\n").source_sha256)
+    keys.add(builder.key(kernel(text + "\n", replace(ENTRY, threads=64)).request(arch)))
+    keys.add(builder.key(kernel(text + "\n").request(parse_arch("sm_80"))))
+    versions = numba_kernel._versions()
+    monkeypatch.setattr(numba_kernel, "_versions", lambda: versions | {"numba": "0"})
+    keys.add(builder.key(kernel(text + "\n").request(arch)))
+    assert (len(keys), len(digests)) == (6, 3)
+
+
+@needs_numba
+def test_functions_of_a_helper_are_compiled_anew_for_each_architecture(builder, kernel, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "acme_numba_again.py").write_text(HEAD + HALF)
+    text = HEAD + "from acme_numba_again import half\n\n\n" + SCALE.format(value="half(x[i])")
+    seen = {}
+    for arch in ("sm_80", "sm_121a"):
+        builder.build(kernel(text).request(parse_arch(arch)))
+        (seen[arch],) = sys.modules["acme_numba_again"].half.overloads.values()
+    assert seen["sm_80"] is not seen["sm_121a"]
+
+
+@needs_numba
+def test_builds_in_a_pool_are_as_good_as_alone(builder, kernel):
+    requests = [kernel().request(parse_arch(arch)) for arch in ARCHS]
+    outcomes = build_all(Builder(), requests, workers=4)
+    assert [outcome.built.digest for outcome in outcomes] == [builder.build(request).digest for request in requests]
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    ("text", "entry", "code", "why"),
+    [
+        (GOOD.replace("* factor", "* nowhere"), ENTRY, "COMPILE_FAILED", "nowhere"),
+        (GOOD.replace("    if", "  if"), ENTRY, "COMPILE_FAILED", "kernels.py: unindent"),
+        ("raise SystemExit(3)\n", ENTRY, "COMPILE_FAILED", "cannot be loaded: SystemExit: 3"),
+        (GOOD, replace(ENTRY, name="missing"), "NO_DEVICE_CODE", "missing is no function under @cuda.jit"),
+        (GOOD, NumbaEntry("half", ("f32",)), "NO_DEVICE_CODE", "half is no function under @cuda.jit"),
+        (GOOD, NumbaEntry("scale", ("f32*",)), "NO_DEVICE_CODE", "1 parameters are declared, the kernel takes 4"),
+        (GOOD.replace("@cuda.jit\n", "@cuda.jit(debug=True, opt=False)\n"), ENTRY, "COMPILE_FAILED", "has debug"),
+        (HEAD + "@cuda.jit\ndef scale(x, factor, n, out):\n    pass\n", ENTRY, "NO_DEVICE_CODE", "empty body"),
+        (GOOD, replace(ENTRY, dynamic_shared_bytes=1 << 20), "OVER_LIMIT", "bytes of shared memory"),
+    ],
+)
+def test_broken_kernel_is_a_finding_that_says_why(failure, text, entry, code, why):
+    found = failure(text, entry)
+    assert found.code == code
+    assert why in found.why
+
+
+@needs_numba
+def test_failure_in_the_linker_keeps_its_log(failure):
+    text = GOOD.replace(
+        "    i = cuda.grid(1)\n", "    i = cuda.grid(1)\n    big = cuda.shared.array(70000, np.float32)\n"
+    )
+    found = failure(text.replace("half(x[i])", "big[i]"), arch="sm_80")
+    assert found.code == "OVER_LIMIT" or "too much shared" in found.log
+
+
+@needs_numba
+def test_architecture_that_the_linker_does_not_know_is_a_toolchain_too_old(builder, kernel):
+    with pytest.raises(BuildFailure, match="TOOLCHAIN_TOO_OLD: nvJitLink does not make code for sm_130"):
+        builder.build(kernel().request(Arch((13, 0))))
+
+
+def test_missing_package_is_a_missing_toolchain(failure, monkeypatch):
+    monkeypatch.setattr(numba_kernel, "_REQUIRED", ("numpy", "no-such-compiler"))
+    found = failure()
+    assert (found.code, found.remedies) == ("TOOLCHAIN_MISSING", numba_kernel._INSTALL)
+    assert "no-such-compiler" in found.why
+
+
+@needs_numba
+def test_simulator_is_no_compiler(kernel, tmp_path):
+    kernel()
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from kernel_muster.registry.arch import parse_arch\n"
+        "from kernel_muster.registry.backends.builder import Builder\n"
+        "from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel\n"
+        "backend = NumbaKernel(Path(sys.argv[1]), (NumbaEntry('scale', ('f32*', 'f32', 'i32', 'f32*')),), None)\n"
+        "Builder().build(backend.request(parse_arch('sm_80')))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "kernels.py")]
+    run = subprocess.run(command, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
+    assert "TOOLCHAIN_MISSING: numba.cuda cannot be used: ImportError: NUMBA_ENABLE_CUDASIM is set" in run.stderr
+
+
+def test_nothing_of_numba_is_imported_before_something_is_compiled(kernel):
+    script = (
+        "import sys; from kernel_muster.plugins.quantize_nvfp4 import launch\n"
+        "launch.QUANTIZE.source_sha256\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'numba', 'llvmlite', 'cuda', 'cupy'}))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "\n"
+
+
+@pytest.mark.parametrize("text", ["ptr", "bf16*", "u16[", "f32**", "u16[::1]", ""])
+def test_parameter_that_is_no_type_is_refused(text):
+    with pytest.raises(ValueError, match=re.escape(f"scale: parameters ['{text}'], expected such as u16*")):
+        NumbaEntry("scale", ("f32", text))
+
+
+def test_plan_takes_arrays_apart_and_never_overlaps(kernel):
+    data = view_of(np.zeros((3, 5), np.float32))
+    entry = NumbaEntry("scale", ("u32[:,:]", "u32*", "i64"))
+    plan = LaunchPlan("scale", (1, 1, 1), (data, data, 7))
+    (planned,) = kernel(GOOD, entry, plan=lambda bound, entries: plan).plan(None, {})
+    assert planned.arguments == (0, 0, 15, 4, data, 3, 5, 20, 4, data, 7)
+    assert not planned.may_overlap
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((np.zeros((3, 5), np.float32),), "has 1 arguments, expected 2"),
+        ((np.zeros(15, np.float32), 1), "an array of float32 (15,), expected a contiguous u32[:,:]"),
+        ((np.zeros((3, 5), np.float64), 1), "an array of float64 (3, 5), expected a contiguous u32[:,:]"),
+        ((np.zeros((3, 8), np.float32)[:, :5], 1), "an array of float32 (3, 5), expected a contiguous u32[:,:]"),
+    ],
+)
+def test_plan_that_does_not_fit_the_parameters_is_refused(kernel, arguments, why):
+    views = tuple(view_of(value) if isinstance(value, np.ndarray) else value for value in arguments)
+    plan = LaunchPlan("scale", (1, 1, 1), views)
+    backend = kernel(GOOD, NumbaEntry("scale", ("u32[:,:]", "i64")), plan=lambda bound, entries: plan)
+    with pytest.raises(MusterError, match=re.escape(why)):
+        backend.plan(None, {})
