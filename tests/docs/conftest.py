@@ -127,7 +127,7 @@ class Shell:
         source = project / "src" if (project / "src").is_dir() else project
         for found in source.iterdir():
             if found.is_dir() and (found / "__init__.py").is_file():
-                shutil.copytree(found, self.site / found.name)
+                shutil.copytree(found, self.site / found.name, dirs_exist_ok=True)
             elif found.suffix == ".py":
                 shutil.copy(found, self.site)
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
