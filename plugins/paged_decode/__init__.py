@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.paged_decode import launch
 from kernel_muster.plugins.paged_decode.contracts import DECODE
 from kernel_muster.plugins.paged_decode.cpu import paged_decode_attn
 from kernel_muster.registry.contracts import Contract
@@ -18,5 +19,7 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the kernel."""
-    return (host_spec("paged_decode::paged_decode_attn", DECODE, paged_decode_attn),)
+    """Return the kernel, for the host and for a device."""
+    key = "paged_decode::paged_decode_attn"
+    yield host_spec(key, DECODE, paged_decode_attn)
+    yield KernelSpec(key=key, contract=DECODE.name, archs=("sm_80+",), backend=launch.DECODE)

@@ -6,6 +6,7 @@ from functools import partial
 from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.paged_decode import cpu as paged_decode_cpu
+from kernel_muster.plugins.prefill_paged import launch
 from kernel_muster.plugins.prefill_paged.contracts import PREFILL
 from kernel_muster.plugins.prefill_paged.cpu import prefill_paged_attn
 from kernel_muster.registry.contracts import Contract
@@ -23,5 +24,7 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the kernel."""
-    return (_host_spec("prefill_paged::prefill_paged_attn", PREFILL, prefill_paged_attn),)
+    """Return the kernel, for the host and for a device."""
+    key, same = "prefill_paged::prefill_paged_attn", ("paged_decode::paged_decode_attn",)
+    yield _host_spec(key, PREFILL, prefill_paged_attn)
+    yield KernelSpec(key=key, contract=PREFILL.name, archs=("sm_80+",), backend=launch.PREFILL, bit_identical_to=same)

@@ -1,5 +1,6 @@
 """The contract of paged causal attention."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ from kernel_muster.plugins.paged_decode.contracts import (
     BLOCK_TABLE,
     CACHES,
     CONTEXT_LENS,
+    DECODE,
     GROUPED_HEADS,
     SCALE,
+    attention_tolerance,
     exact_attention,
     paged_context,
 )
-from kernel_muster.registry.contracts import Arguments, Case, Contract
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Run
 from kernel_muster.registry.signature import Signature, TensorParam
 
 
@@ -42,6 +45,18 @@ def _dims(
     return {"M": rows, "S": sequences, "before": before, **dict(zip(names, (*heads, *pages), strict=True))}
 
 
+def _as_decode(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    """Return the outputs as decode makes them, every row a sequence of its own over the context up to itself."""
+    counts = np.diff(arguments["cu_rows"])
+    sequence = np.repeat(np.arange(len(counts)), counts)
+    left = arguments["cu_rows"][1:][sequence] - 1 - np.arange(len(sequence))
+    given = {name: arguments[name] for name in ("q", "k_cache", "v_cache", "scale", "out")}
+    table, lengths = arguments["block_table"][sequence], arguments["context_lens"][sequence] - left
+    return run({**given, "block_table": table, "context_lens": lengths.astype(np.int32)})
+
+
+_MODEL_SCALE = {"scale": 256**-0.5}
+
 PREFILL = Contract(
     "prefill_paged_attn",
     "causal softmax(scale q k^T) v over a paged context whose last tokens are the rows; a row is decode of its prefix",
@@ -65,9 +80,17 @@ PREFILL = Contract(
         Case("wide_heads", _dims(5, 2, 13, (16, 2, 256), (4, 16, 2)), {"scale": 0.0625}),
         Case("ragged", _dims(23, 5, 9, (6, 3, 33), (30, 7, 5)), {"scale": 33**-0.5}),
         Case("more_sequences_than_rows", _dims(2, 4, 3, (2, 1, 8), (8, 4, 2)), {"scale": 8**-0.5}),
+        Case("model_35b", _dims(19, 1, 40, (16, 2, 256), (4, 16, 4)), _MODEL_SCALE),
+        Case(
+            "model_27b",
+            _dims(37, 3, 1030, (24, 4, 256), (210, 16, 70)),
+            _MODEL_SCALE,
+            attention_tolerance(70 * 16),
+        ),
         Case("no_rows", _dims(0, 2, 5, (4, 2, 16), (2, 8, 2)), {"scale": 0.25}),
         Case("no_sequences", _dims(0, 0, 0, (4, 2, 16), (2, 8, 2)), {"scale": 0.25}),
     ),
     ATTENTION_TOLERANCE,
     inputs=_context,
+    by_rows={DECODE.name: _as_decode},
 )

@@ -1,0 +1,45 @@
+// Attention of one new token a sequence over a paged cache. Grid: see BlockPlace; launched by launch.py.
+// sm_80 and newer; clusters from sm_90 on.
+#include "attention.cuh"
+
+#define PAGED_DECODE(D)                                                                                            \
+    extern "C" __global__ void ATTENTION_BOUNDS paged_decode_d##D(                                                 \
+        const __nv_bfloat16* __restrict__ q,       /* [S, Hq, D] */                                                \
+        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
+        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
+        const int* __restrict__ block_table,       /* [S, L] */                                                    \
+        const int* __restrict__ context_lens,      /* [S] */                                                       \
+        __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                \
+        float scale, int L, int P, int B, int Hk, int per_key) {                                                   \
+        allow_next_launch();                                                                                       \
+        wait_for_previous_launch();                                                                                \
+        const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
+        const BlockPlace at(Hk, per_key);                                                                          \
+        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
+        const int length = checked_length(context_lens[at.row], cache, L);                                         \
+        const Row row{q + first, out + first, block_table + (size_t)at.row * L, at.heads, at.key_head, length};    \
+        attend<D / CHUNK>(cache, row, scale, at.rank);                                                             \
+    }
+
+PAGED_DECODE(64)
+PAGED_DECODE(128)
+PAGED_DECODE(256)
+
+// Any D up to 1024. Grid: S * Hq.
+extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
+    const __nv_bfloat16* __restrict__ q,       // [S, Hq, D]
+    const __nv_bfloat16* __restrict__ k_cache, // [P, B, Hk, D]
+    const __nv_bfloat16* __restrict__ v_cache, // [P, B, Hk, D]
+    const int* __restrict__ block_table,       // [S, L]
+    const int* __restrict__ context_lens,      // [S]
+    __nv_bfloat16* __restrict__ out,           // [S, Hq, D]
+    float scale, int L, int P, int B, int Hk, int per_key, int D) {
+    allow_next_launch();
+    wait_for_previous_launch();
+    const Cache cache{k_cache, v_cache, P, B, Hk};
+    const int sequence = blockIdx.x / (Hk * per_key), head = blockIdx.x % (Hk * per_key);
+    const size_t first = (size_t)blockIdx.x * D;
+    const int length = checked_length(context_lens[sequence], cache, L);
+    const Row row{q + first, out + first, block_table + (size_t)sequence * L, 1, head / per_key, length};
+    attend_any(cache, row, scale, D);
+}

@@ -1,0 +1,72 @@
+// Causal attention of many new tokens a sequence over a paged cache: each row is the decode step of its prefix, by the
+// same function. A cluster takes one row and key head; rows of a sequence follow each other, so that what they share of
+// the cache comes from L2. Grid: see BlockPlace; launched by launch.py. sm_80 and newer; clusters from sm_90 on.
+//
+// A row that no sequence has (cu_rows that do not share the rows out), and one whose context is shorter than the rows of
+// its sequence, are zeros.
+#include "attention.cuh"
+
+// Sequence and length of the context of a row.
+struct Prefix {
+    int sequence = 0, length = 0;
+
+    __device__ __forceinline__ Prefix(const int* cu_rows, const int* context_lens, int S, int row) {
+        int low = 0, high = S;  // the last sequence that begins at the row or before, hence not an empty one
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (cu_rows[middle] <= row) low = middle;
+            else high = middle;
+        }
+        if (S > 0 && cu_rows[low] <= row && row < cu_rows[low + 1]) {
+            const int before = context_lens[low] - (cu_rows[low + 1] - cu_rows[low]);
+            sequence = low;
+            length = before < 0 ? 0 : before + row - cu_rows[low] + 1;
+        }
+    }
+};
+
+#define PREFILL_PAGED(D)                                                                                           \
+    extern "C" __global__ void ATTENTION_BOUNDS prefill_paged_d##D(                                                \
+        const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
+        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
+        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
+        const int* __restrict__ block_table,       /* [S, L] */                                                    \
+        const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
+        const int* __restrict__ context_lens,      /* [S] */                                                       \
+        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
+        float scale, int S, int L, int P, int B, int Hk, int per_key) {                                            \
+        allow_next_launch();                                                                                       \
+        wait_for_previous_launch();                                                                                \
+        const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
+        const BlockPlace at(Hk, per_key);                                                                          \
+        const Prefix prefix(cu_rows, context_lens, S, at.row);                                                     \
+        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
+        const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, at.heads, at.key_head,    \
+                      checked_length(prefix.length, cache, L)};                                                    \
+        attend<D / CHUNK>(cache, row, scale, at.rank);                                                             \
+    }
+
+PREFILL_PAGED(64)
+PREFILL_PAGED(128)
+PREFILL_PAGED(256)
+
+// Any D up to 1024. Grid: M * Hq.
+extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
+    const __nv_bfloat16* __restrict__ q,       // [M, Hq, D]
+    const __nv_bfloat16* __restrict__ k_cache, // [P, B, Hk, D]
+    const __nv_bfloat16* __restrict__ v_cache, // [P, B, Hk, D]
+    const int* __restrict__ block_table,       // [S, L]
+    const int* __restrict__ cu_rows,           // [S + 1]
+    const int* __restrict__ context_lens,      // [S]
+    __nv_bfloat16* __restrict__ out,           // [M, Hq, D]
+    float scale, int S, int L, int P, int B, int Hk, int per_key, int D) {
+    allow_next_launch();
+    wait_for_previous_launch();
+    const Cache cache{k_cache, v_cache, P, B, Hk};
+    const int head = blockIdx.x % (Hk * per_key);
+    const Prefix prefix(cu_rows, context_lens, S, blockIdx.x / (Hk * per_key));
+    const size_t first = (size_t)blockIdx.x * D;
+    const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, 1, head / per_key,
+                  checked_length(prefix.length, cache, L)};
+    attend_any(cache, row, scale, D);
+}
