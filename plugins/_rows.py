@@ -33,17 +33,31 @@ def single_rows(cut: Names) -> ByRows:
     return by_rows
 
 
+def rows_of_sequences(cut: Names) -> ByRows:
+    """Return the way of a form whose rows belong to sequences as ``cu_rows`` says."""
+
+    def by_rows(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+        rest = {name: value for name, value in arguments.items() if name != "cu_rows"}
+        return _advance(run, rest, cut, _owners(arguments["cu_rows"]))
+
+    return by_rows
+
+
 def after_each_row(cut: Names) -> ByRows:
     """Return the way of a form like the other one with the state after each row: all at once, then row by row."""
 
     def by_rows(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
         whole = run({name: value for name, value in arguments.items() if name != "out_states"})
-        counts = np.diff(arguments["cu_rows"])
-        owners = list(enumerate(np.repeat(np.arange(len(counts)), counts).tolist()))
         one = {**arguments, "cu_rows": np.array([0, 1], np.int32)}
-        return {**whole, "out_states": _advance(run, one, cut, owners)["out_states"]}
+        return {**whole, "out_states": _advance(run, one, cut, _owners(arguments["cu_rows"]))["out_states"]}
 
     return by_rows
+
+
+def _owners(cu_rows: Any) -> list[tuple[int, int]]:
+    """Return each row with its sequence."""
+    counts = np.diff(cu_rows)
+    return list(enumerate(np.repeat(np.arange(len(counts)), counts).tolist()))
 
 
 def _advance(run: Run, arguments: Arguments, cut: Names, owners: Iterable[tuple[int, int]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.gated_delta_rule import contracts, cpu
+from kernel_muster.plugins.gated_delta_rule import contracts, cpu, launch
 from kernel_muster.plugins.norm import cpu as norm_cpu
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
@@ -17,6 +17,7 @@ from kernel_muster.registry.specs import KernelSpec
 
 _DECODE, _PREFILL = "gated_delta_rule::gated_delta_rule_decode", "gated_delta_rule::gated_delta_rule_prefill"
 _host_spec = partial(host_spec, shares=(_sequences, norm_cpu))
+_device_spec = partial(KernelSpec, archs=("sm_80+",), backend=launch.DELTA_RULE)
 
 
 @hookimpl
@@ -39,3 +40,19 @@ def muster_kernels() -> Iterable[KernelSpec]:
         yield _host_spec(key, contract, cpu.gated_delta_rule_chunk, bit_identical_to=(_DECODE,))
     verify = "gated_delta_rule::gated_delta_rule_verify_n"
     yield _host_spec(verify, contracts.VERIFY, cpu.gated_delta_rule_verify_n, bit_identical_to=(_PREFILL,))
+    yield from _on_a_device()
+
+
+def _on_a_device() -> Iterable[KernelSpec]:
+    """Return every form as CUDA kernels: all but the one with a norm are one kernel."""
+    for contract, same in (
+        (contracts.DECODE, ()),
+        (contracts.DECODE_STRIDED, (_DECODE,)),
+        (contracts.PREFILL, (_DECODE,)),
+        (contracts.CHUNK2, (_DECODE,)),
+        (contracts.CHUNK3, (_DECODE,)),
+        (contracts.VERIFY, (_PREFILL,)),
+    ):
+        yield _device_spec(key=f"gated_delta_rule::{contract.name}", contract=contract.name, bit_identical_to=same)
+    norm = contracts.DECODE_NORM_STRIDED.name
+    yield _device_spec(key=f"gated_delta_rule::{norm}", contract=norm, backend=launch.DECODE_NORM)

@@ -14,7 +14,7 @@ from kernel_muster.plugins._contracts import (
     random_cu_rows,
     random_slots,
 )
-from kernel_muster.plugins._rows import after_each_row, row_after_row, single_rows
+from kernel_muster.plugins._rows import after_each_row, row_after_row, rows_of_sequences, single_rows
 from kernel_muster.plugins.ssm_preprocess.contracts import HEAD_SCALARS, KEYS, VALUES, head_dims
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.signature import Dim, Param, ScalarParam, Signature, TensorParam
@@ -163,16 +163,20 @@ def _params(rows: str, slots: Dim, first: tuple[Param, ...] = (), last: tuple[Pa
     )
 
 
+# The heads of the models: 32 or 48 value heads over 16 key heads, all of 128.
+_MODEL_35B, _MODEL_27B = head_dims(16, _DEEPEST, 32, _DEEPEST), head_dims(16, _DEEPEST, 48, _DEEPEST)
 _ONE = (
     Case("one_row", {"S": 1, "R": 2, **head_dims(1, _DEEPEST, 2, 64)}),
     Case("three_values_a_key", {"S": 1, "R": 1, **head_dims(2, 5, 6, 7)}),
     Case("one_value", {"S": 1, "R": 3, **head_dims(1, 1, 1, 1)}),
+    Case("model_27b", {"S": 1, "R": 2, **_MODEL_27B}),
     Case("no_sequences", {"S": 0, "R": 2, **head_dims(2, 8, 4, 8)}),
 )
 _MANY = (
     *_ONE,
     Case("sequences_2", {"S": 2, "R": 2, **head_dims(2, 16, 2, 16)}),
     Case("sequences_7", {"S": 7, "R": 9, **head_dims(2, 33, 4, 17)}),
+    Case("model_35b", {"S": 5, "R": 5, **_MODEL_35B}),
 )
 _NORMED = tuple(Case(case.name, case.dims, {"eps": 1e-6}) for case in _MANY if case.name != "one_value")
 
@@ -220,6 +224,7 @@ _RAGGED = (
     Case("one_row", {"M": 1, "S": 1, "R": 2, **head_dims(1, _DEEPEST, 2, 64)}),
     Case("one_sequence", {"M": _LONGEST, "S": 1, "R": 2, **head_dims(1, 16, 2, 8)}),
     Case("ragged", {"M": 23, "S": 6, "R": 7, **head_dims(2, 5, 6, 7)}),
+    Case("model_35b", {"M": 9, "S": 3, "R": 3, **_MODEL_35B}),
     Case("more_sequences_than_rows", {"M": 2, "S": 4, "R": 4, **head_dims(2, 8, 2, 8)}),
     Case("no_rows", {"M": 0, "S": 2, "R": 2, **head_dims(1, 8, 1, 8)}),
 )
@@ -234,6 +239,7 @@ PREFILL = Contract(
     _out_tolerance(_LONGEST),
     inputs=_ragged_inputs,
     output_tolerances={"state": _state_tolerance(_LONGEST)},
+    by_rows={DECODE.name: rows_of_sequences(_BY_ROW)},
 )
 VERIFY = Contract(
     "gated_delta_rule_verify_n",
@@ -250,6 +256,7 @@ VERIFY = Contract(
 
 def _chunk(rows: int) -> Contract:
     sizes = (("one_row", 1, (2, 8, 4, 8)), ("deep", rows, (1, _DEEPEST, 2, 64)), ("odd", rows, (2, 5, 6, 7)))
+    sizes += (("model_27b", rows, (16, _DEEPEST, 48, _DEEPEST)),)
     cases = [Case(name, {"M": m, "R": 3, **head_dims(*heads)}) for name, m, heads in sizes]
     return Contract(
         f"gated_delta_rule_chunk{rows}",

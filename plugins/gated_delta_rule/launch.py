@@ -1,0 +1,69 @@
+"""Launching the gated delta rule: one source for all forms of one row or many, one for the form with a norm."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.signature import Bound
+
+_FOLDER = Path(__file__).parent
+Entries = Mapping[str, EntryResources]
+
+# What delta_rule.cuh is written for: that of all models. Other sizes take the simple kernels.
+KEY_DIM, COLUMNS, VALUE_DIM = 128, 32, 128
+_SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
+_NO_ARRAY = 0  # a null pointer
+
+
+def _sizes(bound: Bound) -> tuple[int, ...]:
+    return tuple(int(bound.dims[name]) for name in _SIZES)
+
+
+def _plan(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
+    """Plan any form without a norm: sequences as cu_rows says, else one row each, else (chunks) all rows of one."""
+    dims, views = bound.dims, bound.views
+    is_chunk = "S" not in dims
+    sequences = 1 if is_chunk else dims["S"]
+    rows = dims.get("M", sequences)
+    arrays = tuple(views[name] for name in ("qkv", "decay", "beta", "state", "slots"))
+    optional = tuple(views.get(name, _NO_ARRAY) for name in ("cu_rows", "out", "out_states"))
+    arguments = (*arrays, *optional, rows, dims["R"], rows if is_chunk else 1, *_sizes(bound))
+    heads = sequences * dims["value_heads"]
+    if not heads:
+        return ()  # the pool alone is no work
+    if dims["key_dim"] == KEY_DIM and dims["value_dim"] % COLUMNS == 0:
+        return LaunchPlan("delta_rule_128", (heads * dims["value_dim"] // COLUMNS, 1, 1), arguments)
+    return LaunchPlan("delta_rule_any", (heads, 1, 1), arguments)
+
+
+def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
+    dims, views = bound.dims, bound.views
+    arrays = (views[name] for name in ("qkv", "decay", "beta", "gate", "norm_weight", "state", "slots", "out"))
+    is_bf16 = int(views["norm_weight"].dtype == numpy_dtype("bf16"))
+    arguments = (*arrays, float(bound.arguments["eps"]), is_bf16, dims["R"], *_sizes(bound))
+    heads = dims["S"] * dims["value_heads"]
+    if not heads:
+        return ()
+    if (dims["key_dim"], dims["value_dim"]) != (KEY_DIM, VALUE_DIM):
+        return LaunchPlan("delta_rule_norm_any", (heads, 1, 1), arguments)
+    cluster = entries["delta_rule_norm_128"].cluster
+    return LaunchPlan("delta_rule_norm_128", (heads * (cluster[0] if cluster else 1), 1, 1), arguments)
+
+
+_kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
+_PLAIN = ("ptr",) * 8 + ("i32",) * 7
+_NORM = ("ptr",) * 8 + ("f32",) + ("i32",) * 6
+DELTA_RULE = _kernel(
+    _FOLDER / "gated_delta_rule.cu",
+    tuple(EntryPoint(f"delta_rule_{size}", _PLAIN) for size in ("128", "any")),
+    _plan,
+)
+DECODE_NORM = _kernel(
+    _FOLDER / "decode_norm.cu",
+    tuple(EntryPoint(f"delta_rule_norm_{size}", _NORM) for size in ("128", "any")),
+    _plan_norm,
+)
