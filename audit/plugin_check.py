@@ -195,6 +195,7 @@ def _run_child(
     reader, writer = os.pipe()
     arguments = {"distribution": distribution, "pipe": writer, "seconds": seconds, "cache_dir": cache_dir}
     arguments |= {"skip": collected.done, "failed": collected.failed, "path": list(path)}
+    arguments["parent"] = os.getpid()
     command = [sys.executable, "-P", "-m", "kernel_muster.audit.plugin_steps", json.dumps(arguments)]
     with tempfile.TemporaryFile() as log, os.fdopen(reader, "rb", buffering=0) as events:
         child = subprocess.Popen(  # noqa: S603  (our own module, in the interpreter that runs us)

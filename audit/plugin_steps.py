@@ -4,12 +4,15 @@ Each step is announced before it runs and reported after, one JSON object a line
 step a process died; it starts another one without that step. Nothing here prints.
 """
 
+import ctypes
 import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -37,6 +40,7 @@ from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain
 
 Kind = Literal["install", "load", "contract", "compile", "prove"]
+_PR_SET_PDEATHSIG = 1
 #: What "sm_80+" is compiled for, besides the architecture that it names.
 ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
 
@@ -119,14 +123,14 @@ def main(
     found: list[Catalog] = []
 
     def load() -> Iterator[Finding]:
-        catalog = discover(timeout_s=max(seconds * 0.8, 0.1))
+        catalog = discover(timeout_s=max(seconds * 0.5, 0.1))
         found.append(catalog)
         yield from _load_findings(catalog, distribution)
 
     # What the later steps need is loaded in each process; it is reported once.
     reporter.run(Step("load", distribution, "", load))
     if not found:
-        found.append(discover(timeout_s=max(seconds * 0.8, 0.1)))
+        found.append(discover(timeout_s=max(seconds * 0.5, 0.1)))
     rows = _rows_of(found[0], distribution)
     reporter.tell("plugins", plugins=[asdict(row) | {"keys": list(map(str, row.keys))} for row in rows])
     for step in _steps(found[0], rows, reporter.failed, cache_dir):
@@ -312,8 +316,17 @@ def is_refusing(finding: Finding) -> bool:
     return finding.severity("qualify") is Severity.REFUSE
 
 
+def end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent, which may itself be ended at any moment (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
+    end_with(arguments.pop("parent"))
     sys.path[:] = arguments.pop("path")
     try:
         main(**arguments)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -212,40 +213,49 @@ def test_processes_that_a_plugin_starts_end_with_the_check(check, tmp_path):
     note = tmp_path / "pid"
     head = f"""
 import subprocess
+import sys
 if not os.path.exists({str(note)!r}):
     child = subprocess.Popen(["sleep", "3600"])
     with open({str(note)!r}, "w") as file:
         file.write(str(child.pid))
 """
     check(source('spec("acme::double", hang)', head=head), "--timeout", 2)
+    assert _has_ended(int(note.read_text()))
+
+
+def _has_ended(pid: int) -> bool:
+    """Wait for a process that is not ours; one that nobody has collected yet has ended too."""
     deadline = time.monotonic() + 10
-    while _is_running(int(note.read_text())) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
         time.sleep(0.05)
-    assert not _is_running(int(note.read_text()))
+    return False
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _child_of(pid: int) -> int:
+    deadline = time.monotonic() + 60
+    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(found[0])
 
 
-def test_interrupt_ends_the_child_too(cli):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_check_that_is_ended_takes_its_child_along(cli, sent, code):
     cli.install(source('spec("acme::double", hang)'))
-    path = os.pathsep.join(entry for entry in __import__("sys").path if entry)
-    command = [__import__("sys").executable, "-m", "kernel_muster", "plugin", "check", "acme", "--timeout", "600"]
-    with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
-    ) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + 60
-        while not (child := children.read_text().split()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        assert process.stderr.read() == "muster: interrupted\n"
-    assert not _is_running(int(child[0]))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    command = [sys.executable, "-m", "kernel_muster", "plugin", "check", "acme", "--timeout", "600"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        child = _child_of(process.pid)
+        process.send_signal(sent)
+        assert process.wait(30) == code
+        said = process.stderr.read()
+    assert said == ("muster: interrupted\n" if code == 130 else "")
+    assert _has_ended(child)
 
 
 # compiled kernels
