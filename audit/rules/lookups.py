@@ -90,9 +90,9 @@ def _chain(
         code, outcome = "FALLBACK_TAKEN", f"fell back to {decisions[-1].key}"
     else:
         code, outcome = ("MISSING" if row.kind == "required" else "FALLBACK_TAKEN"), "no member resolves"
-    return _finding(
-        row, code, unexcused[0].key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, unexcused[0])
-    )
+    # The finding is about one key, and to allow that key excuses it: take one that nobody allowed, if there is one.
+    about = next((d for d in unexcused if d.key not in evidence.asked.allow_unresolved), unexcused[0])
+    return _finding(row, code, about.key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, about))
 
 
 def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
@@ -174,14 +174,12 @@ def signatures(evidence: Evidence) -> list[Finding]:
 
 
 def owner_contract(catalog: Catalog, key: KernelKey) -> str:
-    """Return the contract that a key's owner gives it: the host, or the plugin whose namespace it lies in."""
+    """Return the contract that a key's owner gives it: the host, else the plugin whose namespace it lies in."""
     registered = catalog.by_key.get(key, ())
     plugins = {row.name: row for row in catalog.plugins}
-    for r in registered:
-        row = plugins.get(r.provider.plugin)
-        if r.provider.distribution == HOST_DISTRIBUTION or (row is not None and row.owns_module(key.module)):
-            return r.spec.contract
-    return ""
+    of_host = [r for r in registered if r.provider.distribution == HOST_DISTRIBUTION]
+    of_plugin = [r for r in registered if (row := plugins.get(r.provider.plugin)) and row.owns_module(key.module)]
+    return next((r.spec.contract for r in (*of_host, *of_plugin)), "")
 
 
 def layouts(evidence: Evidence) -> list[Finding]:

@@ -115,3 +115,17 @@ def test_waiver_does_not_excuse_what_a_lever_asked_for(world):
     manifest = '[expected_absent.acme]\nquantize = "not ported yet"'
     outcome = world.run(build, {"acme": world.plugin(levers=[lever])}, manifest, levers={"MUSTER_X": "1"})
     assert outcome.codes == ["REQUEST_NOT_HONORED"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_allowing_one_absent_member_of_a_chain_does_not_excuse_another(world, required):
+    def build(boot):
+        boot.kernels.first_of(("acme", "quantize"), ("acme", "embedding"), required=required)
+        boot.kernels.kernel("acme", "zzz")
+
+    plugins = {"acme": world.acme("acme::zzz")}
+    one = world.run(build, plugins, dangerously_allow_unresolved=["acme::quantize"])
+    assert [(f.subject, f.allowed) for f in one.report.findings] == [("acme::embedding", False)]
+    assert one.error is not None
+    both = world.run(build, plugins, dangerously_allow_unresolved=["acme::quantize", "acme::embedding"])
+    assert (both.report.passed, both.report.degraded) == (True, True)

@@ -4,6 +4,9 @@ from datetime import date
 
 import kernel_muster as km
 import pytest
+from kernel_muster.audit.rules.lookups import owner_contract
+from kernel_muster.registry.catalog import Catalog, PluginRow
+from kernel_muster.registry.specs import Provider, Registered
 
 WHY = "not ported to this chip yet"
 
@@ -167,3 +170,16 @@ def test_remedies_of_a_miss_are_in_their_order(world):
 def test_remedy_of_a_required_miss_is_no_waiver(world):
     outcome = world.run(lambda boot: boot.kernels.kernel("acme", "mul"))
     assert outcome.finding("MISSING").remedies[-1] == "it is required: a waiver cannot excuse it"
+
+
+# whose contract a key has
+
+
+@pytest.mark.parametrize("guest", ["acme", "zeta"])
+def test_contract_of_a_built_in_key_is_the_hosts_whatever_a_guest_is_called(world, guest):
+    plugins = (PluginRow("gemv", guest, "1.0", "loaded"), PluginRow("w4a16_gemv", "kernel-muster", "0.1", "loaded"))
+    kernels = (
+        Registered(world.spec("gemv::dense", contract="of_guest"), Provider("gemv", guest, "1.0")),
+        Registered(world.spec("gemv::dense", contract="of_host"), Provider("w4a16_gemv", "kernel-muster", "0.1")),
+    )
+    assert owner_contract(Catalog(plugins, kernels), km.KernelKey("gemv", "dense")) == "of_host"
