@@ -175,7 +175,7 @@ class LookupSession:
             record = self._records.get(at)
             if record is None:
                 keys, handle = self._found.get(members) or self._answer(members)
-                record = self._records[at] = _Record(keys, kind, requested_by, when, phase, layer, frame)
+                record = self._records[at] = _Record(keys, kind, requested_by, when or "", phase, layer, frame)
                 record.handle = handle or self._missed(record)
             record.count += 1
         if phase == "late":
@@ -186,7 +186,7 @@ class LookupSession:
 
     def _answer(self, members: Members) -> tuple[tuple[KernelKey, ...], Handle | None]:
         """Return the keys of a question, and the handle of the first that resolves; its build begins."""
-        keys = tuple(KernelKey(str(module), str(func)) for module, func in members)
+        keys = tuple(KernelKey(_plain(module), _plain(func)) for module, func in members)
         for key in keys:
             decision = self.selector.decide(key)
             found = decision.chosen is not None
@@ -226,6 +226,11 @@ class LookupSession:
             self._requests.append(FailedRequest(lever, why, layer, site))
 
 
+def _plain(name: object) -> str:
+    """Return a name as text: an enumeration's member that is text counts as its value, as it does in a dict."""
+    return str.__str__(name) if isinstance(name, str) else str(name)
+
+
 class Lookups:
     """What a layer sees of the registry. ``for_layer`` returns the same session under a layer's name."""
 
@@ -260,7 +265,7 @@ class Lookups:
 
     def for_layer(self, label: str) -> "Lookups":
         """Return these lookups labelled with a layer: ``layers.3.attn``."""
-        return Lookups(self._session, label)
+        return Lookups(self._session, str(label))
 
     def kernel(self, module: str, func: str, *, when: str = "", requested_by: str | None = None) -> AnyHandle:
         """Look up a kernel that the model cannot run without."""

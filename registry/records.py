@@ -89,7 +89,7 @@ def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
         question = (members, kind, requested_by or "", phase)
         row = rows.get(question)
         if row is None:
-            row = rows[question] = LookupRow(members, kind, requested_by, phase, when)
+            row = rows[question] = LookupRow(members, kind, requested_by or None, phase, when)
         if when != row.when:
             row.when = min(filter(None, (row.when, when)))
         row.add(site, layer, times)

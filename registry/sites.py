@@ -14,9 +14,17 @@ def track_caller(function: _Function) -> _Function:
     """Mark a helper that looks kernels up for its caller: the caller's line becomes the dispatch site."""
     if not isinstance(function, FunctionType):
         raise TypeError(f"track_caller goes directly on a function, not on {type(function).__name__}")
-    code = function.__code__
-    function.__code__ = code.replace(co_consts=(*code.co_consts, _MARK))
+    function.__code__ = _marked(function.__code__)
     return function
+
+
+def _marked(code: CodeType) -> CodeType:
+    """Mark a function's code, and that of its comprehensions and lambdas: before Python 3.12 each has a frame."""
+    inner = (
+        _marked(constant) if isinstance(constant, CodeType) and constant.co_name.startswith("<") else constant
+        for constant in code.co_consts
+    )
+    return code.replace(co_consts=(*inner, _MARK))
 
 
 def is_marked(code: CodeType) -> bool:

@@ -1,5 +1,6 @@
 """Lookups outside a boot: what the registry answers, and what it raises."""
 
+from enum import Enum
 from types import ModuleType
 
 import kernel_muster as km
@@ -141,3 +142,26 @@ def test_lookup_records_fold_into_one_row_a_question():
 def test_layers_of_any_name_can_be_sorted(name):
     key = km.KernelKey("m", "a")
     fold([LookupEntry((key,), "optional", None, "boot", "", "f", layer, 1) for layer in (name, "layers.2", "a", "3")])
+
+
+@pytest.mark.parametrize("order", [(None, ""), ("", None)])
+def test_empty_name_of_a_lever_is_none_in_any_order(order):
+    key = km.KernelKey("m", "a")
+    (row,) = fold([LookupEntry((key,), "optional", lever, "boot", "", "f:1", "", 1) for lever in order])
+    assert row.requested_by is None
+
+
+class Module(str, Enum):  # noqa: UP042  (its str() is not its value, unlike that of a StrEnum)
+    ACME = "acme"
+
+
+def test_name_that_is_an_enumerations_text_is_that_text_also_when_it_is_asked_first(kernels):
+    assert str(kernels.try_kernel(Module.ACME, "triple").key) == "acme::triple"
+    assert str(kernels.try_kernel("acme", "triple").key) == "acme::triple"
+
+
+def test_label_of_a_layer_may_be_a_number_and_a_condition_none(kernels):
+    kernels.for_layer(3).kernel("acme", "triple", when=None)
+    kernels.for_layer("3").kernel("acme", "triple")
+    (row,) = fold(kernels._session.entries("boot"))
+    assert (row.layers, row.when) == ({"3": 2}, "")

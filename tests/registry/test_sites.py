@@ -29,6 +29,23 @@ def test_mark_of_a_closure_keeps_its_variables():
     assert helper() == 5
 
 
+def test_mark_covers_comprehensions_and_lambdas_and_no_function_inside():
+    @track_caller
+    def helper():
+        own = [sys._getframe(0).f_code for _ in "a"]
+        own += (sys._getframe(0).f_code for _ in "a")
+        own.append((lambda: sys._getframe(0).f_code)())
+
+        def inner():
+            return sys._getframe(0).f_code
+
+        return own, inner()
+
+    own, inner = helper()
+    assert [is_marked(code) for code in own] == [True, True, True]
+    assert not is_marked(inner)
+
+
 @pytest.mark.parametrize("thing", [len, object(), type("C", (), {}), staticmethod(len)])
 def test_mark_goes_on_functions_only(thing):
     with pytest.raises(TypeError, match="directly on a function"):
