@@ -87,6 +87,12 @@ class BootSession:
         self._checked = Checked()
 
     def __enter__(self) -> Self:
+        if self._opening is not None:
+            raise UsageError("this boot was opened before: its rows are not a new one's; call boot() again")
+        self._open()
+        return self
+
+    def _open(self) -> None:
         self._opening = open_boot(self._wanted)
         if not self._opening.is_usable:
             self._refuse_opening(self._opening)
@@ -98,15 +104,17 @@ class BootSession:
             excused=lambda key: waivers[key].reason if key in waivers else "",
             runner=choose_runner(self.target, self._options.asked.stage, _text(self.levers["MUSTER_CACHE_DIR"])),
         )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is not None and not isinstance(error, Exception):
+        # sys.exit() in the block is a block that raised; an interrupt leaves at once.
+        if error is not None and not isinstance(error, Exception | SystemExit):
             return False
         if not self._opened.is_usable:  # register() reopened the boot, and was refused
-            return False
+            if isinstance(error, BootRefused):
+                return False
+            raise BootRefused(render_text(self.report), self.report) from error
         self._is_complete = error is None
         self._lookups.seal(self._options.on_late_miss, self._options.abort)
         self._finish()
@@ -158,10 +166,12 @@ class BootSession:
         frame = sys._getframe(1)
         if self._lookups.sealed:
             self._lookups.refuse_registration(name, site_name(frame.f_code, frame.f_lasti))
-        if self._lookups.entries("boot"):
+        before = self._lookups
+        if before.is_used:
             raise UsageError(f"plugin {name}: register it before the first lookup, or pass boot(local_plugins=...)")
         self._wanted = replace(self._wanted, local_plugins={**self._wanted.local_plugins, name: plugin})
-        self.__enter__()
+        self._open()
+        before.successor = self._lookups
 
     @property
     def _opened(self) -> Opening:

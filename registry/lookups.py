@@ -98,6 +98,7 @@ class LookupSession:
         self._on_late_miss: OnLateMiss = "raise"
         self._excused = excused  # a key's waiver reason, or nothing
         self._abort: Callable[[str], None] = lambda text: None
+        self.successor: LookupSession | None = None  # has taken over from this one, which nobody had used
 
     def seal(self, on_late_miss: OnLateMiss, abort: Callable[[str], None]) -> None:
         """End the boot: from here on each lookup is late."""
@@ -132,6 +133,12 @@ class LookupSession:
         if name is None:
             name = self._sites[place] = record.site
         return name
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a layer has asked for anything, or said what it wants."""
+        with self.lock:
+            return bool(self._records or self._requests or self.layouts.copies)
 
     @property
     def requests(self) -> tuple[FailedRequest, ...]:
@@ -239,24 +246,31 @@ class Lookups:
         self._places: dict[_Place, _Record] = {}
 
     @property
+    def _live(self) -> LookupSession:
+        """The session that counts: these lookups may be older than the last plugin that was registered."""
+        while self._session.successor is not None:
+            self._session = self._session.successor
+        return self._session
+
+    @property
     def target(self) -> Target:
         """What kernels are selected for."""
-        return self._session.target
+        return self._live.target
 
     @property
     def levers(self) -> Levers:
         """The frozen levers of this boot."""
-        return self._session.levers
+        return self._live.levers
 
     @property
     def layouts(self) -> LayoutPlan:
         """The layout plan of this boot."""
-        return self._session.layouts
+        return self._live.layouts
 
     @property
     def catalog(self) -> Catalog:
         """Everything that plugins registered."""
-        return self._session.catalog
+        return self._live.catalog
 
     @property
     def layer(self) -> str:
@@ -265,7 +279,7 @@ class Lookups:
 
     def for_layer(self, label: str) -> "Lookups":
         """Return these lookups labelled with a layer: ``layers.3.attn``."""
-        return Lookups(self._session, str(label))
+        return Lookups(self._live, str(label))
 
     def kernel(self, module: str, func: str, *, when: str = "", requested_by: str | None = None) -> AnyHandle:
         """Look up a kernel that the model cannot run without."""
@@ -300,6 +314,7 @@ class Lookups:
                 if not session.sealed:
                     record.count += 1
                     return record.handle
+        session = self._live
         record = session.look_up(place, members, kind, requested_by, when, self._layer, frame)
         if record.handle or not session.raises:
             self._places[place] = record
@@ -307,4 +322,5 @@ class Lookups:
 
     def request_failed(self, lever: str, why: str) -> None:
         """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED."""
-        self._session.request_failed(lever, why, self._layer, self._session.caller(sys._getframe(1)))
+        session = self._live
+        session.request_failed(lever, why, self._layer, session.caller(sys._getframe(1)))

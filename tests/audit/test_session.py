@@ -273,6 +273,58 @@ def test_registration_that_leaves_no_manifest_is_refused_with_its_report(world):
     assert outcome.codes == ["DUPLICATE_MODEL"]
 
 
+def test_refused_registration_that_the_block_swallows_refuses_all_the_same(world):
+    def build(boot):
+        with pytest.raises(km.BootRefused):
+            boot.register("more", world.plugin(manifests=[world.manifest().parent.parent]))
+
+    folder = world.manifest().parent.parent
+    outcome = world.run(build, {"acme": world.acme("acme::add")}, None, model="tiny", manifest_folders=[folder])
+    assert outcome.error is not None
+    assert outcome.codes == ["DUPLICATE_MODEL"]
+
+
+def test_lookups_handed_out_before_a_registration_are_audited_too(world):
+    def build(boot):
+        before, layer = boot.kernels, boot.kernels.for_layer("layers.0")
+        boot.register("more", world.plugin(kernels=[world.spec("more::add", contract="more")],
+                                           contracts=[world.contract("more")]))  # fmt: skip
+        assert before.layouts is boot.kernels.layouts
+        assert layer.kernel("more", "add")
+        layer.kernel("acme", "mul")
+        before.request_failed("MUSTER_SOMETHING", "the model cannot")
+        for _ in range(2):
+            boot.kernels.kernel("acme", "add")
+
+    outcome = world.run(build, {"acme": world.acme("acme::add")})
+    assert outcome.codes == ["MISSING", "REQUEST_NOT_HONORED"]
+    assert outcome.finding("MISSING").layers == ("layers.0",)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda kernels: kernels.try_kernel("acme", "mul"),
+        lambda kernels: kernels.request_failed("MUSTER_SOMETHING", "the model cannot"),
+        lambda kernels: kernels.layouts.want("w", "nvfp4_row_major", km.KernelKey("acme", "add")),
+    ],
+    ids=["lookup", "request", "layout"],
+)
+def test_registration_after_anything_was_asked_or_wanted_is_a_usage_error(world, use):
+    def build(boot):
+        use(boot.kernels)
+        with pytest.raises(km.UsageError, match="before the first lookup"):
+            boot.register("more", world.plugin())
+
+    world.run(build, {"acme": world.acme("acme::add")})
+
+
+def test_boot_is_entered_once(world):
+    boot = sealed(world)
+    with pytest.raises(km.UsageError, match="opened before"), boot:
+        pass
+
+
 # threads
 
 
@@ -394,6 +446,17 @@ def test_block_that_raises_before_any_lookup_is_not_vacuous(world):
     with pytest.raises(KeyError), boot:
         raise KeyError("too early")
     assert boot.report.findings == ()
+
+
+def test_exit_in_the_block_is_judged_like_any_exception(world):
+    refused = world.boot({"acme": world.acme("acme::add")})
+    with pytest.raises(km.BootRefused):
+        break_off(refused, "mul", SystemExit(0))
+    assert [f.code for f in refused.report.findings] == ["MISSING"]
+    sound = world.boot({"acme": world.acme("acme::add")})
+    with pytest.raises(SystemExit):
+        break_off(sound, "add", SystemExit(0))
+    assert sound.report.complete is False
 
 
 def test_keyboard_interrupt_in_the_block_goes_on_without_a_report(world):
