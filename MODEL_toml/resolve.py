@@ -251,6 +251,8 @@ def _real(path: Path) -> Path:
 
 
 def _has_config(text: str) -> bool:
+    if not text:  # as a path it would be the current folder, which nobody named
+        return False
     try:
         path = Path(text)
         return (path / CONFIG_NAME).is_file() or (path.suffix == ".json" and path.is_file())

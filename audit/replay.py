@@ -16,7 +16,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.crosschecks import Rejected, check_overrides
-from kernel_muster.registry.findings import CODES, Finding
+from kernel_muster.registry.findings import CODES, Finding, Severity
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.layouts import WeightCopy
 from kernel_muster.registry.levers import CORE_LEVERS, Lever, Origin, read_levers
@@ -147,6 +147,7 @@ def _catalog(trace: Trace) -> Catalog:
         Finding(f.code, f.subject, f.why, f.where, f.remedies, log=f.log, explains=f.explains) for f in trace.findings
     ]
     findings += [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
+    findings += [_unexplained(plugin) for plugin in trace.plugins if _is_unexplained(plugin, findings)]
     kernels = []
     for row in trace.kernels:
         registered = _registered(row, trace.target.arch)
@@ -161,6 +162,9 @@ def _catalog(trace: Trace) -> Catalog:
     for registered in kernels:
         provided.setdefault(registered.provider.plugin, set()).add(registered.spec.kernel_key)
     plugins = [_plugin_row(plugin, provided.get(plugin.name, set())) for plugin in trace.plugins]
+    # As in a live boot: what did not load provides nothing, and its keys say whose misses they are.
+    absent = {row.name for row in plugins if row.status != "loaded"}
+    kernels = [registered for registered in kernels if registered.provider.plugin not in absent]
     rejected = Rejected()
     check_overrides([(row, {"muster_kernels": specs}) for row, specs in _by_provider(kernels, plugins)], rejected)
     return Catalog(tuple(plugins), tuple(kernels), findings=(*findings, *rejected.findings))
@@ -186,7 +190,7 @@ def _plugin_findings(plugin: TracePlugin) -> list[Finding]:
     found = []
     for error in errors:
         code, separator, why = error.partition(": ")
-        known = separator and code in CODES and CODES[code].group == "plugins"
+        known = separator and code in CODES and _is_error(code)
         found.append(
             Finding(
                 code if known else "PLUGIN_LOAD_FAILED",
@@ -197,6 +201,29 @@ def _plugin_findings(plugin: TracePlugin) -> list[Finding]:
             )
         )
     return found
+
+
+def _is_error(code: str) -> bool:
+    """Whether a code says that a plugin failed, and not what others make of what it registered."""
+    return CODES[code].group == "plugins" and (CODES[code].serve is Severity.REFUSE or code == "PLUGIN_EMPTY")
+
+
+def _is_unexplained(plugin: TracePlugin, findings: Iterable[Finding]) -> bool:
+    """Whether a plugin did not load, and no finding that refuses says why."""
+    if plugin.status not in ("failed", "mismatched"):
+        return False
+    refusing = (f for f in findings if f.severity("serve") is Severity.REFUSE)
+    return not any(plugin.name in text for f in refusing for text in (f.subject, *f.where, *f.explains))
+
+
+def _unexplained(plugin: TracePlugin) -> Finding:
+    return Finding(
+        "API_MISMATCH" if plugin.status == "mismatched" else "PLUGIN_LOAD_FAILED",
+        plugin.name,
+        f"its status is {plugin.status}, and the trace does not say why",
+        (f"{plugin.distribution} {plugin.version}".strip(),),
+        ("repair or reinstall the distribution", "write the reason into the trace, as the plugin's error"),
+    )
 
 
 def _plugin_row(plugin: TracePlugin, provided: set[KernelKey]) -> PluginRow:

@@ -13,7 +13,7 @@ from kernel_muster.cli.output import is_terminal, say, write_file
 
 
 def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
-    """Write a report and return the exit code it stands for."""
+    """Write a report and return the exit code it stands for; what was cut short has not passed."""
     if output is not None:
         write_file(output, rendered(report, format, verbose=verbose))
         say(ascii_only(f"{headline(report)}\nreport: {output}"))
@@ -21,7 +21,7 @@ def show_report(report: Report, format: ReportFormat, output: Path | None, *, ve
         say(_coloured(report, verbose=verbose))
     else:
         say(rendered(report, format, verbose=verbose))
-    return PASSED if report.passed else REFUSED
+    return PASSED if report.passed and report.complete else REFUSED
 
 
 def rendered(report: Report, format: ReportFormat, *, verbose: bool) -> str:

@@ -115,6 +115,29 @@ def test_foreign_plugin_error_refuses_and_explains_its_misses(world):
     assert found.explains[0].startswith("MISSING acme::add")
 
 
+@pytest.mark.parametrize(("status", "code"), [("failed", "PLUGIN_LOAD_FAILED"), ("mismatched", "API_MISMATCH")])
+def test_foreign_plugin_that_did_not_load_refuses_also_without_an_error(world, status, code):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "status": status}]
+    report = judge(world, foreign(plugins=plugins, lookups=[lookup("mul")]))
+    assert codes(report) == [code]
+    assert "does not say why" in report.findings[0].why
+
+
+def test_foreign_kernel_of_a_blocked_plugin_serves_nobody(world):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "status": "blocked"}]
+    kernels = [{"module": "acme", "func": "mul", "plugin": "acme", "distribution": "acme-engine"}]
+    report = judge(world, foreign(plugins=plugins, kernels=kernels, lookups=[lookup("mul")]))
+    assert codes(report) == ["MISSING"]
+    assert "unblock plugin acme" in report.findings[0].remedies[0]
+
+
+@pytest.mark.parametrize("code", ["OVERRIDDEN", "KEY_RENAMED", "DEAD_REGISTRATION"])
+def test_foreign_plugin_error_is_no_note(world, code):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "error": f"{code}: dlopen failed"}]
+    report = judge(world, foreign(plugins=plugins, lookups=[lookup("mul")]))
+    assert (codes(report), report.passed) == (["PLUGIN_LOAD_FAILED"], False)
+
+
 def test_foreign_plugin_error_may_name_its_code(world):
     plugins = [{"name": "acme", "distribution": "acme-engine", "version": "3.1", "error": "API_MISMATCH: speaks v0"}]
     assert "API_MISMATCH" in codes(judge(world, foreign(plugins=plugins)))

@@ -48,6 +48,26 @@ def test_replay_takes_the_options_of_audit(cli: Any, trace: Path) -> None:
     )
 
 
+def test_replay_of_a_boot_that_was_cut_short_does_not_pass(cli: Any, trace: Path) -> None:
+    document = json.loads(trace.read_text())
+    trace.write_text(json.dumps(document | {"lookups": document["lookups"][:1], "complete": False}))
+    ran = cli("replay", trace, "--manifest", cli.manifest())
+    assert ran.out.startswith("INCOMPLETE: tiny on sm_121a")
+    assert ran.code == 1
+
+
+def test_replay_without_a_model_does_not_look_into_the_current_folder(
+    cli: Any, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cli.folder / "config.json").write_text('{"model_type": "qwen3_6_moe", "hidden_size": 2048}')
+    monkeypatch.chdir(cli.folder)
+    document = json.loads(trace.read_text())
+    trace.write_text(json.dumps({name: value for name, value in document.items() if name != "model"}))
+    ran = cli("replay", trace)
+    assert ran.code == 1
+    assert "UNKNOWN_MODEL" in ran.out
+
+
 def test_replay_stage_that_did_not_run_warns_when_serving_and_refuses_when_qualifying(cli: Any, trace: Path) -> None:
     document = json.loads(trace.read_text())
     trace.write_text(json.dumps(document | {"lookups": document["lookups"][:1]}))
