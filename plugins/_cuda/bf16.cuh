@@ -1,0 +1,73 @@
+// BF16 rows as FP32 numbers: loads and stores of 8 values (16 bytes) or of one, and the logistic function.
+//
+// Rows of an odd length begin at any even address: kernels have a form of each width, and the launcher chooses by the
+// length of a row. A value's arithmetic is the same in both.
+#pragma once
+#include <cuda_bf16.h>
+
+using bf16 = __nv_bfloat16;
+
+template <int WIDTH>
+struct Values {
+    float at[WIDTH];
+};
+
+// What a load brings, before it is widened: many can be in flight in few registers.
+template <int WIDTH>
+struct Raw;
+template <>
+struct Raw<8> {
+    uint4 bits;
+};
+template <>
+struct Raw<1> {
+    bf16 bits;
+};
+
+// The piece-th WIDTH values of a row; for a WIDTH of 8 the row begins at a multiple of 16 bytes.
+template <int WIDTH>
+__device__ __forceinline__ Raw<WIDTH> load_raw(const bf16* row, size_t piece) {
+    return reinterpret_cast<const Raw<WIDTH>*>(row)[piece];
+}
+template <int WIDTH>
+__device__ __forceinline__ void store_raw(bf16* row, size_t piece, Raw<WIDTH> raw) {
+    reinterpret_cast<Raw<WIDTH>*>(row)[piece] = raw;
+}
+
+__device__ __forceinline__ Values<8> widen(Raw<8> raw) {
+    const unsigned int words[4] = {raw.bits.x, raw.bits.y, raw.bits.z, raw.bits.w};
+    Values<8> v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        v.at[2 * i] = __uint_as_float(words[i] << 16);
+        v.at[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    }
+    return v;
+}
+__device__ __forceinline__ Values<1> widen(Raw<1> raw) { return {{__bfloat162float(raw.bits)}}; }
+
+__device__ __forceinline__ unsigned int bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned int*>(&pair);
+}
+__device__ __forceinline__ Raw<8> narrow(const Values<8>& v) {
+    return {make_uint4(bf16_pair(v.at[0], v.at[1]), bf16_pair(v.at[2], v.at[3]), bf16_pair(v.at[4], v.at[5]),
+                       bf16_pair(v.at[6], v.at[7]))};
+}
+__device__ __forceinline__ Raw<1> narrow(const Values<1>& v) { return {__float2bfloat16_rn(v.at[0])}; }
+
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> load(const bf16* row, size_t piece) {
+    return widen(load_raw<WIDTH>(row, piece));
+}
+template <int WIDTH>
+__device__ __forceinline__ void store(bf16* row, size_t piece, const Values<WIDTH>& v) {
+    store_raw<WIDTH>(row, piece, narrow(v));
+}
+
+// The exponential never overflows: it is of a negative number. The quotient errs by 2 units in the last place; an exact
+// one costs a call, and registers kept over it.
+__device__ __forceinline__ float sigmoid(float x) {
+    const float small = expf(-fabsf(x));
+    return __fdividef(x >= 0.0f ? 1.0f : small, 1.0f + small);
+}

@@ -1,0 +1,77 @@
+"""What the launchers of the CUDA families share."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.registry.arrays import ArrayView
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, row_stride
+from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.specs import KernelSpec
+from kernel_muster.registry.values import frozen
+
+#: BF16 values in the widest load, 16 bytes.
+VECTOR = 8
+#: Kernels of one source for every architecture from sm_80 on.
+device_spec = partial(KernelSpec, archs=("sm_80+",))
+cuda_kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
+
+_ROWWISE_THREADS = 128  # rowwise.cuh
+
+
+def ceil_div(count: int, step: int) -> int:
+    """Return how many steps cover a count."""
+    return -(-count // step)
+
+
+def width_of(*lengths: int) -> int:
+    """Return how many values a thread takes at a time: 8 if every length is a multiple of 8, else 1."""
+    return VECTOR if all(length % VECTOR == 0 for length in lengths) else 1
+
+
+def head_rows(name: str, view: ArrayView) -> int:
+    """Return the distance of two rows ``[Hk, D]`` of an argument ``[M, Hk, D]`` in elements.
+
+    ContractError if heads have gaps between them: rows may, when they are slices of one projection.
+    """
+    rows, heads, width = view.shape
+    if heads > 1 and width and view.strides[1] != width * view.dtype.itemsize:
+        raise ContractError(f"{name} has shape {view.shape} and strides {view.strides}, expected heads without gaps")
+    return view.strides[0] // view.dtype.itemsize if rows > 1 else heads * width
+
+
+def team_grid(entry: EntryResources, rows: int) -> tuple[int, int, int]:
+    """Return the grid of a kernel whose clusters have a row each (logits.cuh); without clusters a block has one."""
+    return (rows * (entry.cluster[0] if entry.cluster else 1), 1, 1)
+
+
+def row_blocks(columns: int, width: int) -> int:
+    """Return the blocks that a row has in rowwise.cuh: a thread for each vector, one more for what is left over."""
+    return ceil_div(columns // width + (columns % width > 0), _ROWWISE_THREADS)
+
+
+@frozen
+class RowGrid:
+    """How an element-wise kernel walks over ``[M, H]``: values a row, distance of rows by argument, and the grid."""
+
+    columns: int
+    strides: tuple[int, ...]
+    width: int
+    blocks_a_row: int
+    grid: tuple[int, int, int]
+
+
+def row_grid(views: Iterable[ArrayView]) -> RowGrid:
+    """Return the walk over arguments of one shape ``[M, H]``, of which any may have gaps between rows.
+
+    Without a gap all rows are one: then only the last few values are left over from vectors, whatever H is.
+    """
+    views = tuple(views)
+    rows, columns = views[0].shape
+    strides = tuple(row_stride(view) for view in views)
+    if all(view.is_contiguous for view in views):
+        rows, columns = 1, rows * columns
+    width = VECTOR if rows == 1 else width_of(*strides)
+    blocks = row_blocks(columns, width)
+    return RowGrid(columns, strides, width, blocks, (rows * blocks, 1, 1))
