@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.norm import contracts, cpu
+from kernel_muster.plugins.norm import contracts, cpu, launch
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
@@ -17,7 +18,11 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the three kernels."""
-    yield host_spec("norm::rms_norm", contracts.RMS_NORM, cpu.rms_norm)
-    yield host_spec("norm::rms_norm_residual", contracts.RMS_NORM_RESIDUAL, cpu.rms_norm_residual)
-    yield host_spec("norm::rms_norm_gated", contracts.RMS_NORM_GATED, cpu.rms_norm_gated)
+    """Return the three kernels for each target."""
+    for contract, function, backend in (
+        (contracts.RMS_NORM, cpu.rms_norm, launch.RMS_NORM),
+        (contracts.RMS_NORM_RESIDUAL, cpu.rms_norm_residual, launch.RMS_NORM_RESIDUAL),
+        (contracts.RMS_NORM_GATED, cpu.rms_norm_gated, launch.RMS_NORM_GATED),
+    ):
+        yield host_spec(f"norm::{contract.name}", contract, function)
+        yield device_spec(key=f"norm::{contract.name}", contract=contract.name, backend=backend)
