@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
+from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.embedding import launch
 from kernel_muster.plugins.embedding.contracts import GATHER
 from kernel_muster.plugins.embedding.cpu import gather
 from kernel_muster.registry.contracts import Contract
@@ -18,5 +20,6 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the kernel."""
-    return (host_spec("embedding::gather", GATHER, gather),)
+    """Return the kernel for each target."""
+    yield host_spec("embedding::gather", GATHER, gather)
+    yield device_spec(key="embedding::gather", contract=GATHER.name, backend=launch.GATHER)

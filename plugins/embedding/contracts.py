@@ -33,6 +33,7 @@ GATHER = Contract(
     (
         Case("one_row", {"M": 1, "V": 7, "H": 64}),
         Case("odd_width", {"M": 17, "V": 33, "H": 129}),
+        Case("hidden_size", {"M": 3, "V": 5, "H": 5120}),
         Case("one_entry", {"M": 3, "V": 1, "H": 8}),
         Case("no_rows", {"M": 0, "V": 7, "H": 64}),
     ),

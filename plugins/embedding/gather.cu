@@ -1,0 +1,27 @@
+// out[m] = table[ids[m]]: rows of the embedding table, BF16, copied as they are.
+//
+// An id outside the table, which the contract refuses, gives a row of zeros: nothing outside the table is read. One block
+// a row. sm_80 and newer. Launched by launch.py.
+#include "bf16.cuh"
+#include "launch.cuh"
+
+constexpr int THREADS = 256;
+
+#define GATHER(WIDTH)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) gather_w##WIDTH(                                       \
+        const bf16* __restrict__ table, /* [V, H] */                                                             \
+        const int* __restrict__ ids,    /* [M] */                                                                \
+        bf16* __restrict__ out,         /* [M, H] */                                                             \
+        int V, int H) {                                                                                          \
+        allow_next_launch();                                                                                     \
+        wait_for_previous_launch();                                                                              \
+        const int id = ids[blockIdx.x];                                                                          \
+        const bool is_inside = id >= 0 && id < V;                                                                \
+        const bf16* from = table + (is_inside ? (size_t)id * H : 0);                                             \
+        bf16* to = out + (size_t)blockIdx.x * H;                                                                 \
+        for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS)                                       \
+            store_raw<WIDTH>(to, piece, is_inside ? load_raw<WIDTH>(from, piece) : Raw<WIDTH>{});                \
+    }
+
+GATHER(1)
+GATHER(8)
