@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from kernel_muster.plugins import _sequences
+from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.kv_cache import launch
 from kernel_muster.plugins.kv_cache.contracts import APPEND
 from kernel_muster.plugins.kv_cache.cpu import kv_cache_append
 from kernel_muster.registry.contracts import Contract
@@ -22,5 +24,6 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the kernel."""
-    return (_host_spec("kv_cache::kv_cache_append", APPEND, kv_cache_append),)
+    """Return the kernel for each target."""
+    yield _host_spec("kv_cache::kv_cache_append", APPEND, kv_cache_append)
+    yield device_spec(key="kv_cache::kv_cache_append", contract=APPEND.name, backend=launch.APPEND)

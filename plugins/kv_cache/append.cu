@@ -1,0 +1,35 @@
+// New rows of keys and values to their places in a paged cache, BF16, copied as they are.
+//
+//   k_cache[slots[m]] = k[m], v_cache[slots[m]] = v[m]        the cache as [P * B, Hk * D]: slot = page * B + offset
+//
+// Slot -1 is a row that is not kept. Other slots outside the cache, which the contract refuses, are not kept either; of
+// two rows with one slot, also refused, some values of each may stay. k and v may be slices of one projection. One block
+// a row. sm_80 and newer. Launched by launch.py.
+#include "bf16.cuh"
+#include "launch.cuh"
+
+constexpr int THREADS = 128;
+
+#define APPEND(WIDTH)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) kv_cache_append_w##WIDTH(                              \
+        const bf16* __restrict__ k,    /* [M, Hk * D], rows k_stride apart */                                    \
+        const bf16* __restrict__ v,    /* [M, Hk * D], rows v_stride apart */                                    \
+        const int* __restrict__ slots, /* [M] */                                                                 \
+        bf16* __restrict__ k_cache,    /* [P * B, Hk * D] */                                                     \
+        bf16* __restrict__ v_cache,    /* [P * B, Hk * D] */                                                     \
+        long long k_stride, long long v_stride, long long places, int columns) {                                 \
+        allow_next_launch();                                                                                     \
+        wait_for_previous_launch();                                                                              \
+        const int slot = slots[blockIdx.x], pieces = columns / WIDTH;                                            \
+        if (slot < 0 || slot >= places) return;                                                                  \
+        const size_t row = blockIdx.x, to = (size_t)slot * columns;                                              \
+        for (int i = threadIdx.x; i < 2 * pieces; i += THREADS) {                                                \
+            const bool is_key = i < pieces;                                                                      \
+            const int piece = is_key ? i : i - pieces;                                                           \
+            const bf16* from = is_key ? k + row * k_stride : v + row * v_stride;                                 \
+            store_raw<WIDTH>((is_key ? k_cache : v_cache) + to, piece, load_raw<WIDTH>(from, piece));            \
+        }                                                                                                        \
+    }
+
+APPEND(1)
+APPEND(8)
