@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from functools import partial
 
+from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.ssm_preprocess import cpu
+from kernel_muster.plugins.ssm_preprocess import cpu, launch
 from kernel_muster.plugins.ssm_preprocess.contracts import DEINTERLEAVE_QG, DEINTERLEAVE_QKVZ, GDN_GATES
 from kernel_muster.plugins.w4a16_gemv import rows
 from kernel_muster.registry.contracts import Contract
@@ -22,7 +23,11 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the three kernels."""
-    yield _host_spec("ssm_preprocess::deinterleave_qg", DEINTERLEAVE_QG, cpu.deinterleave_qg)
-    yield _host_spec("ssm_preprocess::deinterleave_qkvz", DEINTERLEAVE_QKVZ, cpu.deinterleave_qkvz)
-    yield _host_spec("ssm_preprocess::compute_gdn_gates", GDN_GATES, cpu.compute_gdn_gates)
+    """Return the three kernels for each target."""
+    for contract, function, backend in (
+        (DEINTERLEAVE_QG, cpu.deinterleave_qg, launch.DEINTERLEAVE_QG),
+        (DEINTERLEAVE_QKVZ, cpu.deinterleave_qkvz, launch.DEINTERLEAVE_QKVZ),
+        (GDN_GATES, cpu.compute_gdn_gates, launch.GDN_GATES),
+    ):
+        yield _host_spec(f"ssm_preprocess::{contract.name}", contract, function)
+        yield device_spec(key=f"ssm_preprocess::{contract.name}", contract=contract.name, backend=backend)

@@ -58,6 +58,7 @@ DEINTERLEAVE_QG = Contract(
         Case(name, {"M": m, "Q": q, "head_dim": d})
         for name, m, q, d in (
             ("one_row", 1, 512, 256),
+            ("model_heads", 3, 4096, 256),
             ("one_value", 3, 1, 1),
             ("odd", 17, 35, 7),
             ("no_rows", 0, 16, 8),
@@ -80,6 +81,7 @@ DEINTERLEAVE_QKVZ = Contract(
     _exact_qkvz,
     (
         Case("one_row", {"M": 1, **head_dims(2, 128, 4, 128)}),
+        Case("model_heads", {"M": 2, **head_dims(16, 128, 48, 128)}),
         Case("three_values_a_key", {"M": 17, **head_dims(2, 5, 6, 7)}),
         Case("one_value", {"M": 2, **head_dims(1, 1, 1, 1)}),
         Case("no_rows", {"M": 0, **head_dims(2, 8, 4, 8)}),
