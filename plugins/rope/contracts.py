@@ -82,6 +82,8 @@ FORWARD = Contract(
     (
         Case("one_row", _dims(1, 16, 2, 256, 64), _THETA),
         Case("whole_heads", _dims(3, 4, 2, 64, 64), {"theta": 1e4}),
+        Case("dense_model", _dims(3, 24, 4, 256, 64), _THETA),
+        Case("many_frequencies", _dims(2, 2, 1, 1040, 1040), _THETA),
         Case("one_pair", _dims(5, 3, 1, 7, 2), {"theta": 1e4}),
         Case("odd_heads", _dims(17, 5, 3, 33, 12), _THETA),
         Case("no_keys", _dims(2, 3, 0, 16, 8), _THETA),

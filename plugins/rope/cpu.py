@@ -56,13 +56,23 @@ def rope_yarn(
     to whole indices, outwards, as in the authors' code.
     """
     _check("rope::rope_yarn", positions)
-    wide = np.float64(factor)
+    low, width = yarn_ramp(rotary_dim, theta, original_context)
+    ramp = np.clip((np.arange(rotary_dim // 2) - low) / width, 0.0, 1.0)
+    frequencies = _frequencies(rotary_dim, theta) * (1.0 - ramp + ramp / np.float64(factor))
+    for row, position in enumerate(positions.tolist()):
+        _rotate((q[row], k[row]), position * frequencies, yarn_scale(factor))
+
+
+def yarn_ramp(rotary_dim: int, theta: np.float32, original_context: int) -> tuple[float, float]:
+    """Return the index of the frequency at which stretching begins, and over how many indices it grows."""
     low, high = (_turning_index(turns, rotary_dim, theta, original_context) for turns in (_FAST, _SLOW))
     low, high = max(np.floor(low), 0.0), min(np.ceil(high), rotary_dim - 1.0)
-    ramp = np.clip((np.arange(rotary_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
-    frequencies = _frequencies(rotary_dim, theta) * (1.0 - ramp + ramp / wide)
-    for row, position in enumerate(positions.tolist()):
-        _rotate((q[row], k[row]), position * frequencies, 1.0 + 0.1 * np.log(wide))
+    return float(low), float(max(high - low, 1e-3))
+
+
+def yarn_scale(factor: np.float32) -> float:
+    """Return what cosine and sine are multiplied by."""
+    return float(1.0 + 0.1 * np.log(np.float64(factor)))
 
 
 def _turning_index(turns: float, rotary_dim: int, theta: np.float32, context: int) -> float:

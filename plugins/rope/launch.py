@@ -1,0 +1,47 @@
+"""Launching rotary position embedding: one kernel, whose constants make it plain, interleaved or stretched."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from kernel_muster.plugins._cuda.launching import cuda_kernel, width_of
+from kernel_muster.plugins.rope.cpu import yarn_ramp, yarn_scale
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.signature import Bound
+
+Entries = Mapping[str, EntryResources]
+
+_PLAIN = (0.0, 0.0, 1.0, 1.0)  # start and slope of the ramp, stretch, scale
+
+
+def _plan(bound: Bound, axes: int, ramp: tuple[float, float, float, float]) -> LaunchPlan:
+    views, dims = bound.views, bound.dims
+    half = dims["rotary_dim"] // 2
+    sections = (dims["section_h"], dims["section_w"]) if axes > 1 else (0, 0)
+    sizes = (dims["M"], dims["Hq"], dims["Hk"], dims["D"], half, axes, *sections)
+    log2_step = math.log2(bound.arguments["theta"]) / half
+    arguments = (views["q"], views["k"], views["positions"], *sizes, log2_step, *ramp)
+    return LaunchPlan(f"rope_w{width_of(dims['D'], half)}", (dims["M"], 1, 1), arguments)
+
+
+def _plan_forward(bound: Bound, entries: Entries) -> LaunchPlan:
+    return _plan(bound, 1, _PLAIN)
+
+
+def _plan_mrope(bound: Bound, entries: Entries) -> LaunchPlan:
+    return _plan(bound, 3, _PLAIN)
+
+
+def _plan_yarn(bound: Bound, entries: Entries) -> LaunchPlan:
+    arguments, dims = bound.arguments, bound.dims
+    low, width = yarn_ramp(dims["rotary_dim"], arguments["theta"], dims["original_context"])
+    factor = arguments["factor"]
+    return _plan(bound, 1, (low, 1.0 / width, 1.0 / float(factor), yarn_scale(factor)))
+
+
+_SOURCE = Path(__file__).with_name("rope.cu")
+_ENTRIES = tuple(EntryPoint(f"rope_w{width}", ("ptr",) * 3 + ("i32",) * 8 + ("f64",) * 5) for width in (1, 8))
+FORWARD = cuda_kernel(_SOURCE, _ENTRIES, _plan_forward)
+MROPE_INTERLEAVED = cuda_kernel(_SOURCE, _ENTRIES, _plan_mrope)
+YARN = cuda_kernel(_SOURCE, _ENTRIES, _plan_yarn)

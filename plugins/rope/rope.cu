@@ -1,0 +1,86 @@
+// Rotary position embedding of queries [M, Hq, D] and keys [M, Hk, D] in place, BF16: plain, interleaved mrope, YaRN.
+//
+// Element i of the first half of the 2 * half rotated ones turns with element i of the second half, by the angle
+// position * theta^(-i / half); the other D - 2 * half stay. Which position: of height where i % 3 == 1 and
+// i < 3 section_h, of width where i % 3 == 2 and i < 3 section_w, else of time. YaRN multiplies the frequency by
+// 1 - ramp + ramp * stretch, ramp = clamp((i - ramp_low) * ramp_slope, 0, 1), and cosine and sine by ``scale``; the
+// launcher passes the values that change nothing for the other forms. Sources: Su et al., RoFormer (2021), halves as in
+// GPT-NeoX; the interleaved layout of Qwen3-VL; Peng et al., YaRN (2023).
+//
+// Numerics: angles in FP64, in turns, so that reducing them is exact; cosine and sine rounded once to FP32; products and
+// sum in FP32; one rounding to BF16. A row with a negative position, which the contract refuses, stays as it is.
+//
+// One block a row: it makes the row's cosines and sines once for all heads. sm_80 and newer. Launched by launch.py.
+#include "bf16.cuh"
+#include "launch.cuh"
+
+constexpr int THREADS = 256;  // and frequencies a round
+constexpr double TURNS_A_RADIAN = 0.15915494309189533577;
+
+struct Ramp {
+    double low, slope, stretch, scale;
+};
+
+__device__ __forceinline__ double turns_a_position(int i, double log2_step, const Ramp& ramp) {
+    const double part = fmin(fmax((i - ramp.low) * ramp.slope, 0.0), 1.0);
+    return exp2(-i * log2_step) * TURNS_A_RADIAN * (1.0 - part + part * ramp.stretch);
+}
+
+// The whole turns go before the fraction is used; what rounding the product lost comes back.
+__device__ __forceinline__ void cosine_and_sine(int position, double turns, double scale, float& cosine, float& sine) {
+    const double product = position * turns, lost = fma((double)position, turns, -product);
+    double s, c;
+    sincospi(2.0 * ((product - rint(product)) + lost), &s, &c);
+    cosine = (float)(c * scale);
+    sine = (float)(s * scale);
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void turn(bf16* low, bf16* high, int piece, const float* cosine, const float* sine) {
+    Values<WIDTH> a = load<WIDTH>(low, piece), b = load<WIDTH>(high, piece);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        const float c = cosine[piece * WIDTH + i], s = sine[piece * WIDTH + i], first = a.at[i];
+        a.at[i] = first * c - b.at[i] * s;
+        b.at[i] = b.at[i] * c + first * s;
+    }
+    store<WIDTH>(low, piece, a);
+    store<WIDTH>(high, piece, b);
+}
+
+#define ROPE(WIDTH)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_w##WIDTH(                                         \
+        bf16* __restrict__ q,              /* [M, Hq, D], in and out */                                          \
+        bf16* __restrict__ k,              /* [M, Hk, D], in and out */                                          \
+        const int* __restrict__ positions, /* [axes, M] */                                                       \
+        int M, int Hq, int Hk, int D, int half, int axes, int section_h, int section_w, double log2_step,        \
+        double ramp_low, double ramp_slope, double stretch, double scale) {                                      \
+        __shared__ float cosine[THREADS], sine[THREADS];                                                         \
+        allow_next_launch();                                                                                     \
+        const Ramp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
+        const size_t row = blockIdx.x;                                                                           \
+        for (int begin = 0; begin < half; begin += THREADS) {                                                    \
+            const int count = min(half - begin, THREADS), i = begin + (int)threadIdx.x;                          \
+            /* Stage 1: angles of this round. */                                                                 \
+            const double turns = turns_a_position(i, log2_step, ramp);                                           \
+            wait_for_previous_launch();                                                                          \
+            const int axis = i % 3 == 1 && i < 3 * section_h ? 1 : i % 3 == 2 && i < 3 * section_w ? 2 : 0;      \
+            bool is_wrong = false;                                                                               \
+            for (int a = 0; a < axes; ++a) is_wrong |= positions[(size_t)a * M + row] < 0;                       \
+            if ((int)threadIdx.x < count)                                                                        \
+                cosine_and_sine(positions[(size_t)axis * M + row], turns, ramp.scale, cosine[threadIdx.x],       \
+                                sine[threadIdx.x]);                                                              \
+            __syncthreads();                                                                                     \
+            /* Stage 2: all heads. */                                                                            \
+            const int pieces = count / WIDTH, all = is_wrong ? 0 : (Hq + Hk) * pieces;                           \
+            for (int at = threadIdx.x; at < all; at += THREADS) {                                                \
+                const int head = at / pieces, piece = at - head * pieces;                                        \
+                bf16* values = (head < Hq ? q + (row * Hq + head) * D : k + (row * Hk + head - Hq) * D) + begin; \
+                turn<WIDTH>(values, values + half, piece, cosine, sine);                                         \
+            }                                                                                                    \
+            __syncthreads(); /* before the next round's angles */                                                \
+        }                                                                                                        \
+    }
+
+ROPE(1)
+ROPE(8)
