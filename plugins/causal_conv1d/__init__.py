@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from functools import partial
 
 from kernel_muster.plugins import _sequences
+from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.causal_conv1d import cpu
+from kernel_muster.plugins.causal_conv1d import cpu, launch
 from kernel_muster.plugins.causal_conv1d.contracts import PREFILL, UPDATE, VERIFY
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
 
-_PREFILL_KEY = "causal_conv1d::causal_conv1d_update_prefill"
 _host_spec = partial(host_spec, shares=(_sequences,))
 
 
@@ -23,8 +23,12 @@ def muster_contracts() -> Iterable[Contract]:
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the three kernels."""
-    yield _host_spec("causal_conv1d::causal_conv1d_update", UPDATE, cpu.causal_conv1d_update)
-    yield _host_spec(_PREFILL_KEY, PREFILL, cpu.causal_conv1d_update_prefill)
-    verify = "causal_conv1d::causal_conv1d_verify_n"
-    yield _host_spec(verify, VERIFY, cpu.causal_conv1d_verify_n, bit_identical_to=(_PREFILL_KEY,))
+    """Return the three kernels for each target."""
+    for contract, function, backend, same in (
+        (UPDATE, cpu.causal_conv1d_update, launch.UPDATE, ()),
+        (PREFILL, cpu.causal_conv1d_update_prefill, launch.RAGGED, ()),
+        (VERIFY, cpu.causal_conv1d_verify_n, launch.RAGGED, (f"causal_conv1d::{PREFILL.name}",)),
+    ):
+        key = f"causal_conv1d::{contract.name}"
+        yield _host_spec(key, contract, function, bit_identical_to=same)
+        yield device_spec(key=key, contract=contract.name, backend=backend, bit_identical_to=same)

@@ -93,6 +93,7 @@ UPDATE = Contract(
     _exact_update,
     (
         Case("one_row", {"S": 1, "C": 128, "W": 4, "R": 1}),
+        Case("model_channels", {"S": 3, "C": 10240, "W": 4, "R": 4}),
         Case("odd_channels", {"S": 5, "C": 257, "W": 4, "R": 9}),
         Case("no_memory", {"S": 2, "C": 16, "W": 1, "R": 3}),
         Case("one_step_of_memory", {"S": 3, "C": 7, "W": 2, "R": 3}),
@@ -114,6 +115,8 @@ _RAGGED_PARAMS = (
 )
 _RAGGED_CASES = (
     Case("one_row", {"M": 1, "S": 1, "C": 128, "W": 4, "R": 1}),
+    Case("model_channels", {"M": 5, "S": 2, "C": 8192, "W": 4, "R": 2}),
+    Case("long_and_short", {"M": 75, "S": 4, "C": 72, "W": 4, "R": 5}),
     Case("one_sequence", {"M": 17, "S": 1, "C": 65, "W": 4, "R": 3}),
     Case("ragged", {"M": 23, "S": 6, "C": 33, "W": 4, "R": 7}),
     Case("shorter_than_the_window", {"M": 5, "S": 4, "C": 16, "W": _WIDEST, "R": 4}),

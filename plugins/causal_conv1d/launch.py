@@ -1,0 +1,45 @@
+"""Launching the short causal convolution: one kernel for single rows, for ragged sequences, and with all states."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.signature import Bound
+
+# causal_conv1d.cu: threads a block, and the taps that its vector form is written for.
+_THREADS, _TAPS = 64, 4
+# Rows that a thread does one after the other: more read fewer rows twice (W - 1 a chunk), fewer fill the device.
+_ROWS_A_CHUNK = 16
+_NULL = 0
+
+
+def _plan(
+    bound: Bound, entries: Mapping[str, EntryResources], *, is_ragged: bool
+) -> LaunchPlan | tuple[LaunchPlan, ...]:
+    views, dims = bound.views, bound.dims
+    sequences, channels, taps = dims["S"], dims["C"], dims["W"]
+    rows = dims["M"] if is_ragged else sequences
+    if rows == 0:  # no state moves
+        return ()
+    width = VECTOR if taps == _TAPS and channels % VECTOR == 0 else 1
+    rows_a_chunk = max(_ROWS_A_CHUNK, taps - 1)
+    chunks = rows // rows_a_chunk + sequences if is_ragged else sequences
+    blocks = ceil_div(channels // width, _THREADS)
+    cu_rows = views["cu_rows"] if is_ragged else _NULL
+    tensors = (views["x"], cu_rows, views["weight"], views["state"], views["slots"], views["out"])
+    sizes = (rows, sequences, dims["R"], channels, taps, rows_a_chunk, blocks)
+    return LaunchPlan(
+        f"causal_conv1d_w{width}", (chunks * blocks, 1, 1), (*tensors, views.get("out_states", _NULL), *sizes)
+    )
+
+
+_kernel = partial(
+    cuda_kernel,
+    Path(__file__).with_name("causal_conv1d.cu"),
+    tuple(EntryPoint(f"causal_conv1d_w{width}", ("ptr",) * 7 + ("i32",) * 7) for width in (1, 8)),
+)
+UPDATE = _kernel(partial(_plan, is_ragged=False))
+RAGGED = _kernel(partial(_plan, is_ragged=True))
