@@ -21,6 +21,8 @@ ARGMAX = Contract(
         Case("one_row", {"M": 1, "V": 256}),
         Case("one_logit", {"M": 2, "V": 1}),
         Case("many_ties", {"M": 17, "V": 4097}),  # BF16 has few values: thousands of draws repeat the largest
+        Case("ties_in_vectors", {"M": 5, "V": 4096}),
+        Case("vocabulary", {"M": 2, "V": 248_320}),
         Case("one_above_a_block", {"M": 3, "V": 1025}),
         Case("no_rows", {"M": 0, "V": 256}),
     ),

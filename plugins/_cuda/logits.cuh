@@ -1,0 +1,89 @@
+// One row of BF16 logits for a team of blocks: 8 that form a cluster from sm_90 on, one block below.
+//
+// A single block reads a row of a large vocabulary (half a megabyte) at the rate of one multiprocessor; scratch memory
+// for a second launch does not exist. The blocks of a cluster read an eighth each and meet in shared memory.
+#pragma once
+#include "bf16.cuh"
+#include "cluster.cuh"
+
+#if __CUDA_ARCH__ >= 900
+constexpr int TEAM = 8;
+#define TEAM_BOUNDS(THREADS) __cluster_dims__(TEAM, 1, 1) __launch_bounds__(THREADS, 1)
+#else
+constexpr int TEAM = 1;
+#define TEAM_BOUNDS(THREADS) __launch_bounds__(THREADS, 1)
+#endif
+
+__device__ __forceinline__ u32 team_rank() {
+#if __CUDA_ARCH__ >= 900
+    return cluster_rank();
+#else
+    return 0;
+#endif
+}
+
+// A word of another block's shared memory: bits travel as a float.
+__device__ __forceinline__ u32 word_of_rank(const u32* p, u32 rank) {
+    return __float_as_uint(load_from_rank(reinterpret_cast<const float*>(p), rank));
+}
+
+// Calls ``visit(index, bits)`` for this block's share of a row, each thread in rising order of index. PARALLEL loads are
+// in flight. A row of a WIDTH of 8 begins at a multiple of 16 bytes and is a multiple of 8 long.
+template <int WIDTH, int THREADS, class Visit>
+__device__ __forceinline__ void for_each_logit(const bf16* row, int V, u32 rank, Visit visit) {
+    constexpr int PARALLEL = 4;
+    const int pieces = V / WIDTH, share = (pieces + TEAM - 1) / TEAM;
+    const int begin = min((int)rank * share, pieces), end = min(begin + share, pieces);
+    for (int first = begin + threadIdx.x; first < end; first += PARALLEL * THREADS) {
+        Raw<WIDTH> raw[PARALLEL];
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i)
+            if (first + i * THREADS < end) raw[i] = load_raw<WIDTH>(row, first + i * THREADS);
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) {
+            if (first + i * THREADS >= end) continue;
+            const unsigned short* bits = reinterpret_cast<const unsigned short*>(&raw[i]);
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) visit((first + i * THREADS) * WIDTH + e, (u32)bits[e]);
+        }
+    }
+}
+
+// The largest logit, of equal ones that of the lowest index. NaN is no number: it is passed over.
+struct Best {
+    float value;
+    int index;
+};
+constexpr int NOWHERE = 0x7FFFFFFF;
+
+__device__ __forceinline__ Best better(const Best& a, const Best& b) {
+    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+}
+
+// The best of the whole row, in every thread of every block. ``shared`` is for this alone, and stays in use until the
+// next cluster barrier. A row without a number above -infinity has its best at index 0.
+template <int WIDTH, int THREADS>
+__device__ __forceinline__ Best best_of_row(const bf16* row, int V, u32 rank, Best (&shared)[THREADS / 32 + 1]) {
+    Best best{__int_as_float(0xFF800000), NOWHERE};
+    for_each_logit<WIDTH, THREADS>(row, V, rank, [&](int index, u32 bits) {
+        const float value = __uint_as_float(bits << 16);
+        if (value > best.value) best = {value, index};
+    });
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1)
+        best = better(best, {__shfl_xor_sync(0xFFFFFFFFu, best.value, distance),
+                             __shfl_xor_sync(0xFFFFFFFFu, best.index, distance)});
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < THREADS / 32; ++warp) best = better(best, shared[warp]);
+        shared[THREADS / 32] = best;
+    }
+    cluster_barrier();
+    const Best& place = shared[THREADS / 32];
+    best = {__int_as_float(0xFF800000), NOWHERE};
+    for (u32 other = 0; other < TEAM; ++other)
+        best = better(best, {load_from_rank(&place.value, other),
+                             (int)word_of_rank(reinterpret_cast<const u32*>(&place.index), other)});
+    return {best.value, best.index == NOWHERE ? 0 : best.index};
+}
