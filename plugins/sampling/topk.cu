@@ -1,0 +1,108 @@
+// The k largest logits of each row in falling order, of equal ones the lowest index first.
+//
+// The k-th is found without sorting (ranking.cuh); what is not behind it goes to out_ids in any order, and one block
+// sorts it by value and index: in shared memory up to SORTED_IN_SHARED, else in out_ids itself, which is slow. A cluster
+// of 8 blocks a row from sm_90 on, one block below. Values are exact. NaN, which the contract refuses, comes last.
+// sm_80 and newer. Launched by launch.py.
+#include "ranking.cuh"
+
+constexpr int SORTED_IN_SHARED = sizeof(Ranking::list) / sizeof(u64);
+
+__device__ __forceinline__ u32 key_at(const bf16* logits, u32 index) {
+    return key_of(*reinterpret_cast<const unsigned short*>(logits + index));
+}
+
+// What rises along the order: the complement of the key, then the index.
+__device__ __forceinline__ u64 order_of(const bf16* logits, u32 index) {
+    return ((u64)(0xFFFFu - key_at(logits, index)) << 32) | index;
+}
+
+// Bitonic, for any length: every exchange puts the smaller one first, so that what is beyond the end may be thought of as
+// the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
+template <class At, class Exchange>
+__device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
+    auto step = [&](int flip) {
+        for (int i = threadIdx.x; i < length; i += THREADS) {
+            const int other = i ^ flip;
+            if (other > i && other < length && at(other) < at(i)) exchange(i, other);
+        }
+        __syncthreads();
+    };
+    for (int size = 2; size / 2 < length; size *= 2) {
+        step(size - 1);
+        for (int distance = size / 4; distance > 0; distance /= 2) step(distance);
+    }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void select(const Row<WIDTH>& row, int k, int* ids) {
+    Ranking& shared = row.shared;
+    // Stage 1: which is the last one.
+    const Softmax none{0.0f, 1.0f, 0.0f};
+    row.template count_bins<false>(none);
+    const Found last = row.locate(k, false, none);
+    const u32 last_index = row.index_of(last.key, last.place);
+    auto is_in = [&](int index, u32 bits) {
+        const u32 key = key_of(bits);
+        return key > last.key || (key == last.key && (u32)index <= last_index);
+    };
+
+    // Stage 2: how many each block has, and its place in the list.
+    if (threadIdx.x == 0) shared.selected = 0;
+    __syncthreads();
+    row.each([&](int index, u32 bits) {
+        if (is_in(index, bits)) atomicAdd(&shared.selected, 1u);
+    });
+    cluster_barrier();
+    u32 place = 0;
+    for (u32 other = 0; other < row.rank; ++other) place += word_of_rank(&shared.selected, other);
+    cluster_barrier();
+
+    // Stage 3: the list, in any order.
+    if (threadIdx.x == 0) shared.selected = place;
+    __syncthreads();
+    row.each([&](int index, u32 bits) {
+        if (is_in(index, bits)) ids[atomicAdd(&shared.selected, 1u)] = index;
+    });
+    cluster_barrier();
+}
+
+// By one block.
+__device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* ids, float* values, u64* list) {
+    if (k <= SORTED_IN_SHARED) {
+        for (int i = threadIdx.x; i < k; i += THREADS) list[i] = order_of(logits, ids[i]);
+        __syncthreads();
+        sort(k, [&](int i) { return list[i]; },
+             [&](int i, int j) {
+                 const u64 kept = list[i];
+                 list[i] = list[j], list[j] = kept;
+             });
+        for (int i = threadIdx.x; i < k; i += THREADS) ids[i] = (int)(u32)list[i];
+    } else {
+        sort(k, [&](int i) { return order_of(logits, ids[i]); },
+             [&](int i, int j) {
+                 const int kept = ids[i];
+                 ids[i] = ids[j], ids[j] = kept;
+             });
+    }
+    for (int i = threadIdx.x; i < k; i += THREADS) values[i] = __bfloat162float(logits[ids[i]]);
+}
+
+#define TOPK(WIDTH)                                                                                              \
+    extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16_w##WIDTH(                                          \
+        const bf16* __restrict__ logits, /* [M, V] */                                                            \
+        float* __restrict__ out_values,  /* [M, k] */                                                            \
+        int* out_ids,                    /* [M, k], written and read by all blocks of a row */                   \
+        int V, int k) {                                                                                          \
+        __shared__ Ranking shared;                                                                               \
+        allow_next_launch();                                                                                     \
+        wait_for_previous_launch();                                                                              \
+        const size_t m = blockIdx.x / TEAM;                                                                      \
+        const Row<WIDTH> row{logits + m * V, V, team_rank(), shared};                                            \
+        int* ids = out_ids + m * k;                                                                              \
+        select(row, k, ids);                                                                                     \
+        if (row.rank == 0) sort_and_write(row.logits, k, ids, out_values + m * k, shared.list);                  \
+    }
+
+TOPK(1)
+TOPK(8)

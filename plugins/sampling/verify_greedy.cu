@@ -1,0 +1,29 @@
+// How many drafted tokens hold before the first that does not: those equal to the target's choice at their place.
+//
+// A draft below 0 never holds; a target below 0, which the contract refuses, is equal to no draft. A warp a sequence, 32
+// drafts at a time. sm_80 and newer. Launched by launch.py.
+#include "launch.cuh"
+
+constexpr int THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS) verify_greedy(
+    const int* __restrict__ draft_ids,   // [S, n]
+    const int* __restrict__ target_ids,  // [S, n + 1]
+    int* __restrict__ accepted,          // [S]
+    int S, int n) {
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int lane = threadIdx.x & 31;
+    const long long s = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    int held = 0;
+    bool goes_on = s < S;  // the same in all lanes of a warp
+    for (int first = 0; goes_on && first < n; first += 32) {
+        const int at = first + lane;
+        const int draft = at < n ? draft_ids[s * n + at] : -1;
+        const bool holds = draft >= 0 && draft == target_ids[s * (n + 1) + at];
+        const u32 misses = ~__ballot_sync(0xFFFFFFFFu, holds);
+        held += misses != 0 ? __ffs(misses) - 1 : 32;
+        goes_on = misses == 0;
+    }
+    if (s < S && lane == 0) accepted[s] = held;
+}
