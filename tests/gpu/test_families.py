@@ -1,0 +1,228 @@
+"""Every device kernel of every built-in family against its contract, on a real device: registering is testing."""
+
+import importlib
+import pkgutil
+
+import kernel_muster as km
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_muster import plugins
+from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.errors import MusterError
+
+pytestmark = pytest.mark.gpu
+
+FAMILIES = sorted(
+    module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg and module.name[0] != "_"
+)
+MODULES = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in FAMILIES]
+KEYS = sorted({spec.key for module in MODULES for spec in module.muster_kernels() if is_device_backend(spec.backend)})
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
+    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
+
+
+@pytest.fixture
+def find(kernels):
+    """Return what finds the kernel that another claims the bits of."""
+
+    def handle_of(key):
+        try:
+            return kernels.kernel(key.module, key.func)
+        except MusterError:
+            return None
+
+    return handle_of
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_device_kernel_keeps_its_contract_in_every_case(kernels, find, key):
+    handle = kernels.kernel(*key.split("::"))
+    results = list(prove(handle, device_memory(0), find))
+    assert [f"{finding.code}: {finding.why}" for result in results for finding in result.findings] == []
+    assert [result.case for result in results] == [case.name for case in handle.contract.cases]
+
+
+# What a contract refuses, and a host kernel with it, a device kernel cannot refuse: it must touch nothing outside.
+
+BF16 = ml_dtypes.bfloat16
+OUTSIDE = pytest.mark.parametrize("wrong", [-7, 5, 1000, 2**31 - 1, -(2**31)])
+
+
+def launched(kernels, key, **arguments):
+    """Launch on copies and return them. Of an argument ``(array, used)`` the kernel gets the first rows only."""
+    handle, memory = kernels.kernel(*key.split("::")), device_memory(0)
+    used = {name: value[1] for name, value in arguments.items() if isinstance(value, tuple)}
+    arguments = {name: value[0] if name in used else value for name, value in arguments.items()}
+    arrays = {name: memory.to(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    handle(**{**arguments, **arrays, **{name: arrays[name][:rows] for name, rows in used.items()}})
+    memory.wait()
+    return {name: memory.back(array) for name, array in arrays.items()}
+
+
+def numbers(*shape):
+    return np.random.default_rng(1).standard_normal(shape).astype(BF16)
+
+
+def full(shape, value, dtype=BF16):
+    return np.full(shape, value, dtype)
+
+
+@OUTSIDE
+@pytest.mark.parametrize("width", [64, 65])
+def test_gather_of_an_id_outside_the_table_gives_zeros(kernels, wrong, width):
+    table = numbers(5, width)
+    ids = np.array([4, wrong, 0], np.int32)
+    out = launched(kernels, "embedding::gather", table=table, ids=ids, out=full((3, width), 9))["out"]
+    assert np.array_equal(out, [table[4], np.zeros(width), table[0]])
+
+
+@OUTSIDE
+@pytest.mark.parametrize("width", [16, 5])
+def test_append_to_a_slot_outside_the_cache_keeps_nothing(kernels, wrong, width):
+    k, v = numbers(3, 2, width), numbers(3, 2, width) + BF16(1)
+    pool = full((1500, 1, 2, width), 9)
+    slots = np.array([wrong, 4, -1], np.int32)
+    got = launched(kernels, "kv_cache::kv_cache_append", k=k, v=v, slots=slots, k_cache=(pool, 5), v_cache=(pool, 5))
+    for name, rows in (("k", k), ("v", v)):
+        expected = pool.copy()
+        expected[4, 0] = rows[1]
+        assert np.array_equal(got[f"{name}_cache"], expected)
+
+
+@OUTSIDE
+@pytest.mark.parametrize(("channels", "taps"), [(16, 4), (5, 3)])
+def test_convolution_in_a_slot_outside_the_pool_is_padding(kernels, wrong, channels, taps):
+    pool = full((1500, channels, taps - 1), 9)
+    got = launched(
+        kernels, "causal_conv1d::causal_conv1d_update", x=numbers(2, channels), weight=numbers(channels, taps),
+        state=(pool, 5), slots=np.array([wrong, -1], np.int32), out=full((2, channels), 9),
+    )  # fmt: skip
+    assert not got["out"].any()
+    assert np.array_equal(got["state"], pool)
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 3], [-5, 2, 1000], [2**31 - 1, 0, 3], [3, 2, 1], [0, -(2**31), 3]])
+@pytest.mark.parametrize(("channels", "taps"), [(16, 4), (5, 3)])
+def test_convolution_of_rows_that_do_not_rise_stays_inside(kernels, offsets, channels, taps):
+    pool, rows = full((9, channels, taps - 1), 9), full((9, channels), 9)
+    states = full((9, channels, taps - 1), 9)
+    got = launched(
+        kernels, "causal_conv1d::causal_conv1d_verify_n", x=numbers(3, channels), cu_rows=np.array(offsets, np.int32),
+        weight=numbers(channels, taps), state=(pool, 2), slots=np.array([1, 0], np.int32), out=(rows, 3),
+        out_states=(states, 3),
+    )  # fmt: skip
+    assert (got["state"][2:] == 9).all()
+    assert (got["out"][3:] == 9).all()
+    assert (got["out_states"][3:] == 9).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**31)])
+def test_rope_leaves_a_row_with_a_negative_position(kernels, wrong):
+    q, k = numbers(2, 2, 16), numbers(2, 1, 16)
+    positions = np.array([wrong, 3], np.int32)
+    got = launched(kernels, "rope::rope_forward", q=q, k=k, positions=positions, rotary_dim=16, theta=1e4)
+    for name, before in (("q", q), ("k", k)):
+        assert np.array_equal(got[name][0], before[0])
+        assert not np.array_equal(got[name][1], before[1])
+
+
+@pytest.mark.parametrize("width", [4096, 4097])
+def test_argmax_passes_over_nan_and_a_row_of_nothing_else_is_zero(kernels, width):
+    logits = numbers(3, width)
+    logits[0, 7], logits[0, 3999] = np.nan, 1e30
+    logits[1], logits[2] = np.nan, -np.inf
+    out = launched(kernels, "argmax::argmax_bf16", logits=logits, out=full(3, -9, np.int32))["out"]
+    assert out.tolist() == [3999, 0, 0]
+
+
+@pytest.mark.parametrize("width", [4096, 4097])
+def test_top_k_of_infinities_zeros_and_ties_is_in_order(kernels, width):
+    logits = full((1, width), -1)
+    logits[0, [5, 90, 91, 4000]] = 0, -0.0, np.inf, 0
+    got = launched(
+        kernels, "sampling::topk_bf16", logits=logits, k=6, out_values=full((1, 6), 9, np.float32),
+        out_ids=full((1, 6), 9, np.int32),
+    )  # fmt: skip
+    assert got["out_ids"].tolist() == [[91, 5, 90, 4000, 0, 1]]
+    assert got["out_values"].tolist() == [[np.inf, 0, 0, 0, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"temperature": -1.0}, {"temperature": np.nan}, {"temperature": np.inf}, {"top_k": -3}, {"top_p": 0.0},
+        {"top_p": 1.5}, {"top_p": np.nan}, {"uniform": 1.0}, {"uniform": -0.5}, {"uniform": np.nan},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sampling_with_a_parameter_out_of_range_takes_the_largest(kernels, changed):
+    logits = numbers(1, 512)
+    logits[0, 300] = 50
+    types = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "uniform": np.float32}
+    right = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "uniform": 0.5}
+    made = {name: np.array([value], types[name]) for name, value in {**right, **changed}.items()}
+    out = launched(kernels, "sampling::sample_top_k_top_p", logits=logits, **made, out=full(1, -9, np.int32))["out"]
+    assert out.tolist() == [300]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "uniform", "token"),
+    [
+        (0.0, 0, 1.0, 0.9, 4), (1e-30, 0, 1.0, 0.9, 4), (1.0, 1, 1.0, 0.99, 4), (1.0, 0, 1e-7, 0.99, 4),
+        (1.0, 2, 1.0, 0.9, 7), (1e30, 0, 1.0, 0.0, 4), (1e30, 4, 1.0, 0.99, 1), (1e30, 2000, 0.5, 0.9999, 511),
+    ],
+)  # fmt: skip
+def test_sampling_at_the_edges_of_its_limits(kernels, temperature, top_k, top_p, uniform, token):
+    logits = full((1, 1024), 0)
+    logits[0, [4, 7]] = 2, 1  # the order is 4, 7, 0, 1, 2, 3, 5, 6, 8, ...
+    limits = {
+        "temperature": np.array([temperature], np.float32), "top_k": np.array([top_k], np.int32),
+        "top_p": np.array([top_p], np.float32), "uniform": np.array([uniform], np.float32),
+    }  # fmt: skip
+    out = launched(kernels, "sampling::sample_top_k_top_p", logits=logits, **limits, out=full(1, -9, np.int32))["out"]
+    assert out.tolist() == [token]
+
+
+def test_draft_of_minus_one_never_holds(kernels):
+    drafts, targets = np.array([[3, -1, 5], [1, 2, 3]], np.int32), np.array([[3, -1, 5, 6], [1, 2, 3, 4]], np.int32)
+    out = launched(
+        kernels, "sampling::verify_greedy", draft_ids=drafts, target_ids=targets, out_accepted=full(2, 9, np.int32)
+    )["out_accepted"]
+    assert out.tolist() == [1, 3]
+
+
+# rows with gaps
+
+
+def gapped(array, gap):
+    """Return a view of the same rows, a gap apart in memory."""
+    wide = np.zeros((*array.shape[:-1], array.shape[-1] + gap), array.dtype)
+    wide[..., : array.shape[-1]] = array
+    return wide
+
+
+@pytest.mark.parametrize("gap", [8, 3])
+@pytest.mark.parametrize(
+    ("key", "sliced", "outputs", "more"),
+    [
+        ("silu::silu_mul", ("gate", "up"), {"out": 40}, {}),
+        ("residual_add::sigmoid_gate_mul_batched", ("x", "gate"), {"out": 40}, {}),
+        ("ssm_preprocess::deinterleave_qg", ("qg",), {"out_q": 20, "out_gate": 20}, {"head_dim": 4}),
+    ],
+)
+def test_rows_with_gaps_give_the_bits_of_rows_without(kernels, key, sliced, outputs, more, gap):
+    handle, memory = kernels.kernel(*key.split("::")), device_memory(0)
+    rows = {name: numbers(3, 40) + BF16(place) for place, name in enumerate(sliced)}
+    without = launched(kernels, key, **rows, **more, **{name: full((3, size), 9) for name, size in outputs.items()})
+    given = {name: memory.to(gapped(array, gap))[:, :40] for name, array in rows.items()}
+    made = {name: memory.to(full((3, size), 9)) for name, size in outputs.items()}
+    handle(**given, **more, **made)
+    memory.wait()
+    for name, array in made.items():
+        assert memory.back(array).tobytes() == without[name].tobytes()
