@@ -78,11 +78,12 @@ class Matrix:
 def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
     """Return the cell of one audit."""
     refusing = [row for row in report.findings if row.severity == "refuse" and not row.allowed]
-    verdict: Literal["passed", "refused", "failed"] = "refused" if not report.passed else "passed"
+    # a cell knows why its report is incomplete
+    verdict: Literal["passed", "refused", "failed"] = "failed" if report.verdict == "incomplete" else report.verdict
     return Cell(
         model=model,
         target=target,
-        verdict="failed" if failure and report.passed else verdict,
+        verdict=verdict,
         stage=report.stage_reached,
         keys=report.counts.keys,
         refusing=report.counts.refusing,

@@ -44,7 +44,7 @@ class Section:
 
 def tone_of(report: Report) -> str:
     """Return the severity that colours the verdict; empty for a plain pass."""
-    return "refuse" if not report.passed or not report.complete else "warn" if report.degraded else ""
+    return "refuse" if not report.passed else "warn" if report.degraded else ""
 
 
 def headline(report: Report) -> str:
@@ -52,9 +52,9 @@ def headline(report: Report) -> str:
     subject = f"{report.model or '(no model)'} on {target_text(report)}"
     counts = report.counts
     rest = f"{plural(counts.warnings, 'warning')}, {plural(counts.notes, 'note')}"
-    if not report.passed:
+    if report.is_refused:
         return f"REFUSED: {subject}: {plural(counts.refusing, 'finding')} to act on, {rest}"
-    if not report.complete:
+    if not report.passed:
         return f"INCOMPLETE: {subject}: the model was not built to its end, so that nothing is proven; {rest}"
     asked = f"{plural(counts.keys, 'kernel')} asked for, {counts.waived} waived"
     if report.degraded:

@@ -116,7 +116,7 @@ class Report:
     schema: str = SCHEMA
     version: str = VERSION
     muster_version: str
-    verdict: Literal["passed", "refused"]
+    verdict: Literal["passed", "refused", "incomplete"]
     degraded: bool
     complete: bool
     model: str
@@ -142,3 +142,8 @@ class Report:
     def passed(self) -> bool:
         """Whether the boot may go on."""
         return self.verdict == "passed"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a finding refuses the boot. One whose model was not built to its end may be neither."""
+        return self.verdict == "refused"

@@ -31,7 +31,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
     device = evidence.target.device
     return Report(
         muster_version=muster_version,
-        verdict="refused" if verdict.is_refused else "passed",
+        verdict="refused" if verdict.is_refused else "passed" if evidence.is_complete else "incomplete",
         degraded=verdict.is_degraded,
         complete=evidence.is_complete,
         model=evidence.manifest.name,

@@ -118,7 +118,7 @@ class BootSession:
         self._is_complete = error is None
         self._lookups.seal(self._options.on_late_miss, self._options.abort)
         self._finish()
-        if not self.report.passed:
+        if self.report.is_refused:  # of an incomplete boot the block's own exception goes on
             raise BootRefused(render_text(self.report), self.report) from error
         return False
 

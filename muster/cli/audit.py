@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from kernel_muster.cli import options
-from kernel_muster.cli.exits import INTERNAL, complain, complain_traceback, describe
+from kernel_muster.cli.exits import complain, complain_traceback, describe
 from kernel_muster.registry.errors import UsageError
 
 TraceFile = Annotated[
@@ -78,4 +78,4 @@ def audit(
     if audited.failure is not None:
         complain(f"the model's builder failed: {describe(audited.failure)}")
         complain_traceback(audited.failure, verbose)
-    return INTERNAL if audited.failure is not None and audited.report.passed else code
+    return code

@@ -7,13 +7,13 @@ from pathlib import Path
 from kernel_muster.audit.render_plain import ascii_only
 from kernel_muster.audit.render_sections import headline
 from kernel_muster.audit.report import Report
-from kernel_muster.cli.exits import PASSED, REFUSED
+from kernel_muster.cli.exits import INTERNAL, PASSED, REFUSED
 from kernel_muster.cli.options import ReportFormat
 from kernel_muster.cli.output import is_terminal, say, write_file
 
 
 def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
-    """Write a report and return the exit code it stands for; what was cut short has not passed."""
+    """Write a report and return the exit code it stands for; a boot that was cut short has not passed."""
     if output is not None:
         write_file(output, rendered(report, format, verbose=verbose))
         say(ascii_only(f"{headline(report)}\nreport: {output}"))
@@ -21,7 +21,7 @@ def show_report(report: Report, format: ReportFormat, output: Path | None, *, ve
         say(_coloured(report, verbose=verbose))
     else:
         say(rendered(report, format, verbose=verbose))
-    return PASSED if report.passed and report.complete else REFUSED
+    return {"passed": PASSED, "refused": REFUSED, "incomplete": INTERNAL}[report.verdict]
 
 
 def rendered(report: Report, format: ReportFormat, *, verbose: bool) -> str:

@@ -148,7 +148,9 @@ def test_headline_of_a_degraded_pass_says_so_and_names_the_keys() -> None:
 
 
 def test_headline_of_an_unfinished_build_never_says_passed() -> None:
-    assert headline(report(complete=False)).startswith("INCOMPLETE: tiny on cpu: the model was not built")
+    assert headline(report(verdict="incomplete", complete=False)).startswith(
+        "INCOMPLETE: tiny on cpu: the model was not built"
+    )
 
 
 def test_headline_names_architecture_and_device() -> None:

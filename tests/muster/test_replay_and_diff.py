@@ -53,7 +53,16 @@ def test_replay_of_a_boot_that_was_cut_short_does_not_pass(cli: Any, trace: Path
     trace.write_text(json.dumps(document | {"lookups": document["lookups"][:1], "complete": False}))
     ran = cli("replay", trace, "--manifest", cli.manifest())
     assert ran.out.startswith("INCOMPLETE: tiny on sm_121a")
-    assert ran.code == 1
+    assert ran.code == 3
+    as_json = cli("replay", trace, "--manifest", cli.manifest(), "--format", "json")
+    assert (as_json.code, as_json.json["verdict"], as_json.json["complete"]) == (3, "incomplete", False)
+
+
+def test_replay_of_a_boot_that_was_cut_short_after_a_miss_is_refused(cli: Any, trace: Path) -> None:
+    document = json.loads(trace.read_text())
+    trace.write_text(json.dumps(document | {"complete": False}))
+    ran = cli("replay", trace, "--manifest", cli.manifest(), "--format", "json")
+    assert (ran.code, ran.json["verdict"]) == (1, "refused")
 
 
 def test_replay_without_a_model_does_not_look_into_the_current_folder(
