@@ -4,13 +4,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from kernel_muster.cli import options
+from kernel_muster.cli.contract_text import contract_data, contract_section
 from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernel_muster.audit.render_sections import Entry, Section
+    from kernel_muster.registry.contracts import Contract
     from kernel_muster.registry.selection import Candidate, Decision, Selector
+    from kernel_muster.registry.specs import KernelSpec
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="module::func")]
 
@@ -26,7 +29,8 @@ def explain(
 ) -> int:
     """Explain who serves a key on a target, and why nobody else does.
 
-    Every candidate is shown: accepted or rejected, by which rule, and what would change it.
+    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the contract: what
+    a kernel of this key gets, writes and has to keep. --verbose adds the contract's cases and the rest of each spec.
 
     Exit code: 0 a kernel serves, 1 none does.
     """
@@ -49,7 +53,7 @@ def explain(
         return show(Listing("explanation", {"key": key}, (), rows), format, output, verbose=verbose)
     selector = Selector(catalog, found, levers)
     decision = selector.decide(parsed)
-    listing = Listing("explanation", _data(decision, selector), tuple(_sections(decision, selector)), rows)
+    listing = Listing("explanation", _data(decision, selector), tuple(_sections(decision, selector, verbose)), rows)
     code = show(listing, format, output, verbose=verbose)
     return code if decision.chosen is not None and not decision.rivals else REFUSED
 
@@ -78,10 +82,16 @@ def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
             }
             for c in decision.candidates
         ],
+        "contracts": [contract_data(contract) for contract in _contracts(decision, selector)],
     }
 
 
-def _sections(decision: "Decision", selector: "Selector") -> "Iterator[Section]":
+def _contracts(decision: "Decision", selector: "Selector") -> "list[Contract]":
+    names = sorted({c.registered.spec.contract for c in decision.candidates})
+    return [selector.catalog.contracts[name] for name in names]
+
+
+def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Iterator[Section]":
     from kernel_muster.audit.render_sections import Section
 
     key = f"{decision.key}{f' (now called {decision.renamed_to})' if decision.renamed_to else ''}"
@@ -94,13 +104,13 @@ def _sections(decision: "Decision", selector: "Selector") -> "Iterator[Section]"
         yield Section(f"{decision.chosen.provider} serves {key} on {selector.target}")
     if not decision.candidates:
         return
-    entries = tuple(_entry(n, c, decision, selector) for n, c in enumerate(decision.candidates, 1))
+    entries = tuple(_entry(n, c, decision, selector, verbose) for n, c in enumerate(decision.candidates, 1))
     yield Section(f"Candidates: {len(entries)}", entries=entries)
-    for name in sorted({c.registered.spec.contract for c in decision.candidates}):
-        yield Section(f"Contract {name}", lines=(selector.catalog.contracts[name].summary,))
+    for contract in _contracts(decision, selector):
+        yield contract_section(contract, verbose=verbose)
 
 
-def _entry(number: int, candidate: "Candidate", decision: "Decision", selector: "Selector") -> "Entry":
+def _entry(number: int, candidate: "Candidate", decision: "Decision", selector: "Selector", verbose: bool) -> "Entry":
     from kernel_muster.audit.render_sections import Entry
 
     registered = candidate.registered
@@ -114,8 +124,22 @@ def _entry(number: int, candidate: "Candidate", decision: "Decision", selector: 
         ("reason", candidate.reason),
         ("to change it", _change(candidate, decision, selector)),
     )
-    labelled = tuple((label, (text,)) for label, text in fields if text)
+    labelled = tuple((label, (text,)) for label, text in (*fields, *(_more(spec) if verbose else ())) if text)
     return Entry(number, _verdict(candidate, decision).upper(), str(registered.provider), labelled)
+
+
+def _more(spec: "KernelSpec") -> tuple[tuple[str, str], ...]:
+    """Return what a spec declares besides what selection looks at."""
+    return (
+        ("contract", spec.contract),
+        ("weights in", spec.weight_layout or ""),
+        ("same bits as", " ".join(spec.bit_identical_to)),
+        ("deterministic", "yes" if spec.deterministic else "no"),
+        ("old names", " ".join(spec.aliases)),
+        ("overrides", spec.overrides or ""),
+        ("opt in", spec.opt_in or ""),
+        ("provenance", spec.provenance),
+    )
 
 
 def _verdict(candidate: "Candidate", decision: "Decision") -> str:

@@ -169,6 +169,39 @@ def test_explain_shows_who_serves_and_why_others_do_not(cli: Any) -> None:
     assert "Contract acme_double\n  out = 2 * x" in ran.out
 
 
+def test_explain_shows_the_whole_contract(cli: Any) -> None:
+    ran = cli("explain", "w4a16_gemv::w4a16_gemv_batch2", "--target", "cpu")
+    contract = ran.out[ran.out.index("Contract ") :]
+    for part in (
+        "M is at most 2",
+        "K is a multiple of 16",
+        "tolerance: |y - ref| <= ",
+        "cases: ",
+        "PARAMETER",
+        "(M, N)",
+    ):
+        assert part in contract
+    assert re.search(r"^  w +nvfp4 +\(N, K\) +in +weight", contract, re.MULTILINE)
+    assert re.search(r"^  out +bf16 +\(M, N\) +out", contract, re.MULTILINE)
+    assert "case " not in contract
+    assert "deterministic" not in ran.out
+
+
+def test_explain_verbose_adds_the_cases_and_the_rest_of_the_spec(cli: Any) -> None:
+    ran = cli("explain", "w4a16_gemv::w4a16_gemv_batch2", "--target", "cpu", "--verbose")
+    assert re.search(r"^  case \w+: M=\d, N=\d+, K=\d+", ran.out, re.MULTILINE)
+    assert "weights in     nvfp4_row_major" in ran.out
+    assert "deterministic  yes" in ran.out
+
+
+def test_explain_json_holds_the_contract(cli: Any) -> None:
+    cli.acme()
+    (contract,) = cli("explain", "acme::double", "--target", "cpu", "--format", "json").json["contracts"]
+    assert contract["parameters"][1] == {"name": "out", "dtype": "f32", "shape": "(M,)", "role": "out", "notes": ""}
+    assert contract["tolerance"] == {"relative": 0, "absolute": 0, "derivation": "exact"}
+    assert contract["cases"] == [{"name": "one", "dims": {"M": 1}, "scalars": {}, "tolerance": None}]
+
+
 @pytest.mark.parametrize(
     ("key", "target", "title", "part"),
     [
