@@ -16,6 +16,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.crosschecks import Rejected, check_overrides
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding, Severity
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.layouts import WeightCopy
@@ -45,13 +46,16 @@ def replay(
 ) -> Report:
     """Judge a trace against a manifest (None: the one its ``model`` names) and report.
 
-    ``declared`` are the levers that this program knows; the trace adds those of its own engine.
+    ``declared`` are the levers that this program knows; the trace adds those of its own engine. UsageError if the
+    manifest is of another model than the trace.
     """
     as_of = asked.as_of or datetime.now(UTC).date()
     catalog = replace(_catalog(trace), levers=_declared(trace, declared))
     target = _target(trace)
     wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
     found, manifest_findings = find_manifest(wanted, catalog)
+    if found is not None and trace.model not in ("", found.name, found.hf_id):
+        raise UsageError(f"the trace is of {trace.model!r}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
@@ -166,7 +170,8 @@ def _catalog(trace: Trace) -> Catalog:
     absent = {row.name for row in plugins if row.status != "loaded"}
     kernels = [registered for registered in kernels if registered.provider.plugin not in absent]
     rejected = Rejected()
-    check_overrides([(row, {"muster_kernels": specs}) for row, specs in _by_provider(kernels, plugins)], rejected)
+    sound = [(row, {"muster_kernels": specs}) for row, specs in _by_provider(kernels, plugins)]
+    check_overrides(sound, rejected, [(row, {}) for row in plugins if row.name in absent])
     return Catalog(tuple(plugins), tuple(kernels), findings=(*findings, *rejected.findings))
 
 

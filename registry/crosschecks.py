@@ -7,7 +7,7 @@ from typing import Any
 from kernel_muster.registry.catalog import PluginRow
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey, did_you_mean
+from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.specs import KernelSpec
 
@@ -41,6 +41,7 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
     ):
         _unique_names(plugins, hook, kind, rejected)
     _namespaces(plugins, unsound, rejected)
+    _aliases(plugins, rejected)
     _contracts(plugins, unsound, rejected)
     check_overrides(plugins, rejected, unsound)
     return rejected
@@ -52,7 +53,19 @@ def _specs(items: Items) -> Sequence[KernelSpec]:
 
 def contracts_of(items: Items) -> Iterable[Contract]:
     """Return the well-formed contracts among a plugin's items."""
-    return (item for item in items.get("muster_contracts", ()) if isinstance(item, Contract))
+    found = (item for item in items.get("muster_contracts", ()) if isinstance(item, Contract))
+    return (contract for contract in found if isinstance(contract.name, str))
+
+
+def _opaque(unsound: Sequence[Plugin], hook: str) -> tuple[PluginRow, ...]:
+    """Return the plugins that did not load and gave nothing of a hook: what they would have given, nobody knows."""
+    return tuple(row for row, items in unsound if not items.get(hook))
+
+
+def _replaces(spec: KernelSpec, rows: Iterable[PluginRow]) -> bool:
+    """Whether a spec says that it replaces something of one of these plugins."""
+    names = {row.distribution for row in rows}
+    return spec.overrides in names or (spec.replaces_module is not None and spec.replaces_module[1] in names)
 
 
 def _where(row: PluginRow) -> str:
@@ -87,8 +100,11 @@ def _namespaces(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: 
     known = [(row, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
     known += [(row, key) for row, _ in unsound for key in row.keys]
     owned = {key for row, key in known if _owns(row, key)}
+    opaque = _opaque(unsound, "muster_kernels")
     for row, items in plugins:
-        strangers = sorted({spec.kernel_key for spec in _specs(items)} - owned)
+        # What replaces the kernel of a plugin that failed is no new key: that it failed is a finding already.
+        new = {spec.kernel_key for spec in _specs(items) if not _replaces(spec, opaque)}
+        strangers = sorted(new - owned)
         if strangers:
             why = (
                 f"{', '.join(map(str, strangers))}: nobody else provides these keys, and new keys of {row.name} live "
@@ -102,6 +118,34 @@ def _owns(row: PluginRow, key: KernelKey) -> bool:
     return row.is_host or row.owns_module(key.module)
 
 
+def _aliases(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """An old name means one key, is none itself, and lies in the namespace of who gives it, or of the key's owner."""
+    claims: dict[KernelKey, set[KernelKey]] = {}
+    granted: set[tuple[KernelKey, KernelKey]] = set()
+    given = [(row, parse_key(a), spec.kernel_key) for row, items in plugins for spec in _specs(items)
+             for a in spec.aliases]  # fmt: skip
+    for row, alias, key in given:
+        claims.setdefault(alias, set()).add(key)
+        if _owns(row, alias):
+            granted.add((alias, key))
+    registered = {spec.kernel_key for _, items in plugins for spec in _specs(items)}
+    has_guest = {alias for row, alias, _ in given if not row.is_host}
+    problems: dict[tuple[PluginRow, str], None] = {}
+    for row, alias, key in given:
+        if row.is_host and alias in has_guest:
+            continue  # the host keeps a name that somebody else takes too
+        if alias in registered:
+            problems[row, f"{key}: alias {alias} is a key of its own"] = None
+        elif len(claims[alias]) > 1:
+            problems[row, f"alias {alias} is given to {' and '.join(map(str, sorted(claims[alias])))}"] = None
+        elif (alias, key) not in granted:
+            why = f"{key}: alias {alias} does not lie in a module that begins with {row.namespace}"
+            problems[row, why] = None
+    remedies = ("an alias is an old name of the plugin's own key: correct it, or drop it",)
+    for row, why in problems:
+        rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
 def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
     """Each spec names a contract that somebody registers."""
     known = {contract.name for _, items in (*plugins, *unsound) for contract in contracts_of(items)}
@@ -110,12 +154,17 @@ def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
         for name in unknown:
             keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.contract == name))
             why = f"{keys}: nobody registers the contract {name!r}{did_you_mean(name, known)}"
-            remedies = ("return the contract from muster_contracts, or correct its name",)
+            remedies: tuple[str, ...] = ("return the contract from muster_contracts, or correct its name",)
+            if absent := _opaque(unsound, "muster_contracts"):
+                why += (
+                    f"; what {', '.join(f'{other.name} ({other.status})' for other in absent)} registers is not known"
+                )
+                remedies = ("first have those plugins load which did not", *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
 def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequence[Plugin] = ()) -> None:
-    """An override names a distribution, other than its own, that has the key (or the module)."""
+    """An override names a distribution, other than its own, that has the key (or the module), or that did not load."""
     providers: dict[KernelKey, set[str]] = {}
     modules: dict[str, set[str]] = {}
     for row, items in plugins:
@@ -126,9 +175,10 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequ
         for key in row.keys:
             providers.setdefault(key, set()).add(row.distribution)
             modules.setdefault(key.module, set()).add(row.distribution)
+    unknown = {row.distribution for row in _opaque(unsound, "muster_kernels")}
     for row, items in plugins:
         for spec in _specs(items):
-            for problem in _override_problems(row, spec, providers, modules):
+            for problem in _override_problems(row, spec, providers, modules, unknown):
                 remedies = ("correct the distribution's name, or drop the override",)
                 rejected.add(
                     Finding("BAD_OVERRIDE", row.name, f"{spec.key}: {problem}", (_where(row),), remedies), (row.name,)
@@ -136,17 +186,21 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequ
 
 
 def _override_problems(
-    row: PluginRow, spec: KernelSpec, providers: Mapping[KernelKey, set[str]], modules: Mapping[str, set[str]]
+    row: PluginRow,
+    spec: KernelSpec,
+    providers: Mapping[KernelKey, set[str]],
+    modules: Mapping[str, set[str]],
+    unknown: set[str],
 ) -> Iterable[str]:
     name = spec.overrides
     others = sorted(providers[spec.kernel_key] - {row.distribution})
-    if name is not None and name not in others:
+    if name is not None and name not in others and name not in unknown:
         yield f"overrides={name!r}, but {name} does not provide it; others that do: {', '.join(others) or 'none'}"
     if spec.replaces_module is None:
         return
     module, name = spec.replaces_module
     if module != spec.kernel_key.module:
         yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
-    elif name == row.distribution or name not in modules[module]:
+    elif name not in unknown and (name == row.distribution or name not in modules[module]):
         others = sorted(modules[module] - {row.distribution})
         yield f"replaces_module names {name!r}, but {module} is provided by {', '.join(others) or 'nobody else'}"

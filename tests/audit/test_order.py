@@ -107,7 +107,7 @@ def test_verdict_is_the_same_for_every_order_of_local_plugins_and_of_what_they_r
         world.spec("acme::mul", tier="reference"),
         world.spec("acme::mul"),
         world.spec("acme::add", aliases=("acme::nothing",)),
-        world.spec("acme::sub", aliases=("acme::nothing",)),
+        world.spec("acme::sub", aliases=("acme::nothing_else",)),
     ]
     empty = world.plugin()
     manifest = world.manifest()

@@ -150,6 +150,23 @@ def test_broken_plugin_is_one_finding_and_registers_nothing(case):
 
 
 @pytest.mark.parametrize(
+    ("kernels", "why"),
+    [
+        ([spec(aliases=("norm::rms_norm_2",))], "does not lie in a module that begins with acme"),
+        ([spec(), spec("acme::add", aliases=("acme::mul",))], "alias acme::mul is a key of its own"),
+        (
+            [spec(aliases=("acme::old",)), spec("acme::add", aliases=("acme::old",))],
+            "acme::old is given to acme::add and acme::mul",
+        ),
+    ],
+)
+def test_alias_that_is_no_old_name_of_the_plugins_own_key_is_refused(kernels, why):
+    catalog = look(acme=plugin(muster_contracts=[contract()], muster_kernels=kernels))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert why in catalog.findings[0].why
+
+
+@pytest.mark.parametrize(
     ("hook", "item", "why"),
     [
         ("muster_contracts", contract(3), "name is 3"),
@@ -332,6 +349,41 @@ def install(site: Path, name="acme-kernels", version="1.0", text=None, metadata=
 @pytest.fixture
 def on_disk(monkeypatch):
     monkeypatch.setitem(sys.modules, "acme_on_disk", sound())
+
+
+@pytest.fixture
+def provide(tmp_path, monkeypatch):
+    """Install a distribution that offers one module as a plugin, both of one name; return its folder."""
+
+    def provide(name, module):
+        monkeypatch.setitem(sys.modules, f"{name}_on_disk", module)
+        return install(tmp_path / name, name, text=f"[kernel_muster.v1]\n{name} = {name}_on_disk\n")
+
+    return provide
+
+
+def test_override_may_keep_the_alias_that_the_keys_owner_gives(provide):
+    path = provide("acme", plugin(muster_contracts=[contract()], muster_kernels=[spec(aliases=("acme::old",))]))
+    better = plugin(muster_kernels=[spec(aliases=("acme::old",), overrides="acme")])
+    assert said(discover(path=[path], local={"better": better})) == []
+
+
+@pytest.mark.parametrize("blocked", [(), ("acme",)])
+@pytest.mark.parametrize("replaces", [{"overrides": "acme"}, {"replaces_module": ("acme", "acme")}])
+def test_override_of_a_plugin_that_did_not_load_is_no_finding_of_its_own(provide, replaces, blocked):
+    path = provide("acme", plugin(muster_kernels=raising(ImportError("no driver"))))
+    better = plugin(muster_contracts=[contract()], muster_kernels=[spec(**replaces)])
+    catalog = discover(path=[path], local={"better": better}, blocked=blocked)
+    assert said(catalog) == ([] if blocked else [("PLUGIN_LOAD_FAILED", "acme")])
+    assert [str(key) for key in catalog.by_key] == ["acme::mul"]
+
+
+def test_contract_that_a_plugin_which_did_not_load_may_have_is_said_so(provide):
+    path = provide("base", plugin(muster_contracts=raising(ImportError("no driver"))))
+    catalog = discover(path=[path], local={"acme": plugin(muster_kernels=[spec()])})
+    found = next(f for f in catalog.findings if f.code == "BAD_SPEC")
+    assert "what base (failed) registers is not known" in found.why
+    assert found.remedies[0] == "first have those plugins load which did not"
 
 
 def test_installed_plugin_is_found_with_its_distribution(tmp_path, on_disk):
