@@ -1,7 +1,7 @@
 """Which manifest serves a model: by name, or by what its ``config.json`` says. Never by order."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +156,33 @@ class Catalogue:
 
 
 def _compared(named: Resolution, config: Mapping[str, Any]) -> Resolution:
-    """Add a step where the config.json of a model resolved by name says another size than its manifest."""
-    wanted = None if named.manifest is None else named.manifest.model.hidden_size
+    """Refuse a model resolved by name whose config.json says another type or size than its manifest."""
+    manifest = named.manifest
+    if manifest is None:
+        return named
     try:
-        said = config_facts(config).hidden_size
-    except ValueError:
+        facts = config_facts(config)
+    except ValueError as error:
+        why = f"the config.json is malformed: {error}"
+        return Resolution(None, _unknown("config.json", why, ()), (*named.steps, why))
+    serves: list[tuple[str | None, int | None]] = [(row.model_type, row.hidden_size) for row in manifest.model_types]
+    # A drafter's config.json has the type of the plain transformer whose layers it is made of.
+    own_type = None if manifest.dflash else manifest.model.model_type
+    serves = serves or [(own_type, manifest.model.hidden_size)]
+    if any(_fits(facts, kind, size) for kind, size in serves):
         return named
-    if wanted is None or said is None or said == wanted:
-        return named
-    step = f"note: config.json says hidden_size {said}, the manifest {wanted}; the name decided"
-    return replace(named, steps=(*named.steps, step))
+    said = f"model_type {facts.label}, hidden_size {facts.hidden_size or 'not given'}"
+    have = " or ".join(f"model_type {kind or 'any'}, hidden_size {size or 'any'}" for kind, size in serves)
+    why = f"{manifest.name} was named, but the config.json says {said}; {manifest.name} is {have}"
+    where = manifest.where("model_types") if manifest.model_types else manifest.where("model", "name")
+    remedies = (f"name the model of that config.json, or give the config.json of {manifest.name}",)
+    return Resolution(None, Finding("UNKNOWN_MODEL", manifest.name, why, (where,), remedies), (*named.steps, why))
+
+
+def _fits(facts: ConfigFacts, model_type: str | None, hidden_size: int | None) -> bool:
+    """Whether a config contradicts neither a type nor a size; what one of them leaves out is no contradiction."""
+    same_type = model_type is None or model_type in facts.model_types
+    return same_type and (None in (hidden_size, facts.hidden_size) or hidden_size == facts.hidden_size)
 
 
 def _claims(manifest: Manifest, model_types: tuple[str, ...], size: int | None) -> bool:

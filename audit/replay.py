@@ -55,7 +55,7 @@ def replay(
     wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
     found, manifest_findings = find_manifest(wanted, catalog)
     if found is not None and trace.model not in ("", found.name, found.hf_id):
-        raise UsageError(f"the trace is of {trace.model!r}, but {found.path} describes {found.name!r}")
+        raise UsageError(f"the trace is of {ascii(trace.model)}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)

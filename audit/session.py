@@ -24,6 +24,7 @@ from kernel_muster.registry.findings import PROFILES, Finding
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
 from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.records import FailedRequest
 from kernel_muster.registry.running import Progress
 from kernel_muster.registry.sites import site_name
 from kernel_muster.registry.specs import STAGES
@@ -202,7 +203,7 @@ class BootSession:
             evidence,
             entries=session.entries("boot"),
             late_entries=session.entries("late"),
-            requests=session.requests,
+            requests=(*session.requests, *_quant_request(self._wanted.quant, self.manifest)),
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
             states=self._checked.states,
@@ -259,6 +260,14 @@ def _observer_failed(name: str, error: BaseException | None, stack: str) -> Find
         remedies=("repair the plugin", f"or block it: --no-plugin {name}"),
         log=cause_chain(error) if error is not None else stack,
     )
+
+
+def _quant_request(quant: str | None, manifest: Manifest) -> tuple[FailedRequest, ...]:
+    """A quantisation other than the manifest's is a request that no builder honours: each reads the manifest alone."""
+    if quant is None or quant == manifest.quant:
+        return ()
+    why = f"{quant} was asked for, but the model was built as its manifest says: {manifest.quant}"
+    return (FailedRequest("--quant", why, "", manifest.where("model", "quant")),)
 
 
 def _opened(value: _T | None) -> _T:

@@ -28,6 +28,8 @@ def failed_requests(evidence: Evidence) -> list[Finding]:
 def _instead_of(asked: str) -> str:
     if asked.startswith(PREFIX):
         return f"unset {asked}, or choose a model that can do it"
+    if asked == "--quant":
+        return "leave it out, or name a model whose manifest says that quant"
     return f"correct the {asked}, or install the plugin that can build it"
 
 

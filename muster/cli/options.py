@@ -83,7 +83,10 @@ Manifests = Annotated[
         show_default=False,
     ),
 ]
-Quant = Annotated[QuantName | None, typer.Option(help="Quantisation, if not the manifest's.", show_default=False)]
+Quant = Annotated[
+    QuantName | None,
+    typer.Option(help="Refuse unless the model is built with this quantisation.", show_default=False),
+]
 Profile = Annotated[ProfileName, typer.Option(help="serve, or qualify for a release: warnings refuse too.")]
 Stage = Annotated[
     StageName | None,

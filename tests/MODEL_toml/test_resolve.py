@@ -236,8 +236,38 @@ def test_steps_say_how_a_model_was_found(shipped: Catalogue) -> None:
         "exact rows: qwen3.6-35b-a3b",
         f"resolved as qwen3.6-35b-a3b ({resolution.manifest.path})",
     )
-    named = shipped.resolve_config(nested("qwen3_5_moe", 4096), "qwen3.6-27b")
-    assert named.steps[-1] == "note: config.json says hidden_size 4096, the manifest 5120; the name decided"
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "said", "serves"),
+    [
+        ("qwen3.6-27b", nested("qwen3_5", 4096), "type qwen3_5, hidden_size 4096", "type qwen3_5, hidden_size 5120"),
+        ("qwen3.6-27b", nested("llama", 5120), "type llama, hidden_size 5120", "type qwen3_5, hidden_size 5120"),
+        ("ornith-1.0-35b", nested("qwen3_5", 2048), "type qwen3_5,", "type qwen3_6_moe, hidden_size 2048"),
+        ("ornith-1.0-35b", nested("qwen3_6_moe", 9), "hidden_size 9", "type qwen3_6_moe, hidden_size 2048"),
+    ],
+)
+def test_config_that_contradicts_the_named_model_is_refused_with_both_facts(
+    shipped: Catalogue, model: str, config: Any, said: str, serves: str
+) -> None:
+    finding = shipped.resolve_config(config, model).finding
+    assert finding is not None
+    assert (finding.code, finding.subject) == ("UNKNOWN_MODEL", model)
+    assert f"{model} was named, but the config.json says model_type" in finding.why
+    assert said in finding.why
+    assert f"; {model} is model_type {serves.removeprefix('type ')}" in finding.why
+    assert finding.where[0].rpartition(":")[2].isdigit()
+
+
+def test_config_without_a_size_or_a_manifest_without_a_type_contradicts_nothing(
+    shipped: Catalogue, catalogue: Make
+) -> None:
+    assert name(shipped, {"model_type": "qwen3_5"}, "qwen3.6-27b") == "qwen3.6-27b"
+    assert name(catalogue(bare=""), {"model_type": "t", "hidden_size": 1}, "bare") == "bare"
+
+
+def test_malformed_config_of_a_named_model_is_refused(shipped: Catalogue) -> None:
+    assert name(shipped, {"hidden_size": 5120}, "qwen3.6-27b") == "UNKNOWN_MODEL"
 
 
 MALFORMED = [

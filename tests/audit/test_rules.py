@@ -38,6 +38,21 @@ def test_key_asked_for_by_its_old_name_is_not_dead(world):
     assert world.run(world.ask("acme::old"), plugins).codes == ["KEY_RENAMED"]
 
 
+# --quant
+
+
+def test_quant_that_is_not_the_manifests_is_not_honored(world):
+    plugins = {"acme": world.acme("acme::mul")}
+    assert world.run(world.ask("acme::mul"), plugins, quant="nvfp4").codes == []
+    outcome = world.run(world.ask("acme::mul"), plugins, quant="bf16")
+    assert outcome.codes == ["REQUEST_NOT_HONORED"]
+    found = outcome.finding("REQUEST_NOT_HONORED")
+    assert (found.subject, found.severity) == ("--quant", "refuse")
+    assert found.why == "bf16 was asked for, but the model was built as its manifest says: nvfp4"
+    assert found.where == (outcome.session.manifest.where("model", "quant"),)
+    assert outcome.replay().findings == outcome.report.findings
+
+
 # MUSTER_DISABLE and MUSTER_PREFER
 
 
@@ -114,17 +129,18 @@ def test_waiver_out_of_scope_neither_excuses_nor_is_unused(world):
 
 
 @pytest.mark.parametrize(
-    ("scope", "options"),
+    ("scope", "codes"),
     [
-        ('quants = ["fp8"]', {"quant": "fp8"}),
-        ('levers = ["MUSTER_PLUGIN_TIMEOUT_S=9"]', {"levers": {"MUSTER_PLUGIN_TIMEOUT_S": "9"}}),
+        ('quants = ["fp8"]', ["MISSING"]),
+        ('quants = ["nvfp4"]', []),
+        ('levers = ["MUSTER_PLUGIN_TIMEOUT_S=8"]', ["MISSING"]),
+        ('levers = ["MUSTER_PLUGIN_TIMEOUT_S=9"]', []),
     ],
 )
-def test_waiver_scoped_by_quant_or_lever_excuses_there_alone(world, scope, options):
+def test_waiver_scoped_by_quant_or_lever_excuses_there_alone(world, scope, codes):
     manifest = f'[expected_absent.acme.softmax]\nreason = "{WHY}"\n{scope}'
-    plugins = {"acme": world.acme("acme::mul")}
-    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest).codes == ["MISSING"]
-    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, **options).codes == []
+    plugins, levers = {"acme": world.acme("acme::mul")}, {"MUSTER_PLUGIN_TIMEOUT_S": "9"}
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, levers=levers).codes == codes
 
 
 def test_expired_waiver_still_excuses_while_serving(world):

@@ -101,6 +101,18 @@ def test_replay_finds_manifests_by_the_traces_model(cli: Any, trace: Path) -> No
     assert cli("replay", trace, "--manifests", folder, "--manifest", cli.manifest()).code == 2
 
 
+def test_replay_against_the_manifest_of_another_model_is_a_usage_error(cli: Any, trace: Path) -> None:
+    other = cli.manifest(name="huge")
+    ran = cli("replay", trace, "--manifest", other)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"muster: error: the trace is of 'tiny', but {other} describes 'huge'\n"
+    named_by_id = cli.manifest('hf_id = "tiny"', name="huge")
+    document = json.loads(trace.read_text())
+    assert cli("replay", trace, "--manifest", named_by_id).code == 1
+    trace.write_text(json.dumps(document | {"model": ""}))
+    assert cli("replay", trace, "--manifest", other).code == 1
+
+
 def test_replay_ignores_the_environments_levers(cli: Any, trace: Path) -> None:
     cli.monkeypatch.setenv("MUSTER_NO_SUCH", "1")
     cli.monkeypatch.setenv("MUSTER_DISABLE", "acme::double")
