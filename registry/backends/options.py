@@ -41,12 +41,15 @@ _LISTED = (
     "-extra-device-vectorization, -default-device, -restrict, -w, -diag-suppress=, -diag-error= and -Xptxas="
 )
 DEFAULT_STANDARD = "-std=c++17"
+# There is no host here. Without it NVRTC 13.0 takes generic lambdas for host functions and refuses them; 13.5 does not.
+ON_DEVICE = "-default-device"
 
 
 def normalise_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return the options in one spelling each, without repetitions, in their order; ValueError names one not allowed.
 
-    ``-D NAME``, ``-DNAME`` and ``--define-macro=NAME`` become ``-DNAME``. C++17 unless a standard is given.
+    ``-D NAME``, ``-DNAME`` and ``--define-macro=NAME`` become ``-DNAME``. C++17 unless a standard is given; functions
+    without a mark are device functions.
     """
     if isinstance(options, str):
         raise ValueError(f"options are {options!r}, expected a tuple of them")
@@ -68,6 +71,8 @@ def normalise_options(options: Sequence[str]) -> tuple[str, ...]:
         words.append(option)
     if not any(word.startswith("-std=") for word in words):
         words.insert(0, DEFAULT_STANDARD)
+    if ON_DEVICE not in words:
+        words.insert(0, ON_DEVICE)
     # A repetition decides by its last place, as it does for the compiler.
     last = {word: position for position, word in enumerate(words)}
     return tuple(word for position, word in enumerate(words) if last[word] == position)

@@ -21,7 +21,11 @@ from kernel_muster.registry.backends.options import normalise_options
     ],
 )
 def test_options_have_one_spelling(options, expected):
-    assert normalise_options(options) == expected
+    assert normalise_options(options) == ("-default-device", *expected)
+
+
+def test_option_for_device_functions_given_by_the_kernel_is_not_doubled():
+    assert normalise_options(("--device-as-default-execution-space",)) == ("-std=c++17", "-default-device")
 
 
 @pytest.mark.parametrize(
