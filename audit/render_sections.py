@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from kernel_muster.audit.render_folded import cause_text, folded, key_lines, remedy_texts
 from kernel_muster.audit.render_plain import fold_layers, plural, size_text
 from kernel_muster.audit.report import FindingRow, KernelRow, LeverRow, Report
 from kernel_muster.registry.values import frozen
@@ -95,15 +96,31 @@ def finding_sections(findings: Iterable[FindingRow], *, verbose: bool = False) -
             continue
         codes = Counter(finding.code for finding in group)
         entries = []
-        for finding in group:
+        for alike in folded(group):
             number += 1
-            entries.append(_entry(number, finding, verbose, is_first=finding.code not in explained))
-            explained.add(finding.code)
+            code = alike[0].code
+            make = _entry if len(alike) == 1 else _folded_entry
+            entries.append(make(number, alike, verbose, is_first=code not in explained))
+            explained.add(code)
         counted = ", ".join(f"{count} {code}" for code, count in codes.items())
         yield Section(f"{title}: {counted}", tone, tuple(entries))
 
 
-def _entry(number: int, finding: FindingRow, verbose: bool, *, is_first: bool) -> Entry:
+def _folded_entry(number: int, alike: tuple[FindingRow, ...], verbose: bool, *, is_first: bool) -> Entry:
+    """Tell findings that differ in nothing but their keys as one; the JSON report keeps them apart."""
+    first = alike[0]
+    fields = (
+        ("what", (first.title,) if is_first else ()),
+        ("why", (cause_text(first),)),
+        ("keys", key_lines(alike, verbose=verbose)),
+        ("where", () if verbose else ("--verbose shows the layers and sites of each",)),
+        ("remedy", remedy_texts(first)),
+    )
+    return Entry(number, first.code, f"{len(alike)} keys", tuple((label, lines) for label, lines in fields if lines))
+
+
+def _entry(number: int, alike: tuple[FindingRow, ...], verbose: bool, *, is_first: bool) -> Entry:
+    finding = alike[0]
     fields = (
         ("what", (finding.title,) if is_first else ()),  # what a code means is said once
         ("why", tuple(finding.why.splitlines())),

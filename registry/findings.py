@@ -39,7 +39,7 @@ _LETTER = {"R": Severity.REFUSE, "W": Severity.WARN, "N": Severity.NOTE}
 _TABLE: dict[str, str] = {
     "lookups": """
         MISSING R/R no registered kernel serves a key that a layer asked for
-        FALLBACK_TAKEN R/R a preference chain fell to a later, slower member
+        FALLBACK_TAKEN R/R the first choice of a preference chain is absent: a later, slower member serves, or none
         WRONG_ARCH R/R the key is registered, but for other architectures only
         DISABLED R/R MUSTER_DISABLE switched the key off
         SHADOWED R/R a plugin replaced the key's module and lacks the key

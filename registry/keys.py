@@ -37,10 +37,11 @@ def parse_key(text: str) -> KernelKey:
     return key
 
 
-def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "") -> list[str]:
+def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "", cutoff: float = 0.72) -> list[str]:
     """Return the known names that look most like ``name``, best first; a prefix of all names does not count."""
     bare = sorted({other.removeprefix(prefix) for other in known})
-    return [prefix + other for other in difflib.get_close_matches(name.removeprefix(prefix), bare, n=most, cutoff=0.72)]
+    found = difflib.get_close_matches(name.removeprefix(prefix), bare, n=most, cutoff=cutoff)
+    return [prefix + other for other in found]
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -3,16 +3,21 @@
 A decision is a value: every candidate is accepted, or rejected by one named rule with a reason.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from kernel_muster.registry.arch import CodeArch
 from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.keys import KernelKey, did_you_mean, near, parse_key
+from kernel_muster.registry.keys import KernelKey, near, parse_key
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.specs import KernelSpec, Registered
 from kernel_muster.registry.target import Target
 from kernel_muster.registry.values import frozen
+
+#: How alike a name must be to pass for a misspelling.
+MISSPELT = 0.8
+_NUMBER = re.compile(r"\d+")
 
 
 @frozen
@@ -131,11 +136,20 @@ class Selector:
         modules = sorted(other.module for other in self.catalog.by_key if other.func == key.func)
         if modules:
             return f"; {key.func} exists in {', '.join(modules)}"
-        return did_you_mean(str(key), map(str, self.catalog.by_key))
+        names = self.near_names(key)
+        return f"; did you mean {' or '.join(names)}?" if names else ""
 
     def near_names(self, key: KernelKey) -> list[str]:
-        """Return registered keys that look like one that is not."""
-        return near(str(key), map(str, self.catalog.by_key))
+        """Return registered keys that one may be meant for: the same function elsewhere, or a slip in its module.
+
+        Siblings are no slips: the names of kernels tell tiles and widths by their numbers.
+        """
+        known = self.catalog.by_key
+        if same := [str(other) for other in known if other.func == key.func]:
+            return sorted(same)[:3]
+        numbers = _NUMBER.findall(key.func)
+        in_module = [o.func for o in known if o.module == key.module and _NUMBER.findall(o.func) == numbers]
+        return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]
 
     def _apply_rules(self, key: KernelKey, registered: Iterable[Registered]) -> tuple[Candidate, ...]:
         """Reject by architecture, then by replaced module, then by override."""

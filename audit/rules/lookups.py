@@ -8,7 +8,7 @@ from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.records import LookupRow
-from kernel_muster.registry.selection import Decision
+from kernel_muster.registry.selection import Decision, is_host_only
 
 GATE = "or gate the lookup on the model's configuration, so that it is never issued"
 
@@ -77,7 +77,8 @@ def _waived_required(evidence: Evidence, row: LookupRow, absent: list[Decision])
     waiver = evidence.waivers[absent[-1].key]
     keys = ", ".join(str(d.key) for d in absent)
     why = f"{keys} is absent and waived, but the model cannot run without it: {absent[-1].reason}"
-    remedies = (f"drop the waiver at {waiver.where}", *_remedies(evidence, absent[-1])[:-1])
+    remedies = (f"drop the waiver at {waiver.where}", *_provide(evidence, absent[-1]), GATE)
+    remedies += _hint(evidence, absent[-1])
     return _finding(row, "WAIVED_REQUIRED", absent[0].key, why, remedies)
 
 
@@ -96,27 +97,36 @@ def _chain(
 
 
 def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
-    """Install or repair the provider; gate the lookup; declare it."""
-    return (_provide(evidence, decision), GATE, _declare(evidence, decision.key))
+    """Install or repair the provider; gate the lookup; declare it; and what the key might be a misspelling of."""
+    return (*_provide(evidence, decision), GATE, _declare(evidence, decision.key), *_hint(evidence, decision))
 
 
-def _provide(evidence: Evidence, decision: Decision) -> str:
+def _provide(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     key = decision.key
     blocked = evidence.catalog.absent_provider(key)
     if decision.cause == "DISABLED":
-        return f"take {key} out of MUSTER_DISABLE"
+        return (f"take {key} out of MUSTER_DISABLE",)
     if decision.cause == "SHADOWED":
-        return f"add {key.func} to the distribution that replaces module {key.module}, or uninstall it"
+        return (f"add {key.func} to the distribution that replaces module {key.module}, or uninstall it",)
     if blocked is not None and blocked.status == "blocked":
-        return f"unblock plugin {blocked.name} (--no-plugin), which is there to provide it"
+        return (f"unblock plugin {blocked.name} (--no-plugin), which is there to provide it",)
     if decision.cause == "WRONG_ARCH":
-        return f"install a distribution that provides {key} for {evidence.target.arch or 'cpu'}"
-    near = evidence.selector.near_names(key) if not decision.candidates else []
-    if near:
-        return (
-            f"correct the key in the model's code ({' or '.join(near)}), or install the distribution that provides it"
-        )
-    return f"install the distribution that provides {key}, or repair it"
+        return (f"install a distribution that provides {key} for {evidence.target.arch or 'cpu'}",)
+    if decision.candidates and all(is_host_only(c.registered.spec) for c in decision.candidates):
+        return _only_on_the_host(evidence, key)
+    return (f"install the distribution that provides {key}, or repair it",)
+
+
+def _only_on_the_host(evidence: Evidence, key: KernelKey) -> tuple[str, ...]:
+    """Nothing is broken: a kernel for this target has yet to be installed, or written."""
+    arch = evidence.target.arch
+    install = f"no installed distribution ships a kernel of {key} for {arch}: install one that does, or write it"
+    return (install,) if evidence.is_replay else (install, "or choose --target cpu")
+
+
+def _hint(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
+    near = evidence.selector.near_names(decision.key) if not decision.candidates else []
+    return (f"or, if the name is misspelt: did you mean {' or '.join(near)}?",) if near else ()
 
 
 def _declare(evidence: Evidence, key: KernelKey) -> str:

@@ -1,10 +1,12 @@
 """Reports as text, Markdown and on a terminal, from reports made by hand."""
 
 import io
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from kernel_muster.audit.render_json import render_json
 from kernel_muster.audit.render_markdown import render_markdown
 from kernel_muster.audit.render_plain import ascii_only, fold_layers, printable, size_text
 from kernel_muster.audit.render_sections import MOST_LINES, foreign_evidence, headline, lever_text
@@ -215,6 +217,44 @@ def test_text_lists_consequences_under_their_cause() -> None:
 def test_text_sums_copies_of_weights_by_layout() -> None:
     rows = [LayoutRow(weight=f"w{n}", layout="plain", size_bytes=1 << 30, reason="r", readers=()) for n in range(2)]
     assert "Copies of weights: 2.0 GiB\n  plain: 2 weights, 2.0 GiB" in render_text(report(layouts=tuple(rows)))
+
+
+def absent(key: str, **fields: Any) -> FindingRow:
+    why = f"no plugin registers {key}"
+    func = key.partition("::")[2]
+    remedies = (f"install what provides {key}", f'or declare it: [expected_absent.acme] {func} = "..."')
+    where = (f"model/{func}.py:12",)
+    return finding(**{"subject": key, "why": why, "remedies": remedies, "where": where} | fields)
+
+
+def test_findings_of_one_code_cause_and_remedy_are_told_once_with_their_keys() -> None:
+    made = report(*map(absent, ("acme::a", "acme::b", "acme::c")), absent("acme::d", why="switched off"))
+    text = render_text(made)
+    assert text.startswith("REFUSED: tiny on cpu: 4 findings to act on")
+    assert "To act on: 4 MISSING\n  1. MISSING 3 keys\n" in text
+    assert "     keys    acme::a\n             acme::b\n             acme::c\n     where   --verbose" in text
+    assert "why     no plugin registers KEY\n" in text
+    assert "install what provides KEY" in text
+    assert '[expected_absent.MODULE] FUNC = "..."' in text
+    assert "  2. MISSING acme::d\n" in text
+    assert "model/a.py:12" not in text
+    assert "acme::a (layers.0..39 attn (40))\n                 model/a.py:12\n" in render_text(made, verbose=True)
+    assert [row["subject"] for row in json.loads(render_json(made))["findings"]] == [f"acme::{n}" for n in "abcd"]
+
+
+def test_findings_that_are_few_or_have_another_way_out_are_not_folded() -> None:
+    assert "keys" not in render_text(report(absent("acme::a"), absent("acme::b")))
+    others = (absent(f"acme::{name}", remedies=(f"do {name}",)) for name in "abc")
+    assert "  3. MISSING acme::c" in render_text(report(*others))
+
+
+def test_findings_of_chains_of_any_length_fold_when_their_reasons_are_the_same() -> None:
+    chains = [("acme::a", "acme::x"), ("acme::b", "acme::x", "acme::y"), ("acme::c", "acme::z")]
+    rows = [
+        absent(chain[0], why=f"chain {' > '.join(chain)}: no member resolves; {'; '.join(f'{k}: no' for k in chain)}")
+        for chain in chains
+    ]
+    assert "why     chain: no member resolves; no\n" in render_text(report(*rows))
 
 
 @pytest.mark.parametrize(

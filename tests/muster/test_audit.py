@@ -29,7 +29,8 @@ def test_audit_that_misses_a_kernel_refuses_and_says_what_where_and_what_to_do(c
         "did you mean acme::double?",
         "layers.0..39 ffn (40)",
         " in build (40x)",
-        "correct the key in the model's code",
+        "remedy  install the distribution that provides acme::doubel",
+        "or, if the name is misspelt: did you mean acme::double?",
         '[expected_absent.acme] doubel = "..."',
     ):
         assert part in ran.out
