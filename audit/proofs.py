@@ -115,7 +115,10 @@ def _finding(code: str, handle: Handle, why: str) -> Finding:
 
 
 _REMEDIES = {
-    "NUMERICS_FAILED": ("repair the kernel: muster plugin check shows every case", "or correct the contract"),
+    "NUMERICS_FAILED": (
+        "repair the kernel: muster plugin check PLUGIN --verbose shows every case",
+        "or correct the contract",
+    ),
     "UNWRITTEN_OUTPUT": ("write every element, partial tiles too",),
     "OUT_OF_BOUNDS": ("guard the edges of partial tiles", "compute-sanitizer --tool memcheck shows the access"),
     "NOT_DETERMINISTIC": ("add in a fixed order", "or declare deterministic=False"),

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from kernel_muster.audit.plugin_check import PluginReport
     from kernel_muster.audit.render_sections import Section
 
-Subject = Annotated[str, typer.Argument(metavar="PLUGIN", help="An installed distribution, or a wheel file.")]
+Subject = Annotated[
+    str,
+    typer.Argument(metavar="PLUGIN", help="An installed distribution, a plugin of it as listed, or a wheel file."),
+]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time for one step.", min=0.1)]
 
 

@@ -7,6 +7,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
 
 _PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile")
@@ -29,14 +30,19 @@ def install_wheel(wheel: Path, folder: Path) -> Distribution:
 
 
 def installed(name: str) -> Distribution:
-    """Return an installed distribution; UsageError, with near names, if there is none."""
+    """Return an installed distribution, by its name or its plugin's; UsageError, with near names, if there is none."""
     try:
         return distribution(name)
     except (PackageNotFoundError, ValueError):
-        names = sorted({str(one.metadata["Name"]) for one in distributions()})
-        raise UsageError(
-            f"{name} is neither a wheel nor an installed distribution{did_you_mean(name, names)}"
-        ) from None
+        pass
+    offers = [(e.name, one) for one in distributions() for e in one.entry_points if e.group == ENTRY_POINT_GROUP]
+    of_plugin = {str(one.metadata["Name"]): one for plugin, one in offers if plugin == name}
+    if len(of_plugin) == 1:
+        return next(iter(of_plugin.values()))
+    if of_plugin:
+        raise UsageError(f"plugin {name} is offered by {' and '.join(sorted(of_plugin))}: name one of them")
+    names = {*(str(one.metadata["Name"]) for one in distributions()), *(plugin for plugin, _ in offers)}
+    raise UsageError(f"{name} is no wheel, installed distribution or plugin{did_you_mean(name, names)}")
 
 
 def path_with(wheel: Distribution, folder: Path, shadows: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_muster.cli.wheels import installed
 from kernel_muster.registry.target import resolve_target
 
 HEAD = """
@@ -321,15 +322,31 @@ def test_distribution_without_a_plugin_is_refused(cli):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("kernel-mustre", "neither a wheel nor an installed distribution"),
+        ("kernel-mustre", "no wheel, installed distribution or plugin; did you mean kernel-muster"),
         ("gone-1.0-py3-none-any.whl", "is no file"),
-        ("", "neither a wheel nor an installed distribution"),
+        ("", "no wheel, installed distribution or plugin"),
     ],
 )
 def test_nothing_of_that_name_is_a_usage_error(cli, name, said):
     ran = cli("plugin", "check", name)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
+
+
+def test_plugin_is_found_by_its_entry_point_name(cli):
+    def offer(distribution: str) -> None:
+        info = cli.folder / f"site_{distribution}" / f"{distribution}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[kernel_muster.v1]\nentry_a = nowhere\n")
+        cli.monkeypatch.syspath_prepend(str(info.parent))
+
+    offer("acme-wheels")
+    assert installed("entry_a").metadata["Name"] == "acme-wheels"
+    offer("other-wheels")
+    ran = cli("plugin", "check", "entry_a")
+    assert (ran.code, ran.out) == (2, "")
+    assert "plugin entry_a is offered by acme-wheels and other-wheels" in ran.err
 
 
 def wheel(folder: Path, text: str, version: str = "2.0", name: str = "acme") -> Path:
