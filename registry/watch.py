@@ -1,14 +1,19 @@
 """Run other people's code with a time limit, and turn whatever happens into a value."""
 
+import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Generic, TypeVar
 
+import pluggy
 from kernel_muster.registry.values import frozen
 
 _T = TypeVar("_T")
+_LONGEST = 300
+_MACHINERY = (os.path.dirname(__file__) + os.sep, os.path.dirname(pluggy.__file__) + os.sep, threading.__file__)
 
 
 @frozen
@@ -43,11 +48,19 @@ def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
     thread.join(seconds)
     if not outcome:
         frame = sys._current_frames().get(thread.ident or 0)
-        stack = "".join(traceback.format_stack(frame)) if frame else "no stack"
+        stack = "".join(_stack(frame)) if frame else "no stack"
         return Outcome(stack=stack)
     if isinstance(outcome[0].error, KeyboardInterrupt):
         raise outcome[0].error
     return outcome[0]
+
+
+def _stack(frame: FrameType) -> list[str]:
+    """Return where a thread is, innermost first; the frames that only lead to the watched call come last."""
+    frames = traceback.extract_stack(frame)[::-1]
+    own = [f for f in frames if f.filename.startswith(_MACHINERY)]
+    foreign = [f for f in frames if f not in own]
+    return ["most recent call first:\n", *traceback.format_list([*foreign, *own])]
 
 
 def cause_chain(error: BaseException) -> str:
@@ -60,6 +73,13 @@ def cause_chain(error: BaseException) -> str:
         lines.append(f"{type(current).__name__}: {_text(current)}{_place(current)}")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "\n  because of ".join(lines)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception and its message on one line of bounded length."""
+    text = " ".join(_text(error).split())
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _text(error: BaseException) -> str:

@@ -291,6 +291,10 @@ def test_hanging_hook_is_abandoned_with_its_stack():
     (found,) = catalog.findings
     assert "after 0.1 s" in found.why
     assert "release.wait(30)" in found.log
+    files = [line.split('"')[1] for line in found.log.splitlines() if line.startswith("  File")]
+    assert files[0] == __file__  # the author's line comes first: the rest may be cut
+    assert files[-1] == threading.__file__
+    assert files.index(__file__) < next(i for i, file in enumerate(files) if file.endswith("registry/watch.py"))
 
 
 # plugins compared with each other
