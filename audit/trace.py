@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.trace_problems import problem_text
 from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.errors import UsageError
@@ -20,7 +21,6 @@ from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.records import LookupEntry
 from kernel_muster.registry.specs import Registered
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 VERSION = (1, 0)
 #: 100,000 lookups take about 20 MB.
@@ -318,8 +318,9 @@ def parse_trace(data: Any, name: str = "trace") -> Trace:
     try:
         trace = _ADAPTER.validate_python(_for_this_version(data, name))
     except ValidationError as error:
-        problems = [_problem(one) for one in error.errors(include_url=False)]
-        raise UsageError(f"{name}: {len(problems)} problems:\n  " + "\n  ".join(problems[:20])) from None
+        problems = [_plain(problem_text(one, _keys_at(one["loc"]))) for one in error.errors(include_url=False)]
+        counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise UsageError(f"{name}: {counted}:\n  " + "\n  ".join(problems[:20])) from None
     _check_chains(trace, name)
     return trace
 
@@ -350,9 +351,10 @@ def _known(row: Any, part: type[_Strict]) -> Any:
     return {k: v for k, v in row.items() if k in part.model_fields} if isinstance(row, dict) else row
 
 
-def _problem(problem: ErrorDetails) -> str:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:80]}" for part in problem["loc"]).lstrip(".")
-    return _plain(f"{path}: {problem['msg']}, got {reprlib.repr(problem['input'])}")
+def _keys_at(path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return the keys that the table holds in which a problem lies."""
+    table = Trace if len(path) == 1 else _PARTS.get(str(path[0]), Trace)
+    return tuple(table.model_fields)
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any
 
 import kernel_muster as km
 import pytest
@@ -258,3 +259,29 @@ def test_every_problem_is_named_with_its_place():
         parse_trace(trace, "t.json")
     for part in ("t.json: 3 problems", "lookups[0].kind", "kernels[0].tier", "target.arch"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kernels": None}, "kernels: expected a list, got None"),
+        ({"modle": "x"}, "the trace: there is no key 'modle'; did you mean model?"),
+        ({"lookups": [{"modul": "a", "func": "b", "site": "c", "kind": "optional"}]}, "did you mean module?"),
+        ({"lookups": [{"func": "b", "site": "c", "kind": "optional"}]}, "lookups[0]: 'module' is missing"),
+        (
+            {"lookups": [{"module": "a", "func": "b", "site": "c", "kind": "optionl"}]},
+            "lookups[0].kind: expected optional or required, got 'optionl'; did you mean optional?",
+        ),
+        ({"lookups": [{"module": 1, "func": "b", "site": "c", "kind": "optional"}]}, "expected text, got 1"),
+        ({"target": {"arch": "sm_90a", "quant": "nvfp5"}}, "target.quant: 'nvfp5' is no quantisation"),
+        ({"plugins": [{"name": "a", "distribution": "b", "error": 3}]}, "plugins[0].error: expected text, got 3"),
+    ],
+)
+def test_what_is_wrong_is_said_in_sentences(change: dict[str, Any], said: str) -> None:
+    trace = {"version": "1.0", "target": {"arch": "cpu"}, "kernels": [], "lookups": []}
+    with pytest.raises(km.UsageError) as raised:
+        parse_trace(trace | change, "t.json")
+    assert said in str(raised.value)
+    assert not any(
+        word in str(raised.value) for word in ("Input should", "Extra inputs", "Field required", "Value error")
+    )
