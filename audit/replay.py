@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Wanted, find_manifest
+from kernel_muster.audit.replay_words import for_engine, is_own
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules.levers import list_levers
@@ -60,8 +61,9 @@ def replay(
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
     if found is None:
+        verdict = judge(opening, asked.profile)
         return opening_report(
-            judge(opening, asked.profile),
+            verdict if is_own(trace) else for_engine(verdict),
             muster_version,
             catalog=catalog,
             levers=levers,
@@ -88,11 +90,16 @@ def replay(
         is_complete=trace.complete,
         is_replay=True,
     )
-    return full_report(evidence, judge_boot(evidence), muster_version)
+    verdict = judge_boot(evidence)
+    return full_report(evidence, verdict if is_own(trace) else for_engine(verdict), muster_version)
 
 
 def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers of this program and of the traced engine; of one declared by both, the engine's."""
+    """Return the levers of this program and of the traced engine; of one declared by both, the engine's.
+
+    Where a threshold was measured says nothing about an engine that does not have the lever.
+    """
+    known = (lever if lever.name in trace.levers else replace(lever, evidence="") for lever in declared)
     own = [
         Lever(
             name=lever.name,
@@ -106,7 +113,7 @@ def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[Lever, ...]:
         )
         for lever in trace.declared_levers
     ]
-    return tuple({lever.name: lever for lever in (*declared, *own, *CORE_LEVERS)}.values())
+    return tuple({lever.name: lever for lever in (*known, *own, *CORE_LEVERS)}.values())
 
 
 def _lever_sources(

@@ -152,6 +152,31 @@ def test_foreign_levers_are_those_of_the_trace_not_of_the_environment(world, mon
     assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_DISABLE": "acme"}))) == ["BAD_LEVER"]
 
 
+def test_foreign_trace_gets_remedies_that_an_engine_can_follow(world):
+    rows = [lookup("mul", kind="required")]
+    kernels = [{"module": "acme", "func": "mul", "distribution": name} for name in ("one", "two")]
+    said = {
+        f.code: " ".join(f.remedies)
+        for trace in (foreign(lookups=[]), foreign(lookups=rows, kernels=kernels, levers={"MUSTER_NOPE": 1}))
+        for f in judge(world, trace).findings
+    }
+    assert "lookups" in said["VACUOUS_AUDIT"]
+    assert "declared_levers" in said["UNKNOWN_LEVER"]
+    assert "overrides" in said["DUPLICATE_KERNEL"]
+    assert not any("MUSTER_PREFER" in text or "km." in text for text in said.values())
+
+
+def test_foreign_trace_says_nothing_of_where_thresholds_of_levers_it_lacks_were_measured(world):
+    own = km.Lever(name="MUSTER_T", kind="int", default=1, doc="T.", evidence="GB10 (sm_121a, 48 SMs): 1.7x")
+
+    def evidence(**levers):
+        made = replay(parse_trace(foreign(levers=levers)), Asked(), manifest=world.manifest(""), declared=[own])
+        return {row.name: row.evidence for row in made.levers}["MUSTER_T"]
+
+    assert evidence() == ""
+    assert evidence(MUSTER_T=2) == own.evidence
+
+
 def test_foreign_levers_may_be_declared_with_their_kind(world):
     manifest = WAIVER.replace('mul = "not', 'add = {levers = ["MUSTER_E_FAST=on"], reason = "not') + "}"
     declared = [{"name": "MUSTER_E_FAST", "kind": "bool"}, {"name": "MUSTER_E_SIZE", "kind": "int", "maximum": 8}]
