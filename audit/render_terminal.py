@@ -45,7 +45,7 @@ def _print_section(console: Console, section: Section) -> None:
     for line in section.lines:
         console.print(Padding(_text(line), (0, 0, 0, 2)))
     if section.table is not None:
-        console.print(rich_table(section.table))
+        _print_table(console, section.table)
 
 
 def _print_entry(console: Console, entry: Entry, style: str) -> None:
@@ -62,11 +62,40 @@ def _print_entry(console: Console, entry: Entry, style: str) -> None:
     console.print(Padding(grid, (0, 0, 0, 5)))
 
 
-def rich_table(table: Table) -> RichTable:
+def _print_table(console: Console, table: Table) -> None:
+    """Print a table; where its words do not fit side by side, row by row, each cell on a line of its own."""
+    widths = fitted_widths(table, console.width)
+    if widths is not None:
+        console.print(rich_table(table, widths))
+        return
+    label = max(map(len, table.header))
+    for row in table.rows:
+        console.print()
+        for position, (name, cell) in enumerate(zip(table.header, row, strict=True)):
+            line = _text(f"{name:{label}}  ", "dim").append_text(_text(cell, "" if position else "bold"))
+            console.print(Padding(line, (0, 0, 0, 2)))
+
+
+def fitted_widths(table: Table, width: int) -> list[int] | None:
+    """Return widths of columns in which no word is broken, the narrowest wishes first; None if there are none."""
+    cells = list(zip(table.header, *table.rows, strict=True))
+    least = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in cells]
+    wanted = [max(map(len, column)) for column in cells]
+    spare = width - sum(least) - 3 * (len(cells) - 1) - 2  # a gap, and the box's edges
+    if spare < 0:
+        return None
+    widths = list(least)
+    for i in sorted(range(len(cells)), key=lambda i: wanted[i] - least[i]):
+        more = min(spare, wanted[i] - least[i])
+        widths[i], spare = widths[i] + more, spare - more
+    return widths
+
+
+def rich_table(table: Table, widths: Iterable[int]) -> RichTable:
     """Return a table whose cells are taken literally."""
     made = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    for name in table.header:
-        made.add_column(name, overflow="fold")
+    for name, width in zip(table.header, widths, strict=True):
+        made.add_column(name, width=width)
     for row in table.rows:
         made.add_row(*map(_text, row))
     return made

@@ -41,7 +41,7 @@ def models(
     reference = model if model is not None else ref
     findings = [*catalog.findings, *catalogue.findings]
     if config is None and reference is None:
-        data, sections = _list(catalogue, catalog.builders)
+        data, sections = _list(catalogue, catalog.builders, verbose)
     else:
         resolution = _resolve(catalogue, config, reference or "")
         data, sections = _resolved(resolution.manifest, resolution.steps)
@@ -54,12 +54,15 @@ def _resolve(catalogue: "Catalogue", config: Path | None, reference: str) -> "Re
     return catalogue.resolve(reference) if config is None else catalogue.resolve_config(config, reference or None)
 
 
-def _list(catalogue: "Catalogue", builders: "tuple[ModelBuilder, ...]") -> "tuple[dict[str, Any], tuple[Section, ...]]":
+def _list(
+    catalogue: "Catalogue", builders: "tuple[ModelBuilder, ...]", verbose: bool
+) -> "tuple[dict[str, Any], tuple[Section, ...]]":
     from kernel_muster.audit.render_sections import Section, Table
 
     data = [_row(manifest, builders) for manifest in catalogue.manifests]
     names = ("name", "quant", "model_types", "match_names", "hf_id", "builder", "manifest")
-    cells = tuple(tuple(_cell(row[name]) for name in names) for row in data)
+    rows = data if verbose else [row | {"manifest": _short(Path(row["manifest"]))} for row in data]
+    cells = tuple(tuple(_cell(row[name]) for name in names) for row in rows)
     header = ("NAME", "QUANT", "CONFIG.JSON TYPES", "TOLD APART BY", "HUGGING FACE ID", "BUILDER", "MANIFEST")
     return {"models": data}, (Section(f"Models: {len(data)}", table=Table(header, cells) if data else None),)
 
@@ -85,6 +88,13 @@ def _resolved(manifest: "Manifest | None", steps: tuple[str, ...]) -> "tuple[dic
     title = f"Resolved: {name}" if name else "Not resolved"
     data = {"model": name, "manifest": path, "steps": list(steps)}
     return data, (Section(title, "" if name else "refuse", lines=steps),)
+
+
+def _short(path: Path) -> str:
+    """Return a manifest's path from here, or its last two parts; --verbose and JSON have it whole."""
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return str(Path("...", *path.parts[-2:]))
 
 
 def _cell(value: object) -> str:

@@ -9,8 +9,8 @@ import pytest
 from kernel_muster.audit.render_json import render_json
 from kernel_muster.audit.render_markdown import render_markdown
 from kernel_muster.audit.render_plain import ascii_only, fold_layers, printable, size_text
-from kernel_muster.audit.render_sections import MOST_LINES, foreign_evidence, headline, lever_text
-from kernel_muster.audit.render_terminal import print_report
+from kernel_muster.audit.render_sections import MOST_LINES, Section, Table, foreign_evidence, headline, lever_text
+from kernel_muster.audit.render_terminal import print_report, print_sections
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.report import Counts, FindingRow, KernelRow, LayoutRow, LeverRow, Report, WaiverRow
 
@@ -255,6 +255,18 @@ def test_findings_of_chains_of_any_length_fold_when_their_reasons_are_the_same()
         for chain in chains
     ]
     assert "why     chain: no member resolves; no\n" in render_text(report(*rows))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 140])
+def test_tables_on_a_terminal_break_no_word(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    words = ("a_key_of_many_letters::that_is_not_cut", "reference", "a reason of several words " * 3, "sm_90a sm_100a")
+    stream = io.StringIO()
+    print_sections([Section("T", table=Table(("KEY", "TIER", "REASON", "ARCHS"), (words,) * 2))], stream)
+    printed = stream.getvalue().split()
+    for word in {word for cell in words for word in cell.split()}:
+        assert printed.count(word) >= 2
+    assert max(map(len, stream.getvalue().splitlines())) <= max(columns, 44)
 
 
 @pytest.mark.parametrize(
