@@ -79,7 +79,8 @@ class Catalogue:
         if _has_config(text):
             return self.resolve_config(text, text)
         steps = (f"no manifest has the name or hf_id {shown(text)}",)
-        return Resolution(None, _unknown(shown(text), f"no manifest is named {shown(text)}", self._near(text)), steps)
+        why = f"no manifest is named {shown(text)}{_as_path(text)}"
+        return Resolution(None, _unknown(shown(text), why, self._near(text)), steps)
 
     def resolve_config(self, config: str | Path | Mapping[str, Any], reference: str | Path | None = None) -> Resolution:
         """Find the manifest of a ``config.json`` (path, folder or content) and of what the user called the model.
@@ -153,6 +154,19 @@ class Catalogue:
             return []
         known = {name.casefold(): name for one in self.manifests for name in (one.hf_id, one.name) if name}
         return [known[name] for name in near(text.casefold(), known)]
+
+
+def _as_path(text: str) -> str:
+    """Say what a name is that looks like a path; a Hugging Face id has a slash too, but in its middle."""
+    try:
+        path = Path(text)
+        if path.is_dir():
+            return ", and the folder of that name holds no config.json"
+        if path.exists():
+            return ", and the file of that name is no folder of a model; a manifest is given with --manifest"
+    except (OSError, ValueError):  # too long, or a NUL
+        return ""
+    return ", and there is no such file or folder" if text.startswith((".", "/", "~")) or text.endswith("/") else ""
 
 
 def _compared(named: Resolution, config: Mapping[str, Any]) -> Resolution:

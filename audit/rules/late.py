@@ -1,6 +1,7 @@
 """Rules about what happened after the seal."""
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.render_plain import plural
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
@@ -17,7 +18,7 @@ def _late(evidence: Evidence, code: str, *, hit: bool) -> list[Finding]:
         excused = all(evidence.excuse(key) is not None for key in row.members)
         if resolved is not hit or (not resolved and excused) or _compiled(evidence, row) is not None:
             continue
-        why = f"asked for {row.count} times after the seal" + ("" if hit else f": {decisions[0].reason}")
+        why = f"asked for {plural(row.count, 'time')} after the seal" + ("" if hit else f": {decisions[0].reason}")
         where = tuple(row.sites)
         found.append(Finding(code, str(row.key), why, where, (_LOOK_UP_EARLY,), tuple(row.layers)))
     return merge(found)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.render_plain import plural
 from kernel_muster.registry.catalog import PluginRow
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import near
@@ -77,7 +78,7 @@ def _dead(row: PluginRow, unasked: list[str], hints: list[str]) -> Finding:
     return Finding(
         "DEAD_REGISTRATION",
         row.name,
-        "; ".join(hints) or f"nothing asked for any of its {len(unasked)} keys: {', '.join(unasked[:5])}",
+        "; ".join(hints) or f"nothing asked for any of its {plural(len(unasked), 'key')}: {', '.join(unasked[:5])}",
         (f"{row.distribution} {row.version} ({row.value})",),
         ("correct the keys, so that the model's lookups find them", f"or uninstall {row.distribution}"),
     )

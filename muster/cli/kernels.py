@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from kernel_muster.cli import options
+from kernel_muster.registry.keys import near
 
 if TYPE_CHECKING:
+    from kernel_muster.registry.catalog import Catalog
     from kernel_muster.registry.selection import Selector
     from kernel_muster.registry.specs import Registered
 
@@ -51,7 +53,7 @@ def kernels(
     listing = Listing(
         "kernels",
         {"target": str(found or ""), "kernels": data},
-        (Section(title, table=table if data else None),),
+        (Section(title, table=table if data else None, lines=() if data else _hint(filter or "", catalog)),),
         rows_of((*catalog.findings, *no_target, *findings)),
     )
     return show(listing, format, output, verbose=verbose)
@@ -59,6 +61,16 @@ def kernels(
 
 def _matches(key: str, pattern: str | None) -> bool:
     return pattern is None or pattern in key or fnmatchcase(key, pattern)
+
+
+def _hint(filter: str, catalog: "Catalog") -> tuple[str, ...]:
+    """Say what there is, where a filter lets nothing through."""
+    keys = sorted(catalog.by_key)
+    names = {*map(str, keys), *(key.module for key in keys), *(key.func for key in keys)}
+    close = near(filter, names)
+    modules = ", ".join(sorted({key.module for key in keys}))
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return (f"no key holds {filter!r}, or matches it as a pattern{hint}", f"modules: {modules or 'none'}")
 
 
 def _row(registered: "Registered", selector: "Selector | None") -> dict[str, Any]:
@@ -89,7 +101,8 @@ def _on_target(registered: "Registered", selector: "Selector") -> str:
     decision = selector.decide(registered.spec.kernel_key)
     if decision.chosen is registered:
         return "serves"
-    return next(f"{c.rule}: {c.reason}" for c in decision.candidates if c.registered is registered)
+    lost = next(c for c in decision.candidates if c.registered is registered)
+    return lost.reason if lost.reason.startswith(lost.rule) else f"{lost.rule}: {lost.reason}"
 
 
 def _cell(value: object) -> str:

@@ -29,9 +29,13 @@ def _rows(rows: int) -> tuple[int, ...]:
     return (1,) if rows == 1 else (1, rows - 1, rows) if rows > 2 else (1, 2)
 
 
+def _rows_text(rows: int) -> str:
+    return f"{rows} row" if rows == 1 else f"{rows} rows"
+
+
 def _gemv(rows: int) -> Contract:
     name, weight = _tier("w4a16_gemv", rows), WeightParam("w", "nvfp4", ("N", "K"))
-    summary = f"out = x w^T for NVFP4 weights and at most {rows} rows of BF16"
+    summary = f"out = x w^T for NVFP4 weights and at most {_rows_text(rows)} of BF16"
     # One, eight and sixteen rows stand for all tiers: these are what code is compiled for.
     deep = deep_cases(9 if rows == 16 else rows) if rows in (1, 8, 16) else ()
     return projection(name, summary, weight, (*projection_cases(_rows(rows)), *deep), rows)
@@ -65,7 +69,7 @@ def _qg(rows: int) -> Contract:
     ]
     cases += [Case(f"rows_{m}", {"M": m, "Q": 24, "head_dim": 8, "K": 80}) for m in range(rows)]
     signature = Signature(params, multiples=(*_WHOLE_GROUPS, ("Q", "head_dim")), limits=(("M", rows),))
-    summary = f"query and gate of gated attention in one projection, at most {rows} rows"
+    summary = f"query and gate of gated attention in one projection, at most {_rows_text(rows)}"
     name = _tier("w4a16_gemv_qg", rows)
     return Contract(name, summary, signature, _exact_qg, tuple(cases), dot_tolerance(DEEPEST_K))
 
@@ -93,7 +97,7 @@ def _dual(rows: int) -> Contract:
     cases = [Case(name, {"M": rows, "A": a, "B": b, "K": k}, tolerance=dot_tolerance(k)) for name, a, b, k in sizes]
     cases += [Case(f"rows_{m}", {"M": m, "A": 40, "B": 40, "K": 112}) for m in range(rows)]
     signature = Signature(params, multiples=_WHOLE_GROUPS, limits=(("M", rows),))
-    summary = f"two projections of one input in one launch, at most {rows} rows"
+    summary = f"two projections of one input in one launch, at most {_rows_text(rows)}"
     return Contract(
         _tier("w4a16_gemv_dual", rows), summary, signature, _exact_dual, tuple(cases), dot_tolerance(DEEPEST_K)
     )
@@ -142,7 +146,7 @@ def _dense(name: str, rows: int | None) -> Contract:
         *((Case("five_groups", {"M": 1, "N": 5, "K": 80}),) if rows else (Case("odd_k", {"M": 1, "N": 5, "K": 77}),)),
         Case("whole_model_k", {"M": 1, "N": 70, "K": 5120}, tolerance=dot_tolerance(5120)),
     )
-    limit = f", at most {rows} rows" if rows else ""
+    limit = f", at most {_rows_text(rows)}" if rows else ""
     summary = f"out = x w^T for BF16 weights{limit}"
     return projection(name, summary, WeightParam("w", "bf16", ("N", "K")), cases, rows)
 

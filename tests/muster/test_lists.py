@@ -68,7 +68,10 @@ def test_kernels_filters_by_part_and_by_pattern(cli: Any) -> None:
     assert keys("acme::") == ["acme::double", "acme::hopper", "acme::twice"]
     assert keys("acme::*e") == ["acme::double", "acme::twice"]
     assert keys("nothing_like_it") == []
-    assert cli("kernels", "nothing_like_it").out.startswith("Kernels: 0 of ")
+    nothing = cli("kernels", "acme::doubel")
+    assert nothing.out.startswith("Kernels: 0 of ")
+    assert "did you mean acme::double?" in nothing.out
+    assert "modules: acme, argmax," in nothing.out
 
 
 def test_kernels_with_a_target_say_which_serve_there(cli: Any) -> None:
@@ -154,6 +157,24 @@ def test_models_by_name_and_unreadable_config(cli: Any, tmp_path: Path) -> None:
     assert cli("models", "--config", tmp_path / "none.json").code == 2
     (tmp_path / "bad.json").write_bytes(b"\xff")
     assert cli("models", "--config", tmp_path / "bad.json").code == 2
+
+
+def test_model_that_is_a_path_is_told_what_is_wrong_with_it(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "there is no such file or folder" in cli("models", str(tmp_path / "none")).out
+    assert "the folder of that name holds no config.json" in cli("models", str(tmp_path)).out
+    assert "is no folder of a model" in cli("models", str(tmp_path / "file")).out
+    assert "no such file" not in cli("models", "some/Model").out
+
+
+def test_model_in_other_letters_is_suggested(cli: Any) -> None:
+    assert "did you mean qwen3.6-27b" in cli("models", "QWEN3.6-27B").out
+
+
+def test_models_show_short_paths_of_manifests(cli: Any) -> None:
+    whole = str(cli.manifest().parent.parent)
+    assert ".../tiny/MODEL.toml" in cli("models", "--manifests", whole).out
+    assert f"{whole}/tiny/MODEL.toml" in cli("models", "--manifests", whole, "--verbose").out
 
 
 def test_explain_shows_who_serves_and_why_others_do_not(cli: Any) -> None:
