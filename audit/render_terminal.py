@@ -72,7 +72,7 @@ def _print_table(console: Console, table: Table) -> None:
     for row in table.rows:
         console.print()
         for position, (name, cell) in enumerate(zip(table.header, row, strict=True)):
-            line = _text(f"{name:{label}}  ", "dim").append_text(_text(cell, "" if position else "bold"))
+            line = Text().append(f"{name:{label}}  ", "dim").append(printable(cell), "" if position else "bold")
             console.print(Padding(line, (0, 0, 0, 2)))
 
 
