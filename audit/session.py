@@ -60,7 +60,7 @@ class BootOptions:
         if self.asked.stage is not None:
             _check_choice("stage", self.asked.stage, STAGES)
         if self.asked.allow_unresolved and self.asked.profile == "qualify":
-            raise UsageError("--dangerously-allow-unresolved does not go with profile qualify")
+            raise UsageError("dangerously_allow_unresolved does not go with profile qualify")
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

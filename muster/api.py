@@ -48,6 +48,15 @@ def boot(
     """
     if model is None and manifest is None and config is None:
         raise UsageError("name a model, a manifest or a config.json")
+    if as_of is not None and not isinstance(as_of, date):
+        raise UsageError(f"as_of is {as_of!r}, expected a date: datetime.date(2026, 1, 31)")
+    for name, texts in (
+        ("plugins", plugins),
+        ("no_plugins", no_plugins),
+        ("manifest_folders", manifest_folders),
+        ("dangerously_allow_unresolved", dangerously_allow_unresolved),
+    ):
+        _check_several(name, texts)
     wanted = Wanted(
         model=model,
         manifest=manifest,
@@ -70,7 +79,13 @@ def _allowed_key(text: str) -> Any:
     try:
         return parse_key(text)
     except ValueError as error:
-        raise UsageError(f"--dangerously-allow-unresolved: {error}") from None
+        raise UsageError(f"dangerously_allow_unresolved: {error}") from None
+
+
+def _check_several(name: str, value: object) -> None:
+    """Refuse one text where several are meant: each of its letters would count as one."""
+    if isinstance(value, str | bytes | os.PathLike) or not isinstance(value, Iterable):
+        raise UsageError(f"{name} is {value!r}, expected several: [{value!r}]")
 
 
 def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
@@ -97,6 +112,7 @@ def open_registry(
 
     Nothing is audited, so nothing may be wrong: BootRefused if a plugin, a lever or the target is.
     """
+    _check_several("no_plugins", no_plugins)
     wanted = Wanted(
         target=target,
         levers=dict(os.environ) if levers is None else dict(levers),

@@ -7,6 +7,7 @@ from typing import Any
 from kernel_muster.registry.catalog import PluginRow
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.implementing import call_problems
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.specs import KernelSpec
@@ -43,6 +44,7 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
     _namespaces(plugins, unsound, rejected)
     _aliases(plugins, rejected)
     _contracts(plugins, unsound, rejected)
+    _functions(plugins, rejected)
     check_overrides(plugins, rejected, unsound)
     return rejected
 
@@ -161,6 +163,17 @@ def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
                 )
                 remedies = ("first have those plugins load which did not", *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _functions(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """The function of a host kernel takes the parameters of its contract."""
+    known = {contract.name: contract for _, items in plugins for contract in contracts_of(items)}
+    for row, items in plugins:
+        for spec in _specs(items):
+            for problem in call_problems(spec, known[spec.contract]) if spec.contract in known else ():
+                remedies = ("give the function the contract's parameters, by their names",)
+                finding = Finding("BAD_SPEC", row.name, f"{spec.key}: {problem}", (_where(row),), remedies)
+                rejected.add(finding, (row.name,))
 
 
 def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequence[Plugin] = ()) -> None:

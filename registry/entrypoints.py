@@ -4,15 +4,19 @@
 that compete, or one that is on the path twice, must be seen here.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP, ENTRY_POINT_PREFIX
+from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain
+
+# Any spelling of our group's name: one that is not exactly ours is reported, and not taken for somebody else's.
+_OURS = re.compile(r"kernel[-_.]?muster(\..*)?", re.IGNORECASE)
 
 
 @frozen
@@ -71,11 +75,11 @@ def scan(path: Sequence[str] | None = None) -> Scan:
 
 def _entries(distribution: Distribution) -> Iterable[Entry]:
     text = distribution.read_text("entry_points.txt") or ""
-    if ENTRY_POINT_PREFIX not in text:
+    if "muster" not in text.lower():  # most distributions: parsing all of them would take longer
         return
     name, version = distribution.metadata["Name"], distribution.version
     for point in distribution.entry_points:
-        if point.group.startswith(ENTRY_POINT_PREFIX):
+        if _OURS.fullmatch(point.group):
             location = str(distribution.locate_file(""))
             yield Entry(point.name, point.value, point.group, str(name), str(version), location)
 

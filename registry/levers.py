@@ -193,7 +193,10 @@ def read_levers(
     for origin, values in sources:
         for name in sorted(values):
             raw = values[name]
-            if not name.startswith(PREFIX) or is_lever_noise(name) or (isinstance(raw, str) and not raw.strip()):
+            if is_lever_noise(name) or (isinstance(raw, str) and not raw.strip()):
+                continue
+            # The environment is full of other names; what is given as levers is meant as levers.
+            if not name.startswith(PREFIX) and origin != "given":
                 continue
             lever = table.get(name)
             if lever is None:

@@ -16,7 +16,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import Lever
 from kernel_muster.registry.specs import KernelSpec
-from kernel_muster.registry.watch import cause_chain, watched
+from kernel_muster.registry.watch import cause_chain, one_line, watched
 
 _IMPL = f"{hookspecs.PROJECT}_impl"
 _OBSERVER = "muster_audit_finished"
@@ -65,7 +65,7 @@ def _failed(name: str, where: str, what: str, error: BaseException) -> Finding:
     return Finding(
         "PLUGIN_LOAD_FAILED",
         name,
-        f"{what}: {type(error).__name__}",
+        f"{what}: {one_line(error)}",
         (where,),
         ("repair or reinstall the distribution", f"block the plugin: --no-plugin {name}"),
         log=cause_chain(error),

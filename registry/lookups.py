@@ -299,6 +299,9 @@ class Lookups:
         """Look up the first member that resolves; each earlier one that is absent needs a waiver."""
         if not members:
             raise ValueError("first_of needs at least one (module, func)")
+        for member in members:
+            if not isinstance(member, tuple) or len(member) != 2:
+                raise TypeError(f"first_of takes (module, func) tuples, got {member!r}")
         return self._ask(members, "required" if required else "optional", when, requested_by, sys._getframe(1))
 
     def _ask(

@@ -8,7 +8,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from kernel_muster.registry.arrays import ArrayView, view_of
@@ -149,6 +149,8 @@ class Signature:
             shape = () if isinstance(param, ScalarParam) else param.shape
             bound.update(dim for dim in shape if isinstance(dim, str) and dim.isidentifier())
         for param in self.params:
+            if isinstance(param, TensorParam) and param.role not in get_args(Role):
+                found.append(f"{param.name}: role is {param.role!r}, expected {', '.join(get_args(Role))}")
             for dtype in () if isinstance(param, WeightParam) else param.dtype.split("|"):
                 if dtype not in DTYPE_NAMES:
                     found.append(f"{param.name}: unknown dtype {dtype!r}")

@@ -56,9 +56,9 @@ def resolve_target(name: str | None) -> tuple[Target | None, Finding | None]:
         try:
             arch = parse_arch(name)
         except ValueError as error:
-            raise UsageError(f"--target: {error}") from None
+            raise UsageError(f"target: {error}") from None
         return Target(name, arch), None
-    raise UsageError(f"--target: {name!r} is no target; expected cuda, cuda:<n>, sm_<number> (sm_90a) or cpu")
+    raise UsageError(f"target: {name!r} is no target; expected cuda, cuda:<n>, sm_<number> (sm_90a) or cpu")
 
 
 def _device_target(ordinal: int) -> tuple[Target | None, Finding | None]:

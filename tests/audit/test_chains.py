@@ -94,6 +94,13 @@ def test_chain_without_members_is_refused_at_once(world):
             boot.kernels.first_of()
 
 
+def test_chain_of_bare_names_is_a_type_error_that_says_what_it_takes(world):
+    with world.boot({"acme": world.acme("acme::mul")}) as boot:
+        boot.kernels.kernel("acme", "mul")
+        with pytest.raises(TypeError, match=r"takes \(module, func\) tuples, got 'acme'"):
+            boot.kernels.first_of("acme", "mul")
+
+
 def test_one_lever_that_asks_for_two_absent_kernels_names_both(world):
     def build(boot):
         boot.kernels.try_kernel("acme", "quantize", requested_by="MUSTER_X")

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from pathlib import Path
 
 import kernel_muster as km
 import numpy as np
@@ -486,7 +487,11 @@ def test_everything_wrong_at_the_door_is_said_at_once(world):
         ({"stage": "built"}, "stage is 'built'"),
         ({"quant": "int3"}, "quant is 'int3'"),
         ({"profile": "qualify", "dangerously_allow_unresolved": ["a::b"]}, "does not go with profile qualify"),
-        ({"dangerously_allow_unresolved": ["a"]}, "expected module::func"),
+        ({"dangerously_allow_unresolved": ["a"]}, "^dangerously_allow_unresolved: .*expected module::func"),
+        ({"dangerously_allow_unresolved": "a::b"}, "^dangerously_allow_unresolved is 'a::b', expected several"),
+        ({"plugins": "norm"}, "^plugins is 'norm', expected several"),
+        ({"manifest_folders": Path("norm")}, "^manifest_folders is "),
+        ({"as_of": "2026-01-01"}, "^as_of is '2026-01-01', expected a date"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(world, options, message):
@@ -496,7 +501,7 @@ def test_options_that_make_no_sense_are_usage_errors(world, options, message):
 
 @pytest.mark.parametrize("name", ["gpu", "sm_", "sm_95a", "sm_80a", "cuda:", "cuda:x", "CPU", ""])
 def test_target_that_means_nothing_is_a_usage_error(world, name):
-    with pytest.raises(km.UsageError, match="--target"), world.boot(target=name):
+    with pytest.raises(km.UsageError, match=r"^target: "), world.boot(target=name):
         pass
 
 

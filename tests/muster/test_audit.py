@@ -83,7 +83,7 @@ def test_audit_shows_levers_of_the_environment_with_their_effect(cli: Any, audit
         (("--dangerously-allow-unresolved", "gemm"), "--dangerously-allow-unresolved: 'gemm' is not a key"),
         (("--dangerously-allow-unresolved", "a::b,,c::d"), "--dangerously-allow-unresolved: an item is empty"),
         (("--dangerously-allow-unresolved", "a::b", "--profile", "qualify"), "does not go with profile qualify"),
-        (("--target", "gpu"), "--target: 'gpu' is no target"),
+        (("--target", "gpu"), "error: target: 'gpu' is no target"),
         (("--target", "sm_91"), "names no known compute capability"),
         (("--plugin", "acme", "--no-plugin", "acme"), "acme: demanded and blocked at once"),
         (("--output", "no/such/folder/report.txt"), "cannot be written: No such file"),

@@ -197,6 +197,14 @@ def test_default_of_every_lever_fits_its_own_grammar(lever):
         assert lever.parse(lever.default) == lever.default
 
 
+def test_given_name_without_the_prefix_is_unknown_and_the_environments_is_no_lever():
+    lever = Lever(name="MUSTER_QKV_ARM", kind="text", default=None, doc="Arm.")
+    _, (finding,) = read_levers([lever], [("given", {"QKV_ARM": "wide"})])
+    assert (finding.code, finding.subject) == ("UNKNOWN_LEVER", "QKV_ARM")
+    assert finding.why.endswith("; did you mean MUSTER_QKV_ARM?")
+    assert read_levers([lever], [("environment", {"QKV_ARM": "wide"})])[1] == []
+
+
 def test_effect_is_told_in_words():
     kill = Lever(name="MUSTER_NO_X", kind="bool", default=False, doc="Kill.", effects={False: "kept", True: "dropped"})
     levers, _ = read_levers([kill], [("given", {"MUSTER_NO_X": "0"})])
