@@ -8,7 +8,8 @@ holds each code's sign and magnitude where three of the four (h, p) need only a 
     (0, 0): sign 15, magnitude 8..6      (1, 0): sign 12, magnitude 5..3      (0, 1): sign 9, magnitude 2..0
     (1, 1): sign 14, magnitude 11, 10, 13                                      e = 1: the same plus 16
 
-Scales are E5M3, bias 21: every finite, non-negative E4M3 value exactly, subnormals included.
+Scales are E5M3, bias 21: every finite, non-negative E4M3 value exactly, subnormals included. Experts ``(E, N, K)`` are
+one after the other.
 """
 
 from typing import Any
@@ -28,11 +29,14 @@ _ROWS_A_STEP = 8192
 
 @frozen
 class MmaWeight:
-    """A logical weight ``(N, K)`` in this layout. ``data`` is u8, on the host or on a device."""
+    """A logical weight ``(N, K)`` or ``(E, N, K)`` in this layout. ``data`` is u8, on the host or on a device.
+
+    ``global_scale_decode`` is a number, or FP32 ``[E]`` where ``data`` lies.
+    """
 
     data: Any
-    global_scale_decode: float
-    shape: tuple[int, int]
+    global_scale_decode: Any
+    shape: tuple[int, ...]
     layout: str = LAYOUT
     quant: str = "nvfp4"
 
@@ -48,24 +52,37 @@ def e5m3_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def to_mma_layout(weight: Nvfp4Weight) -> MmaWeight:
-    """Lay a weight ``(N, K)`` out again, exactly, where its arrays lie: NumPy's on the host, CuPy's on a device.
+    """Lay a weight ``(N, K)`` or ``(E, N, K)`` out again, exactly, where its arrays lie.
 
-    ContractError for a scale that is NaN or negative, or a K that is not a multiple of 16.
+    NumPy's lie on the host, CuPy's on a device. ContractError for a scale that is NaN or negative, or a K that is not a
+    multiple of 16.
     """
     xp = _module_of(weight.packed)
+    *experts, rows, columns = weight.shape
+    if len(experts) > 1 or columns % GROUP:
+        raise ContractError(
+            f"{LAYOUT}: weight has shape {weight.shape}, expected (N, K) or (E, N, K) with K a multiple of {GROUP}"
+        )
+    tiles, supertiles = -(-rows // TILE_N), -(-columns // TILE_K)
+    data = xp.empty((*experts, tiles, supertiles, SUPERTILE_BYTES), xp.uint8)
+    if not experts:
+        _lay_out(xp, weight, data)
+        return MmaWeight(data.reshape(-1), float(weight.global_scale_decode), weight.shape)
+    for expert in range(experts[0]):
+        _lay_out(xp, weight[expert], data[expert])
+    scales = xp.array(weight.global_scale_decode, xp.float32)
+    return MmaWeight(data.reshape(-1), scales, weight.shape)
+
+
+def _lay_out(xp: Any, weight: Nvfp4Weight, data: Any) -> None:
+    """Write one weight ``(N, K)`` to ``data [tiles, supertiles, SUPERTILE_BYTES]``."""
     weight = transpose(weight) if weight.layout != ROW_MAJOR else weight
-    rows, columns = weight.shape[-2:]
-    if len(weight.shape) != 2 or columns % GROUP:
-        raise ContractError(f"{LAYOUT}: weight has shape {weight.shape}, expected (N, K) with K a multiple of {GROUP}")
     if bool((weight.block_scale > 0x80).any()) or bool((weight.block_scale == 0x7F).any()):
         raise ContractError(f"{LAYOUT}: a block scale is NaN or negative")
-    tiles, supertiles = -(-rows // TILE_N), -(-columns // TILE_K)
-    data = xp.empty((tiles, supertiles, SUPERTILE_BYTES), xp.uint8)
     step = _ROWS_A_STEP // TILE_N
-    for start in range(0, tiles, step):
+    for start in range(0, data.shape[0], step):
         chunk = slice(start * TILE_N, (start + step) * TILE_N)
-        data[start : start + step] = _supertiles(xp, weight.packed[chunk], weight.block_scale[chunk], supertiles)
-    return MmaWeight(data.reshape(-1), float(weight.global_scale_decode), (rows, columns))
+        data[start : start + step] = _supertiles(xp, weight.packed[chunk], weight.block_scale[chunk], data.shape[1])
 
 
 def _module_of(array: Any) -> Any:

@@ -176,7 +176,7 @@ _MANY = (
     *_ONE,
     Case("sequences_2", {"S": 2, "R": 2, **head_dims(2, 16, 2, 16)}),
     Case("sequences_7", {"S": 7, "R": 9, **head_dims(2, 33, 4, 17)}),
-    Case("model_35b", {"S": 5, "R": 5, **_MODEL_35B}),
+    Case("model_35b", {"S": 7, "R": 7, **_MODEL_35B}),
 )
 _NORMED = tuple(Case(case.name, case.dims, {"eps": 1e-6}) for case in _MANY if case.name != "one_value")
 
@@ -255,8 +255,12 @@ VERIFY = Contract(
 
 
 def _chunk(rows: int) -> Contract:
-    sizes = (("one_row", 1, (2, 8, 4, 8)), ("deep", rows, (1, _DEEPEST, 2, 64)), ("odd", rows, (2, 5, 6, 7)))
-    sizes += (("model_27b", rows, (16, _DEEPEST, 48, _DEEPEST)),)
+    sizes = (
+        ("one_row", 1, (2, 8, 4, 8)),
+        ("deep", rows, (1, _DEEPEST, 2, 64)),
+        ("odd", rows, (2, 5, 6, 7)),
+        ("model_27b", rows, (16, _DEEPEST, 48, _DEEPEST)),
+    )
     cases = [Case(name, {"M": m, "R": 3, **head_dims(*heads)}) for name, m, heads in sizes]
     return Contract(
         f"gated_delta_rule_chunk{rows}",

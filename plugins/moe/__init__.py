@@ -5,15 +5,21 @@ Two paths compute the same: grouped (sort the slots by expert, read each routed 
 """
 
 from collections.abc import Iterable
+from functools import partial
 
+from kernel_muster.plugins._cuda import nvfp4_layout
+from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.moe import expert_contracts as experts
-from kernel_muster.plugins.moe import expert_cpu, router_cpu
+from kernel_muster.plugins.moe import expert_cpu, expert_launch, router_cpu, router_launch
 from kernel_muster.plugins.moe import router_contracts as router
+from kernel_muster.plugins.silu.launch import SILU_MUL
 from kernel_muster.registry import nvfp4, weights
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
+
+_expert_spec = partial(device_spec, weight_layout=nvfp4_layout.LAYOUT, prepare=nvfp4_layout.to_mma_layout)
 
 
 @hookimpl
@@ -44,6 +50,8 @@ def muster_kernels() -> Iterable[KernelSpec]:
     yield host_spec("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, expert_cpu.moe_shared_gate_add)
     yield from _grouped()
     yield from _pairwise()
+    yield from _on_a_device()
+    yield from _experts_on_a_device()
 
 
 def _grouped() -> Iterable[KernelSpec]:
@@ -74,3 +82,43 @@ def _pairwise() -> Iterable[KernelSpec]:
         yield host_spec(key, two, function, weight_layout=nvfp4.ROW_MAJOR)
         other = f"moe_fused_batch3::{three.name}"
         yield host_spec(other, three, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=(key,))
+
+
+def _on_a_device() -> Iterable[KernelSpec]:
+    """Return the CUDA kernels without experts' weights."""
+    for key, contract, backend in (
+        ("moe::moe_topk_softmax", router.TOPK_SOFTMAX, router_launch.TOPK_SOFTMAX),
+        ("moe::moe_topk_sigmoid", router.TOPK_SIGMOID, router_launch.TOPK_SIGMOID),
+        ("moe::moe_sort_by_expert", router.SORT_BY_EXPERT, router_launch.SORT),
+        ("moe::moe_silu_mul", experts.SILU_MUL, SILU_MUL),
+        ("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, router_launch.UNPERMUTE),
+        ("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, router_launch.SHARED_GATE_ADD),
+    ):
+        yield device_spec(key=key, contract=contract.name, backend=backend)
+    yield device_spec(
+        key="moe::moe_router_logits_f32",
+        contract=router.ROUTER_LOGITS.name,
+        backend=router_launch.LOGITS,
+        weight_layout=weights.BF16_ROW_MAJOR,
+        opt_in="MUSTER_FP32_ROUTING",
+    )
+
+
+def _experts_on_a_device() -> Iterable[KernelSpec]:
+    """Return the CUDA kernels of the experts, grouped and pairwise."""
+    for contract, backend in (
+        (experts.GROUPED_GATE_UP, expert_launch.GROUPED_GATE_UP),
+        (experts.GROUPED_DOWN, expert_launch.GROUPED_DOWN),
+    ):
+        key = f"moe_w4a16::{contract.name}"
+        yield _expert_spec(key=key, contract=contract.name, backend=backend)
+        # The same kernel: what it multiplies at a time is 64 k.
+        yield _expert_spec(key=f"{key}_k64", contract=contract.name, backend=backend, bit_identical_to=(key,))
+    for (two, three), backend in (
+        (experts.PAIRWISE_GATE_UP, expert_launch.PAIRWISE_GATE_UP),
+        (experts.PAIRWISE_DOWN, expert_launch.PAIRWISE_DOWN),
+    ):
+        key = f"moe_fused_batch2::{two.name}"
+        yield _expert_spec(key=key, contract=two.name, backend=backend)
+        other = f"moe_fused_batch3::{three.name}"
+        yield _expert_spec(key=other, contract=three.name, backend=backend, bit_identical_to=(key,))

@@ -1,6 +1,7 @@
 """Contracts of the experts, grouped and pairwise, and of the shared expert."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,32 +31,52 @@ _WHOLE_H, _WHOLE_I = (("H", nvfp4.GROUP),), (("I", nvfp4.GROUP),)
 
 # Inputs are scaled so that gate, up and an expert's result are unit Gaussians; five deviations bound them.
 _LARGEST = 5.0
-_ACTIVATION = Tolerance(
-    relative=4 * BF16_ROUNDING,
-    absolute=_LARGEST * (0.25 * BF16_ROUNDING + 2 * _DEEPEST**1.5 * F32_ROUNDING),
-    derivation="gate, up and output are rounded to BF16 (2^-8 each); silu'(g) * g is below 1.28 silu(g) for g > 0 and "
-    " below 0.25 for g < 0, there times |up| < 5; FP32 sums err by K^1.5 * 2^-24 for inputs scaled by 1/sqrt(K)",
-)
-_DOWN = Tolerance(
-    relative=BF16_ROUNDING,
-    absolute=_DEEPEST**1.5 * F32_ROUNDING,
-    derivation="one rounding to BF16; FP32 dot products err by K^1.5 * 2^-24 for inputs scaled by 1/sqrt(K)",
-)
+
+
+def _dot_error(depth: int) -> float:
+    """Bound the error of ``depth`` FP32 additions, as :func:`dot_tolerance`, for inputs scaled by 1/sqrt(depth)."""
+    return float(36 * np.sqrt(depth) * F32_ROUNDING)
+
+
+_DOT = "FP32 sums of K products scaled by 1/sqrt(K) err by 36 sqrt(K) * 2^-24 (dot_tolerance)"
+
+
+def _activation(depth: int) -> Tolerance:
+    return Tolerance(
+        relative=4 * BF16_ROUNDING,
+        absolute=_LARGEST * (0.25 * BF16_ROUNDING + 2 * _dot_error(depth)),
+        derivation="gate, up and output are rounded to BF16 (2^-8 each); silu'(g) * g is below 1.28 silu(g) for g > 0 "
+        f"and below 0.25 for g < 0, there times |up| < 5; {_DOT}, K = {depth}",
+    )
+
+
+def _down(depth: int) -> Tolerance:
+    return Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=_dot_error(depth),
+        derivation=f"one rounding to BF16; {_DOT}, K = {depth}",
+    )
+
+
+def _reduction(depth: int) -> Tolerance:
+    return Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=_LARGEST * (BF16_ROUNDING + 16 * F32_ROUNDING) + _dot_error(depth),
+        derivation="output rounded to BF16; each expert's result, below 5, rounded to BF16 (2^-8) and weighted, "
+        f"weights sum to 1; at most 16 FP32 additions over the choices; {_DOT}, K = {depth}",
+    )
+
+
 _ATOMIC = Tolerance(
     relative=F32_ROUNDING,
-    absolute=(_DEEPEST**1.5 + 16 * _LARGEST) * F32_ROUNDING,
-    derivation="FP32 dot products err by K^1.5 * 2^-24 and are weighted, weights sum to 1; at most 16 FP32 operations "
-    "on sums below 5",
-)
-_REDUCTION = Tolerance(
-    relative=BF16_ROUNDING,
-    absolute=_LARGEST * (BF16_ROUNDING + 16 * F32_ROUNDING) + _DEEPEST**1.5 * F32_ROUNDING,
-    derivation="output rounded to BF16; each expert's result, below 5, rounded to BF16 (2^-8) and weighted, weights "
-    "sum to 1; at most 16 FP32 additions over the choices; FP32 dot products err by K^1.5 * 2^-24",
+    absolute=_dot_error(_DEEPEST) + 16 * _LARGEST * F32_ROUNDING,
+    derivation=f"{_DOT}, K = {_DEEPEST}, and are weighted, weights sum to 1; at most 16 FP32 operations on sums "
+    "below 5",
 )
 
 
-def _cases(rows: tuple[int, ...]) -> tuple[Case, ...]:
+def _cases(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str) -> tuple[Case, ...]:
+    """Return cases for some rows; ``depth`` names the dimension that is summed over, which the bound depends on."""
     most = max(rows)
     sizes = (
         ("one_group", (most, 4, 2, 16, 16)),
@@ -65,14 +86,26 @@ def _cases(rows: tuple[int, ...]) -> tuple[Case, ...]:
         ("deep_k", (1, 4, 2, _DEEPEST, _DEEPEST)),
     )
     cases = [Case(name, _dims(*size)) for name, size in sizes]
-    return (*cases, *(Case(f"rows_{m}", _dims(m, 8, 2, 48, 32)) for m in rows if m != most))
+    cases += [Case(f"rows_{m}", _dims(m, 8, 2, 48, 32)) for m in rows if m != most]
+    few = min(most, 9)
+    deep = (
+        ("model_35b_one_token", (1, 24, 8, 2048, 512)),
+        ("model_35b", (few, 20, 4, 2048, 512)),  # more than eight rows of one expert, where there are nine tokens
+        ("four_supertiles", (min(few, 5), 3, 2, 784, 784)),
+        ("nine_supertiles", (min(few, 3), 5, 2, 2064, 2064)),
+    )
+    named = [(name, _dims(*size)) for name, size in deep]
+    return (*cases, *(Case(name, dims, tolerance=bound(dims[depth])) for name, dims in named))
 
 
 def _dims(tokens: int, experts: int, choices: int, hidden: int, intermediate: int) -> dict[str, int]:
     return {"M": tokens, "E": experts, "T": choices, "top_k": choices, "H": hidden, "I": intermediate}
 
 
-_GROUPED_CASES = _cases((0, 1, 2, 17, 33))
+_GROUPED_ROWS = (0, 1, 2, 17, 33)
+_GROUPED_DOWN_CASES = _cases(_GROUPED_ROWS, _down, "I")
+# What does not depend on a depth needs no deep cases.
+_SHALLOW_CASES = tuple(case for case in _GROUPED_DOWN_CASES if case.tolerance is None)
 
 
 def _scaled(rng: "np.random.Generator", *shape: int) -> Any:
@@ -178,8 +211,8 @@ GROUPED_GATE_UP = Contract(
         multiples=_WHOLE_H,
     ),
     _exact_grouped_gate_up,
-    _GROUPED_CASES,
-    _ACTIVATION,
+    _cases(_GROUPED_ROWS, _activation, "H"),
+    _activation(_DEEPEST),
     inputs=_inputs("x", ("M", "H"), "slots", "offsets"),
 )
 GROUPED_DOWN = Contract(
@@ -196,8 +229,8 @@ GROUPED_DOWN = Contract(
         multiples=_WHOLE_I,
     ),
     _exact_grouped_down,
-    tuple(Case(case.name, {**case.dims, "S": case.dims["M"] * case.dims["T"]}) for case in _GROUPED_CASES),
-    _DOWN,
+    tuple(replace(case, dims={**case.dims, "S": case.dims["M"] * case.dims["T"]}) for case in _GROUPED_DOWN_CASES),
+    _down(_DEEPEST),
     inputs=_inputs("h", ("S", "I"), "slots", "offsets"),
 )
 GROUPED_DOWN_ATOMIC = Contract(
@@ -215,7 +248,7 @@ GROUPED_DOWN_ATOMIC = Contract(
         multiples=_WHOLE_I,
     ),
     _exact_atomic,
-    _GROUPED_CASES,
+    _SHALLOW_CASES,
     _ATOMIC,
     inputs=_inputs("h", ("S", "I"), "slots", "offsets", "weights"),
 )
@@ -231,7 +264,12 @@ UNPERMUTE_REDUCE = Contract(
         )
     ),
     _exact_unpermute,
-    (*_GROUPED_CASES, Case("odd_width", _dims(9, 8, 3, 77, 16))),
+    (
+        *_SHALLOW_CASES,
+        Case("odd_width", _dims(9, 8, 3, 77, 16)),
+        Case("model_35b", _dims(33, 256, 8, 2048, 16)),
+        Case("wide", _dims(3, 8, 3, 2056, 16)),
+    ),
     Tolerance(
         relative=BF16_ROUNDING,
         absolute=16 * _LARGEST * F32_ROUNDING,
@@ -255,8 +293,8 @@ def _pairwise_gate_up(rows: int) -> Contract:
         f"silu(gate) * up of every token and choice, at most {rows} tokens; gate and up are rounded to BF16 first",
         Signature(params, multiples=_WHOLE_H, limits=(("M", rows),)),
         _exact_pairwise_gate_up,
-        _cases(tuple(range(rows + 1))),
-        _ACTIVATION,
+        _cases(tuple(range(rows + 1)), _activation, "H"),
+        _activation(_DEEPEST),
         inputs=_inputs("x", ("M", "H"), "ids"),
     )
 
@@ -274,8 +312,8 @@ def _pairwise_down(rows: int) -> Contract:
         f"weighted sum of the chosen experts' down projections, each rounded to BF16, at most {rows} tokens",
         Signature(params, multiples=_WHOLE_I, limits=(("M", rows),)),
         _exact_pairwise_down,
-        _cases(tuple(range(rows + 1))),
-        _REDUCTION,
+        _cases(tuple(range(rows + 1)), _reduction, "I"),
+        _reduction(_DEEPEST),
         inputs=_inputs("h", ("M", "T", "I"), "ids", "weights"),
     )
 
@@ -283,7 +321,7 @@ def _pairwise_down(rows: int) -> Contract:
 PAIRWISE_GATE_UP = (_pairwise_gate_up(2), _pairwise_gate_up(3))
 PAIRWISE_DOWN = (_pairwise_down(2), _pairwise_down(3))
 
-_WIDEST = 1025
+_WIDEST = 2048
 SHARED_GATE_ADD = Contract(
     "moe_shared_gate_add",
     "out += sigmoid(x . gate_weight) * shared, one gate a token, FP32, rounded once",
@@ -302,7 +340,8 @@ SHARED_GATE_ADD = Contract(
             ("one_row", 1, 64),
             ("odd", 17, 77),
             ("one_value", 2, 1),
-            ("wide", 3, _WIDEST),
+            ("wide", 3, 1025),
+            ("model_35b", 5, _WIDEST),
             ("no_rows", 0, 8),
         )
     ),

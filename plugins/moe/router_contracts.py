@@ -34,9 +34,24 @@ _TOPK_CASES = tuple(
         ("top_one", 4, 33, 1),
         ("ties_in_bf16", 33, 256, 8),  # 256 BF16 values of one Gaussian repeat in most rows
         ("odd_experts", 17, 77, 3),
+        ("more_experts_than_registers", 3, 300, 40),
         ("no_tokens", 0, 8, 2),
     )
 )
+_F32_LOGITS = Case("f32_logits", {"M": 5, "E": 256, "top_k": 8, "is_f32": 1})
+_NO_BIAS = Case("no_bias", {"M": 5, "E": 256, "top_k": 8, "no_bias": 1})
+
+
+def _logits(dims: Dims, rng: "np.random.Generator") -> Arguments:
+    """Logits are BF16 but where a case says so, and a bias is there."""
+    made: Arguments = {}
+    if "is_f32" in dims:
+        made["logits"] = rng.standard_normal((dims["M"], dims["E"])).astype(np.float32)
+    if "no_bias" in dims:
+        made["bias"] = None
+    return made
+
+
 # Renormalising cancels the softmax's own sum; what stays is the exponentials, two quotients and a sum of T weights.
 _TOPK_TOLERANCE = Tolerance(
     relative=96 * F32_ROUNDING,
@@ -73,16 +88,18 @@ TOPK_SOFTMAX = Contract(
     "softmax over the experts in FP32, the top_k largest logits (ties: lowest index), weights renormalised to sum 1",
     Signature((_LOGITS, _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
     _exact_softmax,
-    _TOPK_CASES,
+    (*_TOPK_CASES, _F32_LOGITS),
     _TOPK_TOLERANCE,
+    inputs=_logits,
 )
 TOPK_SIGMOID = Contract(
     "moe_topk_sigmoid",
     "sigmoid scores, the top_k largest of score plus bias (ties: lowest index), scores renormalised to sum 1",
     Signature((_LOGITS, TensorParam("bias", "f32", ("E",), optional=True), _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
     _exact_sigmoid_choice,
-    _TOPK_CASES,
+    (*_TOPK_CASES, _F32_LOGITS, _NO_BIAS),
     _TOPK_TOLERANCE,
+    inputs=_logits,
 )
 ROUTER_LOGITS = Contract(
     "moe_router_logits_f32",
@@ -96,12 +113,13 @@ ROUTER_LOGITS = Contract(
     ),
     exact_project,
     tuple(
-        Case(name, {"M": m, "E": e, "H": h})
+        Case(name, {"M": m, "E": e, "H": h}, tolerance=dot_tolerance(h, F32_ROUNDING))
         for name, m, e, h in (
             ("one_token", 1, 256, 64),
             ("odd", 17, 33, 77),
             ("one_value", 2, 3, 1),
             ("deep_k", 2, 8, DEEPEST_K),
+            ("model_35b", 9, 256, 2048),
             ("no_tokens", 0, 8, 16),
         )
     ),

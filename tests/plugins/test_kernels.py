@@ -28,6 +28,8 @@ _WORK = (
     ("M", "N", "K"),  # projections
     ("S", "M", "Hq", "D", "B", "L"),  # attention over all pages
     ("M", "T", "H", "I"),  # experts
+    ("E", "H", "I"),  # their weights
+    ("M", "S", "R", "value_heads", "key_dim", "value_dim"),  # states, handed on from row to row
 )
 
 

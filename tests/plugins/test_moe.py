@@ -18,7 +18,7 @@ BF16 = ml_dtypes.bfloat16
 EXPERTS, HIDDEN, INTERMEDIATE = 6, 48, 32
 
 CONTRACTS = {contract.name: contract for contract in moe.muster_contracts()}
-SPECS = {spec.key: spec for spec in moe.muster_kernels()}
+SPECS = {spec.key: spec for spec in moe.muster_kernels() if "cpu" in spec.archs}
 
 
 def kernel(key):

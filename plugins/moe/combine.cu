@@ -1,0 +1,83 @@
+// Back from experts to tokens: the weighted sum of a token's choices, and the shared expert behind its gate.
+// Numerics: FP32, sums in a fixed order, one rounding to BF16. Launched by router_launch.py. sm_80 and newer.
+#include "bf16.cuh"
+#include "launch.cuh"
+#include "reduce.cuh"
+
+constexpr int THREADS = 256, MOST_CHOICES = 1024;
+
+// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Every block looks its token's places
+// up in the sorted slots; a slot that is not there counts nothing. Grid: (M, ceil(H / WIDTH / THREADS)).
+template <int WIDTH>
+__device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
+                                                 int T, int H) {
+    __shared__ int places[MOST_CHOICES];
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int token = blockIdx.x, first = token * T;
+    for (int t = threadIdx.x; t < T; t += THREADS) places[t] = -1;
+    __syncthreads();
+    for (int i = threadIdx.x; i < S; i += THREADS) {
+        const u32 choice = (u32)(slots[i] - first);
+        if (slots[i] >= 0 && choice < (u32)T) places[choice] = i;
+    }
+    __syncthreads();
+    const int piece = blockIdx.y * THREADS + threadIdx.x;
+    if (piece < H / WIDTH) {
+        Values<WIDTH> total = {};
+        for (int t = 0; t < T; ++t) {
+            const int place = places[t];
+            if (place < 0) continue;
+            const float weight = weights[(size_t)token * T + t];
+            const Values<WIDTH> v = load<WIDTH>(y + (size_t)place * H, piece);
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) total.at[i] = fmaf(v.at[i], weight, total.at[i]);
+        }
+        store<WIDTH>(out + (size_t)token * H, piece, total);
+    }
+}
+
+// out[m] += sigmoid(x[m] . gate_weight) * shared[m]. Grid: M.
+template <int WIDTH>
+__device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_weight, const bf16* shared, bf16* out,
+                                                int H) {
+    __shared__ float partial[THREADS / 32];
+    allow_next_launch();
+    wait_for_previous_launch();
+    const size_t row = (size_t)blockIdx.x * H;
+    float dot = 0.0f;
+    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
+        const Values<WIDTH> v = load<WIDTH>(x + row, piece), w = load<WIDTH>(gate_weight, piece);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) dot = fmaf(v.at[i], w.at[i], dot);
+    }
+    const float gate = sigmoid(block_sum(dot, partial));
+    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
+        const Values<WIDTH> v = load<WIDTH>(shared + row, piece);
+        Values<WIDTH> sum = load<WIDTH>(out + row, piece);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) sum.at[i] = fmaf(gate, v.at[i], sum.at[i]);
+        store<WIDTH>(out + row, piece, sum);
+    }
+}
+
+#define COMBINE(WIDTH)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) unpermute_reduce_w##WIDTH(                               \
+        const bf16* __restrict__ y,         /* [S, H] */                                                           \
+        const int* __restrict__ slots,      /* [S] */                                                              \
+        const float* __restrict__ weights,  /* [M, T] */                                                           \
+        bf16* __restrict__ out,             /* [M, H] */                                                           \
+        int S, int T, int H) {                                                                                     \
+        unpermute_reduce<WIDTH>(y, slots, weights, out, S, T, H);                                                  \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) shared_gate_add_w##WIDTH(                                \
+        const bf16* __restrict__ x,            /* [M, H] */                                                        \
+        const bf16* __restrict__ gate_weight,  /* [H] */                                                           \
+        const bf16* __restrict__ shared,       /* [M, H] */                                                        \
+        bf16* __restrict__ out,                /* [M, H] */                                                        \
+        int H) {                                                                                                   \
+        shared_gate_add<WIDTH>(x, gate_weight, shared, out, H);                                                    \
+    }
+
+COMBINE(1)
+COMBINE(8)

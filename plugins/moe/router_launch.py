@@ -1,0 +1,88 @@
+"""Launching routing, and what brings experts' results back to tokens."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
+from kernel_muster.registry.arrays import view_of
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.signature import Bound
+
+_FOLDER = Path(__file__).parent
+Entries = Mapping[str, EntryResources]
+_NO_ARRAY = 0  # a null pointer
+_WIDTHS = (1, 8)
+
+_SORT_WARPS = 8  # experts a block of sort.cu
+_ROUTER_TILE = 8  # experts and rows a block of router_logits.cu
+_COMBINE_THREADS = 256  # combine.cu
+MOST_CHOICES = 1024
+_MOST_ROW_TILES = 65535  # what a grid's second axis takes
+
+
+def _plan_topk(kind: str, bound: Bound, entries: Entries) -> LaunchPlan:
+    views, dims = bound.views, bound.dims
+    dtype = "bf16" if views["logits"].dtype == numpy_dtype("bf16") else "f32"
+    arrays = (views["logits"], views.get("bias", _NO_ARRAY), views["out_ids"], views["out_weights"])
+    return LaunchPlan(f"topk_{kind}_{dtype}", (dims["M"], 1, 1), (*arrays, dims["E"], dims["top_k"]))
+
+
+def _plan_sort(bound: Bound, entries: Entries) -> LaunchPlan:
+    views, experts = bound.views, bound.dims["experts"]
+    arrays = (views["ids"], views["out_slots"], views["out_offsets"])
+    return LaunchPlan(
+        "sort_by_expert", (ceil_div(experts, _SORT_WARPS), 1, 1), (*arrays, views["out_slots"].size, experts)
+    )
+
+
+def _plan_logits(bound: Bound, entries: Entries) -> LaunchPlan:
+    views, sizes = bound.views, tuple(bound.dims[name] for name in ("M", "E", "H"))
+    weight = view_of(bound.arguments["w"].values)
+    if not weight.is_contiguous:
+        raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
+    grid = (ceil_div(sizes[1], _ROUTER_TILE), ceil_div(sizes[0], _ROUTER_TILE), 1)
+    if grid[1] > _MOST_ROW_TILES:
+        raise ContractError(f"M is {sizes[0]}, expected at most {_MOST_ROW_TILES * _ROUTER_TILE}: launch in parts")
+    return LaunchPlan(f"router_logits_w{width_of(sizes[2])}", grid, (views["x"], weight, views["out"], *sizes))
+
+
+def _plan_unpermute(bound: Bound, entries: Entries) -> LaunchPlan:
+    views, dims = bound.views, bound.dims
+    tokens, choices, columns = dims["M"], dims["T"], dims["H"]
+    if choices > MOST_CHOICES:
+        raise ContractError(f"T is {choices}, expected at most {MOST_CHOICES} choices a token")
+    width = width_of(columns)
+    arrays = tuple(views[name] for name in ("y", "slots", "weights", "out"))
+    grid = (tokens, ceil_div(columns // width, _COMBINE_THREADS), 1)
+    return LaunchPlan(f"unpermute_reduce_w{width}", grid, (*arrays, tokens * choices, choices, columns))
+
+
+def _plan_shared(bound: Bound, entries: Entries) -> LaunchPlan:
+    arrays = tuple(bound.views[name] for name in ("x", "gate_weight", "shared", "out"))
+    columns = bound.dims["H"]
+    return LaunchPlan(f"shared_gate_add_w{width_of(columns)}", (bound.dims["M"], 1, 1), (*arrays, columns))
+
+
+_TOPK_ENTRIES = tuple(
+    EntryPoint(f"topk_{kind}_{dtype}", ("ptr",) * 4 + ("i32",) * 2)
+    for kind in ("softmax", "sigmoid")
+    for dtype in ("bf16", "f32")
+)
+_COMBINE_ENTRIES = (
+    *(EntryPoint(f"unpermute_reduce_w{width}", ("ptr",) * 4 + ("i32",) * 3) for width in _WIDTHS),
+    *(EntryPoint(f"shared_gate_add_w{width}", ("ptr",) * 4 + ("i32",)) for width in _WIDTHS),
+)
+TOPK_SOFTMAX = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "softmax"))
+TOPK_SIGMOID = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "sigmoid"))
+SORT = cuda_kernel(_FOLDER / "sort.cu", (EntryPoint("sort_by_expert", ("ptr",) * 3 + ("i32",) * 2),), _plan_sort)
+LOGITS = cuda_kernel(
+    _FOLDER / "router_logits.cu",
+    tuple(EntryPoint(f"router_logits_w{width}", ("ptr",) * 3 + ("i32",) * 3) for width in _WIDTHS),
+    _plan_logits,
+)
+UNPERMUTE = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_unpermute)
+SHARED_GATE_ADD = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_shared)
