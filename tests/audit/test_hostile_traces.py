@@ -228,7 +228,7 @@ def test_truncated_trace_is_a_usage_error(tmp_path, length):
         (b"[" * 100_000, "is not JSON"),
         (b'{"version":' * 100_000, "is not JSON"),
         (b"[" * 900 + b"]" * 900, "expected an object"),
-        (b'{"version": "1.9", "later": ' + b"[" * 900 + b"]" * 900 + b"}", "Field required"),
+        (b'{"version": "1.9", "later": ' + b"[" * 900 + b"]" * 900 + b"}", "is missing"),
         (b"", "is not JSON"),
         (b"null", "expected an object"),
         (b'{"version": "1.0"}' * 2, "is not JSON"),
