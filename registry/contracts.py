@@ -1,5 +1,6 @@
 """Contracts: what several kernels promise alike."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -24,6 +25,12 @@ class Tolerance:
     relative: float
     absolute: float
     derivation: str
+
+    def problems(self) -> list[str]:
+        """Say what is malformed: a bound that allows anything, or nothing."""
+        bounds = (("relative", self.relative), ("absolute", self.absolute))
+        return [f"tolerance: {name} is {bound!r}, expected a number from 0 on" for name, bound in bounds
+                if not 0 <= bound < math.inf]  # fmt: skip
 
 
 @frozen
@@ -72,16 +79,45 @@ class Contract:
         """Say what is malformed, all at once."""
         found = [] if isinstance(self.name, str) and self.name else [f"name is {self.name!r}, expected text"]
         found += self.signature.problems()
-        if not self.cases:
-            found.append("no test case")
+        found += self._case_problems()
         if not callable(self.reference):
             found.append("reference is not callable")
+        found.extend(
+            f"{name} is {getattr(self, name)!r}, expected a function or None"
+            for name in ("inputs", "scratch_bytes")
+            if not (getattr(self, name) is None or callable(getattr(self, name)))
+        )
         outputs = {param.name for param in self.signature.outputs}
         found.extend(
             f"tolerance for {name!r}, which is no output" for name in self.output_tolerances if name not in outputs
         )
         found.extend(f"by_rows of {name!r} is not callable" for name, how in self.by_rows.items() if not callable(how))
+        for tolerance in (self.tolerance, *self.output_tolerances.values()):
+            found += tolerance.problems()
         return found
+
+    def _case_problems(self) -> list[str]:
+        if not isinstance(self.cases, tuple) or not all(isinstance(case, Case) for case in self.cases):
+            return [f"cases is {self.cases!r}, expected a tuple of Case"]
+        if not self.cases:
+            return ["no test case"]
+        malformed = [case for case in self.cases if not _is_well_formed(case)]
+        if malformed:
+            return [f"case {case.name!r}: expected a name and a mapping of dimensions" for case in malformed]
+        wrong = [problem for case in self.cases if case.tolerance is not None for problem in case.tolerance.problems()]
+        if wrong:
+            return wrong
+        if all(self._is_empty(case) for case in self.cases):
+            return ["every test case is empty, so that nothing would be launched and nothing proven"]
+        return []
+
+    def _is_empty(self, case: Case) -> bool:
+        """Whether no output has an element; a shape that the case does not say is not known to be empty."""
+        try:
+            shapes = [[evaluate_dim(dim, case.dims) for dim in param.shape] for param in self.signature.outputs]
+        except (KeyError, ValueError, SyntaxError):
+            return False
+        return all(0 in shape for shape in shapes)
 
     def arguments(self, case: Case, rng: "np.random.Generator") -> Arguments:
         """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows."""
@@ -96,6 +132,10 @@ class Contract:
             else:
                 made[param.name] = random_tensor(param, case.dims, rng)
         return made
+
+
+def _is_well_formed(case: Case) -> bool:
+    return isinstance(case.name, str) and isinstance(case.dims, Mapping) and isinstance(case.scalars, Mapping)
 
 
 def random_tensor(param: TensorParam, dims: Mapping[str, int], rng: "np.random.Generator") -> Any:

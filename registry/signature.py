@@ -156,6 +156,9 @@ class Signature:
                     found.append(f"{param.name}: unknown dtype {dtype!r}")
             for dim in () if isinstance(param, ScalarParam) else param.shape:
                 found.extend(_dim_problems(param.name, dim, bound))
+        for label, rules in (("multiples", self.multiples), ("limits", self.limits)):
+            for dim in (dim for rule in rules for dim in rule):
+                found.extend(_dim_problems(label, dim, bound))
         if not self.outputs:
             found.append("no parameter is an output")
         return found

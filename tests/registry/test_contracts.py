@@ -37,6 +37,22 @@ def test_contract_bounds_an_output_by_its_own_tolerance_and_others_by_the_common
     [
         ({"output_tolerances": {"x": EXACT}}, "tolerance for 'x', which is no output"),
         ({"cases": ()}, "no test case"),
+        ({"cases": 5}, "cases is 5, expected a tuple of Case"),
+        ({"cases": ({"M": 3},)}, "cases is ({'M': 3},), expected a tuple of Case"),
+        ({"cases": (Case("some", None),)}, "case 'some': expected a name and a mapping of dimensions"),
+        ({"cases": (Case(5, {"M": 3}),)}, "case 5: expected a name and a mapping of dimensions"),
+        ({"inputs": 5}, "inputs is 5, expected a function or None"),
+        ({"scratch_bytes": 5}, "scratch_bytes is 5, expected a function or None"),
+        ({"tolerance": Tolerance(np.inf, 0, "any")}, "tolerance: relative is inf, expected a number from 0 on"),
+        ({"tolerance": Tolerance(-1, 0, "none")}, "tolerance: relative is -1, expected a number from 0 on"),
+        (
+            {"output_tolerances": {"out": Tolerance(0, np.nan, "any")}},
+            "tolerance: absolute is nan, expected a number from 0 on",
+        ),
+        (
+            {"cases": (Case("some", {"M": 3}, tolerance=Tolerance(np.inf, 0, "any")),)},
+            "tolerance: relative is inf, expected a number from 0 on",
+        ),
         ({"reference": None}, "reference is not callable"),
     ],
 )
@@ -59,3 +75,12 @@ def test_arguments_of_integers_need_a_maker():
         contract.arguments(contract.cases[0], np.random.default_rng(0))
     made = dataclasses.replace(contract, inputs=lambda dims, rng: {"ids": np.arange(dims["M"], dtype=np.int32)})
     assert made.arguments(made.cases[0], np.random.default_rng(0))["ids"].tolist() == [0, 1, 2]
+
+
+def test_contract_whose_cases_are_all_empty_proves_nothing():
+    signature = Signature((TensorParam("x", "f32", ("M", "K")), TensorParam("out", "f32", ("M", "2*K"), "out")))
+    empty, flat = Case("empty", {"M": 0, "K": 3}), Case("flat", {"M": 3, "K": 0})
+    change = {"signature": signature, "output_tolerances": {}}
+    (problem,) = dataclasses.replace(CONTRACT, **change, cases=(empty, flat)).problems()
+    assert "every test case is empty" in problem
+    assert dataclasses.replace(CONTRACT, **change, cases=(empty, Case("some", {"M": 1, "K": 1}))).problems() == []

@@ -274,6 +274,19 @@ def test_problems_of_a_malformed_signature_name_the_parameter(params, message):
     assert any(message in problem for problem in Signature(params).problems())
 
 
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"multiples": (("Q", 16),)}, "multiples: dimension 'Q' uses Q, which nothing binds"),
+        ({"limits": (("M", "R"),)}, "limits: dimension 'R' uses R"),
+        ({"multiples": (("M %", 16),)}, "multiples: malformed dimension"),
+    ],
+)
+def test_problems_of_rules_name_what_nothing_binds(rules, message):
+    out = TensorParam("out", "f32", ("M",), "out")
+    assert any(message in problem for problem in Signature((out,), **rules).problems())
+
+
 def test_problems_of_a_sound_signature_are_none():
     assert GEMM.problems() == []
 
