@@ -51,13 +51,15 @@ def replay(
     manifest is of another model than the trace.
     """
     as_of = asked.as_of or datetime.now(UTC).date()
-    catalog = replace(_catalog(trace), levers=_declared(trace, declared))
+    known, malformed = _declared(trace, declared)
+    catalog = replace(_catalog(trace), levers=known)
     target = _target(trace)
     wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
     found, manifest_findings = find_manifest(wanted, catalog)
     if found is not None and trace.model not in ("", found.name, found.hf_id):
         raise UsageError(f"the trace is of {ascii(trace.model)}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
+    lever_findings += malformed
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
     if found is None:
@@ -94,26 +96,30 @@ def replay(
     return full_report(evidence, verdict if is_own(trace) else for_engine(verdict), muster_version)
 
 
-def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers of this program and of the traced engine; of one declared by both, the engine's.
+def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[tuple[Lever, ...], list[Finding]]:
+    """Return the levers of this program and of the traced engine (of one declared by both, the engine's).
 
     Where a threshold was measured says nothing about an engine that does not have the lever.
     """
     known = (lever if lever.name in trace.levers else replace(lever, evidence="") for lever in declared)
-    own = [
-        Lever(
-            name=lever.name,
-            kind=lever.kind,
-            default=lever.default,
+    own, findings = [], []
+    for row in trace.declared_levers:
+        lever = Lever(
+            name=row.name,
+            kind=row.kind,
+            default=row.default,
             doc="declared by the traced engine",
-            minimum=lever.minimum,
-            maximum=lever.maximum,
-            choices=lever.choices,
-            conflicts=lever.conflicts,
+            minimum=row.minimum,
+            maximum=row.maximum,
+            choices=row.choices,
+            conflicts=row.conflicts,
         )
-        for lever in trace.declared_levers
-    ]
-    return tuple({lever.name: lever for lever in (*known, *own, *CORE_LEVERS)}.values())
+        if problems := lever.problems():
+            why = f"the trace declares it, but malformed: {'; '.join(problems)}"
+            findings.append(Finding("BAD_LEVER", row.name, why, remedies=("correct its declared_levers entry",)))
+            lever = replace(lever, kind="text", default=None, choices=())
+        own.append(lever)
+    return tuple({lever.name: lever for lever in (*known, *own, *CORE_LEVERS)}.values()), findings
 
 
 def _lever_sources(

@@ -44,6 +44,8 @@ class Lever:
         """Say what is malformed, all at once."""
         is_name = isinstance(self.name, str) and _NAME.match(self.name)
         found = [] if is_name else [f"name {self.name!r} does not match MUSTER_[A-Z][A-Z0-9_]*"]
+        if is_name and is_lever_noise(self.name):
+            found.append(f"name {self.name} is ignored, like any platform's service variable: choose another")
         if self.kind not in ("bool", "int", "enum", "text"):
             found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
         if (self.kind == "enum") != bool(self.choices):
@@ -60,6 +62,11 @@ class Lever:
         except ValueError as error:
             return [f"default {error}"]
         return []
+
+    @property
+    def built_in(self) -> Value | None:
+        """The default as a value: ``"off"`` is a boolean lever's False, as it is in the environment."""
+        return None if self.default is None else self.parse(self.default)
 
     @property
     def grammar(self) -> str:
@@ -188,7 +195,7 @@ def read_levers(
     Empty values are unset. Everything wrong in any source is a finding, also where a better source wins.
     """
     table = {lever.name: lever for lever in declared}
-    settings = {name: Setting(lever, lever.default, "built-in") for name, lever in table.items()}
+    settings = {name: Setting(lever, lever.built_in, "built-in") for name, lever in table.items()}
     findings: list[Finding] = []
     for origin, values in sources:
         for name in sorted(values):

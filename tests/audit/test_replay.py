@@ -138,6 +138,16 @@ def test_foreign_plugin_error_is_no_note(world, code):
     assert (codes(report), report.passed) == (["PLUGIN_LOAD_FAILED"], False)
 
 
+@pytest.mark.parametrize(
+    "lever", [{"kind": "int", "default": "many"}, {"kind": "enum"}, {"kind": "bool", "default": 7}], ids=str
+)
+def test_foreign_lever_that_is_declared_malformed_is_a_finding(world, lever):
+    declared = [{"name": "MUSTER_ENGINE"} | lever]
+    report = judge(world, foreign(declared_levers=declared, levers={"MUSTER_ENGINE": "x"}, lookups=[lookup("mul")]))
+    assert codes(report) == ["BAD_LEVER"]
+    assert "the trace declares it, but malformed" in report.findings[0].why
+
+
 def test_foreign_plugin_error_may_name_its_code(world):
     plugins = [{"name": "acme", "distribution": "acme-engine", "version": "3.1", "error": "API_MISMATCH: speaks v0"}]
     assert "API_MISMATCH" in codes(judge(world, foreign(plugins=plugins)))

@@ -209,3 +209,16 @@ def test_effect_is_told_in_words():
     kill = Lever(name="MUSTER_NO_X", kind="bool", default=False, doc="Kill.", effects={False: "kept", True: "dropped"})
     levers, _ = read_levers([kill], [("given", {"MUSTER_NO_X": "0"})])
     assert levers.setting("MUSTER_NO_X").effect == "kept"
+
+
+@pytest.mark.parametrize(("default", "value"), [("off", False), ("1", True), (0, False)])
+def test_default_is_read_by_the_grammar_of_the_environment(default, value):
+    lever = Lever(name="MUSTER_TEXT", kind="bool", default=default, doc="A default as text.")
+    levers, findings = read_levers([*CORE_LEVERS, lever], [])
+    assert (levers["MUSTER_TEXT"], findings) == (value, [])
+
+
+@pytest.mark.parametrize("name", ["MUSTER_ACME_PORT", "MUSTER_PORT_X", "MUSTER_ACME_SERVICE_HOST"])
+def test_lever_that_would_be_ignored_as_noise_cannot_be_declared(name):
+    (problem,) = Lever(name=name, kind="int", default=1, doc="A port.").problems()
+    assert "is ignored" in problem
