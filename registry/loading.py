@@ -1,21 +1,23 @@
 """Loading one plugin in a transaction: everything it registers, or nothing and the reasons why."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 import pluggy
 from kernel_muster.registry import hookspecs
+from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.builders import ModelBuilder
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contracts import Contract, Tolerance
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import Lever
-from kernel_muster.registry.specs import KernelSpec
+from kernel_muster.registry.signature import Signature
+from kernel_muster.registry.specs import KernelSpec, is_backend, is_host_backend
 from kernel_muster.registry.watch import cause_chain, one_line, watched
 
 _IMPL = f"{hookspecs.PROJECT}_impl"
@@ -92,15 +94,24 @@ def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> 
         return
     callers = {caller.name: caller for caller in manager.get_hookcallers(plugin) or ()}
     loaded.hooks = tuple(sorted(callers))
-    for hook in _ITEMS:
-        for impl in callers[hook].get_hookimpls() if hook in callers else ():
-            loaded.items[hook] = _collect(name, where, hook, impl.function, loaded.findings)
-    if _OBSERVER in callers:
-        loaded.observer = callers[_OBSERVER].get_hookimpls()[0].function
+    for hook in HOOKS:
+        impls = callers[hook].get_hookimpls() if hook in callers else []
+        if len(impls) > 1:
+            names = ", ".join(sorted(getattr(impl.function, "__name__", hook) for impl in impls))
+            loaded.findings.append(_bad_spec(name, where, f"several functions implement {hook}: {names}; one may"))
+        elif impls and hook == _OBSERVER:
+            loaded.observer = _observing(impls[0])
+        elif impls:
+            loaded.items[hook] = _collect(name, where, hook, impls[0].function, loaded.findings)
     if not loaded.findings and loaded.observer is None and not any(loaded.items.values()):
         why = "every hook returned nothing" if loaded.hooks else "it implements no hook"
         remedies = (f"mark its functions @km.hookimpl; hooks are {', '.join(HOOKS)}", "or uninstall it")
         loaded.findings.append(Finding("PLUGIN_EMPTY", name, why, (where,), remedies))
+
+
+def _observing(impl: pluggy.HookImpl) -> Callable[[Any], object]:
+    """Return the observer as a function of the report; like any hookimpl, it need not take what it does not use."""
+    return impl.function if impl.argnames else lambda report: impl.function()
 
 
 def _members(plugin: object) -> Iterable[tuple[str, object]]:
@@ -108,15 +119,28 @@ def _members(plugin: object) -> Iterable[tuple[str, object]]:
         yield member, getattr(plugin, member, None)
 
 
+def _options(value: object) -> dict[str, Any] | None:
+    """Return how a member is marked as a hook, if it is; a proxy that stands for nothing yet may raise anything."""
+    try:
+        options = getattr(value, _IMPL, None)
+    except Exception:  # noqa: BLE001  (what a plugin imports is not ours, and no hook)
+        return None
+    return options if isinstance(options, dict) else None
+
+
 def _unknown_hooks(name: str, where: str, plugin: object) -> list[Finding]:
-    """Find marked functions that are no hook, and functions named like hooks that are not marked."""
+    """Find what is marked and no hook or no function, and functions named like hooks that are not marked."""
     found = []
     for member, value in _members(plugin):
-        marked = isinstance(getattr(value, _IMPL, None), dict)
-        hook = (getattr(value, _IMPL)["specname"] or member) if marked else member
+        options = _options(value)
+        marked = options is not None
+        hook = (options and options["specname"]) or member
         if marked and hook not in HOOKS:
             why = f"{hook} is no hook{did_you_mean(hook, HOOKS)}"
             remedies = (f"hooks are {', '.join(HOOKS)}",)
+        elif marked and not inspect.isroutine(value):
+            why = f"{member} is marked as a hook, but is {type(value).__name__} and no function: it would never run"
+            remedies = ("make it a function",)
         elif not marked and member in HOOKS and callable(value):
             why, remedies = (
                 f"{member} is not marked as a hook, so that it would never run",
@@ -144,8 +168,8 @@ def _wrappers(name: str, where: str, plugin: object) -> list[Finding]:
     """Refuse options by which one plugin would depend on the others or on their order."""
     found = []
     for member, value in _members(plugin):
-        options = getattr(value, _IMPL, None)
-        if not isinstance(options, dict):
+        options = _options(value)
+        if options is None:
             continue
         used = [o for o in ("wrapper", "hookwrapper", "tryfirst", "trylast", "optionalhook") if options.get(o)]
         if used:
@@ -198,9 +222,36 @@ def _item_problems(hook: str, position: int, item: Any) -> list[str]:
     return []
 
 
+#: Fields whose types the rules rely on, and the reports; what else is malformed the items say themselves.
+_FIELDS: Mapping[type, Mapping[str, tuple[type | tuple[type, ...], str]]] = {
+    KernelSpec: {"deterministic": (bool, "True or False"), "provenance": (str, "text")},
+    Contract: {
+        "summary": (str, "text"),
+        "signature": (Signature, "a Signature"),
+        "tolerance": (Tolerance, "a Tolerance"),
+        "output_tolerances": (Mapping, "a mapping"),
+        "by_rows": (Mapping, "a mapping"),
+    },
+    Lever: {
+        "evidence": (str, "text"),
+        "diagnostic": (bool, "True or False"),
+        "minimum": ((int, NoneType), "an integer or None"),
+        "maximum": ((int, NoneType), "an integer or None"),
+        "effects": (Mapping, "a mapping"),
+    },
+}
+
+
 def _mistyped(item: Any) -> Iterator[str]:
-    """Say which fields are text where a tuple of text is meant: each of its letters would count as an item."""
+    """Say which fields are of another type than their own; each letter of a text would count as an item of a tuple."""
     for name in ("aliases", "bit_identical_to", "choices", "conflicts"):
         value = getattr(item, name, ())
         if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
             yield f"{name} is {value!r}, expected a tuple of text"
+    for kind, fields in _FIELDS.items():
+        for name, (types, words) in fields.items() if isinstance(item, kind) else ():
+            if not isinstance(getattr(item, name), types):
+                yield f"{name} is {getattr(item, name)!r}, expected {words}"
+    is_for_host = isinstance(item, KernelSpec) and isinstance(item.archs, tuple) and CPU in item.archs
+    if is_for_host and is_backend(item.backend) and not is_host_backend(item.backend):
+        yield f"archs names {CPU}, but backend {type(item.backend).__name__} does not run on the host"

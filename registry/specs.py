@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import field
 from functools import cache, cached_property
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal, Protocol, TypeGuard
 
 from kernel_muster.registry.arch import CodeArch, parse_code_arch
@@ -67,7 +67,7 @@ class PythonKernel:
     def source_sha256(self) -> str:
         """The digest of the source of its module (of its bytecode, where there is no file) and of those it shares."""
         own = sys.modules.get(self.function.__module__)
-        digest = hashlib.sha256((own and _source_digest(own)) or self.function.__code__.co_code)
+        digest = hashlib.sha256((own and _source_digest(own)) or _code_digest(self.function))
         for module in self.shares:
             digest.update(_source_digest(module) or b"")
         return digest.hexdigest()
@@ -75,6 +75,22 @@ class PythonKernel:
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
         """Run the function; the host has no streams."""
         self.function(**arguments)
+
+
+def _code_digest(function: Callable[..., None]) -> bytes:
+    """Return the digest of a function that no file holds: of its bytecode with its constants and names."""
+    code = getattr(function, "__code__", None)
+    return _digest_of(code) if code is not None else f"{function.__module__}:{function.__qualname__}".encode()
+
+
+def _digest_of(code: CodeType) -> bytes:
+    constants = [_digest_of(one) if isinstance(one, CodeType) else _shown(one) for one in code.co_consts]
+    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).digest()
+
+
+def _shown(constant: object) -> str:
+    # The order of a set is another one in each process.
+    return repr(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
 
 
 @cache
@@ -150,6 +166,8 @@ class KernelSpec:
             found.append(f"tier is {self.tier!r}, expected 'fast' or 'reference'")
         if not is_backend(self.backend):
             found.append(f"backend is {type(self.backend).__name__}, expected a Backend such as PythonKernel")
+        elif isinstance(self.backend, PythonKernel) and not inspect.isroutine(self.backend.function):
+            found.append(f"backend: function is {type(self.backend.function).__name__}, expected a function")
         if self.prepare is not None and self.weight_layout is None:
             found.append("prepare is given without weight_layout")
         if self.replaces_module is not None and not _is_text_pair(self.replaces_module):

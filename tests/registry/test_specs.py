@@ -58,3 +58,8 @@ def test_python_kernel_without_a_file_has_the_digest_of_its_bytecode():
 
     assert made(KERNEL) == made(KERNEL)
     assert made(KERNEL) != made(KERNEL.replace("* 3", "+ 3"))
+    assert made(KERNEL) != made(KERNEL.replace("* 3", "* 4"))
+
+
+def test_python_kernel_of_a_builtin_has_the_digest_of_its_name():
+    assert PythonKernel(sys.intern).source_sha256 != PythonKernel(sys.exit).source_sha256
