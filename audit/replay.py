@@ -12,7 +12,7 @@ from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules.levers import list_levers
 from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
-from kernel_muster.audit.verdict import judge, judge_boot
+from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
@@ -57,13 +57,13 @@ def replay(
     wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
     found, manifest_findings = find_manifest(wanted, catalog)
     if found is not None and trace.model not in ("", found.name, found.hf_id):
-        raise UsageError(f"the trace is of {ascii(trace.model)}, but {found.path} describes {found.name!r}")
+        raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
     lever_findings += malformed
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
     if found is None:
-        verdict = judge(opening, asked.profile)
+        verdict = judge_opening(catalog, opening, asked.profile)
         return opening_report(
             verdict if is_own(trace) else for_engine(verdict),
             muster_version,

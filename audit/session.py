@@ -15,7 +15,7 @@ from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules import late
-from kernel_muster.audit.verdict import judge, judge_boot
+from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.backends.choose import choose_runner
@@ -236,7 +236,7 @@ class BootSession:
                 yield _observer_failed(name, outcome.error, outcome.stack)
 
     def _refuse_opening(self, opening: Opening) -> NoReturn:
-        verdict = judge(opening.findings, self._options.asked.profile)
+        verdict = judge_opening(opening.catalog, opening.findings, self._options.asked.profile)
         wanted = self._wanted
         self._report = opening_report(
             verdict,

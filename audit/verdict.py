@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
+from kernel_muster.registry.builders import NO_BUILDER
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
 from kernel_muster.registry.keys import KernelKey
@@ -48,6 +49,17 @@ def judge_boot(evidence: Evidence) -> Verdict:
     return judge((*causes, *found), evidence.asked.profile, evidence.asked.allow_unresolved)
 
 
+def judge_opening(catalog: Catalog, findings: Iterable[Finding], profile: Profile) -> Verdict:
+    """Return the verdict of a boot that ended before its model was built."""
+    found = list(findings)
+    causes, rest = link_consequences(
+        catalog,
+        [finding for finding in found if finding.code != "UNKNOWN_MODEL"],
+        [finding for finding in found if finding.code == "UNKNOWN_MODEL"],
+    )
+    return judge((*causes, *rest), profile)
+
+
 def judge(findings: Iterable[Finding], profile: Profile, allowed: frozenset[KernelKey] = frozenset()) -> Verdict:
     """Give each finding its severity and sort them."""
     judged = [Judged(f, f.severity(profile), _is_allowed(f, allowed)) for f in dict.fromkeys(findings)]
@@ -74,17 +86,18 @@ def _key(finding: Finding) -> KernelKey:
 def link_consequences(
     catalog: Catalog, opening: Iterable[Finding], found: Iterable[Finding]
 ) -> tuple[tuple[Finding, ...], list[Finding]]:
-    """Move misses that a failed plugin explains into that plugin's finding."""
+    """Move what a failed plugin explains into that plugin's finding: misses, a model or a builder that is not there."""
     causes, rest = list(opening), []
     for finding in found:
         plugin = _failed_provider(catalog, finding)
-        at = next((i for i, cause in enumerate(causes) if plugin and _is_cause(cause, plugin)), None)
+        hook = _lacking(finding)
+        plugins = [row for row in catalog.plugins if _may_have(row, hook)] if hook else [plugin] if plugin else []
+        at = next((i for i, cause in enumerate(causes) if any(_is_cause(cause, row) for row in plugins)), None)
         if at is None:
             rest.append(finding)
         else:
-            causes[at] = causes[at].explaining(
-                [f"{finding.code} {finding.subject}: asked for at {', '.join(finding.where)}"]
-            )
+            what = finding.why if hook else f"asked for at {', '.join(finding.where)}"
+            causes[at] = causes[at].explaining([f"{finding.code} {finding.subject}: {what}"])
     return tuple(causes), rest
 
 
@@ -93,6 +106,20 @@ def _failed_provider(catalog: Catalog, finding: Finding) -> PluginRow | None:
         return None
     provider = catalog.absent_provider(_key(finding))
     return provider if provider is not None and provider.status != "blocked" else None
+
+
+def _lacking(finding: Finding) -> str | None:
+    """Return the hook through which a plugin would have given what a finding lacks; a misspelt name lacks nothing."""
+    if finding.code == "REQUEST_NOT_HONORED" and NO_BUILDER in finding.why:
+        return "muster_models"
+    if finding.code == "UNKNOWN_MODEL" and not finding.where and "did you mean" not in finding.why:
+        return "muster_manifests"
+    return None
+
+
+def _may_have(row: PluginRow, hook: str) -> bool:
+    """Whether a plugin did not load that has the hook; of one whose import failed, no hook is known."""
+    return row.status in ("failed", "mismatched") and (not row.hooks or hook in row.hooks)
 
 
 def _is_cause(finding: Finding, plugin: PluginRow) -> bool:

@@ -96,7 +96,9 @@ def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> An
     try:
         builder = choose_builder(kernels.catalog.builders, manifest.model_type, manifest.name)
     except MusterError as error:
-        kernels.request_failed(f"manifest {manifest.name}", str(error))
+        # A manifest that leaves its model_type out is named by its first line.
+        where = manifest.where("model", "model_type")
+        kernels.request_failed(f"manifest {manifest.name}", str(error), where=where)
         raise
     return builder.build(manifest, kernels, weights)
 

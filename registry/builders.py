@@ -7,6 +7,8 @@ from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.values import frozen
 
 Maturity = Literal["reference", "partial", "production"]
+#: What the message of a model that nobody builds holds: a plugin that failed may be why.
+NO_BUILDER = "no builder serves"
 
 
 @frozen
@@ -42,5 +44,5 @@ def choose_builder(builders: Iterable[ModelBuilder], model_type: str | None, mod
     if len(found) == 1:
         return found[0]
     have = ", ".join(f"{builder.name} ({', '.join(builder.model_types)})" for builder in known) or "none"
-    what = f"{len(found)} builders serve" if found else "no builder serves"
+    what = f"{len(found)} builders serve" if found else NO_BUILDER
     raise MusterError(f"{model}: {what} model type {model_type!r}; builders: {have}")

@@ -44,7 +44,7 @@ _TABLE: dict[str, str] = {
         DISABLED R/R MUSTER_DISABLE switched the key off
         SHADOWED R/R a plugin replaced the key's module and lacks the key
         SLOW_TIER R/R only a device kernel of tier reference serves the key
-        REQUEST_NOT_HONORED R/R a lever or option asked for something that did not happen
+        REQUEST_NOT_HONORED R/R a lever, option or manifest asked for something that did not happen
         LAYOUT_MISSING R/R a chosen kernel reads a weight layout that the plan does not build
         SIGNATURE_MISMATCH R/R a kernel implements another contract than its key has""",
     "build": """

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 PROJECT = "kernel_muster"
 #: The host API version is part of the group's name: plugins of another version are reported, never imported.
 ENTRY_POINT_GROUP = "kernel_muster.v1"
-ENTRY_POINT_PREFIX = "kernel_muster.v"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -226,9 +226,8 @@ class LookupSession:
             self._abort(text)
         raise LateKernelMiss(text)
 
-    def request_failed(self, lever: str, why: str, layer: str, frame: FrameType) -> None:
+    def request_failed(self, lever: str, why: str, layer: str, site: str) -> None:
         """Record that a lever or option asked for something the model cannot do."""
-        site = site_name(frame.f_code, frame.f_lasti)
         with self.lock:
             self._requests.append(FailedRequest(lever, why, layer, site))
 
@@ -323,7 +322,11 @@ class Lookups:
             self._places[place] = record
         return record.handle
 
-    def request_failed(self, lever: str, why: str) -> None:
-        """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED."""
+    def request_failed(self, lever: str, why: str, *, where: str = "") -> None:
+        """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED.
+
+        ``where`` is the ``file:line`` that asked; without it, it is the line that calls this.
+        """
         session = self._live
-        session.request_failed(lever, why, self._layer, session.caller(sys._getframe(1)))
+        frame = session.caller(sys._getframe(1))
+        session.request_failed(lever, why, self._layer, where or site_name(frame.f_code, frame.f_lasti))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.sethash import set_hash as compute_set_hash
 from kernel_muster.audit.stages import reached_stage
-from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.specs import STAGES
 
 
@@ -41,8 +41,13 @@ def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:
     """A stage was asked for that did not run."""
     wanted = evidence.asked.stage
     reached = reached_stage(evidence)
-    # A build or proof that failed says itself why the stage was not reached.
-    explained = evidence.proof_findings or any(state.failure for state in evidence.states.values())
+    # A build or proof that failed says itself why the stage was not reached; so does what kept the model from the end.
+    explained = (
+        not evidence.is_complete
+        or evidence.proof_findings
+        or any(state.failure for state in evidence.states.values())
+        or any(finding.severity("serve") is Severity.REFUSE for finding in evidence.opening)
+    )
     if wanted is not None and STAGES.index(wanted) > STAGES.index(reached) and not explained:
         yield Finding(
             "UNCHECKED",

@@ -571,3 +571,34 @@ def test_boot_logs_one_wide_event_and_lookups_only_at_debug(world, caplog):
     assert record.getMessage() == "audit.finished"
     assert record.verdict == "passed"
     assert record.lookups == 1
+
+
+# a failed plugin that the model is of
+
+
+def failing():
+    raise RuntimeError("no such library")
+
+
+def test_failed_plugin_explains_that_nobody_builds_the_model(world):
+    manifest = world.manifest(model='model_type = "acme_type"')
+
+    def build(boot):
+        km.build_model(boot.manifest, boot.kernels)
+
+    plugins = {"acme": world.plugin(kernels=[world.spec("acme::mul")], models=failing)}
+    outcome = world.run(build, plugins, manifest, stage="proven")
+    assert outcome.codes == ["PLUGIN_LOAD_FAILED"]
+    (consequence,) = outcome.finding("PLUGIN_LOAD_FAILED").explains
+    assert consequence.startswith("REQUEST_NOT_HONORED manifest tiny: tiny: no builder serves model type 'acme_type'")
+    alone = world.run(build, {"acme": world.acme("acme::mul")}, manifest)
+    assert alone.finding("REQUEST_NOT_HONORED").where == (f"{manifest}:4",)
+
+
+def test_failed_plugin_explains_that_nobody_describes_the_model(world):
+    plugins = {"acme": world.plugin(manifests=failing)}
+    outcome = world.run(world.ask(), plugins, None, model="acme-1b")
+    assert outcome.codes == ["PLUGIN_LOAD_FAILED"]
+    assert outcome.finding("PLUGIN_LOAD_FAILED").explains[0].startswith("UNKNOWN_MODEL 'acme-1b': no manifest")
+    plugins = {"acme": world.plugin(kernels=failing)}  # it has no manifests
+    assert world.run(world.ask(), plugins, None, model="acme-1b").codes == ["PLUGIN_LOAD_FAILED", "UNKNOWN_MODEL"]
