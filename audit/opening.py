@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.reporting import opening_report
-from kernel_muster.audit.rules.levers import list_levers
+from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.verdict import judge
 from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
@@ -67,6 +67,7 @@ def open_boot(wanted: Wanted) -> Opening:
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
     levers, lever_findings = read_levers(catalog.levers, sources)
+    lever_findings = with_lines(lever_findings, manifest)
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings))
 

@@ -10,7 +10,7 @@ from kernel_muster.audit.opening import Wanted, find_manifest
 from kernel_muster.audit.replay_words import for_engine, is_own
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
-from kernel_muster.audit.rules.levers import list_levers
+from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
@@ -59,6 +59,7 @@ def replay(
     if found is not None and trace.model not in ("", found.name, found.hf_id):
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
+    lever_findings = with_lines(lever_findings, found)
     lever_findings += malformed
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)

@@ -1,9 +1,11 @@
 """Rules about levers and options that asked for something."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
+from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import PREFIX
@@ -52,6 +54,16 @@ def preferred_unused(evidence: Evidence) -> Iterator[Finding]:
             f"MUSTER_PREFER asks {distribution} to serve {key}: {'; '.join(rejected) or 'it does not provide that key'}"
         )
         yield Finding("REQUEST_NOT_HONORED", "MUSTER_PREFER", why, remedies=("correct or drop the preference",))
+
+
+def with_lines(findings: Iterable[Finding], manifest: Manifest | None) -> list[Finding]:
+    """Return findings about levers with the manifest's file and line, where a default of it is what is wrong."""
+
+    def place(where: str, finding: Finding) -> str:
+        # of a conflict, the two levers share one finding: its subject leads to the table
+        return manifest.where("defaults", finding.subject) if manifest and where == "manifest" else where
+
+    return [replace(finding, where=tuple(place(where, finding) for where in finding.where)) for finding in findings]
 
 
 def list_levers(disable: str, prefer: str) -> Iterator[Finding]:

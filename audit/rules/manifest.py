@@ -1,6 +1,7 @@
 """Rules about what the manifest declares."""
 
 from collections.abc import Iterator
+from datetime import date
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.MODEL_toml.waivers import Waiver
@@ -16,7 +17,7 @@ def waiver_states(evidence: Evidence) -> Iterator[Finding]:
         elif evidence.decide(waiver.key).chosen is not None:
             yield _stale(evidence, waiver)
         elif waiver.is_expired(evidence.as_of):
-            yield _dated(waiver, "EXPIRED_WAIVER", f"it ended on {waiver.until}; as of {evidence.as_of}")
+            yield expired(waiver, evidence.as_of)
         elif waiver.is_expiring(evidence.as_of):
             yield _dated(waiver, "WAIVER_EXPIRING", f"it ends on {waiver.until}; as of {evidence.as_of}")
 
@@ -44,6 +45,11 @@ def _stale(evidence: Evidence, waiver: Waiver) -> Finding:
         (waiver.where,),
         (f"remove {waiver.dotted}", 'or scope it to the architectures that lack the kernel: archs = ["..."]'),
     )
+
+
+def expired(waiver: Waiver, as_of: date) -> Finding:
+    """Say that a waiver has run out."""
+    return _dated(waiver, "EXPIRED_WAIVER", f"it ended on {waiver.until}; as of {as_of}")
 
 
 def _dated(waiver: Waiver, code: str, why: str) -> Finding:

@@ -11,7 +11,7 @@ from kernel_muster.audit.render_sections import Section, finding_sections
 from kernel_muster.audit.render_text import render_sections
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
-from kernel_muster.audit.rules.levers import list_levers
+from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.verdict import judge
 from kernel_muster.cli.exits import PASSED, REFUSED
 from kernel_muster.cli.options import Format
@@ -93,7 +93,7 @@ def find_levers(
         sources.append(("manifest", manifest.defaults))
     levers, findings = read_levers(catalog.levers, sources)
     malformed = list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
-    return levers, (*findings, *malformed)
+    return levers, (*with_lines(findings, manifest), *malformed)
 
 
 def rows_of(findings: Iterable[Finding]) -> tuple[FindingRow, ...]:

@@ -8,6 +8,8 @@ from kernel_muster.cli import options
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="MODEL.toml files.", exists=True, dir_okay=False)]
 
+_UNCHECKED = "not checked here: whether anything asks for the keys that are waived or expected (muster audit does)"
+
 
 def lint(
     files: Files,
@@ -17,25 +19,37 @@ def lint(
 ) -> int:
     """Check manifests: everything that is wrong, with file and line.
 
+    Whether what is waived is asked for at all, only an audit can say.
+
     Exit code: 0 nothing is wrong, 1 something is, 2 a file cannot be read.
     """
+    from datetime import UTC, datetime
+
     from kernel_muster.audit.render_plain import plural
     from kernel_muster.audit.render_sections import Section
+    from kernel_muster.audit.rules.levers import with_lines
+    from kernel_muster.audit.rules.manifest import expired
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
     from kernel_muster.MODEL_toml.resolve import Catalogue
     from kernel_muster.registry.findings import CODES
+    from kernel_muster.registry.levers import read_levers
 
     catalog = find_plugins(wanted_of())
     checked = Catalogue.from_files(dict.fromkeys(files), levers=catalog.levers)
     # A failed plugin may be why a manifest's lever is unknown.
-    broken = [finding for finding in catalog.findings if checked.findings and CODES[finding.code].group == "plugins"]
-    sound = [manifest.name for manifest in checked.manifests]
+    today = datetime.now(UTC).date()
+    found, sound = list(checked.findings), []
+    for manifest in checked.manifests:
+        bad = with_lines(read_levers(catalog.levers, [("manifest", manifest.defaults)])[1], manifest)
+        found += [*bad, *(expired(waiver, today) for waiver in manifest.waivers if waiver.is_expired(today))]
+        sound += [] if bad else [manifest]
+    broken = [finding for finding in catalog.findings if found and CODES[finding.code].group == "plugins"]
     title = f"Manifests: {plural(len(set(files)), 'file')}, {len(sound)} sound"
-    section = Section(title, lines=tuple(f"{m.name}: {m.path}" for m in checked.manifests))
-    data = {"files": [str(file) for file in dict.fromkeys(files)], "sound": sound}
+    section = Section(title, lines=(*(f"{m.name}: {m.path}" for m in sound), _UNCHECKED))
+    data = {"files": [str(file) for file in dict.fromkeys(files)], "sound": [manifest.name for manifest in sound]}
     return show(
-        Listing("manifest-lint", data, (section,), rows_of((*checked.findings, *broken))),
+        Listing("manifest-lint", data, (section,), rows_of((*found, *broken))),
         format,
         output,
         verbose=verbose,

@@ -304,6 +304,29 @@ def test_manifest_lint_checks_lever_scopes_and_duplicates(cli: Any) -> None:
     assert "DUPLICATE_MODEL tiny" in cli("manifest", "lint", cli.manifest(), cli.manifest()).out
 
 
+def test_manifest_lint_checks_defaults_and_warns_of_waivers_that_have_run_out(cli: Any) -> None:
+    cli.acme()
+    bad = cli.manifest('[defaults]\nMUSTER_NO_ACME = "maybe"\nMUSTER_NO_ACNE = true')
+    ran = cli("manifest", "lint", bad)
+    assert ran.code == 1
+    assert "BAD_LEVER MUSTER_NO_ACME" in ran.out
+    assert f"{bad}:6" in ran.out
+    assert "UNKNOWN_LEVER MUSTER_NO_ACNE" in ran.out
+    assert f"{bad}:7" in ran.out
+    assert ran.out.startswith("Manifests: 1 file, 0 sound\n")
+    ran_out = cli.manifest('[expected_absent.acme.gone]\nreason = "nobody ships it for this chip"\nuntil = 2020-01-01')
+    ran = cli("manifest", "lint", ran_out)
+    assert (ran.code, "EXPIRED_WAIVER acme::gone" in ran.out) == (0, True)
+    assert "not checked here: whether anything asks" in ran.out
+
+
+def test_audit_names_the_line_of_a_default_that_is_wrong(cli: Any) -> None:
+    cli.acme()
+    bad = cli.manifest("[defaults]\nMUSTER_NO_ACNE = true")
+    ran = cli("audit", "--manifest", bad, "--target", "cpu", "--format", "json")
+    assert [(f["code"], f["where"]) for f in ran.json["findings"]] == [("UNKNOWN_LEVER", [f"{bad}:6"])]
+
+
 def test_manifest_lint_of_what_cannot_be_read_exits_2(cli: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         ran = cli("manifest", "lint", path)
