@@ -76,7 +76,7 @@ def _race(
         error = None if entry.out is None else problem.error(_on_cupy(entry.out), rows)
         errors[entry.name] = error
         if error is not None and error > LARGEST_ERROR:
-            absent.append(Absent(entry.name, f"wrong result: relative L2 error {error:.3g}"))
+            absent.append(Absent(entry.name, f"left out: its relative L2 error {error:.3g} exceeds {LARGEST_ERROR}"))
         else:
             entries.append(entry)
     graphs = {}
