@@ -97,9 +97,13 @@ def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) ->
     given = contract.arguments(case, rng)
     expected = contract.reference(_copied(given), case.dims)
     first, findings = _run(handle, case, given, memory)
-    second, _ = _run(handle, case, given, memory)
-    findings += _unwritten(handle, case, given, first, expected)
-    worst, relative_l2 = _errors(contract, case, first, expected)
+    second, again = _run(handle, case, given, memory)
+    findings += [finding for finding in again if finding not in findings]
+    # Where two runs may differ, the second is judged as the first is; else it has the same bits.
+    judged = (first,) if handle.spec.deterministic else (first, second)
+    for finding in (one for results in judged for one in _unwritten(handle, case, given, results, expected)):
+        findings += [] if finding in findings else [finding]
+    worst, relative_l2 = map(max, zip(*(_errors(contract, case, results, expected) for results in judged), strict=True))
     if not worst <= 1.0 and not findings:
         why = f"case {case.name}: error is {worst:.3g} times the tolerance, relative L2 {relative_l2:.3g}"
         findings.append(_finding("NUMERICS_FAILED", handle, why))
@@ -131,16 +135,23 @@ def _copied(arguments: Arguments) -> Arguments:
 
 def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[dict[str, Any], list[Finding]]:
     """Run once; return the outputs on the host, and what was touched that should not have been."""
-    arguments, guards, inputs = {}, {}, {}
+    arguments, guards = {}, {}
+    kept: dict[str, tuple[Any, Any]] = {}  # what the kernel must leave alone, and what it holds
     outputs = {param.name: param for param in handle.contract.signature.outputs}
     for name, value in given.items():
         if name in outputs and value is not None:
             guards[name] = memory.to(_guarded(value))
             arguments[name] = guards[name][_GUARD : _GUARD + value.size].reshape(value.shape)
         elif isinstance(value, np.ndarray):
-            arguments[name] = inputs[name] = memory.to(value)
+            arguments[name] = memory.to(value)
+            kept[name] = arguments[name], value
         elif hasattr(value, "layout"):
-            arguments[name] = handle.prepare_weight(_weight_in(value, memory))
+            logical = _weight_in(value, memory)
+            arguments[name] = handle.prepare_weight(logical)
+            kept.update((f"{name}.{part}", (array, getattr(value, part))) for part, array in _arrays_of(logical))
+            if arguments[name] is not logical:
+                parts = _arrays_of(arguments[name])
+                kept.update((f"prepared {name}.{part}", (array, memory.back(array))) for part, array in parts)
         else:
             arguments[name] = value
     handle(**arguments)
@@ -153,10 +164,15 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
         edges = np.concatenate([buffer[:_GUARD], buffer[_GUARD + size :]])
         if (edges.view(np.uint8) != _GUARD_BYTE).any():
             findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: wrote outside {name}"))
-    for name, array in inputs.items():
-        if not same_bits(memory.back(array), given[name]):
+    for name, (array, before) in kept.items():
+        if not same_bits(memory.back(array), before):
             findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: changed its input {name}"))
     return results, findings
+
+
+def _arrays_of(weight: Any) -> list[tuple[str, Any]]:
+    """Return the arrays of a weight, by the names of its fields."""
+    return [(part, value) for part, value in getattr(weight, "__dict__", {}).items() if hasattr(value, "nbytes")]
 
 
 def _guarded(array: Any) -> Any:

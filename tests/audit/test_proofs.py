@@ -111,6 +111,75 @@ def run(world, function=good, others=(), stage="proven", **options):
 ONE = ("acme::sum_one", contract("acme_sum_one", most=1), good)
 
 
+def wrong_the_second_time(x, scratch, out):
+    good(x, scratch, out)
+    if next(ROUND) % 2:
+        out[...] *= 3
+
+
+def outside_the_second_time(x, scratch, out):
+    (one_past_the_end if next(ROUND) % 2 else good)(x, scratch, out)
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "said"),
+    [
+        (wrong_the_second_time, "NUMERICS_FAILED", "case one: error is"),
+        (outside_the_second_time, "OUT_OF_BOUNDS", "case one: wrote outside out"),
+    ],
+)
+def test_second_run_is_judged_too_where_runs_may_differ(world, monkeypatch, function, code, said):
+    monkeypatch.setitem(globals(), "ROUND", count())
+    outcome = run(world, function, deterministic=False)
+    assert outcome.codes == [code]
+    assert said in outcome.finding(code).why
+
+
+def times_weight(x, w, out):
+    out[...] = x @ w.values.astype(np.float32).T
+
+
+def zeroes_its_weight(x, w, out):
+    times_weight(x, w, out)
+    w.values[...] = 0
+
+
+def copied(weight):
+    return replace(weight, values=weight.values.copy(), layout="copied")
+
+
+def moved(weight):
+    made = copied(weight)
+    weight.values[...] = 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "said"),
+    [
+        (times_weight, {}, None),
+        (times_weight, {"weight_layout": "copied", "prepare": copied}, None),
+        (zeroes_its_weight, {}, "changed its input w.values"),
+        (zeroes_its_weight, {"weight_layout": "copied", "prepare": copied}, "changed its input prepared w.values"),
+        (times_weight, {"weight_layout": "copied", "prepare": moved}, "changed its input w.values"),
+    ],
+)
+def test_kernel_leaves_its_weight_alone(world, function, options, said):
+    params = (
+        km.TensorParam("x", "f32", ("M", "K")),
+        km.WeightParam("w", "bf16", ("N", "K")),
+        km.TensorParam("out", "f32", ("M", "N"), role="out"),
+    )
+    made = km.Contract(
+        "acme_linear", "out = x w^T", km.Signature(params),
+        lambda a, dims: {"out": a["x"].astype(np.float64) @ a["w"].values.astype(np.float64).T},
+        (km.Case("one", {"M": 2, "K": 3, "N": 4}),), km.Tolerance(1e-5, 1e-5, "three FP32 additions"),
+    )  # fmt: skip
+    outcome = run(world, function, contract=made, **options)
+    assert outcome.codes == ([] if said is None else ["OUT_OF_BOUNDS"])
+    assert said is None or said in outcome.finding("OUT_OF_BOUNDS").why
+
+
 def test_good_kernel_is_proven(world):
     outcome = run(world)
     assert (outcome.codes, outcome.error, outcome.report.stage_reached) == ([], None, "proven")
