@@ -47,9 +47,27 @@ class Decision:
     rivals: tuple[Registered, ...] = ()  # equal to the chosen one: DUPLICATE_KERNEL
 
     @property
+    def circle(self) -> tuple[Registered, ...]:
+        """Those that override each other in a circle: whoever serves then, nobody meant it."""
+        overridden = {
+            c.registered.provider.distribution: c.registered for c in self.candidates if c.rule == "overridden"
+        }
+        return tuple(one for name, one in overridden.items() if name in _overridden_after(name, overridden))
+
+    @property
     def is_slow(self) -> bool:
         """Whether a device kernel of tier reference was chosen."""
         return self.chosen is not None and self.chosen.spec.tier == "reference" and not is_host_only(self.chosen.spec)
+
+
+def _overridden_after(name: str, overridden: Mapping[str, Registered]) -> set[str]:
+    """Return the distributions that follow one in the chain of overrides."""
+    found: set[str] = set()
+    following = overridden[name].spec.overrides
+    while following is not None and following in overridden and following not in found:
+        found.add(following)
+        following = overridden[following].spec.overrides
+    return found
 
 
 def is_host_only(spec: KernelSpec) -> bool:
@@ -59,13 +77,17 @@ def is_host_only(spec: KernelSpec) -> bool:
 
 def parse_prefer(text: str) -> tuple[dict[KernelKey, str], list[str]]:
     """Read ``module::func=distribution,...``; return the choices and what is malformed."""
-    choices, problems = {}, []
+    choices: dict[KernelKey, str] = {}
+    problems = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, distribution = item.partition("=")
         try:
-            choices[parse_key(key.strip())] = distribution.strip()
+            chosen = choices.setdefault(parse_key(key.strip()), distribution.strip())
         except ValueError as error:
             problems.append(str(error))
+        else:
+            if chosen != distribution.strip():
+                problems.append(f"{key.strip()} is to be served by {chosen} and by {distribution.strip()}")
         if not (separator and distribution.strip()):
             problems.append(f"{item!r} does not read module::func=distribution")
     return choices, problems
@@ -126,6 +148,8 @@ class Selector:
 
     def _renamed_or_missing(self, key: KernelKey) -> Decision:
         renamed = self.catalog.by_alias.get(str(key))
+        if renamed is not None and key in self.disabled:  # the old name alone is off
+            return Decision(key, None, (), "DISABLED", "switched off by MUSTER_DISABLE")
         if renamed is not None:
             found = self.decide(renamed)
             return Decision(key, found.chosen, found.candidates, found.cause, found.reason, renamed, found.rivals)

@@ -105,7 +105,7 @@ def _provide(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     key = decision.key
     blocked = evidence.catalog.absent_provider(key)
     if decision.cause == "DISABLED":
-        return (f"take {key} out of MUSTER_DISABLE",)
+        return (f"take {decision.renamed_to or key} out of MUSTER_DISABLE",)
     if decision.cause == "SHADOWED":
         return (f"add {key.func} to the distribution that replaces module {key.module}, or uninstall it",)
     if blocked is not None and blocked.status == "blocked":

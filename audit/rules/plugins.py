@@ -1,6 +1,7 @@
 """Rules about what plugins registered, judged for one target."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.render_plain import plural
@@ -21,14 +22,23 @@ def duplicate_kernels(evidence: Evidence) -> Iterator[Finding]:
             continue
         rivals = (decision.chosen, *decision.rivals)
         names = sorted({str(rival.provider) for rival in rivals})
-        remedies = tuple(f"MUSTER_PREFER={decision.key}={r.provider.distribution}" for r in rivals[:2])
+        counted = Counter(r.provider.distribution for r in rivals)
+        # Between two kernels of one distribution the lever cannot decide.
+        single = [name for name, count in counted.items() if count == 1]
+        remedies = tuple(f"MUSTER_PREFER={decision.key}={name}" for name in single[:2])
         yield Finding(
             "DUPLICATE_KERNEL",
             str(decision.key),
             f"{len(rivals)} equal kernels compete on {evidence.target}: {', '.join(names)}",
             tuple(sorted(f"{r.provider} (plugin {r.provider.plugin})" for r in rivals)),
-            (*dict.fromkeys(remedies), 'or let one say overrides="<distribution>"', "or uninstall one"),
+            (*remedies, *_apart(counted)),
         )
+
+
+def _apart(counted: Mapping[str, int]) -> tuple[str, ...]:
+    if len(counted) == 1:
+        return (f"remove all but one from {next(iter(counted))}, or give them other archs or tiers",)
+    return 'or let one say overrides="<distribution>"', "or uninstall one"
 
 
 def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
@@ -37,21 +47,17 @@ def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
         if decision.chosen is None:
             continue
         lost = sorted({str(c.registered.provider) for c in decision.candidates if c.rule in ("overridden", "replaced")})
-        if lost and not _is_circle(decision):
+        if lost and not decision.circle:
             why = f"{decision.chosen.provider} replaces {', '.join(lost)}"
             remedies = (f"nothing, if this is meant; else uninstall {decision.chosen.provider.distribution}",)
             yield Finding("OVERRIDDEN", str(decision.key), why, (str(decision.chosen.provider),), remedies)
 
 
-def _is_circle(decision: Decision) -> bool:
-    return any(c.registered is decision.chosen and c.rule == "overridden" for c in decision.candidates)
-
-
 def override_circles(evidence: Evidence) -> Iterator[Finding]:
-    """Several distributions override each other, so that none is left."""
+    """Several distributions override each other, so that none of them is left."""
     for decision in _decisions(evidence):
-        if _is_circle(decision):
-            names = sorted(str(c.registered.provider) for c in decision.candidates if c.rule == "overridden")
+        if decision.circle:
+            names = sorted(str(registered.provider) for registered in decision.circle)
             why = f"{', '.join(names)} override each other"
             yield Finding("BAD_OVERRIDE", str(decision.key), why, tuple(names), ("uninstall all but one of them",))
 

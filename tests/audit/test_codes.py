@@ -274,7 +274,7 @@ def api_mismatch(world, trip, **options):
     return world.run(ask_base, base(world), **options)
 
 
-@scenario("DUPLICATE_KERNEL", "acme::mul", "MUSTER_PREFER=acme::mul=", where=r"\(local\)")
+@scenario("DUPLICATE_KERNEL", "acme::mul", "remove all but one from (local)", where=r"\(local\)")
 def duplicate_kernel(world, trip, **options):
     plugins = {"acme": world.acme(*["acme::mul"] * (2 if trip else 1))}
     return world.run(world.ask("acme::mul"), plugins, **options)

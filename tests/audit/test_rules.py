@@ -78,6 +78,41 @@ def test_disabled_key_that_is_waived_is_excused(world):
     assert outcome.codes == []
 
 
+def test_disable_of_an_old_name_switches_that_name_off(world):
+    plugins = {"acme": world.acme("acme::mul", aliases=("acme::old",))}
+    old = world.run(world.ask("acme::old", "acme::mul"), plugins, levers={"MUSTER_DISABLE": "acme::old"})
+    assert [(f.code, f.subject) for f in old.report.findings] == [("DISABLED", "acme::old")]
+    new = world.run(world.ask("acme::old"), plugins, levers={"MUSTER_DISABLE": "acme::mul"})
+    assert new.finding("DISABLED").remedies[0] == "take acme::mul out of MUSTER_DISABLE"
+
+
+def test_preference_for_two_distributions_at_once_is_a_bad_lever(world):
+    two_distributions(world)
+    levers = {"MUSTER_PREFER": "acme::mul=rival,acme::mul=acme-kernels"}
+    finding = world.run(world.ask("acme::mul"), levers=levers).finding("BAD_LEVER")
+    assert "acme::mul is to be served by rival and by acme-kernels" in finding.why
+
+
+def test_circle_of_overrides_is_one_also_where_somebody_else_serves(world):
+    for name, other in (("one", "two"), ("two", "one")):
+        rival = world.plugin(kernels=[world.spec("acme::mul", overrides=other)], contracts=[])
+        world.distribution(name, rival)
+    world.distribution("acme", world.acme("acme::mul"))
+    outcome = world.run(world.ask("acme::mul"))
+    assert outcome.codes == ["BAD_OVERRIDE"]
+    assert outcome.finding("BAD_OVERRIDE").why == "one 1.0, two 1.0 override each other"
+
+
+def test_chain_of_overrides_is_no_circle(world):
+    for name, other in (("one", "two"), ("two", "acme")):
+        rival = world.plugin(kernels=[world.spec("acme::mul", overrides=other)], contracts=[])
+        world.distribution(name, rival)
+    world.distribution("acme", world.acme("acme::mul"))
+    outcome = world.run(world.ask("acme::mul"))
+    assert outcome.codes == ["OVERRIDDEN"]
+    assert outcome.report.kernels[0].distribution == "one"
+
+
 def two_distributions(world):
     world.distribution("acme-kernels", world.acme("acme::mul"), plugin="acme")
     rival = world.plugin(kernels=[world.spec("acme::mul")], contracts=[])
@@ -97,7 +132,7 @@ def test_prefer_decides_a_duplicate(world):
 )
 def test_preference_that_cannot_be_had_is_not_honored(world, prefer, why):
     two_distributions(world)
-    outcome = world.run(world.ask("acme::mul"), levers={"MUSTER_PREFER": f"acme::mul=rival,{prefer}"})
+    outcome = world.run(world.ask("acme::mul"), levers={"MUSTER_PREFER": prefer})
     assert outcome.codes[-1] == "REQUEST_NOT_HONORED"
     assert why in outcome.finding("REQUEST_NOT_HONORED").why
 
