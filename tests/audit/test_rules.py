@@ -208,7 +208,8 @@ def test_default_of_the_manifest_that_finds_no_kernel_is_not_honored(world):
 def test_lever_that_the_manifest_sets_and_nobody_declares_refuses(world):
     outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, "[defaults]\nMUSTER_TURBO = true")
     assert outcome.codes == ["UNKNOWN_LEVER"]
-    assert outcome.finding("UNKNOWN_LEVER").where == ("manifest",)
+    (where,) = outcome.finding("UNKNOWN_LEVER").where
+    assert where.endswith("MODEL.toml:6")
 
 
 def test_remedies_of_a_miss_are_in_their_order(world):
