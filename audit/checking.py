@@ -15,6 +15,7 @@ from kernel_muster.registry.values import frozen
 if TYPE_CHECKING:
     from kernel_muster.audit.proofs import CaseResult
 
+
 @frozen
 class Checked:
     """How far each kernel that serves has come, and what proofs said."""

@@ -204,7 +204,8 @@ def disabled(at: Desk) -> km.BootSession:
 
 def shadowed(at: Desk) -> km.BootSession:
     """A distribution replaces module `norm` with its own `rms_norm`, and has no `rms_norm_gated`:"""
-    at.install('spec("norm::rms_norm", contract="rms_norm", function=stand_in, replaces_module=("norm", "kernel-muster"))')
+    spec = 'spec("norm::rms_norm", contract="rms_norm", function=stand_in, '
+    at.install(spec + 'replaces_module=("norm", "kernel-muster"))')
     return at.boot('kernels.kernel("norm", "rms_norm")\nkernels.kernel("norm", "rms_norm_gated")')
 
 

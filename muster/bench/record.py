@@ -15,8 +15,8 @@ SCHEMA = "kernel-muster/bench"
 VERSION = "1.0"
 METHOD = (
     "CUDA graph replays over copies that exceed the L2 (>= 320 MiB), plain launches, all contestants of a shape in "
-    "turn; median of the rounds; correctness (relative L2 error against float64) first. read = a kernel that only reads the "
-    "NVFP4 weight's bytes, timed in the same call."
+    "turn; median of the rounds; correctness (relative L2 error against float64) first. read = a kernel that only "
+    "reads the NVFP4 weight's bytes, timed in the same call."
 )
 
 

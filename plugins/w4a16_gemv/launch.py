@@ -15,8 +15,8 @@ from kernel_muster.registry.signature import Bound
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
-# Splits that entry points exist for (splits.cuh), by depth. Measured on an H200 (records/), cold L2: where there are few
-# tiles, more warps share one.
+# Splits that entry points exist for (splits.cuh), by depth. Measured on an H200 (records/), cold L2: where there are
+# few tiles, more warps share one.
 _STATIC_K = (2048, 4096, 5120, 6144, 17408)
 _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _SPLITS = ("any", *(f"k{k}" for k in _STATIC_K), *(f"k{k}_few" for k in _FEW_AT_K))
