@@ -60,6 +60,8 @@ def read_report(path: str | Path) -> Report:
     """Read a JSON report; UsageError if the file is not one that this program understands."""
     file = Path(path)
     try:
+        if file.exists() and not file.is_file():  # a device or a pipe may have no end
+            raise UsageError(f"{file}: is no regular file")
         if file.stat().st_size > MOST_BYTES:
             raise UsageError(f"{file}: larger than {MOST_BYTES} bytes, which no report is")
         data = json.loads(file.read_bytes().decode("utf-8"))

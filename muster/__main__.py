@@ -1,11 +1,20 @@
 """The ``muster`` command, as a module: ``python -m kernel_muster``."""
 
 import gc
+import os
 import sys
+
+
+def _open_closed_streams() -> None:
+    """Let what goes to a closed stdout or stderr go nowhere: the exit code counts all the same."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open to the end of the process)
 
 
 def main() -> int:
     """Run the command. The version alone needs none of it."""
+    _open_closed_streams()
     if sys.argv[1:] == ["--version"]:
         from kernel_muster._version import __version__
 

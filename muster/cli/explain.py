@@ -55,7 +55,12 @@ def explain(
     decision = selector.decide(parsed)
     listing = Listing("explanation", _data(decision, selector), tuple(_sections(decision, selector, verbose)), rows)
     code = show(listing, format, output, verbose=verbose)
-    return code if decision.chosen is not None and not decision.rivals else REFUSED
+    return code if decision.chosen is not None and not _trouble(decision) else REFUSED
+
+
+def _trouble(decision: "Decision") -> str:
+    """Return the code of what refuses a boot although somebody would serve."""
+    return "BAD_OVERRIDE" if decision.circle else "DUPLICATE_KERNEL" if decision.rivals else ""
 
 
 def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
@@ -64,7 +69,7 @@ def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
         "renamed_to": str(decision.renamed_to or ""),
         "target": str(selector.target),
         "served_by": str(decision.chosen.provider) if decision.chosen else "",
-        "cause": "DUPLICATE_KERNEL" if decision.rivals else decision.cause,
+        "cause": _trouble(decision) or decision.cause,
         "reason": decision.reason,
         "remedy": _remedy_of_absence(decision, selector) if decision.chosen is None else "",
         "candidates": [
@@ -98,6 +103,8 @@ def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Ite
     if decision.chosen is None:
         lines = (decision.reason, f"to change it: {_remedy_of_absence(decision, selector)}")
         yield Section(f"{decision.cause}: nothing serves {key} on {selector.target}", "refuse", lines=lines)
+    elif decision.circle:
+        yield Section(f"BAD_OVERRIDE: kernels of {key} override each other in a circle", "refuse")
     elif decision.rivals:
         yield Section(f"DUPLICATE_KERNEL: equal kernels compete for {key} on {selector.target}", "refuse")
     else:

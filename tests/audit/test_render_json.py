@@ -135,5 +135,7 @@ def test_file_that_is_no_report_is_a_usage_error(tmp_path: Path, content: bytes,
 
 
 def test_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no regular file"):
+        read_report("/dev/zero")
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_report(tmp_path / "none.json")

@@ -265,6 +265,28 @@ def test_explain_of_equal_kernels_exits_1_and_says_how_to_decide(cli: Any) -> No
     assert "MUSTER_PREFER=acme::double=acme" in ran.out
 
 
+CIRCLE = """
+import kernel_muster as km
+
+def run(gate, up, out):
+    pass
+
+@km.hookimpl
+def muster_kernels():
+    backend = km.PythonKernel(run)
+    return [km.KernelSpec(key="silu::silu_mul", contract="silu_mul", archs=("cpu",), backend=backend, overrides="OTHER")]
+"""
+
+
+def test_explain_of_kernels_that_override_each_other_exits_1(cli: Any) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        cli.install(CIRCLE.replace("OTHER", other), name)
+    ran = cli("explain", "silu::silu_mul", "--target", "cpu", "--format", "json")
+    assert (ran.code, ran.json["cause"]) == (1, "BAD_OVERRIDE")
+    text = cli("explain", "silu::silu_mul", "--target", "cpu").out
+    assert text.startswith("BAD_OVERRIDE: kernels of silu::silu_mul override each other in a circle")
+
+
 def test_explain_usage(cli: Any) -> None:
     ran = cli("explain", "gemm", "--target", "cpu")
     assert (ran.code, ran.err) == (2, "muster: error: 'gemm' is not a key: expected module::func\n")

@@ -128,6 +128,26 @@ def _read_all(parent: int) -> str:
     return b"".join(parts).decode()
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(("arguments", "code"), [(("plugins",), 0), (("audit", "acme", "--as-of", "soon"), 2)])
+def test_closed_streams_leave_the_exit_code_as_it_is(
+    cli: Any, closed: str, arguments: tuple[str, ...], code: int
+) -> None:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    line = f'exec "$0" -m kernel_muster "$@" {closed}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", line, sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=cli.folder,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "internal error" not in done.stderr
+
+
 def test_ascii_locale_changes_nothing(cli: Any) -> None:
     cli.install("raise RuntimeError('caf\\u00e9')\n", "broken")
     done = cli.process("plugins", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
