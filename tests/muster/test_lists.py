@@ -273,8 +273,8 @@ def run(gate, up, out):
 
 @km.hookimpl
 def muster_kernels():
-    backend = km.PythonKernel(run)
-    return [km.KernelSpec(key="silu::silu_mul", contract="silu_mul", archs=("cpu",), backend=backend, overrides="OTHER")]
+    options = {"archs": ("cpu",), "backend": km.PythonKernel(run), "overrides": "OTHER"}
+    return [km.KernelSpec(key="silu::silu_mul", contract="silu_mul", **options)]
 """
 
 
