@@ -75,7 +75,8 @@ __device__ __forceinline__ int place_of(const Cache& cache, const int* table, in
     return is_there ? page * cache.page_size + token % cache.page_size : 0;
 }
 
-// The place of this lane's token of a tile; tokens beyond the context stand in for by its first one.
+// The place of this lane's token of a tile. For a token beyond the context it is that of the tile's first one, so that
+// what is loaded is a number; its weight will be zero.
 __device__ __forceinline__ int tile_place(const Cache& cache, const Row& row, int first, int lane, bool& is_bad) {
     const int token = first + (lane & (TOKENS - 1));
     return first < row.length ? place_of(cache, row.table, token < row.length ? token : first, is_bad) : 0;

@@ -1,0 +1,113 @@
+"""What launchers decide before a launch: layouts, splits, and the sizes that no kernel takes."""
+
+import numpy as np
+import pytest
+from kernel_muster.plugins import gated_delta_rule, moe, paged_decode
+from kernel_muster.plugins._cuda.nvfp4_layout import LAYOUT, to_mma_layout
+from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
+from kernel_muster.plugins.moe import expert_launch
+from kernel_muster.plugins.paged_decode import launch as paged_launch
+from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.contracts import Case, random_weight
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.nvfp4 import transpose
+from kernel_muster.registry.signature import WeightParam
+
+CONTRACTS = {c.name: c for family in (paged_decode, gated_delta_rule, moe) for c in family.muster_contracts()}
+CLUSTERED = EntryResources(1, 0, 0, 256, (8, 1, 1), (), 3)
+
+
+def bound(contract, dims, **changes):
+    """Bind the arguments of a case, some of them replaced."""
+    contract = CONTRACTS[contract]
+    arguments = contract.arguments(Case("here", dims), np.random.default_rng(3))
+    arguments = {name: value for name, value in arguments.items() if name in contract.signature.names}
+    return contract.signature.bind("test", (), {**arguments, **changes})
+
+
+def attention(**sizes):
+    dims = {"S": 2, "Hq": 8, "Hk": 2, "D": 128, "P": 4, "B": 8, "L": 2, "longest": 9, **sizes}
+    return bound("paged_decode_attn", dims)
+
+
+def experts(count=3, rows=21, columns=272):
+    dims = {"E": count, "N": rows, "K": columns}
+    return random_weight(WeightParam("w", "nvfp4", ("E", "N", "K")), dims, np.random.default_rng(5))
+
+
+# Weights of experts
+
+
+def test_layout_of_experts_is_each_expert_laid_out_alone_with_its_scale():
+    weight = experts()
+    laid_out = to_mma_layout(weight)
+    alone = [to_mma_layout(weight[expert]) for expert in range(3)]
+    assert laid_out.data.tobytes() == b"".join(one.data.tobytes() for one in alone)
+    assert laid_out.global_scale_decode.dtype == np.float32
+    assert laid_out.global_scale_decode.tolist() == [one.global_scale_decode for one in alone]
+    assert (laid_out.shape, laid_out.layout, laid_out.quant) == ((3, 21, 272), LAYOUT, "nvfp4")
+
+
+def test_layout_of_experts_is_the_same_from_the_transposed_copy():
+    weight = experts()
+    assert to_mma_layout(transpose(weight)).data.tobytes() == to_mma_layout(weight).data.tobytes()
+
+
+def test_layout_of_experts_with_a_negative_scale_is_refused():
+    weight = experts()
+    weight.block_scale[2, 20, 16] = 0xB8
+    with pytest.raises(ContractError, match="a block scale is NaN or negative"):
+        to_mma_layout(weight)
+
+
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("depth", "split"), [(16, "k512"), (512, "k512"), (528, "k1024"), (1040, "any"), (7168, "any")]
+)
+def test_split_of_experts_depends_on_depth(depth, split):
+    assert expert_launch.split_of(depth)[0] == split
+
+
+def test_grouped_experts_have_no_more_groups_than_slots():
+    dims = {"M": 1, "E": 40, "T": 2, "top_k": 2, "H": 1024, "I": 48}
+    args = bound("moe_w4a16_grouped_gate_up", dims)
+    prepared = {name: to_mma_layout(args.arguments[name]) for name in ("w_gate", "w_up")}
+    (plan,) = expert_launch.GROUPED_GATE_UP.plan(bound("moe_w4a16_grouped_gate_up", dims, **prepared), {})
+    assert (plan.entry, plan.grid) == ("grouped_gate_up_k1024", (2, 2, 1))
+
+
+# Attention
+
+
+def test_attention_has_a_cluster_for_every_eight_heads_of_a_key_head():
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24), {"paged_decode_d128": CLUSTERED})
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2 * 2 * 2 * 8, 1, 1))
+
+
+def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():
+    (plan,) = paged_launch.DECODE.plan(attention(D=96), {})
+    assert (plan.entry, plan.grid, plan.arguments[-1]) == ("paged_decode_any", (16, 1, 1), 96)
+
+
+def test_attention_with_a_head_size_that_no_kernel_takes_is_refused():
+    with pytest.raises(ContractError, match="paged_decode: head_dim is 1025, expected at most 1024"):
+        paged_launch.DECODE.plan(attention(D=1025, P=1, B=1, L=1, longest=1), {})
+
+
+# The delta rule
+
+
+@pytest.mark.parametrize("form", ["decode", "decode_strided", "decode_norm_strided"])
+def test_delta_rule_without_sequences_launches_nothing(form):
+    dims = {"S": 0, "R": 2, "key_heads": 1, "key_dim": 128, "value_heads": 2, "value_dim": 128}
+    backend = delta_launch.DECODE_NORM if "norm" in form else delta_launch.DELTA_RULE
+    assert backend.plan(bound(f"gated_delta_rule_{form}", dims), {}) == ()
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "size"), [(128, 96, "128"), (128, 40, "any"), (64, 128, "any")])
+def test_delta_rule_of_uncommon_sizes_takes_the_kernel_for_any(key_dim, value_dim, size):
+    dims = {"S": 1, "R": 2, "key_heads": 1, "key_dim": key_dim, "value_heads": 2, "value_dim": value_dim}
+    (plan,) = delta_launch.DELTA_RULE.plan(bound("gated_delta_rule_decode", dims), {})
+    assert plan.entry == f"delta_rule_{size}"
