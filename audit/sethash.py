@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.registry.specs import Registered
+from kernel_muster.registry.specs import Registered, source_digest
 
 
 def set_hash(evidence: Evidence) -> str:
@@ -27,5 +27,5 @@ def _row(registered: Registered) -> list[object]:
         spec.backend.name,
         spec.tier,
         list(spec.archs),
-        spec.backend.source_sha256,
+        source_digest(spec.backend)[0],  # where it cannot be read, that is a finding
     ]

@@ -19,7 +19,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.records import LookupEntry
-from kernel_muster.registry.specs import Registered
+from kernel_muster.registry.specs import Registered, source_digest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 VERSION = (1, 0)
@@ -236,7 +236,7 @@ def _kernel(registered: Registered) -> TraceKernel:
         plugin=provider.plugin,
         contract=spec.contract,
         backend=spec.backend.name,
-        source_sha256=spec.backend.source_sha256,
+        source_sha256=source_digest(spec.backend)[0],
         aliases=list(spec.aliases),
         opt_in=spec.opt_in,
     )

@@ -43,6 +43,14 @@ def is_backend(value: object) -> bool:
     return all(inspect.getattr_static(value, name, None) is not None for name in ("name", "source_sha256"))
 
 
+def source_digest(backend: Backend) -> tuple[str, Exception | None]:
+    """Return the digest of a backend's source, or an empty one and why the source cannot be read."""
+    try:
+        return backend.source_sha256, None
+    except Exception as error:  # noqa: BLE001  (files of a plugin's, or code of its own)
+        return "", error
+
+
 def is_host_backend(backend: Backend) -> TypeGuard[HostBackend]:
     """Whether a backend runs in this process."""
     return hasattr(backend, "launch")

@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     levers.disabled_unknown,
     levers.preferred_unused,
     builds.failed_builds,
+    builds.unreadable_sources,
     builds.failed_proofs,
     coverage.vacuous,
     coverage.set_hash,

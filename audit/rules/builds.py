@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.records import LookupRow
+from kernel_muster.registry.specs import source_digest
 
 # One cause for all kernels of a boot, whichever was built first.
 _TOOLCHAIN = {"TOOLCHAIN_MISSING": "toolchain", "TOOLCHAIN_TOO_OLD": "toolchain"}
@@ -22,13 +26,37 @@ def failed_builds(evidence: Evidence) -> list[Finding]:
             subject = _TOOLCHAIN.get(failure.code, failure.subject)
             place = (failure.code, failure.why, failure.log)
             known = causes.get(place) or replace(failure, subject=subject, where=(), layers=())
-            causes[place] = replace(
-                known,
-                where=tuple(dict.fromkeys((*known.where, *row.sites))),
-                layers=tuple(dict.fromkeys((*known.layers, *row.layers))),
-                explains=tuple(dict.fromkeys((*known.explains, f"{key} has no code"))),
-            )
+            causes[place] = _also(known, key, row)
     return list(causes.values())
+
+
+def unreadable_sources(evidence: Evidence) -> list[Finding]:
+    """Report sources that cannot be read where no build has said so: nobody knows what would serve."""
+    causes: dict[str, Finding] = {}
+    for row in evidence.rows:
+        *_, key = evidence.evaluated(row)
+        chosen = evidence.decide(key).chosen
+        state = evidence.states.get(key)
+        if chosen is None or (state is not None and state.failure is not None):
+            continue
+        _, error = source_digest(chosen.spec.backend)
+        if error is None:
+            continue
+        why = error.why if isinstance(error, BuildFailure) else f"{type(error).__name__}: {error}"
+        remedy = f"reinstall {chosen.provider.distribution}: its package lacks the source, or cannot read it"
+        known = causes.get(why) or Finding("COMPILE_FAILED", str(key), why, remedies=(remedy,))
+        causes[why] = _also(known, key, row)
+    return list(causes.values())
+
+
+def _also(finding: Finding, key: KernelKey, row: LookupRow) -> Finding:
+    """Return a finding that leaves one more key without a kernel."""
+    return replace(
+        finding,
+        where=tuple(dict.fromkeys((*finding.where, *row.sites))),
+        layers=tuple(dict.fromkeys((*finding.layers, *row.layers))),
+        explains=tuple(dict.fromkeys((*finding.explains, f"{key} has no code"))),
+    )
 
 
 def failed_proofs(evidence: Evidence) -> Iterator[Finding]:

@@ -67,6 +67,34 @@ def test_good_source_compiles_for_a_target_without_a_device(compile_for, make_ke
     assert [(row.backend, row.stage) for row in outcome.report.kernels] == [("cuda_cpp", "compiled")]
 
 
+@pytest.mark.parametrize("stage", ["registered", "compiled", None])
+def test_source_that_is_not_there_is_one_finding_at_every_stage(compile_for, make_kernel, stage):
+    backend = make_kernel()
+    backend.source.unlink()
+    outcome = compile_for({"acme::a": backend, "acme::b": backend}, stage=stage)
+    assert outcome.codes == ["COMPILE_FAILED"]
+    found = outcome.finding("COMPILE_FAILED")
+    assert "cannot be read: No such file" in found.why
+    assert found.explains == ("acme::a has no code", "acme::b has no code")
+    assert outcome.session.trace()["kernels"][0]["source_sha256"] == ""
+
+
+def test_backend_whose_digest_raises_is_a_finding(world):
+    class Backend:
+        name = "own"
+
+        @property
+        def source_sha256(self):
+            raise ZeroDivisionError("no digest")
+
+        def launch(self, arguments, dims, stream):
+            """Do nothing."""
+
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul", backend=Backend())})
+    assert outcome.codes == ["COMPILE_FAILED"]
+    assert outcome.finding("COMPILE_FAILED").why == "ZeroDivisionError: no digest"
+
+
 BROKEN = {
     "COMPILE_FAILED": (GOOD.replace("x[i]", "y[i]"), {}, r'identifier "y" is undefined', r"error: identifier"),
     "HEADERS_MISSING": (
