@@ -212,7 +212,7 @@ def shadowed(at: Desk) -> km.BootSession:
 def slow_tier(at: Desk) -> km.BootSession:
     """The only device kernel of the key says of itself that it is a reference:"""
     at.install('spec("acme_attn::decode", archs=("sm_80+",), tier="reference")')
-    return at.boot('kernels.kernel("acme_attn", "decode")', target="sm_90a")
+    return at.boot('kernels.kernel("acme_attn", "decode")', target="sm_90a", stage="registered")
 
 
 def request_not_honored(at: Desk) -> km.BootSession:

@@ -3,6 +3,7 @@
 Loading and launching go through ``cuda.bindings``; CuPy holds the context, memory and streams.
 """
 
+import contextlib
 import ctypes
 import threading
 from concurrent.futures import Future
@@ -13,13 +14,14 @@ from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
-from kernel_muster.registry.backends.request import PARAMETER_TYPES, Built, EntryPoint
+from kernel_muster.registry.backends.request import PARAMETER_TYPES, BuildFailure, BuildRequest, Built, EntryPoint
 from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.running import BuildState, Launch, Progress
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.target import Device
+from kernel_muster.registry.watch import cause_chain, one_line
 
 # A vector load of 16 bytes is the widest that kernels use.
 ALIGNMENT = 16
@@ -45,30 +47,43 @@ class BuildRunner:
         self._lock = threading.Lock()
 
     def start(self, spec: KernelSpec) -> None:
-        """Begin the build of a spec in the pool."""
-        self._submit(spec)
+        """Begin the build of a spec in the pool; what keeps it from beginning, ``state`` says."""
+        with contextlib.suppress(BuildFailure):
+            self._submit(spec)
 
-    def _submit(self, spec: KernelSpec) -> Future[Outcome] | None:
-        if not is_device_backend(spec.backend):
-            return None
-        with self._lock:
-            return self._pool.submit(spec.backend.request(self._arch))
+    def _submit(self, spec: KernelSpec) -> Future[Outcome]:
+        """Begin a build, or find it; BuildFailure where the backend, which may be a plugin's, asks for none."""
+        backend = spec.backend
+        if not is_device_backend(backend):
+            why = f"backend {backend.name} runs on the host: it has no code for {self._arch}"
+            raise BuildFailure("NO_DEVICE_CODE", why, remedies=("give the spec a backend for devices", "or archs cpu"))
+        try:
+            request = backend.request(self._arch)
+            if not isinstance(request, BuildRequest):
+                raise TypeError(f"request() returned {type(request).__name__}, expected a BuildRequest")
+            with self._lock:
+                return self._pool.submit(request)
+        except BuildFailure:
+            raise
+        except Exception as error:
+            why = f"backend {backend.name} asks for no build: {one_line(error)}"
+            raise BuildFailure("COMPILE_FAILED", why, cause_chain(error)) from error
 
     def join(self, progress: Progress | None = None) -> None:
         """Wait for all builds that were started, and end the pool's threads; later builds run where they are asked."""
         self._pool.join(lambda p: progress(p.done, p.total, p.outcome.request.name) if progress else None)
         self._pool.close()
 
-    def built(self, spec: KernelSpec) -> Outcome | None:
-        """Wait for one spec's build; None where its backend builds nothing."""
-        future = self._submit(spec)
-        return future.result() if future is not None else None
+    def built(self, spec: KernelSpec) -> Outcome:
+        """Wait for one spec's build; BuildFailure where there is nothing to wait for."""
+        return self._submit(spec).result()
 
     def state(self, spec: KernelSpec) -> BuildState:
         """Wait for one spec's build and say how it ended."""
-        outcome = self.built(spec)
-        if outcome is None:
-            return BuildState("registered")
+        try:
+            outcome = self.built(spec)
+        except BuildFailure as failure:
+            return BuildState("registered", failure.finding(spec.key))
         if outcome.built is None:
             assert outcome.failure is not None  # noqa: S101  (exactly one of the two is there)
             return BuildState("registered", outcome.failure.finding(spec.key))
@@ -96,9 +111,10 @@ class DeviceRunner(BuildRunner):
             return state
         try:
             self._module(spec)
-        except LaunchFailed as error:
+        except Exception as error:  # noqa: BLE001  (the driver, its bindings and CuPy raise whatever they like)
             remedies = ("update the driver", "or compile with a toolkit that is not newer than the driver")
-            failure = Finding("LOAD_FAILED", spec.key, str(error), (self._device.name,), remedies)
+            why = str(error) if isinstance(error, LaunchFailed) else one_line(error)
+            failure = Finding("LOAD_FAILED", spec.key, why, (self._device.name,), remedies)
             return BuildState("compiled", failure, state.resources, state.digest, state.compiler)
         return BuildState("loaded", None, state.resources, state.digest, state.compiler)
 
@@ -133,8 +149,8 @@ class DeviceRunner(BuildRunner):
 
     def _module(self, spec: KernelSpec) -> "_Module":
         outcome = self.built(spec)
-        if outcome is None or outcome.built is None:
-            raise MusterError(f"{spec.key}: its build failed: {outcome.failure if outcome else 'nothing to build'}")
+        if outcome.built is None:
+            raise MusterError(f"{spec.key}: its build failed: {outcome.failure}")
         built = outcome.built
         with self._load_lock:
             if built.digest not in self._modules:

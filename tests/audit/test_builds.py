@@ -79,6 +79,31 @@ def test_source_that_is_not_there_is_one_finding_at_every_stage(compile_for, mak
     assert outcome.session.trace()["kernels"][0]["source_sha256"] == ""
 
 
+@pytest.mark.parametrize("stage", ["compiled", None])
+def test_host_kernel_for_a_device_has_no_device_code(world, stage):
+    plugin = world.acme("acme::mul", archs=("sm_80+",))
+    outcome = world.run(world.ask("acme::mul"), {"acme": plugin}, target="sm_90a", stage=stage)
+    assert outcome.codes == ["NO_DEVICE_CODE"]
+    assert outcome.finding("NO_DEVICE_CODE").why == "backend python runs on the host: it has no code for sm_90a"
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        (lambda make: CudaKernel(make().source, (), lambda bound, entries: None), "no entry point is named"),
+        (
+            lambda make: SimpleNamespace(name="own", source_sha256="0", plan=None, request=lambda arch: 5),
+            "returned int",
+        ),
+    ],
+    ids=["no entry point", "no request"],
+)
+def test_backend_that_asks_for_no_build_is_a_finding_and_no_exception(compile_for, make_kernel, backend, why):
+    outcome = compile_for({"acme::a": backend(make_kernel)})
+    assert outcome.codes == ["COMPILE_FAILED"]
+    assert why in outcome.finding("COMPILE_FAILED").why
+
+
 def test_backend_whose_digest_raises_is_a_finding(world):
     class Backend:
         name = "own"

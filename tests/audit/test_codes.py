@@ -117,7 +117,8 @@ def fallback_taken(world, trip, **options):
 @scenario("WRONG_ARCH", "acme::mul", "install a distribution that provides acme::mul for sm_100a")
 def wrong_arch(world, trip, **options):
     plugins = {"acme": world.acme("acme::mul", archs=("sm_90a",))}
-    return world.run(world.ask("acme::mul"), plugins, target="sm_100a" if trip else "sm_90a", **options)
+    target = "sm_100a" if trip else "sm_90a"
+    return world.run(world.ask("acme::mul"), plugins, target=target, stage="registered", **options)
 
 
 @scenario("DISABLED", "acme::mul", "take acme::mul out of MUSTER_DISABLE")
@@ -138,7 +139,7 @@ def shadowed(world, trip, **options):
 @scenario("SLOW_TIER", "acme::mul", "install a distribution with a fast kernel for acme::mul")
 def slow_tier(world, trip, **options):
     plugins = {"acme": world.acme("acme::mul", archs=("sm_80+",), tier="reference" if trip else "fast")}
-    return world.run(world.ask("acme::mul"), plugins, target="sm_90a", **options)
+    return world.run(world.ask("acme::mul"), plugins, target="sm_90a", stage="registered", **options)
 
 
 @scenario("REQUEST_NOT_HONORED", "MUSTER_ACME_TURBO", "unset MUSTER_ACME_TURBO")

@@ -159,7 +159,8 @@ def test_waiver_out_of_scope_neither_excuses_nor_is_unused(world):
     manifest = f'[expected_absent.acme.softmax]\nreason = "{WHY}"\narchs = ["sm_90a"]'
     plugins = {"acme": world.acme("acme::mul", archs=("cpu", "sm_80+"))}
     assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest).codes == ["MISSING"]
-    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, target="sm_90a").codes == []
+    there = {"target": "sm_90a", "stage": "registered"}
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, **there).codes == []
     assert world.run(world.ask("acme::mul"), plugins, manifest).codes == []
 
 

@@ -35,7 +35,7 @@ def test_matrix_of_models_that_pass_exits_0_with_a_cell_each(cli, matrix):
 
 def test_matrix_with_a_refused_cell_exits_1_and_folds_what_cells_share(cli, matrix):
     cli.acme("acme::double", "acme::twice", "acme::hopper", "acme::gone")
-    ran = matrix()
+    ran = matrix("--stage", "registered")
     assert ran.code == 1
     lines = ran.out.splitlines()
     assert lines[0] == lines[-1] == "REFUSED: 2 models x 2 targets: 4 refused"
@@ -48,12 +48,12 @@ def test_matrix_with_a_refused_cell_exits_1_and_folds_what_cells_share(cli, matr
 
 def test_matrix_json_and_markdown_say_the_same(cli, matrix):
     cli.acme("acme::hopper", "acme::gone")
-    groups = matrix("--format", "json").json["groups"]
+    groups = matrix("--stage", "registered", "--format", "json").json["groups"]
     assert groups == [
         {"cells": ["one, two on cpu, sm_90a"], "keys": {"MISSING": ["acme::gone"]}},
         {"cells": ["one, two on cpu"], "keys": {"WRONG_ARCH": ["acme::hopper"]}},
     ]
-    markdown = matrix("--format", "markdown").out
+    markdown = matrix("--stage", "registered", "--format", "markdown").out
     assert "| MODEL | cpu | sm\\_90a |" in markdown
     assert "- WRONG\\_ARCH: acme::hopper" in markdown
 
