@@ -61,10 +61,15 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
     """Each expected_present entry in scope was asked for and found; a miss has its own finding."""
     if not evidence.is_complete or not evidence.rows:
         return
+    asked = evidence.asked_keys | {evidence.decide(key).renamed_to for key in evidence.asked_keys}
     for entry in evidence.in_scope(evidence.manifest.expected_present):
-        if entry.key not in evidence.asked_keys:
+        is_absent = evidence.decide(entry.key).chosen is None
+        if entry.key not in asked:
             why = f"nothing asked for it, but the manifest expects it: {entry.reason}"
-        elif evidence.decide(entry.key).chosen is None and evidence.excuse(entry.key) is not None:
+        elif is_absent and entry.key in evidence.asked.allow_unresolved:
+            # The miss may be allowed; what the manifest promises may not, and would go unsaid with it.
+            why = f"it is absent, which was allowed, but the manifest expects it: {entry.reason}"
+        elif is_absent and evidence.excuse(entry.key) is not None:
             why = f"it is absent and waived, but the manifest expects it: {entry.reason}"
         else:
             continue

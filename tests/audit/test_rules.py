@@ -236,3 +236,22 @@ def test_contract_of_a_built_in_key_is_the_hosts_whatever_a_guest_is_called(worl
         Registered(world.spec("gemv::dense", contract="of_host"), Provider("w4a16_gemv", "kernel-muster", "0.1")),
     )
     assert owner_contract(Catalog(plugins, kernels), km.KernelKey("gemv", "dense")) == "of_host"
+
+
+# what is expected may not be allowed away
+
+
+def test_expected_kernel_whose_absence_was_allowed_still_refuses(world):
+    manifest = '[expected_present.acme]\nsoftmax = "the main path of this model"'
+    plugins = {"acme": world.acme("acme::mul")}
+    allowed = {"dangerously_allow_unresolved": ["acme::softmax"]}
+    assert world.run(world.ask("acme::mul", "acme::softmax"), plugins, **allowed).report.verdict == "passed"
+    outcome = world.run(world.ask("acme::mul", "acme::softmax"), plugins, manifest, **allowed)
+    assert outcome.report.verdict == "refused"
+    assert "absent, which was allowed" in outcome.finding("EXPECTED_NOT_ASKED").why
+
+
+def test_expected_kernel_asked_for_by_its_old_name_was_asked_for(world):
+    manifest = '[expected_present.acme]\nmul = "the main path of this model"'
+    plugins = {"acme": world.acme("acme::mul", aliases=("acme::old",))}
+    assert world.run(world.ask("acme::old"), plugins, manifest).codes == ["KEY_RENAMED"]
