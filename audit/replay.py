@@ -21,7 +21,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding, Severity
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.layouts import WeightCopy
-from kernel_muster.registry.levers import CORE_LEVERS, Lever, Origin, read_levers
+from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever, Origin, read_levers
 from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry
 from kernel_muster.registry.specs import KernelSpec, Provider, Registered
 from kernel_muster.registry.target import CPU_TARGET, Target
@@ -128,10 +128,13 @@ def _lever_sources(
 ) -> list[tuple[Origin, Mapping[str, object]]]:
     """Return what the trace sets, then the manifest's defaults where the trace is silent.
 
-    A trace gives the values in force; one that is its lever's default was not set on purpose.
+    A trace gives the values in force; one that is its lever's default was not set on purpose. An engine's own names,
+    which nobody declares and no prefix claims, are carried and say nothing here.
     """
+    declared = {lever.name for lever in catalog.levers}
     default = {lever.name: lever.default for lever in catalog.levers}
-    given = {n: v for n, v in trace.levers.items() if v is not None and repr(v) != repr(default.get(n))}
+    ours = {n: v for n, v in trace.levers.items() if n in declared or n.startswith(PREFIX)}
+    given = {n: v for n, v in ours.items() if v is not None and repr(v) != repr(default.get(n))}
     defaults = {} if manifest is None else {n: v for n, v in manifest.defaults.items() if n not in trace.levers}
     return [("given", given), ("manifest", defaults)]
 

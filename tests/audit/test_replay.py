@@ -356,3 +356,8 @@ def test_100_000_lookups_fold_into_the_rows_of_their_keys(world):
     assert report.counts.lookups == 100_000
     assert len(report.kernels) == 250
     assert [f.subject for f in report.findings] == [f"acme::k{number}" for number in range(240, 250)]
+
+
+def test_levers_of_an_engine_without_our_prefix_are_carried_and_ignored(world):
+    rows = [lookup("mul")]
+    assert codes(judge(world, foreign(lookups=rows, levers={"ENGINE_FAST": "x", "qkv arm": 1}))) == []
