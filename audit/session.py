@@ -236,9 +236,18 @@ class BootSession:
                 yield _observer_failed(name, outcome.error, outcome.stack)
 
     def _refuse_opening(self, opening: Opening) -> NoReturn:
-        verdict = judge_opening(opening.catalog, opening.findings, self._options.asked.profile)
+        self._report = self._opening_judged(opening)
+        self._observers_failed = tuple(self._tell_observers())
+        if self._observers_failed:
+            self._report = self._opening_judged(opening)
+        log_finished(self._report)
+        raise BootRefused(render_text(self._report), self._report)
+
+    def _opening_judged(self, opening: Opening) -> Report:
+        findings = (*opening.findings, *self._observers_failed)
+        verdict = judge_opening(opening.catalog, findings, self._options.asked.profile)
         wanted = self._wanted
-        self._report = opening_report(
+        return opening_report(
             verdict,
             self._options.muster_version,
             catalog=opening.catalog,
@@ -248,8 +257,6 @@ class BootSession:
             profile=self._options.asked.profile,
             as_of=self._as_of.isoformat(),
         )
-        log_finished(self._report)
-        raise BootRefused(render_text(self._report), self._report)
 
 
 def _observer_failed(name: str, error: BaseException | None, stack: str) -> Finding:

@@ -602,3 +602,10 @@ def test_failed_plugin_explains_that_nobody_describes_the_model(world):
     assert outcome.finding("PLUGIN_LOAD_FAILED").explains[0].startswith("UNKNOWN_MODEL 'acme-1b': no manifest")
     plugins = {"acme": world.plugin(kernels=failing)}  # it has no manifests
     assert world.run(world.ask(), plugins, None, model="acme-1b").codes == ["PLUGIN_LOAD_FAILED", "UNKNOWN_MODEL"]
+
+
+def test_observer_sees_a_boot_that_was_refused_on_opening(world):
+    seen = []
+    plugins = {"watch": world.plugin(audit_finished=lambda report: seen.append(report.verdict))}
+    assert world.run(lambda boot: None, plugins, levers={"MUSTER_NOPE": "1"}).report.verdict == "refused"
+    assert seen == ["refused"]
