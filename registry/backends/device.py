@@ -101,7 +101,7 @@ class DeviceRunner(BuildRunner):
     def __init__(self, device: Device, arch: Arch, builder: Builder) -> None:
         super().__init__(arch, builder)
         self._device = device
-        self._modules: dict[str, _Module] = {}
+        self._modules: dict[tuple[str, tuple[EntryPoint, ...]], _Module] = {}
         self._load_lock = threading.Lock()
 
     def state(self, spec: KernelSpec) -> BuildState:
@@ -152,10 +152,12 @@ class DeviceRunner(BuildRunner):
         if outcome.built is None:
             raise MusterError(f"{spec.key}: its build failed: {outcome.failure}")
         built = outcome.built
+        # Equal code may be asked for with other entry points: those must be loaded too.
+        place = (built.digest, outcome.request.entries)
         with self._load_lock:
-            if built.digest not in self._modules:
-                self._modules[built.digest] = _Module(self._device, built, outcome.request.entries)
-            return self._modules[built.digest]
+            if place not in self._modules:
+                self._modules[place] = _Module(self._device, built, outcome.request.entries)
+            return self._modules[place]
 
 
 def _driver() -> Any:
