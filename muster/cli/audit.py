@@ -66,6 +66,8 @@ def audit(
         plugins=plugin,
         no_plugins=no_plugin,
     )
+    if output is not None and trace is not None and output.resolve() == trace.resolve():
+        raise UsageError(f"--output and --trace both name {output}: one would overwrite the other")
     for path in (output, trace):
         check_writable(path)
     with configured_logs(verbose=verbose), shown_progress() as progress:

@@ -293,3 +293,10 @@ def test_audit_of_the_shipped_models_passes_on_cpu(cli: Any, model: str) -> None
     assert ran.code == 0, ran.out
     assert ran.out.startswith(f"PASSED: {model} on cpu")
     assert ran.out.isascii()
+
+
+def test_output_and_trace_to_one_file_is_a_usage_error(cli: Any, tmp_path: Path) -> None:
+    ran = cli("audit", "nobody", "--target", "cpu", "--output", tmp_path / "x", "--trace", tmp_path / "." / "x")
+    assert ran.code == 2
+    assert "one would overwrite the other" in ran.err
+    assert not (tmp_path / "x").exists()
