@@ -103,3 +103,19 @@ def _foreign_view(value: Any) -> ArrayView:
     except Exception as error:  # noqa: BLE001  (producers raise whatever they like)
         raise ContractError(f"is {type(value).__name__}, which CuPy cannot import without a copy ({error})") from None
     return _cupy_view(array)
+
+
+def stream_pointer(stream: object | None) -> int:
+    """Return the driver's handle of a stream: CuPy's, torch's, a number, or None for CuPy's current one."""
+    if stream is None:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+    if isinstance(stream, int):
+        return stream
+    pointer = getattr(stream, "ptr", None)
+    if pointer is None:
+        pointer = getattr(stream, "cuda_stream", None)
+    if pointer is None:
+        raise ContractError(f"stream is {type(stream).__name__}, expected a CuPy or torch stream, or its address")
+    return int(pointer)

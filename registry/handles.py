@@ -5,7 +5,8 @@ from typing import Any, NoReturn
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.errors import ContractError, NullKernelError
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.running import Launch, Runner
+from kernel_muster.registry.running import Launch, LaunchOptions, Runner
+from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec, Provider
 
 
@@ -36,23 +37,38 @@ class Handle:
             return weight
         return self.spec.prepare(weight)
 
-    def prepare(self, *args: Any, overlap: bool = False, **kwargs: Any) -> Launch:
+    def prepare(self, *args: Any, overlap: bool = False, scratch: Any = None, **kwargs: Any) -> Launch:
         """Check the arguments once and return ``launch(stream=None)``, which only enqueues.
 
         It holds on to the arguments' memory, not to their values: what they hold when it runs is what counts. An
         empty launch does nothing. With ``overlap`` the kernel may begin while the launch before it on the stream still
         runs (programmatic dependent launch, sm_90 and newer): only where that launch writes no weight of this one.
-        ContractError names what does not fit.
+        ``scratch`` is device memory of at least :meth:`scratch_bytes` that launches on one stream share; without it a
+        launch that needs some gets its own. ContractError names what does not fit.
         """
-        bound = self.contract.signature.bind(str(self.key), args, kwargs)
-        self._check_layouts(bound.arguments)
-        if bound.is_empty:
-            return _launch_nothing
-        return self._runner.prepare(str(self.key), self.spec, bound, overlap=overlap)
+        return self._prepared(self._bound(args, kwargs), LaunchOptions(overlap, scratch))
+
+    def scratch_bytes(self, *args: Any, **kwargs: Any) -> int:
+        """Return how many bytes of device memory a launch of these arguments needs besides them; most need none."""
+        bound = self._bound(args, kwargs)
+        return 0 if bound.is_empty else self._runner.scratch_bytes(str(self.key), self.spec, bound)
 
     def __call__(self, *args: Any, stream: object | None = None, **kwargs: Any) -> None:
-        """Check the arguments and launch; outputs are arguments and nothing is returned."""
-        self.prepare(*args, **kwargs)(stream)
+        """Check the arguments and launch; outputs are arguments and nothing is returned.
+
+        Scratch of a launch comes from the memory pool of its stream.
+        """
+        self._prepared(self._bound(args, kwargs), LaunchOptions(stream=stream, is_stream_known=True))(stream)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        bound = self.contract.signature.bind(str(self.key), args, kwargs)
+        self._check_layouts(bound.arguments)
+        return bound
+
+    def _prepared(self, bound: Bound, options: LaunchOptions) -> Launch:
+        if bound.is_empty:
+            return _launch_nothing
+        return self._runner.prepare(str(self.key), self.spec, bound, options)
 
     def _check_layouts(self, arguments: dict[str, Any]) -> None:
         wanted = self.spec.weight_layout
@@ -95,6 +111,10 @@ class NullHandle:
         self._refuse()
 
     def prepare(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NullKernelError."""
+        self._refuse()
+
+    def scratch_bytes(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NullKernelError."""
         self._refuse()
 

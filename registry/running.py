@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.errors import ContractError, MusterError
@@ -19,6 +19,20 @@ class Launch(Protocol):
 
     def __call__(self, stream: object | None = None) -> None:
         """Enqueue on a stream; None is CuPy's current one."""
+
+
+@frozen
+class LaunchOptions:
+    """How one launch is prepared.
+
+    ``overlap``: it may begin while the launch before it runs. ``scratch``: the caller's device memory, else its own.
+    ``stream``: the stream that it will run on, where that is known; memory of its own then belongs to that stream.
+    """
+
+    overlap: bool = False
+    scratch: Any = None
+    stream: object | None = None
+    is_stream_known: bool = False
 
 
 @frozen
@@ -44,8 +58,11 @@ class Runner(Protocol):
     def state(self, spec: KernelSpec) -> BuildState:
         """Wait for a spec and say how far it has come."""
 
-    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Return a launch of checked arguments that only enqueues."""
+
+    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
+        """Return how much device memory a launch of checked arguments needs besides them."""
 
 
 class HostRunner:
@@ -61,7 +78,11 @@ class HostRunner:
         """Return the stage: a host kernel that was selected can be called."""
         return BuildState("loaded")
 
-    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
+        """Return 0: host kernels make what they need."""
+        return 0
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Return a call of the kernel's function; ContractError for an array that is not host memory."""
         backend = spec.backend
         if not is_host_backend(backend):
@@ -89,6 +110,10 @@ class NoRunner:
         """Return the lowest stage."""
         return BuildState("registered")
 
-    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
+        """Return 0: nothing is launched."""
+        return 0
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Refuse."""
         raise MusterError(f"{owner}: this boot has an architecture as its target, and no device to launch on")

@@ -21,8 +21,9 @@ Extent = tuple[int, int, int]
 class LaunchPlan:
     """One launch: entry point, grid, and the values of its parameters in order.
 
-    ``arguments`` are array views (passed as pointers) and numbers. ``block`` None is the entry's launch bound. A
-    ``cluster`` is for kernels that have none compiled in. ``may_overlap`` is False for a kernel that does not wait for
+    ``arguments`` are array views (passed as pointers), numbers, and what workspace.py offers: ``Scratch``, ``Counters``
+    and ``TensorMap``. ``block`` None is the entry's launch bound. A ``cluster`` is for kernels that have none compiled
+    in. ``may_overlap`` is False for a kernel that does not wait for
     the launch before it (``griddepcontrol.wait``): it never begins early, whatever ``handle.prepare`` asks for.
     """
 

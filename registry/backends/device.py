@@ -10,14 +10,23 @@ from concurrent.futures import Future
 from typing import Any
 
 from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.arrays import ArrayView
+from kernel_muster.registry.arrays import ArrayView, stream_pointer
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
 from kernel_muster.registry.backends.request import PARAMETER_TYPES, BuildFailure, BuildRequest, Built, EntryPoint
+from kernel_muster.registry.backends.workspace import (
+    Counters,
+    Places,
+    Scratch,
+    TensorMap,
+    encode_tensor_map,
+    place_workspace,
+    regions_of,
+)
 from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.running import BuildState, Launch, Progress
+from kernel_muster.registry.running import BuildState, Launch, LaunchOptions, Progress
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.target import Device
@@ -90,7 +99,11 @@ class BuildRunner:
         built = outcome.built
         return BuildState("compiled", None, built.entries, built.digest, built.compiler)
 
-    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
+        """Return 0: nothing is launched."""
+        return 0
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Refuse: there is no device."""
         raise MusterError(f"{owner}: this boot has an architecture as its target, and no device to launch on")
 
@@ -118,23 +131,36 @@ class DeviceRunner(BuildRunner):
             return BuildState("compiled", failure, state.resources, state.digest, state.compiler)
         return BuildState("loaded", None, state.resources, state.digest, state.compiler)
 
-    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, *, overlap: bool) -> Launch:
+    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
+        """Return what the launches of these arguments need besides them."""
+        _, plans = self._plans(owner, spec, bound)
+        return regions_of(plans, Scratch).size_bytes
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Check what a device asks of arguments, and return a launch that only enqueues."""
+        module, plans = self._plans(owner, spec, bound)
+        places = place_workspace(owner, plans, options, self._device.ordinal)
+        launches = [self._prepared(owner, module, plan, options.overlap and plan is plans[0], places) for plan in plans]
+        return launches[0] if len(launches) == 1 else _InOrder(launches)
+
+    def _plans(self, owner: str, spec: KernelSpec, bound: Bound) -> "tuple[_Module, tuple[LaunchPlan, ...]]":
         backend = spec.backend
         if not is_device_backend(backend):
             raise MusterError(f"{owner}: backend {backend.name} does not run on a device")
         module = self._module(spec)
         for name, view in bound.views.items():
             self._check(owner, name, view, name in backend.strided)
-        plans = backend.plan(bound, module.built.entries)
-        launches = [self._prepared(owner, module, plan, overlap and plan is plans[0]) for plan in plans]
-        return launches[0] if len(launches) == 1 else _InOrder(launches)
+        return module, backend.plan(bound, module.built.entries)
 
-    def _prepared(self, owner: str, module: "_Module", plan: LaunchPlan, overlap: bool) -> "_PreparedLaunch":
+    def _prepared(
+        self, owner: str, module: "_Module", plan: LaunchPlan, overlap: bool, places: Places
+    ) -> "_PreparedLaunch":
         for position, value in enumerate(plan.arguments):
-            if isinstance(value, ArrayView):
-                self._check(owner, f"argument {position} of {plan.entry}", value, True)
-        return _PreparedLaunch(owner, module, plan, overlap and plan.may_overlap and self._arch.capability >= (9, 0))
+            view = value.view if isinstance(value, TensorMap) else value
+            if isinstance(view, ArrayView):
+                self._check(owner, f"argument {position} of {plan.entry}", view, True)
+        overlap = overlap and plan.may_overlap and self._arch.capability >= (9, 0)
+        return _PreparedLaunch(owner, module, plan, overlap, places)
 
     def _check(self, owner: str, name: str, view: ArrayView, may_be_strided: bool) -> None:
         if view.device != self._device.ordinal:
@@ -201,16 +227,16 @@ class _PreparedLaunch:
 
     __slots__ = ("_config", "_function", "_keep", "_launch", "_params", "_stream", "owner")
 
-    def __init__(self, owner: str, module: _Module, plan: LaunchPlan, overlap: bool) -> None:
+    def __init__(self, owner: str, module: _Module, plan: LaunchPlan, overlap: bool, places: Places) -> None:
         driver = _driver()
         entry = module.entries[plan.entry]
         self.owner = owner
         self._function = module.functions[entry.name]
         self._launch = driver.cuLaunchKernelEx
-        values = [
-            _value(owner, entry, kind, value) for kind, value in zip(entry.parameters, plan.arguments, strict=True)
-        ]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        arguments = [places.pointers[value] if isinstance(value, Scratch | Counters) else value
+                     for value in plan.arguments]  # fmt: skip
+        values = [_value(owner, entry, kind, value) for kind, value in zip(entry.parameters, arguments, strict=True)]
+        pointers = (ctypes.c_void_p * len(values))(*(_address(value) for value in values))
         self._params = ctypes.addressof(pointers)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid
@@ -221,11 +247,11 @@ class _PreparedLaunch:
         config.attrs, config.numAttrs = attributes, len(attributes)
         self._config = config
         self._stream: object = self  # no stream yet
-        self._keep = (module, values, pointers, plan.arguments, attributes)
+        self._keep = (module, values, pointers, plan.arguments, attributes, places)
 
     def __call__(self, stream: object | None = None) -> None:
         if stream is None or stream is not self._stream:
-            self._config.hStream = _driver().CUstream(_stream_pointer(stream))
+            self._config.hStream = _driver().CUstream(stream_pointer(stream))
             self._stream = stream
         (status,) = self._launch(self._config, self._function, self._params, 0)
         if status:
@@ -249,9 +275,16 @@ def _value(owner: str, entry: EntryPoint, kind: str, value: Any) -> Any:
     """Coerce one argument to its declared C type."""
     if kind == "ptr":
         return ctypes.c_uint64(value.pointer if isinstance(value, ArrayView) else int(value))
+    if isinstance(value, TensorMap) and kind == "tensormap":
+        return encode_tensor_map(owner, value)
     if kind not in _CTYPES:
         raise MusterError(f"{owner}: {entry.name} has a parameter of type {kind} ({PARAMETER_TYPES[kind].size} bytes)")
     return _CTYPES[kind](value)
+
+
+def _address(value: Any) -> int:
+    """Return where a coerced argument lies: a C value of ours, or an object of the driver's bindings."""
+    return int(value.getPtr()) if hasattr(value, "getPtr") else ctypes.addressof(value)
 
 
 def _attributes(driver: Any, plan: LaunchPlan, overlap: bool) -> list[Any]:
@@ -267,19 +300,3 @@ def _attributes(driver: Any, plan: LaunchPlan, overlap: bool) -> list[Any]:
         programmatic.value.programmaticStreamSerializationAllowed = 1
         attributes.append(programmatic)
     return attributes
-
-
-def _stream_pointer(stream: object | None) -> int:
-    """Return the driver's handle of a stream: CuPy's, torch's, a number, or None for CuPy's current one."""
-    if stream is None:
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
-    if isinstance(stream, int):
-        return stream
-    pointer = getattr(stream, "ptr", None)
-    if pointer is None:
-        pointer = getattr(stream, "cuda_stream", None)
-    if pointer is None:
-        raise ContractError(f"stream is {type(stream).__name__}, expected a CuPy or torch stream, or its address")
-    return int(pointer)
