@@ -4,26 +4,19 @@ Loading and launching go through ``cuda.bindings``; CuPy holds the context, memo
 """
 
 import contextlib
-import ctypes
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.arrays import ArrayView, stream_pointer
+from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
-from kernel_muster.registry.backends.request import PARAMETER_TYPES, BuildFailure, BuildRequest, Built, EntryPoint
-from kernel_muster.registry.backends.workspace import (
-    Counters,
-    Places,
-    Scratch,
-    TensorMap,
-    encode_tensor_map,
-    place_workspace,
-    regions_of,
-)
+from kernel_muster.registry.backends.prepared import InOrder, LaunchFailed, PreparedLaunch, bindings, checked
+from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Built, EntryPoint
+from kernel_muster.registry.backends.workspace import Places, Scratch, TensorMap, place_workspace, regions_of
 from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.running import BuildState, Launch, LaunchOptions, Progress
@@ -35,16 +28,6 @@ from kernel_muster.registry.watch import cause_chain, one_line
 # A vector load of 16 bytes is the widest that kernels use.
 ALIGNMENT = 16
 _PLAIN_SHARED_BYTES = 48 * 1024
-_CTYPES: dict[str, Any] = {
-    "ptr": ctypes.c_uint64,
-    "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
-    "f32": ctypes.c_float, "f64": ctypes.c_double, "bool": ctypes.c_bool,
-}  # fmt: skip
-
-
-class LaunchFailed(MusterError):
-    """The driver refused a launch."""
 
 
 class BuildRunner:
@@ -141,7 +124,7 @@ class DeviceRunner(BuildRunner):
         module, plans = self._plans(owner, spec, bound)
         places = place_workspace(owner, plans, options, self._device.ordinal)
         launches = [self._prepared(owner, module, plan, options.overlap and plan is plans[0], places) for plan in plans]
-        return launches[0] if len(launches) == 1 else _InOrder(launches)
+        return launches[0] if len(launches) == 1 else InOrder(launches)
 
     def _plans(self, owner: str, spec: KernelSpec, bound: Bound) -> "tuple[_Module, tuple[LaunchPlan, ...]]":
         backend = spec.backend
@@ -154,13 +137,13 @@ class DeviceRunner(BuildRunner):
 
     def _prepared(
         self, owner: str, module: "_Module", plan: LaunchPlan, overlap: bool, places: Places
-    ) -> "_PreparedLaunch":
+    ) -> "PreparedLaunch":
         for position, value in enumerate(plan.arguments):
             view = value.view if isinstance(value, TensorMap) else value
             if isinstance(view, ArrayView):
                 self._check(owner, f"argument {position} of {plan.entry}", view, True)
         overlap = overlap and plan.may_overlap and self._arch.capability >= (9, 0)
-        return _PreparedLaunch(owner, module, plan, overlap, places)
+        return PreparedLaunch(owner, module, plan, places, overlap=overlap)
 
     def _check(self, owner: str, name: str, view: ArrayView, may_be_strided: bool) -> None:
         if view.device != self._device.ordinal:
@@ -186,117 +169,24 @@ class DeviceRunner(BuildRunner):
             return self._modules[place]
 
 
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def _checked(result: tuple[Any, ...], what: str) -> Any:
-    status, *values = result
-    if int(status) != 0:
-        raise LaunchFailed(f"{what}: {status.name}")
-    return values[0] if values else None
-
-
 class _Module:
     """Loaded machine code and its functions, with their attributes set once."""
 
     def __init__(self, device: Device, built: Built, entries: tuple[EntryPoint, ...]) -> None:
         import cupy
 
-        driver = _driver()
+        driver = bindings()
         self.built = built
         self.device = device
-        self.entries = {entry.name: entry for entry in entries}
+        self.entries: Mapping[str, EntryPoint] = {entry.name: entry for entry in entries}
         with cupy.cuda.Device(device.ordinal):
             cupy.cuda.runtime.free(0)  # makes the context that CuPy's memory belongs to
-            self.handle = _checked(driver.cuModuleLoadData(built.cubin), "cuModuleLoadData")
-            self.functions = {entry.name: self._function(driver, entry) for entry in entries}
+            self.handle = checked(driver.cuModuleLoadData(built.cubin), "cuModuleLoadData")
+            self.functions: Mapping[str, Any] = {entry.name: self._function(driver, entry) for entry in entries}
 
     def _function(self, driver: Any, entry: EntryPoint) -> Any:
-        function = _checked(driver.cuModuleGetFunction(self.handle, entry.name.encode()), entry.name)
+        function = checked(driver.cuModuleGetFunction(self.handle, entry.name.encode()), entry.name)
         if entry.dynamic_shared_bytes > _PLAIN_SHARED_BYTES:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver.cuFuncSetAttribute(function, attribute, entry.dynamic_shared_bytes), entry.name)
+            checked(driver.cuFuncSetAttribute(function, attribute, entry.dynamic_shared_bytes), entry.name)
         return function
-
-
-class _PreparedLaunch:
-    """One launch with everything but its stream in place. Calling it only enqueues."""
-
-    __slots__ = ("_config", "_function", "_keep", "_launch", "_params", "_stream", "owner")
-
-    def __init__(self, owner: str, module: _Module, plan: LaunchPlan, overlap: bool, places: Places) -> None:
-        driver = _driver()
-        entry = module.entries[plan.entry]
-        self.owner = owner
-        self._function = module.functions[entry.name]
-        self._launch = driver.cuLaunchKernelEx
-        arguments = [places.pointers[value] if isinstance(value, Scratch | Counters) else value
-                     for value in plan.arguments]  # fmt: skip
-        values = [_value(owner, entry, kind, value) for kind, value in zip(entry.parameters, arguments, strict=True)]
-        pointers = (ctypes.c_void_p * len(values))(*(_address(value) for value in values))
-        self._params = ctypes.addressof(pointers)
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid
-        block = plan.block or (module.built.entries[entry.name].max_threads or 0, 1, 1)
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = plan.dynamic_shared_bytes
-        attributes = _attributes(driver, plan, overlap)
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        self._config = config
-        self._stream: object = self  # no stream yet
-        self._keep = (module, values, pointers, plan.arguments, attributes, places)
-
-    def __call__(self, stream: object | None = None) -> None:
-        if stream is None or stream is not self._stream:
-            self._config.hStream = _driver().CUstream(stream_pointer(stream))
-            self._stream = stream
-        (status,) = self._launch(self._config, self._function, self._params, 0)
-        if status:
-            raise LaunchFailed(f"{self.owner}: {status.name}")
-
-
-class _InOrder:
-    """Several launches that follow each other on one stream."""
-
-    __slots__ = ("_launches",)
-
-    def __init__(self, launches: list[_PreparedLaunch]) -> None:
-        self._launches = launches
-
-    def __call__(self, stream: object | None = None) -> None:
-        for launch in self._launches:
-            launch(stream)
-
-
-def _value(owner: str, entry: EntryPoint, kind: str, value: Any) -> Any:
-    """Coerce one argument to its declared C type."""
-    if kind == "ptr":
-        return ctypes.c_uint64(value.pointer if isinstance(value, ArrayView) else int(value))
-    if isinstance(value, TensorMap) and kind == "tensormap":
-        return encode_tensor_map(owner, value)
-    if kind not in _CTYPES:
-        raise MusterError(f"{owner}: {entry.name} has a parameter of type {kind} ({PARAMETER_TYPES[kind].size} bytes)")
-    return _CTYPES[kind](value)
-
-
-def _address(value: Any) -> int:
-    """Return where a coerced argument lies: a C value of ours, or an object of the driver's bindings."""
-    return int(value.getPtr()) if hasattr(value, "getPtr") else ctypes.addressof(value)
-
-
-def _attributes(driver: Any, plan: LaunchPlan, overlap: bool) -> list[Any]:
-    attributes = []
-    if plan.cluster is not None:
-        cluster = driver.CUlaunchAttribute()
-        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = plan.cluster
-        attributes.append(cluster)
-    if overlap:
-        programmatic = driver.CUlaunchAttribute()
-        programmatic.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        programmatic.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(programmatic)
-    return attributes
