@@ -21,11 +21,13 @@ from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.backends.choose import choose_runner
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
+from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
 from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
 from kernel_muster.registry.records import FailedRequest
-from kernel_muster.registry.running import Progress
+from kernel_muster.registry.running import Progress, Runner
 from kernel_muster.registry.sites import site_name
 from kernel_muster.registry.specs import STAGES
 from kernel_muster.registry.target import Target
@@ -45,13 +47,14 @@ def abort_process(text: str) -> None:
 
 @frozen(kw_only=True)
 class BootOptions:
-    """How a boot is judged, and what happens after its seal."""
+    """How a boot is judged, and what happens after its seal. ``wrap_runner`` lets a measurement see every launch."""
 
     asked: Asked = field(default_factory=Asked)
     on_late_miss: OnLateMiss = "raise"
     abort: Callable[[str], None] = abort_process
     muster_version: str = ""
     progress: Progress | None = None
+    wrap_runner: Callable[[Runner], Runner] | None = None
 
     def check(self) -> None:
         """Refuse options that mean nothing or contradict each other."""
@@ -98,12 +101,14 @@ class BootSession:
         if not self._opening.is_usable:
             self._refuse_opening(self._opening)
         waivers = self._evidence(with_lookups=False).waivers
+        runner = choose_runner(self.target, self._options.asked.stage, _text(self.levers["MUSTER_CACHE_DIR"]))
+        wrap = self._options.wrap_runner
         self._session = LookupSession(
             self._opening.catalog,
             self.target,
             self.levers,
             excused=lambda key: waivers[key].reason if key in waivers else "",
-            runner=choose_runner(self.target, self._options.asked.stage, _text(self.levers["MUSTER_CACHE_DIR"])),
+            runner=runner if wrap is None else wrap(runner),
         )
 
     def __exit__(
@@ -142,6 +147,10 @@ class BootSession:
     def kernels(self) -> Lookups:
         """What layers look kernels up with."""
         return Lookups(self._lookups)
+
+    def handle_of(self, key: KernelKey) -> Handle | None:
+        """Return the handle that serves a key, or None, without recording a question."""
+        return self._lookups.handle_of(key)
 
     @property
     def report(self) -> Report:
