@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kernel_muster.bench.contestants import as_cupy
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
@@ -12,14 +13,14 @@ CHECKED_FEATURES = 2048
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One shape: a logical weight ``(N, K)``, activations ``[16, K]`` BF16, and the exact result for some features."""
+class DenseData:
+    """One shape: a logical weight ``(N, K)``, activations ``[M, K]`` BF16, and the exact result for some features."""
 
     features: int
     depth: int
     weight: Nvfp4Weight
     x: Any
-    expected: Any  # float64 [16, min(N, CHECKED_FEATURES)], on the host
+    expected: Any  # float64 [M, min(N, CHECKED_FEATURES)], on the host
 
     @property
     def weight_bytes(self) -> int:
@@ -31,9 +32,14 @@ class Problem:
         import cupy
 
         checked = self.expected[:rows]
-        result = cupy.asnumpy(out[:rows, : checked.shape[1]].astype(cupy.float32)).astype(np.float64)
-        error = float(np.linalg.norm(result - checked) / np.linalg.norm(checked))
-        return error if np.isfinite(error) else float("inf")
+        result = as_cupy(out)[:rows, : checked.shape[1]].astype(cupy.float32)
+        return relative_l2(cupy.asnumpy(result), checked)
+
+
+def relative_l2(result: Any, expected: Any) -> float:
+    """Return the relative L2 error of a host array against float64, NaN counting as infinite."""
+    error = float(np.linalg.norm(np.asarray(result, np.float64) - expected) / np.linalg.norm(expected))
+    return error if np.isfinite(error) else float("inf")
 
 
 def _code_shares() -> Any:
@@ -44,8 +50,8 @@ def _code_shares() -> Any:
     return counts / counts.sum()
 
 
-def make_problem(features: int, depth: int, seed: int = 0) -> Problem:
-    """Make a problem on the current device; 16 rows of activations."""
+def make_dense_data(features: int, depth: int, rows: int, seed: int = 0) -> DenseData:
+    """Make a weight and so many rows of activations on the current device."""
     import cupy
 
     generator = cupy.random.default_rng(seed)
@@ -53,22 +59,22 @@ def make_problem(features: int, depth: int, seed: int = 0) -> Problem:
     packed = cupy.empty((features, depth // 2), cupy.uint8)
     step = max(1, 2**26 // depth)
     for start in range(0, features, step):
-        rows = packed[start : start + step]
+        part = packed[start : start + step]
         low, high = (
-            cupy.searchsorted(edges, generator.random(rows.shape, dtype=cupy.float32)).astype(cupy.uint8)
+            cupy.searchsorted(edges, generator.random(part.shape, dtype=cupy.float32)).astype(cupy.uint8)
             for _ in range(2)
         )
-        rows[:] = low | (high << 4)
+        part[:] = low | (high << 4)
     # E4M3 bytes from 2^-7 (below the smallest normal number) to 2^7: all magnitudes that a checkpoint has.
     scales = generator.integers(4, 104, (features, depth // nvfp4.GROUP), dtype=cupy.uint8)
     weight = Nvfp4Weight(packed, scales, np.array(2.0**-8, np.float32))
-    x = np.random.default_rng(seed).standard_normal((16, depth)).astype(np.float32)
+    x = np.random.default_rng(seed).standard_normal((rows, depth)).astype(np.float32)
     bf16 = x.view(np.uint32) >> 16  # truncation is as good as any for test data
     values = (bf16 << 16).view(np.float32)
     checked = min(features, CHECKED_FEATURES)
     host = Nvfp4Weight(cupy.asnumpy(packed[:checked]), cupy.asnumpy(scales[:checked]), np.array(2.0**-8, np.float32))
     expected = values.astype(np.float64) @ nvfp4.dequantize(host).T
-    return Problem(features, depth, weight, _bf16(bf16.astype(np.uint16)), expected)
+    return DenseData(features, depth, weight, _bf16(bf16.astype(np.uint16)), expected)
 
 
 def _bf16(bits: Any) -> Any:

@@ -1,5 +1,6 @@
 """Records: what was measured, on what, with what, when and by which command; as JSON, and as a Markdown table."""
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -7,23 +8,26 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kernel_muster._version import __version__
-from kernel_muster.bench.contestants import PEER_PACKAGES, installed
-from kernel_muster.bench.gemv import Row
+from kernel_muster.bench.contestants import installed
+from kernel_muster.bench.peers import PACKAGES
+from kernel_muster.bench.race import Row
 from kernel_muster.registry.target import Target
 
 SCHEMA = "kernel-muster/bench"
-VERSION = "1.0"
+#: 2.0: rows of any family, with a role and a size text; 1.0 had the GEMV's only.
+VERSION = "2.0"
 METHOD = (
     "CUDA graph replays over copies that exceed the L2 (>= 320 MiB), plain launches, all contestants of a shape in "
     "turn; median of the rounds; correctness (relative L2 error against float64) first. read = a kernel that only "
-    "reads the NVFP4 weight's bytes, timed in the same call."
+    "reads the same bytes, timed in the same call."
 )
+_TOOLS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
+_Group = list[dict[str, Any]]
 
 
-def record_of(rows: Sequence[Row], target: Target, command: str, set_hash: str) -> dict[str, Any]:
+def record_of(rows: Sequence[Row], target: Target, command: str) -> dict[str, Any]:
     """Return a record as plain data."""
     device = target.device
-    packages = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy", *PEER_PACKAGES)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -33,15 +37,21 @@ def record_of(rows: Sequence[Row], target: Target, command: str, set_hash: str) 
         "driver_cuda": device.driver if device else "",
         "arch": str(target.arch or "cpu"),
         "muster_version": __version__,
-        "kernels_sha256": set_hash,
-        "packages": {name: found for name in packages if (found := installed(name)) is not None},
+        "kernels_sha256": _digest(rows),
+        "packages": {name: number for name in (*_TOOLS, *PACKAGES) if (number := installed(name)) is not None},
         "method": METHOD,
         "rows": [_plain(row) for row in rows],
     }
 
 
+def _digest(rows: Sequence[Row]) -> str:
+    """Return one digest over the sources of all kernels of ours that ran."""
+    sources = sorted({row.source_sha256 for row in rows if row.source_sha256})
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()
+
+
 def _plain(row: Row) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.as_dict().items()}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.as_dict().items()}
 
 
 def to_json(record: dict[str, Any]) -> str:
@@ -52,48 +62,53 @@ def to_json(record: dict[str, Any]) -> str:
 
 
 def to_markdown(record: dict[str, Any]) -> str:
-    """Return a record as Markdown: a head, then a table with a line for each shape and row count."""
+    """Return a record as Markdown: a head, then a table for each family."""
     packages = ", ".join(f"{name} {number}" for name, number in record["packages"].items())
-    head = [
+    lines = [
         f"- date: {record['date']}",
         f"- device: {record['device']} ({record['arch']}), driver for CUDA {record['driver_cuda']}",
         f"- command: `{record['command']}`",
         f"- kernel-muster {record['muster_version']}, kernels `{record['kernels_sha256'][:16]}`; {packages}",
         f"- method: {record['method']}",
-        "",
     ]
-    return "\n".join((*head, *_table(record["rows"]))) + "\n"
+    families = list(dict.fromkeys(row["family"] for row in record["rows"]))
+    for name in families:
+        lines += ["", *([f"## {name}", ""] if len(families) > 1 else [])]
+        lines += _table([row for row in record["rows"] if row["family"] == name])
+    return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    peers = [name for name in dict.fromkeys(_label(row) for row in rows) if name not in ("read", "ours")]
-    lines = [
-        "| shape | N x K | M | read us | ours us | spread | ours / read | GB/s | error | "
-        + "".join(f"{name} us | " for name in peers),
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|" + "--:|" * len(peers),
-    ]
-    groups: dict[tuple[str, int, int, int], dict[str, dict[str, Any]]] = {}
+def _table(rows: _Group) -> list[str]:
+    """Return a line for each kernel of ours at each shape and row count, with the floor and the peers beside it."""
+    floors = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "floor"))
+    peers = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "peer"))
+    others = [f"{name} us" for name in (*floors, *peers)]
+    own = ["us", "spread", "/ floor", "GB/s", "TFLOP/s", "error"]
+    lines = ["| " + " | ".join(["shape", "size", "M", "kernel", *own, *others]) + " |"]
+    lines.append("|---|---|--:|---|" + "--:|" * (len(own) + len(others)))
+    groups: dict[tuple[str, str, int], _Group] = {}
     for row in rows:
-        place = (row["shape"], row["features"], row["depth"], row["rows"])
-        groups.setdefault(place, {})[_label(row)] = row
-    for (shape, features, depth, count), found in groups.items():
-        our, read = found.get("ours", {}), found.get("read", {})
-        cells = [
-            shape, f"{features} x {depth}", str(count), _us(read), _us(our), _number(our, "spread", "{:.1%}"),
-            _number(our, "ratio_to_read", "{:.2f}"), _number(our, "gb_per_s", "{:.0f}"),
-            _number(our, "relative_l2", "{:.1e}"), *(_us(found.get(name, {})) for name in peers),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    notes = {f"{row['contestant']}: {row['note']}" for row in rows if row["note"]}
-    return lines + [""] + [f"- {note}" for note in sorted(notes)]
+        groups.setdefault((row["shape"], row["size"], row["rows"]), []).append(row)
+    for place, group in groups.items():
+        named = {row["contestant"]: row for row in group}
+        beside = [_number(named.get(name, {}), "us", "{:.2f}") for name in (*floors, *peers)]
+        for row in group:
+            if row["role"] == "ours":
+                lines.append("| " + " | ".join([*map(str, place), *_cells(row), *beside]) + " |")
+    notes = sorted({f"{row['contestant']}: {row['note']}" for row in rows if row["note"]})
+    return [*lines, *([""] if notes else []), *(f"- {note}" for note in notes)]
 
 
-def _label(row: dict[str, Any]) -> str:
-    return "ours" if "::" in row["contestant"] else row["contestant"]
-
-
-def _us(row: dict[str, Any]) -> str:
-    return _number(row, "us", "{:.2f}")
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["contestant"].rpartition("::")[2],
+        _number(row, "us", "{:.2f}"),
+        _number(row, "spread", "{:.1%}"),
+        _number(row, "ratio_to_floor", "{:.2f}"),
+        _number(row, "gb_per_s", "{:.0f}"),
+        _number(row, "tflop_per_s", "{:.1f}"),
+        _number(row, "relative_l2", "{:.1e}"),
+    ]
 
 
 def _number(row: dict[str, Any], name: str, form: str) -> str:

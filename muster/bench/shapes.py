@@ -9,8 +9,15 @@ from kernel_muster.registry.errors import UsageError
 Shape = tuple[str, int, int]
 
 
-def shapes_of(manifest: Manifest) -> list[Shape]:
-    """Return ``(name, N, K)`` of a model's NVFP4 projections, as its layers launch them."""
+def shapes_of(manifests: Iterable[Manifest]) -> list[Shape]:
+    """Return ``(name, N, K)`` of models' NVFP4 projections, as their layers launch them."""
+    return [
+        (f"{one.name} {role}", features, depth) for one in manifests for role, features, depth in projections_of(one)
+    ]
+
+
+def projections_of(manifest: Manifest) -> list[Shape]:
+    """Return ``(role, N, K)`` of one model's NVFP4 projections."""
     model = manifest.model
     hidden = model.hidden_size
     if hidden is None:

@@ -7,9 +7,11 @@ compiles or tunes while the clock runs.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+_Name = TypeVar("_Name", bound=Hashable)
 
 #: More than twice the L2 of any device so far, so that nothing of the last round is left.
 COLD_BYTES = 320 * 2**20
@@ -75,9 +77,9 @@ class Timer:
         end.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, end)) * 1e3
 
-    def race(self, graphs: Mapping[str, tuple[Graph, int]], rounds: int = ROUNDS) -> dict[str, Timed]:
+    def race(self, graphs: Mapping[_Name, tuple[Graph, int]], rounds: int = ROUNDS) -> dict[_Name, Timed]:
         """Time graphs of so many launches each, in turn."""
-        taken: dict[str, list[float]] = {name: [] for name in graphs}
+        taken: dict[_Name, list[float]] = {name: [] for name in graphs}
         for graph, _ in graphs.values():
             self.once(graph)
         for _ in range(rounds):

@@ -1,33 +1,52 @@
 """``muster bench``: measure kernels on the device at hand, beside the peers that are installed."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kernel_muster.cli import options
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel_muster.bench.families import BenchFamily
+    from kernel_muster.bench.problem import Request
+    from kernel_muster.MODEL_toml.manifest import Manifest
+
+Families = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FAMILY]...", help="gemv, gemm, ...; without one, all.", show_default=False),
+]
 Models = Annotated[
-    list[str] | None, typer.Option("--model", help="Measure this model's projections; repeatable.", show_default=False)
+    list[str] | None, typer.Option("--model", help="Measure this model's shapes; repeatable.", show_default=False)
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", help="Measure N features of depth K: NxK; repeatable.", show_default=False),
+    typer.Option(
+        "--shape", help="Measure this shape (gemv: NxK) of the one family named; repeatable.", show_default=False
+    ),
 ]
-Rows = Annotated[str, typer.Option(help="Row counts M, 1 to 16, with commas.")]
+Rows = Annotated[
+    str | None, typer.Option(help="Row counts M, with commas; without it, the family's own.", show_default=False)
+]
 Rounds = Annotated[int, typer.Option(help="Replays of each contestant.", min=5, max=1000)]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Run the peers that are installed beside ours.")]
 
+#: Measured when no model and no shape is named: between them they have every projection of the shipped ones.
+_MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+
 
 def bench(
+    family: Families = None,
     model: Models = None,
     shape: Shapes = None,
-    rows: Rows = "1,8,16",
+    rows: Rows = None,
     rounds: Rounds = 25,
     peers: Peers = True,
     target: options.Target = None,
     format: options.AnyFormat = options.ReportFormat.TEXT,
     output: options.Output = None,
 ) -> int:
-    """Measure the NVFP4 GEMV on a GPU: microseconds, ratio to a read of the same bytes, error, and the peers' figures.
+    """Measure kernels on a GPU: microseconds, ratio to a read of the same bytes, error, and the peers' figures.
 
     Exit code: 0 measured, 1 no usable device or a wrong result, 2 usage.
     """
@@ -35,13 +54,13 @@ def bench(
 
     from kernel_muster.api import open_registry
     from kernel_muster.bench import plugin
-    from kernel_muster.bench.contestants import PEERS
-    from kernel_muster.bench.gemv import measure
+    from kernel_muster.bench.families import measure
     from kernel_muster.bench.record import record_of, to_json, to_markdown
     from kernel_muster.cli.output import check_writable, say, write_file
     from kernel_muster.registry.errors import BootRefused
 
-    counts, shapes = _rows(rows), _shapes(model or [], shape or [])
+    models = _manifests(model or _MODELS)
+    asked = [(one, _request(one, models, shape or [], rows, peers)) for one in _families(family or [], shape or [])]
     check_writable(output)
     try:
         kernels = open_registry(target, local_plugins={plugin.NAME: plugin})
@@ -56,40 +75,54 @@ def bench(
         if sys.stderr.isatty():
             sys.stderr.write(f"{text}\n")
 
-    measured = list(measure(kernels, shapes, counts, peers=PEERS if peers else (), rounds=rounds, say=progress))
-    digest = kernels.kernel("w4a16_gemv", "w4a16_gemv").spec
-    source = digest.backend.source_sha256 if digest is not None else ""
-    record = record_of(measured, kernels.target, f"muster {' '.join(sys.argv[1:])}", source)
+    measured = [row for one, request in asked for row in measure(one, request, kernels, rounds, progress)]
+    record = record_of(measured, kernels.target, f"muster {' '.join(sys.argv[1:])}")
     text = to_json(record) if format is options.ReportFormat.JSON else to_markdown(record)
     if output is None:
         say(text)
     else:
         write_file(output, text)
-    return 1 if any(row.note and "::" in row.contestant for row in measured) else 0
+    return 1 if any(row.note and row.role == "ours" for row in measured) else 0
 
 
-def _rows(text: str) -> list[int]:
+def _families(names: list[str], shapes: list[str]) -> "list[BenchFamily]":
+    from kernel_muster.bench.families import MODULES, family
+    from kernel_muster.registry.errors import UsageError
+
+    found = [family(name) for name in dict.fromkeys(names or MODULES)]
+    if shapes and len(found) != 1:
+        raise UsageError(f"--shape belongs to one family: name it, for example muster bench gemv --shape {shapes[0]}")
+    return found
+
+
+def _request(
+    family: "BenchFamily", models: "tuple[Manifest, ...]", shapes: list[str], rows: str | None, peers: bool
+) -> "Request":
+    from kernel_muster.bench.problem import Request
+
+    counts = family.default_rows if rows is None else _rows(rows)
+    family.check_rows(counts)
+    return Request(models, tuple(family.parse_shape(text) for text in shapes), counts, peers)
+
+
+def _rows(text: str) -> tuple[int, ...]:
     from kernel_muster.registry.errors import UsageError
 
     try:
-        counts = [int(part) for part in text.split(",")]
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--rows {text!r}: expected numbers with commas") from None
-    if not all(1 <= count <= 16 for count in counts):
-        raise UsageError(f"--rows {text!r}: a GEMV takes 1 to 16 rows")
-    return counts
 
 
-def _shapes(models: list[str], texts: list[str]) -> list[tuple[str, int, int]]:
-    from kernel_muster.bench.shapes import distinct, parse_shape, shapes_of
+def _manifests(names: "Sequence[str]") -> "tuple[Manifest, ...]":
     from kernel_muster.MODEL_toml import Catalogue, manifest_folder
     from kernel_muster.registry.errors import UsageError
 
-    found = [parse_shape(text) for text in texts]
     catalogue = Catalogue.from_folders([manifest_folder()])
-    for name in models or ([] if found else ["qwen3.6-27b", "qwen3.6-35b-a3b"]):
+    found = []
+    for name in names:
         manifest = catalogue.resolve(name).manifest
         if manifest is None:
             raise UsageError(f"--model {name}: no shipped manifest has that name; muster models lists them")
-        found += [(f"{manifest.name} {role}", features, depth) for role, features, depth in shapes_of(manifest)]
-    return distinct(found)
+        found.append(manifest)
+    return tuple(found)

@@ -5,7 +5,11 @@ import math
 
 import pytest
 from kernel_muster.bench import plugin, shapes, timing
-from kernel_muster.bench.gemv import Row, tier_of
+from kernel_muster.bench.contestants import Absent, Contestant, Entry
+from kernel_muster.bench.families import MODULES, family
+from kernel_muster.bench.gemv import tier_of
+from kernel_muster.bench.problem import Problem
+from kernel_muster.bench.race import Row, race
 from kernel_muster.bench.record import record_of, to_json, to_markdown
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.arch import parse_arch
@@ -16,8 +20,10 @@ from kernel_muster.registry.target import Device, Target
 NAN = math.nan
 
 
-def row(contestant, us, *, rows=1, note=""):
-    return Row("qkv", 14336, 5120, rows, contestant, us, us, us, 0.01, us / 10.0, 4000.0, 1.6e-3, note)
+def row(contestant, role, us, **other):
+    if us is not None:
+        other = {"spread": 0.01, "ratio_to_floor": us / 10.0, "gb_per_s": 4000.0, "relative_l2": 1.6e-3} | other
+    return Row("gemv", "qkv", "14336 x 5120", 1, contestant, role, us, us, us, **other)
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ def manifests():
     ],
 )
 def test_shapes_of_a_model_are_those_of_its_projections(manifests, model, expected):
-    assert expected <= set(shapes.shapes_of(manifests.resolve(model).manifest))
+    assert expected <= set(shapes.projections_of(manifests.resolve(model).manifest))
 
 
 def test_shapes_of_one_size_are_measured_once_under_all_their_names():
@@ -75,30 +81,150 @@ def test_read_kernel_compiles_and_keeps_its_loads():
     assert built.entries["read_bytes"].spill_store_bytes == 0
 
 
-def test_record_names_device_versions_command_and_every_contestant():
+def record(*rows):
     device = Device(0, "NVIDIA Test", (9, 0), 132, 2**37, "13.0")
-    measured = [row("read", 10.0), row("w4a16_gemv::w4a16_gemv", 12.5), row("Peer", NAN, note="not installed")]
-    record = record_of(measured, Target("cuda:0", parse_arch("sm_90a"), device), "muster bench", "ab" * 32)
-    assert (record["device"], record["arch"], record["command"]) == ("NVIDIA Test", "sm_90a", "muster bench")
-    assert json.loads(to_json(record)) == record
-    assert record["rows"][2]["us"] is None
-    table = to_markdown(record)
-    assert "| qkv | 14336 x 5120 | 1 | 10.00 | 12.50 | 1.0% | 1.25 | 4000 | 1.6e-03 | - |" in table
+    return record_of(rows, Target("cuda:0", parse_arch("sm_90a"), device), "muster bench")
+
+
+def test_record_names_device_command_and_every_contestant():
+    made = record(
+        row("read", "floor", 10.0),
+        row("w4a16_gemv::w4a16_gemv", "ours", 12.5, source_sha256="ab"),
+        row("Peer", "peer", None, note="not installed"),
+    )
+    assert (made["device"], made["arch"], made["command"]) == ("NVIDIA Test", "sm_90a", "muster bench")
+    assert json.loads(to_json(made)) == made
+    assert made["rows"][2]["us"] is None
+    table = to_markdown(made)
+    assert "| shape | size | M | kernel | us | spread | / floor | GB/s | TFLOP/s | error | read us | Peer us |" in table
+    assert "| qkv | 14336 x 5120 | 1 | w4a16_gemv | 12.50 | 1.0% | 1.25 | 4000 | - | 1.6e-03 | 10.00 | - |" in table
     assert "- Peer: not installed" in table
 
 
+def test_record_has_a_line_for_each_kernel_of_ours():
+    table = to_markdown(record(row("a::one", "ours", 1.0), row("a::two", "ours", 2.0)))
+    assert [line for line in table.splitlines() if "| one |" in line or "| two |" in line][1:] != []
+
+
+def test_records_of_other_sources_have_other_digests():
+    digests = {record(row("a::b", "ours", 1.0, source_sha256=one))["kernels_sha256"] for one in ("x", "y", "x")}
+    assert len(digests) == 2
+
+
+def test_record_writes_an_infinite_error_as_none_so_that_json_stays_json():
+    made = record(row("a::b", "ours", None, relative_l2=math.inf, note="left out"))
+    assert made["rows"][0]["relative_l2"] is None
+    json.loads(to_json(made), parse_constant=pytest.fail)
+
+
+class FakeTimer:
+    """Times nothing: each graph takes as long as its launches say."""
+
+    stream = None
+
+    def capture(self, launches, times):
+        return launches
+
+    capture_torch = capture
+
+    def race(self, graphs, rounds):
+        return {who: timing.Timed(launches[0].us, 1.0, 2.0, 0.0, 1) for who, (launches, _) in graphs.items()}
+
+
+class Take:
+    """A launch that says how long it takes."""
+
+    def __init__(self, us):
+        self.us = us
+
+    def __call__(self):
+        pass
+
+
+def contestant(name, role, us, out=0.0, **entry):
+    return Contestant(name, role, lambda stream: Entry((Take(us),), out, 1000, **entry))
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
+
+
+def test_race_gives_each_contestant_its_ratio_to_the_floor_and_leaves_wrong_ones_out(no_device):
+    def breaks(stream):
+        raise RuntimeError("no such kernel")
+
+    problem = Problem(
+        "qkv",
+        "1 x 2",
+        4,
+        (
+            contestant("read", "floor", 10.0, None),
+            contestant("a::right", "ours", 12.0, 0.001, flops=24e6),
+            contestant("a::wrong", "ours", 1.0, 0.5),
+            contestant("a::nan", "ours", 1.0, math.nan),
+            contestant("a::checked", "ours", 15.0, 0.5, check=lambda: 0.002),
+            Contestant("gone", "peer", lambda stream: Absent("not installed")),
+            Contestant("broken", "peer", breaks),
+        ),
+        error=lambda out: out,
+        largest_error=0.01,
+    )
+    rows = {one.contestant: one for one in race(FakeTimer(), "gemv", problem)}
+    assert [(one.us, one.ratio_to_floor) for one in rows.values()] == [
+        (10.0, 1.0),
+        (12.0, 1.2),
+        (None, None),
+        (None, None),
+        (15.0, 1.5),
+        (None, None),
+        (None, None),
+    ]
+    assert rows["a::right"].tflop_per_s == pytest.approx(2.0)
+    assert rows["a::right"].gb_per_s == pytest.approx(1000 / 12.0 / 1e3)
+    assert rows["a::checked"].relative_l2 == 0.002
+    assert "0.5 exceeds 0.01" in rows["a::wrong"].note
+    assert "nan exceeds" in rows["a::nan"].note
+    assert (rows["gone"].note, rows["broken"].note) == ("not installed", "RuntimeError: no such kernel")
+
+
+def test_race_without_the_floor_times_the_others_and_gives_no_ratio(no_device):
+    problem = Problem("qkv", "1 x 2", 1, (contestant("a::b", "ours", 12.0, None),))
+    (only,) = race(FakeTimer(), "gemv", problem)
+    assert (only.us, only.ratio_to_floor) == (12.0, None)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_family_is_importable_and_its_default_rows_are_rows_it_takes(name):
+    found = family(name)
+    assert found.name == name
+    assert found.default_rows
+    found.check_rows(found.default_rows)
+
+
 def test_bench_without_a_device_says_so_and_exits_1(cli):
-    result = cli("bench", "--target", "cuda:999", "--shape", "64x64")
+    result = cli("bench", "gemv", "--target", "cuda:999", "--shape", "64x64")
     assert result.code == 1
     assert "NO_DEVICE" in result.out
 
 
 def test_bench_of_an_architecture_says_that_it_needs_a_device(cli):
-    result = cli("bench", "--target", "sm_90a", "--shape", "64x64")
+    result = cli("bench", "gemv", "--target", "sm_90a", "--shape", "64x64")
     assert result.code == 1
     assert "needs a device" in result.out
 
 
 @pytest.mark.parametrize("rows", ["0", "17", "1,x", ""])
 def test_bench_of_rows_that_no_gemv_takes_is_a_usage_error(cli, rows):
-    assert cli("bench", "--rows", rows, "--shape", "64x64").code == 2
+    assert cli("bench", "gemv", "--rows", rows, "--shape", "64x64").code == 2
+
+
+def test_bench_of_an_unknown_family_suggests_the_near_one(cli):
+    result = cli("bench", "gemw")
+    assert result.code == 2
+    assert "did you mean gemv?" in result.err
+
+
+def test_bench_of_a_shape_without_a_family_is_a_usage_error_once_there_are_several(cli):
+    result = cli("bench", "gemv", "gemw", "--shape", "64x64")
+    assert result.code == 2

@@ -1,0 +1,38 @@
+"""What a family is asked for, and what it gives to be measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kernel_muster.bench.contestants import Contestant
+from kernel_muster.MODEL_toml.manifest import Manifest
+
+#: ``(name, size...)``: a shape as the command's ``--shape`` or a model's dimensions give it.
+Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command asked for: whose shapes, which row counts, and whether peers run."""
+
+    models: tuple[Manifest, ...]
+    shapes: tuple[Shape, ...] = ()  # given by --shape; then the models are not asked
+    rows: tuple[int, ...] = ()
+    peers: bool = True
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One shape at one row count, and who runs on it.
+
+    ``error(out)`` returns an entry's relative error (NaN counting as infinite); a result above ``largest_error`` is not
+    timed. ``floor`` names the contestant whose time all are compared with.
+    """
+
+    shape: str  # whose: "qwen3.6-27b attn.qkv"
+    size: str  # "14336 x 5120"
+    rows: int
+    contestants: tuple[Contestant, ...]
+    error: Callable[[Any], float] | None = None
+    largest_error: float = 0.0
+    floor: str = "read"
