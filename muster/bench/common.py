@@ -1,0 +1,143 @@
+"""Measuring decode-time kernels against the floor of their bytes, an empty kernel, and what torch offers.
+
+python -m kernel_muster.bench.common [part of a key ...] [--json FILE]
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from kernel_muster.bench import floor
+from kernel_muster.bench.common_peers import peer_of
+from kernel_muster.bench.timing import Timer, copies_of, repeats_of
+from kernel_muster.bench.workloads import MODELS, Data, Workload, dense, gdn_prefill, paged, prefill, step
+from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.lookups import Lookups
+
+#: Sequences a step has.
+COUNTS = (1, 16, 32)
+#: Contexts of decode attention.
+CONTEXTS = (4096, 32768)
+# Small kernels work on what the launch before left in L2; more copies than this would only measure the host.
+_MOST_COPIES = 40
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One workload: microseconds a launch of ours, of the floor, of an empty kernel, and of a peer."""
+
+    model: str
+    key: str
+    label: str
+    reads: int
+    writes: int
+    us: float
+    spread: float
+    floor_us: float
+    empty_us: float
+    peer: str = ""
+    peer_us: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the floor."""
+        return self.us / self.floor_us
+
+    def __str__(self) -> str:
+        peer = f"  {self.peer} {self.peer_us:.2f}" if self.peer_us is not None else ""
+        return (
+            f"{self.model} {self.key:46} {self.label:26} {self.us:8.2f} us  floor {self.floor_us:7.2f}  "
+            f"x{self.ratio:.2f}  empty {self.empty_us:.2f}  spread {self.spread:.1%}{peer}"
+        )
+
+
+def workloads(data: Data, counts: Sequence[int] = COUNTS) -> Iterator[Callable[[], Iterator[Workload]]]:
+    """Return groups of workloads, each made when its turn comes."""
+    for m in MODELS:
+        for count in counts:
+            yield partial(step, data, m, count)
+        for context in CONTEXTS:
+            for count in counts:
+                yield partial(_one, paged, data, m, count, context)
+        yield partial(_one, gdn_prefill, data, m, 2048)
+        for rows, before in ((512, 0), (2048, 0), (512, 3584)):
+            yield partial(_one, prefill, data, m, rows, before)
+        for rows in (64, 512, 2048):
+            for features in (2 * m.value_heads, m.heads * m.head_dim):
+                yield partial(_one, dense, data, m, rows, features, "gemm::dense_gemm_bf16")
+
+
+def _one(make: Callable[..., Workload], *arguments: Any) -> Iterator[Workload]:
+    yield make(*arguments)
+
+
+def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int) -> Figure:
+    """Measure one workload."""
+    import cupy
+
+    handle = kernels.kernel(*work.key.split("::"))
+    mover = kernels.kernel(floor.NAME, "move_bytes")
+    copies = min(_MOST_COPIES, copies_of(work.copy_bytes))
+    sets = [work.make() for _ in range(copies)]
+    size = -(-max(work.copy_bytes, floor.VECTOR_BYTES) // floor.VECTOR_BYTES) * floor.VECTOR_BYTES
+    out = cupy.zeros(1, cupy.uint32)
+
+    def moving(reads: int, writes: int, count: int) -> list[Any]:
+        blocks = [cupy.ones(size, cupy.uint8) for _ in range(count)]
+        return [mover.prepare(data=block, out=out, reads=reads, writes=writes) for block in blocks]
+
+    contestants = {
+        "ours": ([handle.prepare(**arguments) for arguments in sets], timer.capture),
+        "floor": (moving(work.reads, work.writes, copies), timer.capture),
+        "empty": (moving(0, 0, 2), timer.capture),
+    }
+    peer = peer_of(work, sets)
+    if peer is not None:
+        contestants["peer"] = (peer.launches, timer.capture_torch)
+    graphs = {}
+    for name, (launches, capture) in contestants.items():
+        times = repeats_of(work.reads + work.writes if name != "empty" else 0, len(launches))
+        graphs[name] = (capture(launches, times), times * len(launches))
+    timed = timer.race(graphs, rounds)
+    ours = timed["ours"]
+    figure = Figure(
+        work.model, work.key, work.label, work.reads, work.writes, ours.us, ours.spread, timed["floor"].us,
+        timed["empty"].us, peer.name if peer else "", timed["peer"].us if peer else None,
+    )  # fmt: skip
+    del graphs, contestants, sets
+    return figure
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure what the arguments select and print a line each."""
+    import cupy
+    from kernel_muster.api import open_registry
+
+    file = arguments[arguments.index("--json") + 1] if "--json" in arguments else None
+    wanted = [text for text in arguments if text not in ("--json", file)]
+    kernels = open_registry("cuda", levers={}, local_plugins={floor.NAME: floor})
+    for key in {r.spec.kernel_key for r in kernels.catalog.kernels if is_device_backend(r.spec.backend)}:
+        kernels.try_kernel(key.module, key.func)  # all builds begin at once
+    data, timer, figures = Data(), Timer(), []
+    for group in workloads(data):
+        for work in group():
+            if wanted and not any(text in f"{work.model} {work.key} {work.label}" for text in wanted):
+                continue
+            try:
+                figures.append(measure(kernels, work, timer, rounds=15))
+            except Exception as error:  # noqa: BLE001  (the next workload may run all the same)
+                print(f"{work.model} {work.key} {work.label}: {type(error).__name__}: {error}", flush=True)
+                continue
+            print(figures[-1], flush=True)
+        cupy.get_default_memory_pool().free_all_blocks()
+    if file is not None:
+        with open(file, "w", encoding="utf-8") as out:
+            json.dump([asdict(figure) for figure in figures], out, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""The floor of kernels that write as much as they read, as a local plugin of a measurement."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.hookspecs import hookimpl
+from kernel_muster.registry.signature import Bound, ScalarParam, Signature, TensorParam
+from kernel_muster.registry.specs import KernelSpec
+
+NAME = "muster_floor"
+VECTOR_BYTES = 16
+_ENTRY = EntryPoint("move_bytes", ("ptr", "ptr", "i64", "i64"))
+_VECTORS_A_BLOCK = 2048  # move.cu
+
+
+def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+    reads, writes = (int(bound.arguments[name]) // VECTOR_BYTES for name in ("reads", "writes"))
+    blocks = max(1, -(-max(reads, writes) // _VECTORS_A_BLOCK))
+    return LaunchPlan("move_bytes", (blocks, 1, 1), (bound.views["data"], bound.views["out"], reads, writes))
+
+
+def _expected(arguments: Arguments, dims: Mapping[str, int]) -> Mapping[str, Any]:
+    return {name: arguments[name] for name in ("data", "out")}
+
+
+@hookimpl
+def muster_contracts() -> Iterable[Contract]:
+    """Return what the kernel promises: to leave everything as it is."""
+    params = (
+        TensorParam("data", "u8", ("B",), "inout"),
+        TensorParam("out", "u32", (1,), "inout"),
+        ScalarParam("reads", "i64", minimum=0),
+        ScalarParam("writes", "i64", minimum=0),
+    )
+    signature = Signature(params, multiples=(("B", VECTOR_BYTES),), limits=(("reads", "B"), ("writes", "B")))
+    case = Case("one", {"B": 4096, "reads": 4096, "writes": 2048})
+    return [Contract("move_bytes", "moves memory", signature, _expected, (case,), Tolerance(0.0, 0.0, "bytes stay"))]
+
+
+@hookimpl
+def muster_kernels() -> Iterable[KernelSpec]:
+    """Return the kernel."""
+    backend = CudaKernel(Path(__file__).parent / "move.cu", (_ENTRY,), _plan)
+    return [KernelSpec(key=f"{NAME}::move_bytes", contract="move_bytes", archs=("sm_80+",), backend=backend)]
