@@ -8,6 +8,7 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.running import Launch, LaunchOptions, Runner
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec, Provider
+from kernel_muster.registry.tape import open_tape
 
 
 class Handle:
@@ -56,9 +57,17 @@ class Handle:
     def __call__(self, *args: Any, stream: object | None = None, **kwargs: Any) -> None:
         """Check the arguments and launch; outputs are arguments and nothing is returned.
 
-        Scratch of a launch comes from the memory pool of its stream.
+        Scratch of a launch comes from the memory pool of its stream. While a tape is open, it keeps the launch.
         """
-        self._prepared(self._bound(args, kwargs), LaunchOptions(stream=stream, is_stream_known=True))(stream)
+        tape = open_tape()
+        bound = self._bound(args, kwargs)
+        if tape is None:
+            self._prepared(bound, LaunchOptions(stream=stream, is_stream_known=True))(stream)
+        elif not bound.is_empty:
+            needed = self._runner.scratch_bytes(str(self.key), self.spec, bound)
+            launch = self._prepared(bound, LaunchOptions(tape.overlap, tape.scratch(needed)))
+            tape.add(launch, is_kernel=True)
+            launch(stream)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         bound = self.contract.signature.bind(str(self.key), args, kwargs)

@@ -1,0 +1,98 @@
+"""Tapes: what is called while one is open can be enqueued again, and nothing else is kept."""
+
+from types import ModuleType
+
+import kernel_muster as km
+import numpy as np
+import pytest
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.tape import Tape, enqueue, open_tape
+
+
+def triple(x, out):
+    out[...] = x * 3
+
+
+@pytest.fixture
+def handle():
+    signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
+    contract = km.Contract(
+        name="acme_triple", summary="out = 3 * x", signature=signature, cases=(km.Case("one", {"M": 1}),),
+        reference=lambda arguments, dims: {"out": np.asarray(arguments["x"]) * 3},
+        tolerance=km.Tolerance(1e-6, 0, "one rounding of f32"),
+    )  # fmt: skip
+    spec = km.KernelSpec(key="acme::triple", contract="acme_triple", archs=("cpu",), backend=km.PythonKernel(triple))
+    module = ModuleType("acme")
+    module.muster_contracts = km.hookimpl(lambda: [contract])
+    module.muster_kernels = km.hookimpl(lambda: [spec])
+    return km.open_registry("cpu", levers={}, local_plugins={"acme": module}).kernel("acme", "triple")
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+def test_tape_enqueued_again_computes_what_its_arrays_hold_then(handle):
+    x, middle, out = f32(1), f32(0), f32(0)
+    with Tape() as tape:
+        handle(x=x, out=middle)
+        enqueue(lambda stream=None: np.copyto(out, middle))
+    assert out == f32(3)
+    x[:] = 5
+    tape()
+    assert out == f32(15)
+    assert len(tape) == 2
+
+
+def test_call_outside_the_block_is_not_on_the_tape(handle):
+    x, out = f32(1), f32(0)
+    with Tape() as tape:
+        pass
+    handle(x=x, out=out)
+    enqueue(lambda stream=None: None)
+    assert out == f32(3)
+    assert len(tape) == 0
+    assert open_tape() is None
+
+
+def test_tape_keeps_nothing_of_a_call_that_is_empty_or_refused(handle):
+    with Tape() as tape:
+        handle(x=f32(), out=f32())
+        with pytest.raises(ContractError):
+            handle(x=f32(1), out=f32(1, 2))
+    assert len(tape) == 0
+
+
+def test_inner_tape_takes_over_until_it_closes(handle):
+    with Tape() as outer:
+        with Tape() as inner:
+            handle(x=f32(1), out=f32(0))
+        handle(x=f32(1), out=f32(0))
+    assert (len(outer), len(inner)) == (1, 1)
+
+
+def test_kernel_overlaps_only_behind_a_kernel(handle):
+    seen = []
+    with Tape(overlap=True) as tape:
+        for step in (lambda: handle(x=f32(1), out=f32(0)), lambda: enqueue(lambda stream=None: None)) * 2:
+            seen.append(tape.overlap)
+            step()
+            seen.append(tape.overlap)
+    assert seen == [False, True, True, False, False, True, True, False]
+    assert Tape().overlap is False
+
+
+def test_scratch_of_a_tape_is_as_large_as_the_largest_launch_asks():
+    made = []
+
+    def make(size):
+        made.append(bytearray(size))
+        return made[-1]
+
+    tape = Tape(make_scratch=make)
+    assert tape.scratch(0) is None
+    assert tape.scratch(8) is made[0]
+    assert tape.scratch(4) is made[0]
+    assert tape.scratch(16) is made[1]
+    assert [len(one) for one in made] == [8, 16]
+    assert Tape().scratch(8) is None
