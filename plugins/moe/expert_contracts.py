@@ -67,16 +67,20 @@ def _reduction(depth: int) -> Tolerance:
     )
 
 
-_ATOMIC = Tolerance(
-    relative=F32_ROUNDING,
-    absolute=_dot_error(_DEEPEST) + 16 * _LARGEST * F32_ROUNDING,
-    derivation=f"{_DOT}, K = {_DEEPEST}, and are weighted, weights sum to 1; at most 16 FP32 operations on sums "
-    "below 5",
-)
+def _atomic(depth: int) -> Tolerance:
+    return Tolerance(
+        relative=F32_ROUNDING,
+        absolute=_dot_error(depth) + 16 * _LARGEST * F32_ROUNDING,
+        derivation=f"{_DOT}, K = {depth}, and are weighted, weights sum to 1; at most 16 FP32 operations on sums "
+        "below 5",
+    )
 
 
 def _cases(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str) -> tuple[Case, ...]:
-    """Return cases for some rows; ``depth`` names the dimension that is summed over, which the bound depends on."""
+    """Return cases for some rows; ``depth`` names the dimension that is summed over, which the bound depends on.
+
+    Deep cases have few features: what they are for is every split of K, not many tiles.
+    """
     most = max(rows)
     sizes = (
         ("one_group", (most, 4, 2, 16, 16)),
@@ -87,25 +91,35 @@ def _cases(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str)
     )
     cases = [Case(name, _dims(*size)) for name, size in sizes]
     cases += [Case(f"rows_{m}", _dims(m, 8, 2, 48, 32)) for m in rows if m != most]
+    hard = (("all_on_one", (most, 5, 1, 48, 32)), ("one_each", (most, most, 1, 48, 32)))
+    cases += [Case(name, {**_dims(*size), name: 1}) for name, size in hard]
     few = min(most, 9)
     deep = (
-        ("model_35b_one_token", (1, 24, 8, 2048, 512)),
-        ("model_35b", (few, 20, 4, 2048, 512)),  # more than eight rows of one expert, where there are nine tokens
-        ("four_supertiles", (min(few, 5), 3, 2, 784, 784)),
-        ("nine_supertiles", (min(few, 3), 5, 2, 2064, 2064)),
+        ("depth_512_one_token", (1, 12, 8), 512, 144),
+        ("depth_512", (few, 6, 4), 512, 144),  # more than eight rows of one expert, where there are nine tokens
+        ("depth_2048_one_token", (1, 12, 8), 2048, 48),
+        ("depth_2048", (few, 6, 4), 2048, 48),
+        ("four_supertiles", (min(few, 5), 3, 2), 784, 80),
+        ("nine_supertiles", (min(few, 3), 3, 2), 2064, 32),
+        ("model_35b", (min(few, 2), 3, 2), *((2048, 512) if depth == "H" else (512, 2048))),
     )
-    named = [(name, _dims(*size)) for name, size in deep]
-    return (*cases, *(Case(name, dims, tolerance=bound(dims[depth])) for name, dims in named))
+    for name, routing, size, features in deep:
+        dims = _dims(*routing, *((size, features) if depth == "H" else (features, size)))
+        cases.append(Case(name, dims, tolerance=bound(size)))
+    return tuple(cases)
 
 
 def _dims(tokens: int, experts: int, choices: int, hidden: int, intermediate: int) -> dict[str, int]:
     return {"M": tokens, "E": experts, "T": choices, "top_k": choices, "H": hidden, "I": intermediate}
 
 
-_GROUPED_ROWS = (0, 1, 2, 17, 33)
-_GROUPED_DOWN_CASES = _cases(_GROUPED_ROWS, _down, "I")
-# What does not depend on a depth needs no deep cases.
-_SHALLOW_CASES = tuple(case for case in _GROUPED_DOWN_CASES if case.tolerance is None)
+_GROUPED_ROWS = (0, 1, 2, 17, 64, 128)
+
+
+def _slot_cases(bound: Callable[[int], Tolerance]) -> tuple[Case, ...]:
+    """Return the grouped cases of a kernel that goes from I to H."""
+    cases = _cases(_GROUPED_ROWS, bound, "I")
+    return tuple(replace(case, dims={**case.dims, "S": case.dims["M"] * case.dims["T"]}) for case in cases)
 
 
 def _scaled(rng: "np.random.Generator", *shape: int) -> Any:
@@ -141,24 +155,28 @@ def _expert_of(offsets: Any) -> Any:
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
-def _exact_act(x: F64, w_gate: F64, w_up: F64) -> F64:
+def _exact_rows(x: F64, weight: Any, expert: Any) -> F64:
+    """Return each row of ``x [S, K]`` times its expert of a weight ``(E, N, K)``; others are never widened."""
+    out = np.zeros((len(x), weight.shape[-2]))
+    for e in np.unique(expert):
+        rows = expert == e
+        out[rows] = x[rows] @ exact_weight(weight[int(e)]).T
+    return out
+
+
+def _exact_act(x: F64, arguments: Arguments, expert: Any) -> F64:
     """Return ``silu(gate) * up`` for a row of ``x`` and an expert each."""
-    gate: F64
-    up: F64
-    gate, up = (np.einsum("sh,sih->si", x, w) for w in (w_gate, w_up))
+    gate, up = (_exact_rows(x, arguments[name], expert) for name in ("w_gate", "w_up"))
     return gate * exact_sigmoid(gate) * up
 
 
 def _exact_grouped_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
-    expert = _expert_of(arguments["offsets"])
     x = f64(arguments["x"])[arguments["slots"] // dims["top_k"]]
-    w_gate, w_up = (exact_weight(arguments[name])[expert] for name in ("w_gate", "w_up"))
-    return {"out": _exact_act(x, w_gate, w_up)}
+    return {"out": _exact_act(x, arguments, _expert_of(arguments["offsets"]))}
 
 
 def _exact_grouped_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
-    w_down = exact_weight(arguments["w_down"])[_expert_of(arguments["offsets"])]
-    return {"out": np.einsum("si,shi->sh", f64(arguments["h"]), w_down)}
+    return {"out": _exact_rows(f64(arguments["h"]), arguments["w_down"], _expert_of(arguments["offsets"]))}
 
 
 def _exact_reduced(y: F64, arguments: Arguments, dims: Dims) -> F64:
@@ -179,15 +197,14 @@ def _exact_unpermute(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
 
 
 def _exact_pairwise_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
-    expert = arguments["ids"].ravel()
     x = np.repeat(f64(arguments["x"]), dims["T"], axis=0)
-    w_gate, w_up = (exact_weight(arguments[name])[expert] for name in ("w_gate", "w_up"))
-    return {"out": _exact_act(x, w_gate, w_up).reshape(dims["M"], dims["T"], dims["I"])}
+    return {"out": _exact_act(x, arguments, arguments["ids"].ravel()).reshape(dims["M"], dims["T"], dims["I"])}
 
 
 def _exact_pairwise_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
-    w_down = exact_weight(arguments["w_down"])[arguments["ids"]]
-    return {"out": np.einsum("mt,mti,mthi->mh", f64(arguments["weights"]), f64(arguments["h"]), w_down)}
+    h = f64(arguments["h"]).reshape(-1, dims["I"])
+    y = _exact_rows(h, arguments["w_down"], arguments["ids"].ravel()).reshape(dims["M"], dims["T"], dims["H"])
+    return {"out": np.einsum("mt,mth->mh", f64(arguments["weights"]), y)}
 
 
 def _exact_shared(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
@@ -229,7 +246,7 @@ GROUPED_DOWN = Contract(
         multiples=_WHOLE_I,
     ),
     _exact_grouped_down,
-    tuple(replace(case, dims={**case.dims, "S": case.dims["M"] * case.dims["T"]}) for case in _GROUPED_DOWN_CASES),
+    _slot_cases(_down),
     _down(_DEEPEST),
     inputs=_inputs("h", ("S", "I"), "slots", "offsets"),
 )
@@ -248,8 +265,8 @@ GROUPED_DOWN_ATOMIC = Contract(
         multiples=_WHOLE_I,
     ),
     _exact_atomic,
-    _SHALLOW_CASES,
-    _ATOMIC,
+    _slot_cases(_atomic),
+    _atomic(_DEEPEST),
     inputs=_inputs("h", ("S", "I"), "slots", "offsets", "weights"),
 )
 UNPERMUTE_REDUCE = Contract(
@@ -265,7 +282,8 @@ UNPERMUTE_REDUCE = Contract(
     ),
     _exact_unpermute,
     (
-        *_SHALLOW_CASES,
+        *(Case(f"rows_{m}", _dims(m, 8, 2, 48, 16)) for m in _GROUPED_ROWS),
+        Case("all_on_one", {**_dims(128, 5, 1, 48, 16), "all_on_one": 1}),
         Case("odd_width", _dims(9, 8, 3, 77, 16)),
         Case("model_35b", _dims(33, 256, 8, 2048, 16)),
         Case("wide", _dims(3, 8, 3, 2056, 16)),

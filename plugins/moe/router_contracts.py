@@ -17,6 +17,7 @@ from kernel_muster.plugins._contracts import (
     f64,
 )
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 _LOGITS = TensorParam("logits", "bf16|f32", ("M", "E"))
@@ -38,6 +39,7 @@ _TOPK_CASES = tuple(
         ("no_tokens", 0, 8, 2),
     )
 )
+_ALL_EQUAL = Case("all_equal", {"M": 2, "E": 256, "top_k": 8, "all_equal": 1})
 _F32_LOGITS = Case("f32_logits", {"M": 5, "E": 256, "top_k": 8, "is_f32": 1})
 _NO_BIAS = Case("no_bias", {"M": 5, "E": 256, "top_k": 8, "no_bias": 1})
 
@@ -47,6 +49,8 @@ def _logits(dims: Dims, rng: "np.random.Generator") -> Arguments:
     made: Arguments = {}
     if "is_f32" in dims:
         made["logits"] = rng.standard_normal((dims["M"], dims["E"])).astype(np.float32)
+    if "all_equal" in dims:
+        made["logits"] = np.full((dims["M"], dims["E"]), -0.75, np.float32).astype(numpy_dtype("bf16"))
     if "no_bias" in dims:
         made["bias"] = None
     return made
@@ -88,7 +92,7 @@ TOPK_SOFTMAX = Contract(
     "softmax over the experts in FP32, the top_k largest logits (ties: lowest index), weights renormalised to sum 1",
     Signature((_LOGITS, _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
     _exact_softmax,
-    (*_TOPK_CASES, _F32_LOGITS),
+    (*_TOPK_CASES, _ALL_EQUAL, _F32_LOGITS),
     _TOPK_TOLERANCE,
     inputs=_logits,
 )
@@ -97,7 +101,7 @@ TOPK_SIGMOID = Contract(
     "sigmoid scores, the top_k largest of score plus bias (ties: lowest index), scores renormalised to sum 1",
     Signature((_LOGITS, TensorParam("bias", "f32", ("E",), optional=True), _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
     _exact_sigmoid_choice,
-    (*_TOPK_CASES, _F32_LOGITS, _NO_BIAS),
+    (*_TOPK_CASES, _ALL_EQUAL, _F32_LOGITS, _NO_BIAS),
     _TOPK_TOLERANCE,
     inputs=_logits,
 )
@@ -128,7 +132,15 @@ ROUTER_LOGITS = Contract(
 
 
 def random_ids(dims: Dims, rng: "np.random.Generator") -> Array:
-    """Draw ``[M, T]`` different experts a token, low ones far more often, so that some expert has none."""
+    """Draw ``[M, T]`` different experts a token, low ones far more often, so that some expert has none.
+
+    A case may ask for hard routings of one choice: ``all_on_one`` is the last but one expert for every token,
+    ``one_each`` the experts in falling order, one a token.
+    """
+    if "all_on_one" in dims:
+        return np.full((dims["M"], 1), dims["E"] - 2, np.int32)
+    if "one_each" in dims:
+        return np.arange(dims["E"], dtype=np.int32)[::-1][: dims["M"], None].copy()
     order = rng.random((dims["M"], dims["E"])) ** (1.0 + np.arange(dims["E"]))
     return np.argsort(-order, axis=1)[:, : dims["T"]].astype(np.int32)
 
@@ -157,16 +169,21 @@ SORT_BY_EXPERT = Contract(
         )
     ),
     _exact_sort_by_expert,
-    tuple(
-        Case(name, {"M": m, "T": t, "E": e, "experts": e})
-        for name, m, t, e in (
-            ("one_token", 1, 8, 256),
-            ("one_expert", 5, 1, 1),
-            ("all_experts", 3, 4, 4),
-            ("many_tokens", 65, 8, 256),
-            ("odd", 33, 3, 7),
-            ("no_tokens", 0, 2, 4),
-        )
+    (
+        *(
+            Case(name, {"M": m, "T": t, "E": e, "experts": e})
+            for name, m, t, e in (
+                ("one_token", 1, 8, 256),
+                ("one_expert", 5, 1, 1),
+                ("all_experts", 3, 4, 4),
+                ("many_tokens", 65, 8, 256),
+                ("odd", 33, 3, 7),
+                ("whole_ladder", 128, 8, 256),
+                ("no_tokens", 0, 2, 4),
+            )
+        ),
+        Case("all_on_one", {"M": 128, "T": 1, "E": 6, "experts": 6, "all_on_one": 1}),
+        Case("one_each", {"M": 64, "T": 1, "E": 64, "experts": 64, "one_each": 1}),
     ),
     EXACT,
     inputs=lambda dims, rng: {"ids": random_ids(dims, rng)},
