@@ -162,7 +162,7 @@ def lever_rows(levers: Levers) -> tuple[LeverRow, ...]:
             value=setting.value,
             origin=setting.origin,
             effect=setting.effect,
-            evidence=setting.lever.evidence,
+            evidence=setting.evidence,
             diagnostic=setting.lever.diagnostic,
         )
         for setting in levers.settings

@@ -1,16 +1,35 @@
 """The levers of models and dispatch: declared overrides, each with its effect and its evidence."""
 
-from kernel_muster.models.policy.attention import ASKED_ARMS, TILED_EVIDENCE
+from kernel_muster.models.policy.attention import ASKED_ARMS, TIER_ROWS, TILED_EVIDENCE
+from kernel_muster.models.policy.evidence import Threshold
 from kernel_muster.models.policy.ffn import FFN_ARMS
+from kernel_muster.models.policy.gemv import CHUNKED_ROWS
 from kernel_muster.models.policy.moe import GROUPED_ROWS
-from kernel_muster.models.policy.tile import DEEP_K, LEGACY_DEEP_K, NARROW_BLOCKS, P3_EVIDENCE, V2_EVIDENCE
-from kernel_muster.registry.levers import Lever, Value
+from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
+from kernel_muster.models.policy.projection import HOPPER_FROM
+from kernel_muster.models.policy.tile import (
+    DEEP_K,
+    LEGACY_DEEP_K,
+    M128_ABOVE,
+    NARROW_BLOCKS,
+    P3_EVIDENCE,
+    V2_EVIDENCE,
+)
+from kernel_muster.registry.levers import Lever, Tuning, Value
 
 
 def _kill(name: str, key: str, doc: str, evidence: str) -> Lever:
     """Declare a kill switch: while it is on, the kernel is not even looked up."""
     effects: dict[Value, str] = {True: f"{key} dropped, never looked up", False: "kernel kept"}
     return Lever(name=name, kind="bool", default=False, doc=doc, evidence=evidence, effects=effects)
+
+
+def _edge(name: str, edge: Threshold, tuning: Tuning, doc: str, least: int = 0) -> Lever:
+    """Declare a threshold that a device's measured table may move."""
+    return Lever(
+        name=name, kind="int", default=edge.value, minimum=least, maximum=1 << 20, doc=doc, evidence=str(edge.evidence),
+        tuning=tuning,
+    )  # fmt: skip
 
 
 TILE_LEVERS = (
@@ -27,14 +46,58 @@ TILE_LEVERS = (
             "v3": "v3 serves prefill; the other sites stay on v1",
         },
     ),
+    _edge(
+        "MUSTER_W4A16_K64_MIN_K",
+        DEEP_K,
+        "same_bits",
+        "Least K of the deep-K tile (K step 64). Set on purpose, it beats MUSTER_NO_W4A16_K64.",
+        least=64,
+    ),
+    _edge(
+        "MUSTER_W4A16_NARROW_BLOCKS",
+        NARROW_BLOCKS,
+        "same_bits",
+        "Most blocks of the wide grid, ceil(N/128) * ceil(M/64), that the narrow-N twin of the deep-K tile serves.",
+    ),
+    _edge(
+        "MUSTER_W4A16_M128_ABOVE",
+        M128_ABOVE,
+        "same_bits",
+        "Most rows of the 64-row tile GEMMs; more take the 128-row one.",
+    ),
+    _edge(
+        "MUSTER_W4A16_CHUNKED_ROWS",
+        CHUNKED_ROWS,
+        "other_bits",
+        "Most rows of decode in chunks of 16 through a GEMV, where tile GEMMs serve more.",
+    ),
+    _edge(
+        "MUSTER_W4A16_HOPPER_FROM",
+        HOPPER_FROM,
+        "other_bits",
+        "Least rows of the Hopper GEMM, on sm_90a; fewer go through GEMV tiers, above 16 in chunks.",
+        least=1,
+    ),
     Lever(
-        name="MUSTER_W4A16_K64_MIN_K",
-        kind="int",
-        default=None,
-        minimum=64,
-        maximum=1 << 20,
-        doc="Least K of the deep-K tile (K step 64); unset, the measured edge. Beats MUSTER_NO_W4A16_K64.",
-        evidence=str(DEEP_K.evidence),
+        name="MUSTER_W4A16_ARM",
+        kind="enum",
+        choices=GEMM_ARMS,
+        default="auto",
+        doc="Force one arm of NVFP4 projections at every row count; where a projection lacks it, the other serves. "
+        "Forcing the Hopper GEMM where it cannot be refuses.",
+        diagnostic=True,
+        effects={
+            "auto": "policy chooses by rows",
+            "gemv": "GEMV tiers, in chunks of 16",
+            "tile": "tile GEMMs; the Hopper GEMM is not looked up",
+            "hopper": "the Hopper GEMM",
+        },
+    ),
+    _kill(
+        "MUSTER_NO_W4A16_HOPPER",
+        "w4a16_hopper::w4a16_hopper_gemm",
+        "Drop the Hopper GEMM; tile GEMMs serve, and their copies of the weights are built.",
+        str(HOPPER_FROM.evidence),
     ),
     Lever(
         name="MUSTER_NO_W4A16_K64",
@@ -109,11 +172,17 @@ PROJECTION_LEVERS = (
         doc="Arm of the QKV and output projections of attention, from 4 rows of decode or verify up.",
         evidence=str(TILED_EVIDENCE),
         effects={
-            "auto": "tiled, and the batch tiers for an MTP verify",
+            "auto": "tiers up to their edge and for an MTP verify, one GEMM where the Hopper one serves, else tiled",
             "tiled": "tiles of 3, 3, ... and 2 or 1 rows",
             "wide": "one GEMM over all rows",
             "per_seq": "row by row",
         },
+    ),
+    _edge(
+        "MUSTER_QKV_TIER_ROWS",
+        TIER_ROWS,
+        "same_bits",
+        "Most rows of decode whose QKV and output projections go through one GEMV tier each; more go in tiles of 3.",
     ),
     Lever(
         name="MUSTER_FP4_PROJ_DECODE",

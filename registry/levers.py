@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from types import MappingProxyType
 from typing import Literal
 
 from kernel_muster.registry.findings import Finding
@@ -13,6 +14,8 @@ PREFIX = "MUSTER_"
 LeverKind = Literal["bool", "int", "enum", "text"]
 Value = bool | int | str
 Origin = Literal["given", "environment", "manifest", "table", "built-in"]
+#: What a measured table may do with a lever: nothing, or move it; a move then keeps every result's bits, or does not.
+Tuning = Literal["", "same_bits", "other_bits"]
 
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _NAME = re.compile(r"MUSTER_[A-Z][A-Z0-9_]*\Z")
@@ -25,7 +28,9 @@ class Lever:
     """One declared override.
 
     ``effects`` says what a value does, for reports: ``{True: "kernel dropped", False: "kernel kept"}``. ``evidence``
-    names the measurement behind a threshold. ``diagnostic`` levers are for experiments, not for serving.
+    names the measurement behind a threshold. ``diagnostic`` levers are for experiments, not for serving. ``tuning``
+    lets a device's measured table set the lever: ``same_bits`` where every value gives the same bits, ``other_bits``
+    where it does not, so that the value belongs to the set hash.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Lever:
     choices: tuple[str, ...] = ()
     effects: Mapping[Value, str] = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
+    tuning: Tuning = ""
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
@@ -50,6 +56,8 @@ class Lever:
             found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
         if (self.kind == "enum") != bool(self.choices):
             found.append("choices go with kind enum, and enum needs them")
+        if self.tuning not in ("", "same_bits", "other_bits"):
+            found.append(f"tuning is {self.tuning!r}, expected same_bits, other_bits or nothing")
         if not isinstance(self.doc, str) or not self.doc.strip():
             found.append("doc is empty")
         if not found and self.default is not None:
@@ -107,11 +115,22 @@ class Lever:
 
 @frozen
 class Setting:
-    """A lever's value in one boot, and where it came from."""
+    """A lever's value in one boot, and where it came from; ``measured`` is what a table says for its value."""
 
     lever: Lever
     value: Value | None
     origin: Origin
+    measured: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """The measurement behind the value: the table's, else that of the built-in threshold."""
+        return self.measured or self.lever.evidence
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody set it for this boot: neither measured nor built in."""
+        return self.origin not in ("table", "built-in")
 
     @property
     def effect(self) -> str:
@@ -133,6 +152,13 @@ CORE_LEVERS = (
         kind="text",
         default=None,
         doc="Comma-separated key=distribution: which of several equal kernels serves the key.",
+    ),
+    Lever(
+        name="MUSTER_TUNING_TABLE",
+        kind="text",
+        default=None,
+        doc="Table of measured thresholds: a file that muster tune wrote, a shipped one by its name, or none; unset, "
+        "the shipped table of the device.",
     ),
     Lever(
         name="MUSTER_CACHE_DIR",
@@ -189,10 +215,12 @@ def read_levers(
     declared: Iterable[Lever],
     sources: Iterable[tuple[Origin, Mapping[str, object]]],
     removed: Mapping[str, str] = REMOVED_LEVERS,
+    measured: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Levers, list[Finding]]:
     """Make the snapshot: the first source that sets a lever wins, then its default.
 
-    Empty values are unset. Everything wrong in any source is a finding, also where a better source wins.
+    ``measured`` holds the evidence of what the source ``table`` sets. Empty values are unset. Everything wrong in any
+    source is a finding, also where a better source wins.
     """
     table = {lever.name: lever for lever in declared}
     settings = {name: Setting(lever, lever.built_in, "built-in") for name, lever in table.items()}
@@ -215,7 +243,7 @@ def read_levers(
                 findings.append(_bad(lever, origin, str(error)))
                 continue
             if settings[name].origin == "built-in":
-                settings[name] = Setting(lever, value, origin)
+                settings[name] = Setting(lever, value, origin, measured.get(name, "") if origin == "table" else "")
     findings.extend(_conflicts(settings))
     return Levers(settings), findings
 
@@ -247,7 +275,7 @@ def _conflicts(settings: Mapping[str, Setting]) -> list[Finding]:
     found = []
     for name, setting in sorted(settings.items()):
         for other in setting.lever.conflicts:
-            both_set = other in settings and "built-in" not in (setting.origin, settings[other].origin)
+            both_set = other in settings and setting.is_asked and settings[other].is_asked
             if both_set and setting.value and settings[other].value:
                 why = f"{name}={setting.value} contradicts {other}={settings[other].value}"
                 where = (setting.origin, settings[other].origin)

@@ -72,7 +72,7 @@ class AttentionProjections:
             self._gate_one = kernels.kernel("residual_add", "sigmoid_gate_mul", when=_GATED)
             self._gate_rows = kernels.kernel("residual_add", "sigmoid_gate_mul_batched", when=_GATED)
         self.dims = dims
-        self._asked = str(ctx.levers["MUSTER_QKV_ARM"])
+        self._levers = ctx.levers
         self._scratch = ctx.scratch
         self.used: Counter[str] = Counter()  # arms, and launches that serve two projections
         self._plan_scratch(ctx)
@@ -87,9 +87,13 @@ class AttentionProjections:
 
     def arm(self, rows: int, phase: Phase) -> QkvArm:
         """Return the arm of both the QKV and the output projection."""
-        linears = self.linears.each
+        levers, linears = self._levers, self.linears.each
         has_tiers = all(isinstance(w, Nvfp4Linear) and gemv_tier(rows, w.tiers) is not None for w in linears)
-        return qkv_arm(rows, phase, self._asked, has_tiers)
+        has_hopper = isinstance(self.linears.o, Nvfp4Linear) and "hopper" in self.linears.o.tiles
+        wide_from = int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0) if has_hopper else 0
+        return qkv_arm(
+            rows, phase, str(levers["MUSTER_QKV_ARM"]), has_tiers, int(levers["MUSTER_QKV_TIER_ROWS"] or 0), wide_from
+        )
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
         """Project normalised rows ``x (M, H)``, tile by tile through one piece of scratch, scattered to rows."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from kernel_muster.models.policy.tile import TileName
+from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.lookups import Lookups
 from kernel_muster.registry.sites import track_caller
@@ -11,6 +12,9 @@ from kernel_muster.registry.values import frozen
 _TILE = "w4a16"
 _VARIANT = "MUSTER_W4A16_VARIANT"
 _NO_SMALL_P3, _NO_DEEP_P3 = "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3"
+_ARM, _NO_HOPPER = "MUSTER_W4A16_ARM", "MUSTER_NO_W4A16_HOPPER"
+#: The only architecture that the Hopper GEMM is for.
+HOPPER = parse_arch("sm_90a")
 
 Tiers = Mapping[int, AnyHandle]  # the most rows of a GEMV kernel -> kernel
 Tiles = Mapping[TileName, AnyHandle]
@@ -60,7 +64,7 @@ def dual_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
 
 @track_caller
 def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
-    """Look up the W4A16 tile GEMMs. A kill switch takes its kernel out of the chain: no lookup, no finding.
+    """Look up the W4A16 GEMMs. A kill switch takes its kernel out of the chain: no lookup, no finding.
 
     The 3-stage twins come before their parents; of these only the deep-K one is required. v2 and v3 are looked up
     when MUSTER_W4A16_VARIANT names them and not otherwise: a probe that cannot be used only makes noise.
@@ -87,6 +91,22 @@ def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
             "w4a16_v3", "w4a16_gemm_t_m128_v3", when=_both(when, f"{_VARIANT}=v3"), requested_by=_VARIANT
         )
     return found
+
+
+@track_caller
+def wants_hopper(kernels: Lookups) -> bool:
+    """Whether the Hopper GEMM is looked up: on its architecture, unless switched off or another GEMM is forced.
+
+    Forced where it cannot be is REQUEST_NOT_HONORED.
+    """
+    levers, arch = kernels.levers, kernels.target.arch
+    is_killed = levers.flag(_NO_HOPPER)
+    if arch == HOPPER and not is_killed:
+        return levers[_ARM] != "tile"
+    if levers[_ARM] == "hopper":
+        why = f"{_NO_HOPPER} switches it off" if is_killed else f"the target is {kernels.target}, expected {HOPPER}"
+        kernels.request_failed(_ARM, f"the Hopper GEMM cannot serve: {why}")
+    return False
 
 
 def _both(when: str, also: str) -> str:

@@ -11,34 +11,41 @@ from typing import Any
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
 from kernel_muster.models.layout import PlannedWeight
-from kernel_muster.models.policy.gemv import bf16_arm, gemv_chunks, gemv_tier, is_chunked, row_tiles
+from kernel_muster.models.policy.gemv import bf16_arm, gemv_chunks, gemv_tier, row_tiles
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.policy.tile import GemmShape, choose_tile
+from kernel_muster.models.policy.projection import projection_arm
+from kernel_muster.models.policy.tile import GemmShape, choose_tile, reachable_tiles
 from kernel_muster.models.weights import WeightSpec
 from kernel_muster.registry.handles import AnyHandle
 
-DECODE, TILE = "decode GEMV", "tile GEMM"
+DECODE, TILE, HOPPER = "decode GEMV", "tile GEMM", "Hopper GEMM"
 
 
 class Nvfp4Linear:
-    """A projection with NVFP4 weights: GEMV tiers for few rows, tile GEMMs for more."""
+    """A projection with NVFP4 weights: GEMV tiers for few rows, GEMMs for more.
+
+    The plan builds the copies that some number of rows reaches: no transposed one where the Hopper GEMM serves.
+    """
 
     def __init__(
         self, ctx: LayerContext, spec: WeightSpec, tiers: Tiers, tiles: Tiles, fused: Iterable[AnyHandle] = (),
         value: Any = None,
     ) -> None:  # fmt: skip
-        readers = {DECODE: [*tiers.values(), *fused], TILE: tiles.values()}
+        there = [name for name, handle in tiles.items() if handle]
+        n, k = spec.shape
+        reached = reachable_tiles(n, k, there, ctx.levers)
+        readers = {DECODE: [*tiers.values(), *fused]}
+        for reason, names in ((TILE, reached - {"hopper"}), (HOPPER, reached & {"hopper"})):
+            readers[reason] = [tiles[name] for name in tiles if name in names]
         self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
         self.tiers = {rows: handle for rows, handle in tiers.items() if self.weight.serves(handle)}
         self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
         self.used: Counter[str] = Counter()
-        self._levers, self._arch = ctx.levers, ctx.arch
+        self._levers = ctx.levers
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project through the arm that policy chooses: a tier, chunks of tiers, or a tile GEMM."""
-        rows = x.shape[0]
-        covered = gemv_tier(rows, self.tiers) is not None or is_chunked(rows, phase, self.tiers, self._arch)
-        if covered or not self.tiles:
+        """Project through the arm that policy chooses: a tier, chunks of tiers, or a GEMM."""
+        if projection_arm(x.shape[0], phase, self.tiers, self.tiles, self._levers) == "gemv":
             self.gemv(x, out)
         else:
             self.gemm(x, out, phase)
@@ -54,11 +61,11 @@ class Nvfp4Linear:
             start += size
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project all rows with one tile GEMM."""
+        """Project all rows with one GEMM."""
         if x.shape[0] == 0:
             return
         shape = GemmShape(x.shape[0], *self.weight.spec.shape)
-        name = choose_tile(shape, phase, self.tiles, self._levers, self._arch)
+        name = choose_tile(shape, phase, self.tiles, self._levers)
         handle = self.tiles[name]
         handle(x=x, w=self.weight.copy_for(handle), out=out)
         self.used[name] += 1

@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-from kernel_muster.models.policy.evidence import GB10, Evidence
+from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 
@@ -15,6 +15,16 @@ ASKED_ARMS = ("auto", "tiled", "wide", "per_seq")
 _NAMED: dict[str, QkvArm] = {"tiled": "tiled", "wide": "wide", "per_seq": "per_seq"}
 QKV_TILE = 3
 MTP_VERIFY_ROWS = 8
+
+# Where one launch of a tier costs no more than one of three rows, tiles of 3 read the weights two to six times for
+# nothing: tensor-core GEMVs, but not the SIMT ones that the figures below were taken with. A device's table says so.
+TIER_ROWS = Threshold(
+    "most decode rows of QKV and output projections in one tier",
+    QKV_TILE,
+    Evidence(
+        GB10, "N=K=5120, us: batch4@4 70.5, batch8@8 106.4, batch16@8 113.3, each row of a tier paid for", "9..16"
+    ),
+)
 
 # Per-sequence (aggregate) tok/s of a 35B hybrid, greedy, 256 new tokens, BF16 KV:
 #   BF16 attention requantised at load, wide / tiled: C=1 91.2 / 90.6 (the same path)   C=4 15.8 (59.9) / 26.7 (98.6)
@@ -29,11 +39,14 @@ TILED_EVIDENCE = Evidence(
 )
 
 
-def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool) -> QkvArm:
+def qkv_arm(
+    rows: int, phase: Phase, asked: str, has_tiers: bool, tier_rows: int = QKV_TILE, wide_from: int = 0
+) -> QkvArm:
     """Return the arm for M rows of the QKV and output projections.
 
-    Up to 3 rows are one launch. ``asked`` (MUSTER_QKV_ARM) governs decode and verify above that. Left at ``auto``, an
-    MTP verify (up to 8 rows) takes the batch tiers where they are; all else is tiled, never below parity in any
+    Up to 3 rows are one launch. ``asked`` (MUSTER_QKV_ARM) governs decode and verify above that. Left at ``auto``, the
+    batch tiers serve, where they are, as many rows as ``tier_rows`` says and an MTP verify (up to 8 rows); from
+    ``wide_from`` rows (0: never) a GEMM that reads the weights once; all else is tiled, never below parity in any
     regime tried. Prefill is always wide.
     """
     if asked not in ASKED_ARMS:
@@ -44,4 +57,6 @@ def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool) -> QkvArm:
         return "wide"
     if asked != "auto":
         return _NAMED[asked]
-    return "tiers" if phase == "verify" and rows <= MTP_VERIFY_ROWS and has_tiers else "tiled"
+    if has_tiers and rows <= max(tier_rows, MTP_VERIFY_ROWS if phase == "verify" else 0):
+        return "tiers"
+    return "wide" if wide_from and rows >= wide_from else "tiled"

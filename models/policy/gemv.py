@@ -5,6 +5,7 @@ from collections.abc import Collection
 from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
 
 #: Row counts that a tier is compiled for.
 TIERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
@@ -62,9 +63,10 @@ def gemv_chunks(rows: int, available: Collection[int]) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def is_chunked(rows: int, phase: Phase, available: Collection[int], arch: str) -> bool:
+def is_chunked(rows: int, phase: Phase, available: Collection[int], levers: Levers) -> bool:
     """Whether more than 16 rows of decode go through the 16-row tier, and not through one tile GEMM."""
-    return phase == "decode" and WIDEST_TIER in available and WIDEST_TIER < rows <= CHUNKED_ROWS.at(arch)
+    most = int(levers["MUSTER_W4A16_CHUNKED_ROWS"] or 0)
+    return phase == "decode" and WIDEST_TIER in available and WIDEST_TIER < rows <= most
 
 
 def bf16_arm(rows: int, has_batch: bool, has_gemm: bool = True) -> str:

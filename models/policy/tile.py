@@ -1,16 +1,17 @@
-"""Which variant of the W4A16 tile GEMM serves a shape. All variants but the base are bit-identical to one another."""
+"""Which W4A16 GEMM serves a shape. The tile variants are bit-identical to one another; the Hopper kernel is not."""
 
 from collections.abc import Collection
 from typing import Literal, get_args
 
 from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
-from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.phase import PHASES, Phase
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
-# ``base`` reads untransposed weights and is the slow arm; each other name is one slot, whichever twin serves it.
-TileName = Literal["base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3"]
+# ``hopper`` reads a layout of its own, ``base`` untransposed weights (the slow arm), the others the transposed copy;
+# each name is one slot, whichever twin serves it.
+TileName = Literal["hopper", "base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3"]
 TILE_NAMES: tuple[TileName, ...] = get_args(TileName)
 
 # Deep-K tiles (K step 64) win from here up. M=16, us for t / k64 / m128:
@@ -70,22 +71,30 @@ class GemmShape:
         return -(-self.n // 128) * -(-self.m // 64)
 
 
-def deep_k_edge(levers: Levers, arch: str) -> int:
-    """Return the least K of the deep-K tile: MUSTER_W4A16_K64_MIN_K, then MUSTER_NO_W4A16_K64, then the threshold."""
-    pinned = levers["MUSTER_W4A16_K64_MIN_K"]
-    if pinned is not None:
-        return int(pinned)
-    return LEGACY_DEEP_K if levers.flag("MUSTER_NO_W4A16_K64") else DEEP_K.at(arch)
+def deep_k_edge(levers: Levers) -> int:
+    """Return the least K of the deep-K tile.
+
+    MUSTER_W4A16_K64_MIN_K as somebody set it, then MUSTER_NO_W4A16_K64, then the measured edge.
+    """
+    pinned = levers.setting("MUSTER_W4A16_K64_MIN_K")
+    if levers.flag("MUSTER_NO_W4A16_K64") and not pinned.is_asked:
+        return LEGACY_DEEP_K
+    return int(pinned.value or 0)
 
 
-def is_deep(shape: GemmShape, levers: Levers, arch: str) -> bool:
+def is_deep(shape: GemmShape, levers: Levers) -> bool:
     """Whether a shape's K is deep enough for the K step of 64, and divides by it."""
-    return shape.k >= deep_k_edge(levers, arch) and shape.k % DEEP_K_STEP == 0
+    return shape.k >= deep_k_edge(levers) and shape.k % DEEP_K_STEP == 0
 
 
-def is_narrow(shape: GemmShape, arch: str) -> bool:
+def is_narrow(shape: GemmShape, levers: Levers) -> bool:
     """Whether the wide grid leaves the device so empty that the narrow-N twin wins."""
-    return shape.wide_blocks <= NARROW_BLOCKS.at(arch)
+    return shape.wide_blocks <= int(levers["MUSTER_W4A16_NARROW_BLOCKS"] or 0)
+
+
+def is_small(shape: GemmShape, levers: Levers) -> bool:
+    """Whether the rows fit the 64-row tile, or are few enough to take it several times."""
+    return shape.m <= int(levers["MUSTER_W4A16_M128_ABOVE"] or 0)
 
 
 def m128_variant(phase: Phase, levers: Levers) -> TileName:
@@ -99,20 +108,38 @@ def m128_variant(phase: Phase, levers: Levers) -> TileName:
     return "m128_v3" if asked == "v3" and phase == "prefill" else "m128"
 
 
-def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName], levers: Levers, arch: str) -> TileName:
-    """Return the variant for a shape among those that are there; without a transposed copy that is ``base``."""
-    for name in _preferences(shape, phase, levers, arch):
+def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName], levers: Levers) -> TileName:
+    """Return the kernel for a shape among those that are there: the Hopper one, else the tile variant that fits.
+
+    Without a transposed copy that is ``base``. UsageError if there is none at all.
+    """
+    deep = is_deep(shape, levers)
+    order = _preferences(deep, deep and is_narrow(shape, levers), is_small(shape, levers), phase, levers)
+    for name in order:
         if name in available:
             return name
     raise UsageError(f"no W4A16 tile GEMM is available for M={shape.m} N={shape.n} K={shape.k}")
 
 
-def _preferences(shape: GemmShape, phase: Phase, levers: Levers, arch: str) -> list[TileName]:
-    order: list[TileName] = []
-    deep = is_deep(shape, levers, arch)
-    if deep and is_narrow(shape, arch):
+def reachable_tiles(n: int, k: int, available: Collection[TileName], levers: Levers) -> frozenset[TileName]:
+    """Return the kernels that some number of rows in some phase reaches: the copies that others read are not built."""
+    fewest = GemmShape(1, n, k)
+    deep = is_deep(fewest, levers)
+    found: set[TileName] = set()
+    for phase in PHASES:
+        for small in (True, False) if is_small(fewest, levers) else (False,):
+            # The wide grid grows with the rows, so that what is not narrow at one row never is.
+            for narrow in (True, False) if deep and is_narrow(fewest, levers) else (False,):
+                order = _preferences(deep, narrow, small, phase, levers)
+                found.update([name for name in order if name in available][:1])
+    return frozenset(found)
+
+
+def _preferences(deep: bool, narrow: bool, small: bool, phase: Phase, levers: Levers) -> list[TileName]:
+    order: list[TileName] = ["hopper"]
+    if deep and narrow:
         order.append("k64_n64")
-    if shape.m <= M128_ABOVE.at(arch):
+    if small:
         order += ["k64", "t"] if deep else ["t"]
     # What a missing variant leaves: v1 first, then the small tile, then the arm on untransposed weights.
     return [*order, m128_variant(phase, levers), "m128", "t", "base"]

@@ -7,16 +7,44 @@ from kernel_muster.registry.levers import Levers, read_levers
 
 BY_NAME = {lever.name: lever for lever in MODEL_LEVERS}
 CARRIED = {
-    "MUSTER_W4A16_VARIANT", "MUSTER_W4A16_K64_MIN_K", "MUSTER_NO_W4A16_K64", "MUSTER_NO_TGEMM_PIPELINE3",
-    "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_MOE_GROUPED_DECODE", "MUSTER_MOE_GROUPED_DECODE",
-    "MUSTER_FP32_ROUTING", "MUSTER_FP4_PROJ_DECODE", "MUSTER_QKV_ARM", "MUSTER_MTP_GATE_FORCE",
-    "MUSTER_DFLASH_COMMIT_CTX", "MUSTER_MTP_PREFILL",
+    "MUSTER_W4A16_VARIANT",
+    "MUSTER_W4A16_K64_MIN_K",
+    "MUSTER_NO_W4A16_K64",
+    "MUSTER_NO_TGEMM_PIPELINE3",
+    "MUSTER_NO_K64_PIPELINE3",
+    "MUSTER_NO_K64_N64",
+    "MUSTER_NO_MOE_GROUPED_DECODE",
+    "MUSTER_MOE_GROUPED_DECODE",
+    "MUSTER_FP32_ROUTING",
+    "MUSTER_FP4_PROJ_DECODE",
+    "MUSTER_QKV_ARM",
+    "MUSTER_MTP_GATE_FORCE",
+    "MUSTER_DFLASH_COMMIT_CTX",
+    "MUSTER_MTP_PREFILL",
+    "MUSTER_NO_W4A16_HOPPER",
+}
+EDGES = {
+    "MUSTER_W4A16_K64_MIN_K": "same_bits",
+    "MUSTER_W4A16_NARROW_BLOCKS": "same_bits",
+    "MUSTER_W4A16_M128_ABOVE": "same_bits",
+    "MUSTER_QKV_TIER_ROWS": "same_bits",
+    "MUSTER_W4A16_CHUNKED_ROWS": "other_bits",
+    "MUSTER_W4A16_HOPPER_FROM": "other_bits",
 }  # fmt: skip
-KILLS = ["MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64"]
+KILLS = [
+    "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64",
+    "MUSTER_NO_W4A16_HOPPER",
+]  # fmt: skip
 
 
-def test_levers_are_all_there_and_one_forces_an_ffn_arm() -> None:
-    assert set(BY_NAME) == CARRIED | {"MUSTER_FFN_ARM"}
+def test_levers_are_all_there_and_two_force_an_arm() -> None:
+    assert set(BY_NAME) == CARRIED | set(EDGES) | {"MUSTER_FFN_ARM", "MUSTER_W4A16_ARM"}
+
+
+def test_levers_that_a_table_may_move_say_whether_bits_change() -> None:
+    assert {name: lever.tuning for name, lever in BY_NAME.items() if lever.tuning} == EDGES
+    for name in EDGES:
+        assert BY_NAME[name].default is not None
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
@@ -37,12 +65,20 @@ def test_kill_switch_off_says_that_the_kernel_is_kept(make_levers: Callable[...,
     assert "kernel kept" not in make_levers(**{short: "1"}).setting(name).effect
 
 
-@pytest.mark.parametrize("name", [n for n in BY_NAME if n.startswith("MUSTER_NO_") or n.endswith(("MIN_K", "ARM"))])
+@pytest.mark.parametrize("name", [*EDGES, "MUSTER_QKV_ARM", *(n for n in BY_NAME if n.startswith("MUSTER_NO_"))])
 def test_lever_over_a_threshold_names_the_measured_chip(name: str) -> None:
-    assert name == "MUSTER_FFN_ARM" or BY_NAME[name].evidence.startswith("GB10 (sm_121a")
+    assert BY_NAME[name].evidence.startswith("GB10 (sm_121a")
 
 
-@pytest.mark.parametrize("name", ["MUSTER_MOE_GROUPED_DECODE", "MUSTER_MTP_GATE_FORCE", "MUSTER_FFN_ARM"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MUSTER_MOE_GROUPED_DECODE",
+        "MUSTER_MTP_GATE_FORCE",
+        "MUSTER_FFN_ARM",
+        "MUSTER_W4A16_ARM",
+    ],
+)
 def test_lever_that_forces_is_diagnostic(name: str) -> None:
     assert BY_NAME[name].diagnostic
 

@@ -1,8 +1,11 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.models.policy.gemv import TIERS, bf16_arm, gemv_chunks, gemv_tier, is_chunked, row_tiles
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
 
 # rows -> tier where every tier is there; None: a tile GEMM serves them.
 FULL = {0: None, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 8, **dict.fromkeys(range(9, 17), 16), 17: None, 33: None}
@@ -76,9 +79,12 @@ def test_gemv_chunks_without_a_tier_are_refused() -> None:
     (16, "decode", False), (17, "decode", True), (32, "decode", True), (33, "decode", False),
     (17, "verify", False), (32, "prefill", False),
 ])  # fmt: skip
-def test_is_chunked_only_between_17_and_32_rows_of_decode(rows: int, phase: str, expected: bool) -> None:
-    assert is_chunked(rows, phase, TIERS, "sm_121a") is expected  # type: ignore[arg-type]
-    assert not is_chunked(rows, phase, (1, 2, 3, 8), "sm_121a")  # type: ignore[arg-type]
+def test_is_chunked_only_between_17_and_32_rows_of_decode(
+    make_levers: Callable[..., Levers], rows: int, phase: str, expected: bool
+) -> None:
+    levers = make_levers()
+    assert is_chunked(rows, phase, TIERS, levers) is expected  # type: ignore[arg-type]
+    assert not is_chunked(rows, phase, (1, 2, 3, 8), levers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rows", "has_batch", "arm"), [

@@ -16,19 +16,18 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
 Make = Callable[..., Levers]
+TILES = tuple(name for name in TILE_NAMES if name != "hopper")
 
 
-def choose(
-    levers: Levers, m: int, n: int, k: int, available: tuple[str, ...] = TILE_NAMES, phase: str = "decode"
-) -> str:
-    return choose_tile(GemmShape(m, n, k), phase, available, levers, GB10)  # type: ignore[arg-type]
+def choose(levers: Levers, m: int, n: int, k: int, available: tuple[str, ...] = TILES, phase: str = "decode") -> str:
+    return choose_tile(GemmShape(m, n, k), phase, available, levers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("k", "deep"), [(6080, False), (6143, False), (6144, True), (6145, False), (6160, False), (6208, True)]
 )
 def test_deep_k_begins_at_6144_and_needs_whole_steps(make_levers: Make, k: int, deep: bool) -> None:
-    assert is_deep(GemmShape(16, 5120, k), make_levers(), GB10) is deep
+    assert is_deep(GemmShape(16, 5120, k), make_levers()) is deep
 
 
 @pytest.mark.parametrize(("levers", "edge"), [
@@ -39,7 +38,7 @@ def test_deep_k_begins_at_6144_and_needs_whole_steps(make_levers: Make, k: int, 
     ({"W4A16_K64_MIN_K": "4096", "NO_W4A16_K64": "1"}, 4096),
 ])  # fmt: skip
 def test_deep_k_edge_pinned_beats_legacy_beats_measured(make_levers: Make, levers: dict[str, str], edge: int) -> None:
-    assert deep_k_edge(make_levers(**levers), GB10) == edge
+    assert deep_k_edge(make_levers(**levers)) == edge
 
 
 @pytest.mark.parametrize(("k", "name"), [(8128, "t"), (8192, "k64")])
@@ -57,7 +56,7 @@ def test_legacy_edge_moves_the_choice(make_levers: Make, k: int, name: str) -> N
     (1, 31232, False),  # 244 blocks, 0.95x
 ])  # fmt: skip
 def test_narrow_twin_up_to_64_blocks_of_the_wide_grid(make_levers: Make, m: int, n: int, narrow: bool) -> None:
-    assert is_narrow(GemmShape(m, n, 6144), GB10) is narrow
+    assert is_narrow(GemmShape(m, n, 6144), make_levers()) is narrow
     assert (choose(make_levers(), m, n, 6144) == "k64_n64") is narrow
 
 
@@ -84,7 +83,7 @@ def test_choose_tile_with_everything_there(make_levers: Make, m: int, n: int, k:
     (("k64_n64", "k64", "t", "m128"), "base"),
 ])  # fmt: skip
 def test_choose_tile_falls_through_what_is_missing(make_levers: Make, missing: tuple[str, ...], name: str) -> None:
-    available = tuple(tile for tile in TILE_NAMES if tile not in missing and tile not in ("m128_v2", "m128_v3"))
+    available = tuple(tile for tile in TILES if tile not in missing and tile not in ("m128_v2", "m128_v3"))
     assert choose(make_levers(), 16, 5120, 6144, available) == name
 
 
