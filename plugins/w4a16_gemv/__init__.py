@@ -5,7 +5,7 @@ from functools import partial
 
 from kernel_muster.plugins._cuda import nvfp4_layout
 from kernel_muster.plugins._reference import host_spec
-from kernel_muster.plugins.w4a16_gemv import contracts, cpu, launch, rows
+from kernel_muster.plugins.w4a16_gemv import contracts, cpu, dense_launch, launch, rows
 from kernel_muster.registry import nvfp4, weights
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
@@ -60,5 +60,5 @@ def muster_kernels() -> Iterable[KernelSpec]:
     for key, contract, same in _DENSE:
         layout = weights.BF16_ROW_MAJOR
         yield _host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)
-        if key.startswith("gemv::"):
-            yield _dense_spec(key=key, contract=contract.name, backend=launch.DENSE, bit_identical_to=same)
+        backend = launch.DENSE if key.startswith("gemv::") else dense_launch.DENSE_GEMM
+        yield _dense_spec(key=key, contract=contract.name, backend=backend, bit_identical_to=same)

@@ -146,9 +146,17 @@ def _dense(name: str, rows: int | None) -> Contract:
         *((Case("five_groups", {"M": 1, "N": 5, "K": 80}),) if rows else (Case("odd_k", {"M": 1, "N": 5, "K": 77}),)),
         Case("whole_model_k", {"M": 1, "N": 70, "K": 5120}, tolerance=dot_tolerance(5120)),
     )
+    if rows is None:
+        cases = (*cases, *_gemm_cases())
     limit = f", at most {_rows_text(rows)}" if rows else ""
     summary = f"out = x w^T for BF16 weights{limit}"
     return projection(name, summary, WeightParam("w", "bf16", ("N", "K")), cases, rows)
+
+
+def _gemm_cases() -> tuple[Case, ...]:
+    """Return cases of many rows: whole tiles and one above, few features and many, K that no step divides."""
+    sizes = ((128, 640, 256), (129, 513, 264), (257, 520, 1016), (70, 1, 8), (65, 1030, 2048), (300, 96, 5120))
+    return tuple(Case(f"m_{m}_n_{n}_k_{k}", {"M": m, "N": n, "K": k}, tolerance=dot_tolerance(k)) for m, n, k in sizes)
 
 
 #: By rows a launch: 1, 2 ... 8 and 16.

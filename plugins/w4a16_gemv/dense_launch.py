@@ -1,0 +1,59 @@
+"""Launching the dense GEMM: a tile by the number of features and rows, a plain kernel for rows that are not aligned."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div
+from kernel_muster.registry.arrays import ArrayView, view_of
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.signature import Bound
+
+# dense_gemm.cu: rows and features of a tile, and its shared memory.
+_TILES = {"narrow": (32, 64), "wide": (128, 128), "any": (16, 16)}
+_SHARED_BYTES = 96 * 1024
+# Up to here a prompt has too few wide tiles for a device's multiprocessors, whatever its length; and so have few rows.
+NARROW_FEATURES, NARROW_ROWS = 512, 64
+_MOST_ELEMENTS = 2**32 - 1
+
+
+def tile_of(rows: int, features: int) -> str:
+    """Return the tile's name; up to 512 features it does not depend on M, so that no row's bits do."""
+    return "narrow" if features <= NARROW_FEATURES or rows <= NARROW_ROWS else "wide"
+
+
+def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+    x, dims, weight = bound.views["x"], bound.dims, view_of(bound.arguments["w"].values)
+    if not weight.is_contiguous:
+        raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
+    rows, features, depth, stride = dims["M"], dims["N"], dims["K"], row_stride(x)
+    _check_size(x, stride, weight)
+    is_aligned = depth % VECTOR == 0 and stride % VECTOR == 0
+    tile = tile_of(rows, features) if is_aligned else "any"
+    tile_rows, tile_features = _TILES[tile]
+    grid = (ceil_div(rows, tile_rows) * ceil_div(features, tile_features), 1, 1)
+    arguments = (x, weight, bound.views["out"], stride, rows, features, depth)
+    return LaunchPlan(f"dense_gemm_{tile}", grid, arguments, dynamic_shared_bytes=_SHARED_BYTES if is_aligned else 0)
+
+
+def _check_size(x: ArrayView, stride: int, weight: ArrayView) -> None:
+    """Refuse what 32 bits do not count."""
+    for name, elements in (("x", x.shape[0] * stride), ("w", weight.size)):
+        if elements > _MOST_ELEMENTS:
+            raise ContractError(f"{name} spans {elements} elements, expected at most {_MOST_ELEMENTS}: split the rows")
+
+
+_PARAMETERS = ("ptr", "ptr", "ptr", "i32", "i32", "i32", "i32")
+DENSE_GEMM = CudaKernel(
+    Path(__file__).with_name("dense_gemm.cu"),
+    (
+        EntryPoint("dense_gemm_narrow", _PARAMETERS, dynamic_shared_bytes=_SHARED_BYTES),
+        EntryPoint("dense_gemm_wide", _PARAMETERS, dynamic_shared_bytes=_SHARED_BYTES),
+        EntryPoint("dense_gemm_any", _PARAMETERS),
+    ),
+    _plan,
+    include_dirs=(INCLUDE_DIR,),
+    strided=frozenset({"x"}),
+)
