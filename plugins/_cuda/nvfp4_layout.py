@@ -57,7 +57,7 @@ def to_mma_layout(weight: Nvfp4Weight) -> MmaWeight:
     NumPy's lie on the host, CuPy's on a device. ContractError for a scale that is NaN or negative, or a K that is not a
     multiple of 16.
     """
-    xp = _module_of(weight.packed)
+    xp = module_of(weight.packed)
     *experts, rows, columns = weight.shape
     if len(experts) > 1 or columns % GROUP:
         raise ContractError(
@@ -85,7 +85,8 @@ def _lay_out(xp: Any, weight: Nvfp4Weight, data: Any) -> None:
         data[start : start + step] = _supertiles(xp, weight.packed[chunk], weight.block_scale[chunk], data.shape[1])
 
 
-def _module_of(array: Any) -> Any:
+def module_of(array: Any) -> Any:
+    """Return NumPy or CuPy, whose array it is."""
     if type(array).__module__.partition(".")[0] != "cupy":
         return np
     import cupy
@@ -95,31 +96,32 @@ def _module_of(array: Any) -> Any:
 
 def _supertiles(xp: Any, packed: Any, scales: Any, supertiles: int) -> Any:
     rows = -(-packed.shape[0] // TILE_N) * TILE_N
-    packed = _padded(xp, packed, rows, supertiles * TILE_K // 2)
-    scales = _padded(xp, scales, rows, supertiles * TILE_K // GROUP) & 0x7F  # -0 is 0
+    packed = padded(xp, packed, rows, supertiles * TILE_K // 2)
+    scales = padded(xp, scales, rows, supertiles * TILE_K // GROUP) & 0x7F  # -0 is 0
     tiles = rows // TILE_N
     out = xp.empty((tiles, supertiles, SUPERTILE_BYTES), xp.uint8)
     # [tile, h, g, supertile, block, t, j, p]: one byte holds e = 0 in its low nibble
     codes = packed.reshape(tiles, 2, 8, supertiles, 4, 4, 4, 2)
     kept = xp.where(scales == 0, 0, 0xFF).astype(xp.uint8).reshape(tiles, 2, 8, supertiles, 4, 4, 1, 1)
-    words = _words(xp, codes & kept).transpose(0, 2, 3, 1, 4, 5, 6)
+    words = code_words(xp, codes & kept).transpose(0, 2, 3, 1, 4, 5, 6)
     out[:, :, : TILE_N * TILE_K // 2] = xp.ascontiguousarray(words).reshape(tiles, supertiles, -1)
     bytes_ = xp.asarray(e5m3_table())[scales].reshape(tiles, 2, 8, supertiles, 4, 4).transpose(0, 3, 2, 5, 4, 1)
     out[:, :, TILE_N * TILE_K // 2 :] = xp.ascontiguousarray(bytes_).reshape(tiles, supertiles, -1)
     return out
 
 
-def _padded(xp: Any, array: Any, rows: int, columns: int) -> Any:
+def padded(xp: Any, array: Any, rows: int, columns: int) -> Any:
+    """Return a matrix of bytes with zeros added up to a size."""
     if array.shape == (rows, columns):
         return array
-    padded = xp.zeros((rows, columns), xp.uint8)
-    padded[: array.shape[0], : array.shape[1]] = array
-    return padded
+    larger = xp.zeros((rows, columns), xp.uint8)
+    larger[: array.shape[0], : array.shape[1]] = array
+    return larger
 
 
-def _words(xp: Any, codes: Any) -> Any:
-    """``[tile, h, g, supertile, block, t, j, p]`` bytes to little-endian ``[tile, g, supertile, block, t, j, 4]``."""
-    word = xp.zeros((codes.shape[0], *codes.shape[2:7]), xp.uint32)
+def code_words(xp: Any, codes: Any) -> Any:
+    """Return bytes ``[tile, h, g, ..., p]``, e = 0 in the low nibble, as words: little-endian ``[tile, g, ..., 4]``."""
+    word = xp.zeros((codes.shape[0], *codes.shape[2:-1]), xp.uint32)
     for e, nibble in ((0, codes & 0xF), (1, codes >> 4)):
         sign, magnitude = (nibble >> 3).astype(xp.uint32), (nibble & 7).astype(xp.uint32)
         place = 16 * e
