@@ -45,6 +45,11 @@ def whole_tiles_only(x, scratch, out):
     out[:rows] = total(x, range(x.shape[1]))[:rows]
 
 
+def divides_by_zero(x, scratch, out):
+    good(x, scratch, out)
+    out[-1:] = np.nan
+
+
 def one_past_the_end(x, scratch, out):
     good(x, scratch, out)
     as_strided(out, (len(out) + 1,))[-1] = 0.0
@@ -192,6 +197,7 @@ def test_good_kernel_is_proven(world):
         (almost_parallel, "NUMERICS_FAILED", "case one: error is"),
         (backwards, None, ""),
         (whole_tiles_only, "UNWRITTEN_OUTPUT", "case odd: 5 of 21 elements of out unwritten, first (16,)"),
+        (divides_by_zero, "NUMERICS_FAILED", "case one: error is inf times the tolerance"),
         (one_past_the_end, "OUT_OF_BOUNDS", "case one: wrote outside out"),
         (one_before_the_start, "OUT_OF_BOUNDS", "case one: wrote outside out"),
         (scribbles_on_its_input, "OUT_OF_BOUNDS", "case one: changed its input x"),

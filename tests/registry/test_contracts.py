@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from kernel_muster.registry.contracts import Case, Contract, Tolerance
+from kernel_muster.registry.contracts import Case, Contract, Tolerance, poison_of
+from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import Signature, TensorParam
 
 EXACT, LOOSE = Tolerance(0.0, 0.0, "copied"), Tolerance(0.5, 0.0, "one bit")
@@ -66,6 +67,17 @@ def test_arguments_poison_what_a_kernel_shall_write_and_nothing_else():
     assert np.isfinite(made["state"]).all()
     assert np.isnan(made["out"]).all()
     assert made["count"].tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
+def test_poison_of_floats_is_a_nan_that_no_arithmetic_gives(name):
+    dtype = numpy_dtype(name)
+    poison = poison_of(dtype)
+    assert np.isnan(poison.astype(np.float32))
+    bits = f"u{dtype.itemsize}"
+    made = [np.array(sign * np.nan, np.float32).astype(dtype) for sign in (1, -1)]
+    ones = np.array(2 ** (8 * dtype.itemsize - 1) - 1, bits)  # the NaN of NVIDIA's FP32 units
+    assert int(poison.view(bits)) not in {int(nan.view(bits)) for nan in made} | {int(ones)}
 
 
 def test_arguments_of_integers_need_a_maker():
