@@ -17,6 +17,7 @@ from kernel_muster.models.layers.mtp import MtpHead
 from kernel_muster.models.layers.sampler import Sampler
 from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims
+from kernel_muster.models.memory import HostMemory, Memory, memory_of, need_device
 from kernel_muster.models.model import Model
 from kernel_muster.models.scratch import Scratch, ScratchPlan
 from kernel_muster.models.weights import GivenWeights, PlanOnly, WeightSource
@@ -66,13 +67,23 @@ def build_from_dims(
 ) -> Model:
     """Build a model of any size; the dimensions are the caller's to check."""
     ctx = open_context(dims, kernels, weights, max_rows)
+    with ctx.memory.active():
+        model = _build(ctx, dims, kernels)
+    ctx.memory.release()
+    return model
+
+
+def _build(ctx: LayerContext, dims: ModelDims, kernels: Lookups) -> Model:
     check_requests(dims, kernels, ctx.planner.source)
     embedding = Embedding(ctx.for_layer("embedding"), dims.vocab, dims.hidden)
     layers = tuple(build_layer(ctx, dims, index) for index in range(len(dims.layer_kinds)))
     norm = OutputNorm(ctx.for_layer("final_norm"), dims)
     lm_head = build_lm_head(ctx, dims, embedding)
     sampler = Sampler(ctx.for_layer("sampler"))
-    return Model(dims, embedding, layers, norm, lm_head, sampler, build_mtp(ctx, dims), ctx.scratch, max_rows, MATURITY)
+    mtp = build_mtp(ctx, dims)
+    return Model(
+        dims, embedding, layers, norm, lm_head, sampler, mtp, ctx.scratch, ctx.max_rows, MATURITY, ctx.memory
+    )  # fmt: skip
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:
@@ -84,13 +95,17 @@ def check_modalities(name: str, modalities: Iterable[str]) -> None:
 
 
 def open_context(
-    dims: ModelDims, kernels: Lookups, weights: Mapping[str, Any] | WeightSource | None, max_rows: int
-) -> LayerContext:
-    """Return what layers are built with; UsageError for weights where layers cannot compute."""
-    if weights is not None and not kernels.target.is_cpu:
-        raise UsageError(f"{dims.name}: weights on {kernels.target}: layers compute on cpu only, build a plan instead")
+    dims: ModelDims, kernels: Lookups, weights: Mapping[str, Any] | WeightSource | None, max_rows: int,
+    shared: Memory | None = None,
+) -> LayerContext:  # fmt: skip
+    """Return what layers are built with; UsageError for weights where there is nothing to compute on."""
+    if weights is not None:
+        need_device(kernels.target, f"{dims.name} with weights")
     source = GivenWeights(weights) if isinstance(weights, Mapping) else weights or PlanOnly()
-    return LayerContext(kernels, WeightPlanner(kernels.layouts, source), Scratch(ScratchPlan()), max_rows)
+    memory = shared or (memory_of(kernels.target) if weights is not None else HostMemory())
+    planner = WeightPlanner(kernels.layouts, source, memory)
+    scratch = Scratch(ScratchPlan(), lambda size: memory.empty((size,), "u8"))
+    return LayerContext(kernels, planner, scratch, max_rows)
 
 
 def build_lm_head(ctx: LayerContext, dims: ModelDims, embedding: Embedding) -> LmHead:

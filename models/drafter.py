@@ -6,11 +6,13 @@ from typing import Any
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_requests, open_context
 from kernel_muster.models.dims import DrafterDims, ModelDims
+from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.decoder import OutputNorm
 from kernel_muster.models.layers.dflash import DrafterContext, DrafterLayer, drafter_layer
 from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims
+from kernel_muster.models.memory import Memory
 from kernel_muster.models.model import Model
 from kernel_muster.models.scratch import Scratch
 from kernel_muster.models.state import ModelState
@@ -35,14 +37,17 @@ class Drafter:
     norm: OutputNorm
     lm_head: LmHead
     scratch: Scratch
+    memory: Memory
     maturity: Maturity = MATURITY
 
     def forward(self, batch: Batch, state: ModelState) -> Any:
         """Return the normalised rows ``(M, H)`` of blocks: the last token, and masks that stand for what follows."""
-        residual = self.embedding.forward(batch.ids)
+        own_rows = batch.by_row().on(self.memory)
+        here = batch.on(self.memory)
+        residual = self.embedding.forward(here.ids)
         pending: Any | None = None
         for index, layer in enumerate(self.layers):
-            pending = layer.forward(pending, residual, batch, state.kv[index])
+            pending = layer.forward(pending, residual, here, own_rows, state.kv[index])
         return self.norm.forward(pending, residual)
 
 
@@ -80,7 +85,14 @@ def drafter_from_dims(
         raise UsageError(f"{dims.name} is no drafter")
     if target is not None:
         check_target(dims, drafter, target.dims)
-    ctx = open_context(dims, kernels, weights, max_rows)
+    ctx = open_context(dims, kernels, weights, max_rows, target.memory if target is not None else None)
+    with ctx.memory.active():
+        return _build(ctx, dims, drafter, kernels, target)
+
+
+def _build(
+    ctx: LayerContext, dims: ModelDims, drafter: DrafterDims, kernels: Lookups, target: Model | None
+) -> Drafter:  # fmt: skip
     check_requests(dims, kernels, ctx.planner.source)
     if target is None:
         embedding = Embedding(ctx.for_layer("embedding"), dims.vocab, dims.hidden)
@@ -96,6 +108,7 @@ def drafter_from_dims(
         OutputNorm(ctx.for_layer("final_norm"), dims),
         lm_head,
         ctx.scratch,
+        ctx.memory,
     )
 
 

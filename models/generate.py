@@ -4,11 +4,11 @@ The target chooses every token: a draft only says where to look ahead. Where a v
 from decode (tile GEMMs, above 8 rows), two logits that are equal up to that rounding may change places, and only those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
-import numpy as np
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import committed_rows
 from kernel_muster.models.policy.speculation import speculation_pays
@@ -41,9 +41,11 @@ class Gate:
 
 @dataclass
 class Generated:
-    """New tokens of each prompt with the logits ``(V,)`` that chose them, and what the steps were.
+    """New tokens of each prompt with the logits ``(V,)`` on the host that chose them, and what the steps were.
 
     ``verify_steps`` counts sequences times verify passes; a run in which it is small says nothing about speculation.
+    ``step_s`` are the seconds of each step behind the prompts, all sequences together, ``verify_s`` those of verify
+    steps with their drafting.
     """
 
     tokens: list[list[int]]
@@ -52,6 +54,9 @@ class Generated:
     verify_steps: int = 0
     accepted: int = 0
     drafted: int = 0
+    prefill_s: float = 0.0
+    step_s: list[float] = field(default_factory=list)
+    verify_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -65,31 +70,50 @@ class _Live:
 
 @dataclass
 class GreedyDecoder:
-    """Runs prompts to their end. The state is the caller's; a proposer's state is its own."""
+    """Runs prompts to their end. The state is the caller's; a proposer's state is its own.
+
+    ``decode`` runs a plain step in the model's place: the same pass, from a graph. Logits are kept on demand only: on a
+    device each row is a copy to the host.
+    """
 
     model: Model
     state: ModelState
     proposer: Proposer | None = None
     gate: Gate = field(default_factory=Gate)
+    keep_logits: bool = True
+    decode: Callable[..., Pass] | None = None
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         """Return ``new_tokens`` tokens behind each prompt."""
         if new_tokens < 1:
             raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+        with self.model.memory.active():
+            return self._run(prompts, new_tokens)
+
+    def _run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         found = Generated([[] for _ in prompts], [[] for _ in prompts])
         live = [_Live(self.state.open(), index) for index in range(len(prompts))]
         for one in live:
             if self.proposer is not None:
                 self.proposer.open(one.sequence)
+        start = perf_counter()
         self._prefill(live, prompts, found)
+        found.prefill_s = perf_counter() - start
         growing = self._growing(live, found, new_tokens)
         while growing:
+            start = perf_counter()
             if self.proposer is not None and self.gate.passes(found.verify_steps, found.accepted):
                 self._speculate(growing, found, new_tokens)
+                found.verify_s.append(perf_counter() - start)
             else:
                 self._step(growing, found)
+            found.step_s.append(perf_counter() - start)
             growing = self._growing(growing, found, new_tokens)
         return found
+
+    def _kept(self, logits: Any) -> list[Any]:
+        """Return rows of logits on the host, or nothing."""
+        return list(self.model.memory.get(logits)) if self.keep_logits else [None] * len(logits)
 
     @property
     def _reads(self) -> tuple[int, ...]:
@@ -114,16 +138,17 @@ class GreedyDecoder:
             part = [by_slot[slot] for slot in slots]
             ends = dict(zip(slots, done.batch.context_lens.tolist(), strict=True))
             complete = [at for at, one in enumerate(part) if ends[one.sequence.slot] == len(prompts[one.prompt])]
-            chosen = self.model.greedy(done.logits)
+            chosen, logits = self.model.greedy(done.logits), self._kept(done.logits)
             for at in complete:
-                self._take(part[at], [chosen[at]], [done.logits[at]], found)
+                self._take(part[at], [chosen[at]], [logits[at]], found)
             self._after_plain(part, done, found, prompts)
 
     def _step(self, growing: Sequence[_Live], found: Generated) -> None:
         """Decode one token of each sequence."""
         sequences = [one.sequence for one in growing]
-        done = self.model.decode(self.state, sequences, [one.last for one in growing], self._reads)
-        for one, token, logits in zip(growing, self.model.greedy(done.logits), done.logits, strict=True):
+        decode = self.decode or self.model.decode
+        done = decode(self.state, sequences, [one.last for one in growing], self._reads)
+        for one, token, logits in zip(growing, self.model.greedy(done.logits), self._kept(done.logits), strict=True):
             self._take(one, [token], [logits], found)
         found.plain_steps += len(growing)
         self._after_plain(growing, done, found)
@@ -137,12 +162,13 @@ class GreedyDecoder:
         done = self.model.verify(self.state, sequences, ids, self._reads)
         size = drafts.shape[1] + 1
         choices = i32(self.model.greedy(done.logits)).reshape(len(growing), size)
+        logits = self._kept(done.logits)
         kept = []
         for at, (one, accepted) in enumerate(zip(growing, self.model.sampler.accepted(drafts, choices), strict=True)):
             room = new_tokens - len(found.tokens[one.prompt])
             rows = min(committed_rows(accepted), room)
             first = at * size
-            self._take(one, choices[at, :rows].tolist(), list(done.logits[first : first + rows]), found)
+            self._take(one, choices[at, :rows].tolist(), logits[first : first + rows], found)
             kept.append(rows)
             found.accepted += rows - 1
         found.verify_steps += len(growing)
@@ -153,7 +179,7 @@ class GreedyDecoder:
 
     def _take(self, one: _Live, tokens: list[int], logits: list[Any], found: Generated) -> None:
         found.tokens[one.prompt] += tokens
-        found.logits[one.prompt] += logits
+        found.logits[one.prompt] += [row for row in logits if row is not None]
         one.last = tokens[-1]
 
     def _after_plain(
@@ -162,7 +188,7 @@ class GreedyDecoder:
         """Give the proposer every row of a plain pass: a prompt's rows, or one of each sequence."""
         if self.proposer is None:
             return
-        counts = np.diff(done.batch.cu_rows).tolist()
+        counts = done.batch.counts
         starts = [int(end) - count for end, count in zip(done.batch.context_lens, counts, strict=True)]
         next_ids: list[int] = []
         for one, count, start in zip(part, counts, starts, strict=True):
@@ -183,6 +209,9 @@ class GreedyDecoder:
         next_ids: list[int], is_prompt: bool,
     ) -> None:  # fmt: skip
         assert self.proposer is not None  # noqa: S101  (the callers have just looked)
-        features = None if done.features is None else done.features[rows]
+        hidden, features = done.hidden, done.features
+        if rows != list(range(done.batch.rows)):
+            pick = self.model.embedding.pick
+            hidden, features = pick(hidden, rows), None if features is None else pick(features, rows)
         sequences = [one.sequence for one in part]
-        self.proposer.commit(Committed(sequences, counts, starts, done.hidden[rows], features, next_ids, is_prompt))
+        self.proposer.commit(Committed(sequences, counts, starts, hidden, features, next_ids, is_prompt))

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kernel_muster.models.weights import WeightSource, WeightSpec
+from kernel_muster.models.memory import HostMemory, Memory
+from kernel_muster.models.weights import WeightSource, WeightSpec, moved_to
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle, Handle
 from kernel_muster.registry.keys import KernelKey
@@ -33,10 +34,11 @@ class PlannedWeight:
 
 
 class WeightPlanner:
-    """Asks a source for weights, and builds of each the copies that the chosen kernels declare."""
+    """Asks a source for weights, and builds of each, in ``memory``, the copies that the chosen kernels declare."""
 
-    def __init__(self, layouts: LayoutPlan, source: WeightSource) -> None:
+    def __init__(self, layouts: LayoutPlan, source: WeightSource, memory: Memory | None = None) -> None:
         self._layouts, self.source = layouts, source
+        self.memory = memory or HostMemory()
 
     def plan(self, spec: WeightSpec, readers: Mapping[str, Iterable[AnyHandle]], value: Any = None) -> PlannedWeight:
         """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
@@ -44,7 +46,7 @@ class WeightPlanner:
         A copy that no kernel can make out of the logical weight is not built, and the audit says LAYOUT_MISSING.
         ``value`` is the logical weight where it is made here and not found in the source.
         """
-        logical = self.source.find(spec) if value is None else value
+        logical = moved_to(self.memory, self.source.find(spec) if value is None else value)
         wanted: dict[str, list[KernelKey]] = {}
         reasons: dict[str, dict[str, None]] = {}  # by layout, each once and in order
         makers: dict[str, Handle] = {}
@@ -60,13 +62,13 @@ class WeightPlanner:
         for layout, keys in wanted.items():
             self._layouts.want(spec.name, layout, *keys)
         for layout, why in reasons.items():
-            self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why))
+            self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why), spec.shape)
         copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
         return PlannedWeight(spec, frozenset(makers), copies)
 
     def array(self, name: str, *shape: int) -> Any | None:
         """Return a small BF16 array (a norm's or a gate's weight), or None in a plan."""
-        return self.source.find(WeightSpec(name, shape, "array"))
+        return moved_to(self.memory, self.source.find(WeightSpec(name, shape, "array")))
 
 
 def _makes(handle: Handle, layout: str, spec: WeightSpec) -> bool:

@@ -15,8 +15,9 @@ from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.layers.mtp import MtpHead
 from kernel_muster.models.layers.sampler import Sampler
+from kernel_muster.models.memory import Memory, copy_rows
 from kernel_muster.models.scratch import Scratch
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes, Zeros, host_zeros
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes
 from kernel_muster.registry.builders import Maturity
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
@@ -24,7 +25,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Pass:
-    """What one pass gave: the batch, its rows after the last norm ``(M, H)``, and what drafters read of them.
+    """What one pass gave: the batch on the host, its rows after the last norm ``(M, H)``, and what drafters read.
 
     ``features (M, F * H)`` are the outputs of the layers that were asked for, side by side.
     """
@@ -49,27 +50,28 @@ class Model:
     scratch: Scratch
     max_rows: int
     maturity: Maturity
+    memory: Memory
 
-    def new_state(self, sizes: StateSizes, zeros: Zeros = host_zeros) -> ModelState:
-        """Make room for sequences; it belongs to the caller."""
-        return ModelState(self.dims, sizes, zeros)
+    def new_state(self, sizes: StateSizes) -> ModelState:
+        """Make room for sequences in the model's memory; it belongs to the caller."""
+        return ModelState(self.dims, sizes, self.memory.zeros)
 
     def run(self, batch: Batch, state: ModelState, reads: Sequence[int] = ()) -> Pass:
         """Run all layers over a batch, without logits. ``reads`` are layers whose output a drafter wants."""
-        residual = self.embedding.forward(batch.ids)
-        pending, features = None, []
+        if not set(reads) <= set(range(len(self.layers))):
+            raise UsageError(f"{self.dims.name} has {len(self.layers)} layers, a drafter reads {list(reads)}")
+        here = batch.on(self.memory)
+        residual = self.embedding.forward(here.ids)
+        features = _Features(residual, reads)
+        pending = None
         for layer in self.layers:
             x = layer.enter(pending, residual)
-            if layer.index - 1 in reads:  # entering added what the layer before had left
-                features.append(residual.copy())
+            features.take(layer.index - 1, residual)  # entering added what the layer before had left
             memory = state.kv.get(layer.index) or state.recurrent[layer.index]
-            pending = layer.finish(layer.mix(x, batch, memory), residual, batch)
+            pending = layer.finish(layer.mix(x, here, memory), residual, here)
         hidden = self.norm.forward(pending, residual)
-        if len(self.layers) - 1 in reads:
-            features.append(residual)
-        if len(features) != len(reads):
-            raise UsageError(f"{self.dims.name} has {len(self.layers)} layers, a drafter reads {list(reads)}")
-        return Pass(batch, hidden, np.concatenate(features, axis=1) if features else None)
+        features.take(len(self.layers) - 1, residual)
+        return Pass(batch, hidden, features.rows)
 
     def prefill(
         self,
@@ -90,7 +92,8 @@ class Model:
             batch = state.batch(chosen, ids, "prefill")
             done = self.run(batch, state, reads)
             state.advance(chosen, [len(row) for row in ids])
-            yield Pass(batch, done.hidden, done.features, self.lm_head.forward(done.hidden[batch.last_rows]))
+            last = self.embedding.pick(done.hidden, batch.last_rows)
+            yield Pass(batch, done.hidden, done.features, self.lm_head.forward(last))
 
     def decode(
         self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[int], reads: Sequence[int] = ()
@@ -119,6 +122,21 @@ class Model:
     def greedy(self, logits: Any) -> list[int]:
         """Return the id of each row's largest logit."""
         return [int(token) for token in self.lm_head.greedy(logits).tolist()]
+
+
+class _Features:
+    """The residual behind the layers that a drafter reads, side by side ``(M, F * H)``."""
+
+    def __init__(self, residual: Any, reads: Sequence[int]) -> None:
+        self._reads, self._width = tuple(reads), residual.shape[1]
+        size = (residual.shape[0], len(self._reads) * self._width)
+        self.rows: Any | None = np.empty_like(residual, shape=size) if reads else None
+
+    def take(self, layer: int, residual: Any) -> None:
+        """Keep the output of a layer, if it is read."""
+        if self.rows is not None and layer in self._reads:
+            start = self._reads.index(layer) * self._width
+            copy_rows(self.rows[:, start : start + self._width], residual)
 
 
 def _parts(counts: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:

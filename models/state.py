@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, GdnDims, ModelDims
+from kernel_muster.models.memory import copy_rows, zero
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import UsageError
@@ -51,6 +52,7 @@ class Recurrent:
         self._dims, self._zeros = dims, zeros
         self.conv, self.ssm = self._pool(slots)
         self.rows: tuple[Any, Any] | None = None  # after each row of the last verify pass
+        self._room: tuple[Any, Any] | None = None  # the same memory for every verify pass
 
     def _pool(self, count: int) -> tuple[Any, Any]:
         dims = self._dims
@@ -59,7 +61,10 @@ class Recurrent:
 
     def snapshots(self, rows: int) -> tuple[Any, Any]:
         """Return room for both states after each of M rows; they stay until :meth:`restore`."""
-        self.rows = self._pool(rows)
+        if self._room is None or len(self._room[0]) < rows:
+            self._room = self._pool(rows)
+        conv, ssm = self._room
+        self.rows = conv[:rows], ssm[:rows]
         return self.rows
 
     def restore(self, slots: Sequence[int], rows: Sequence[int]) -> None:
@@ -68,12 +73,14 @@ class Recurrent:
             raise UsageError("no verify pass to roll back")
         conv, ssm = self.rows
         for slot, row in zip(slots, rows, strict=True):
-            self.conv[slot], self.ssm[slot] = conv[row], ssm[row]
+            copy_rows(self.conv[slot], conv[row])
+            copy_rows(self.ssm[slot], ssm[row])
         self.rows = None
 
     def clear(self, slot: int) -> None:
         """Forget a sequence."""
-        self.conv[slot], self.ssm[slot] = 0, 0
+        zero(self.conv[slot])
+        zero(self.ssm[slot])
 
 
 @dataclass
@@ -171,12 +178,15 @@ class ModelState:
 
         Keys and values of the others stand beyond the context, where nothing reads them before they are overwritten.
         """
-        counts = np.diff(batch.cu_rows)
+        counts = batch.counts
         if any(not 1 <= keep <= count for keep, count in zip(kept, counts, strict=True)):
-            raise UsageError(f"keep {list(kept)} of {counts.tolist()} rows: expected 1 to all of them")
-        rows = [int(start) + keep - 1 for start, keep in zip(batch.cu_rows[:-1], kept, strict=True)]
+            raise UsageError(f"keep {list(kept)} of {list(counts)} rows: expected 1 to all of them")
+        # Where every row is kept the state is right already.
+        back = [at for at, (keep, count) in enumerate(zip(kept, counts, strict=True)) if keep < count]
+        slots = [sequences[at].slot for at in back]
+        rows = [int(batch.cu_rows[at]) + kept[at] - 1 for at in back]
         for pool in self.recurrent.values():
-            pool.restore([sequence.slot for sequence in sequences], rows)
+            pool.restore(slots, rows)
         self.advance(sequences, kept)
 
 

@@ -5,6 +5,7 @@ from math import prod
 from typing import Any, Protocol
 
 import numpy as np
+from kernel_muster.models.memory import Memory
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import UsageError
@@ -97,6 +98,18 @@ class SyntheticWeights:
 
     def quant_of(self, name: str) -> None:
         """Return nothing: it makes what it is asked for."""
+
+
+def moved_to(memory: Memory, weight: Any | None) -> Any | None:
+    """Return a weight whose arrays lie in a memory; its global scale stays on the host, which reads it at launch."""
+    if weight is None or memory.is_host:
+        return weight
+    if isinstance(weight, Bf16Weight):
+        return Bf16Weight(memory.put(weight.values))
+    if isinstance(weight, Nvfp4Weight):
+        packed, scales = memory.put(weight.packed), memory.put(weight.block_scale)
+        return Nvfp4Weight(packed, scales, weight.global_scale_decode, weight.layout)
+    return memory.put(weight)
 
 
 def stack_experts(matrices: Sequence[Nvfp4Weight], lead: tuple[int, ...]) -> Nvfp4Weight:

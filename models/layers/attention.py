@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims
-from kernel_muster.models.layers.attention_projections import AttentionProjections, QkvRows, scatter
+from kernel_muster.models.layers.attention_projections import AttentionProjections, QkvRows
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.norm import RmsNorm
 from kernel_muster.models.layers.rotary import Rotary
 from kernel_muster.models.state import KvCache
 
-__all__ = ["Attention", "QkvRows", "scatter"]
+__all__ = ["Attention", "QkvRows"]
 
 
 class Attention(AttentionProjections):
@@ -80,12 +80,11 @@ class Attention(AttentionProjections):
 
     def _heads(self, rows: Any, norm: RmsNorm | None) -> Any:
         by_head = (rows.shape[0], rows.shape[1] // self.dims.head_dim, self.dims.head_dim)
+        if norm is None:
+            return rows.reshape(by_head)
         flat = rows.reshape(-1, self.dims.head_dim)
         heads = np.empty_like(flat)
-        if norm is None:
-            heads[...] = flat
-        else:
-            norm.forward(flat, heads)
+        norm.forward(flat, heads)
         return heads.reshape(by_head)
 
     def leave(self, mixed: Any, residual: Any) -> None:

@@ -1,6 +1,6 @@
 """The projections of full attention around its mixer: Q with its gate, K, V, and the gated output.
 
-Activations are BF16 ``(M, features)``. The rows of all arms are cut into tiles that share one piece of scratch.
+Activations are BF16 ``(M, features)``. Each arm cuts rows into tiles of its own size.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from kernel_muster.models.layers.attention_weights import AttentionLinears, fuse
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
+from kernel_muster.models.memory import copy_rows
 from kernel_muster.models.policy.attention import QKV_TILE, QkvArm, qkv_arm
 from kernel_muster.models.policy.gemv import gemv_tier, row_tiles
 from kernel_muster.models.policy.phase import Phase
@@ -25,13 +26,21 @@ _Run = Callable[[Linear, Any, Any], None]
 
 @frozen
 class QkvRows:
-    """Rows ``[Q | gate | K | V]`` of the projections, BF16, and views of their parts; gate is None if ungated."""
+    """The projections of M rows, each BF16 ``(M, features)`` without gaps; gate is None if ungated.
 
-    rows: Any
+    Four arrays and not one with rows ``[Q | gate | K | V]``: a tile's kernels then write where its rows belong, and
+    nothing is left to scatter.
+    """
+
     q: Any
     gate: Any | None
     k: Any
     v: Any
+
+    def tile(self, start: int, size: int) -> "QkvRows":
+        """Return the views of some rows."""
+        rows = slice(start, start + size)
+        return QkvRows(self.q[rows], None if self.gate is None else self.gate[rows], self.k[rows], self.v[rows])
 
 
 class AttentionProjections:
@@ -78,10 +87,8 @@ class AttentionProjections:
         self._plan_scratch(ctx)
 
     def _plan_scratch(self, ctx: LayerContext) -> None:
-        """Q and its gate need tile * 2 * q_dim, K and V tile * 2 * kv_dim; an arm's tile is 3 rows, or all of them."""
+        """Only rows that a kernel leaves fused need scratch: a tile of 3, or all of a wider arm."""
         for user, rows, step in ((_TILE, QKV_TILE, 0), (_WIDE, ctx.max_rows, 1)):
-            ctx.plan_scratch(user, "attn.q", 4 * rows * self.dims.q_dim, (step, step))
-            ctx.plan_scratch(user, "attn.kv", 4 * rows * self.dims.kv_dim, (step, step))
             ctx.plan_scratch(user, "attn.fused", 2 * rows * (self.dims.q_rows + 2 * self.dims.kv_dim), (step, step))
         ctx.plan_scratch(_GATE, "attn.gated", 2 * ctx.max_rows * self.dims.q_dim, (2, 2))
 
@@ -96,13 +103,15 @@ class AttentionProjections:
         )
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
-        """Project normalised rows ``x (M, H)``, tile by tile through one piece of scratch, scattered to rows."""
+        """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
-        found = self._empty_rows(x)
+        dims = self.dims
+        gate = new_rows(x, dims.q_dim) if dims.gated else None
+        found = QkvRows(new_rows(x, dims.q_dim), gate, new_rows(x, dims.kv_dim), new_rows(x, dims.kv_dim))
         self.used[chosen] += 1
         start = 0
         for size in _tiles(chosen, x.shape[0]):
-            self._project_tile(x[start : start + size], found.rows[start : start + size], chosen, phase)
+            self._project_tile(x[start : start + size], found.tile(start, size), chosen, phase)
             start += size
         return found
 
@@ -133,60 +142,45 @@ class AttentionProjections:
             run(self.linears.o, x[start : start + size], out[start : start + size])
             start += size
 
-    def _empty_rows(self, x: Any) -> QkvRows:
-        q_dim, kv_dim, q_rows = self.dims.q_dim, self.dims.kv_dim, self.dims.q_rows
-        return self._views(new_rows(x, q_rows + 2 * kv_dim), q_dim, q_rows, kv_dim)
-
-    def _views(self, rows: Any, q_dim: int, q_rows: int, kv_dim: int) -> QkvRows:
-        gate = rows[:, q_dim:q_rows] if self.dims.gated else None
-        k, v = rows[:, q_rows : q_rows + kv_dim], rows[:, q_rows + kv_dim :]
-        return QkvRows(rows, rows[:, :q_dim], gate, k, v)
-
-    def _project_tile(self, x: Any, rows: Any, arm: QkvArm, phase: Phase) -> None:
-        size, dims = x.shape[0], self.dims
-        user = _WIDE if size > QKV_TILE else _TILE
-        into = self._views(rows, dims.q_dim, dims.q_rows, dims.kv_dim)
+    def _project_tile(self, x: Any, into: QkvRows, arm: QkvArm, phase: Phase) -> None:
+        """Project one tile; of one row through the kernels of n = 1, whatever the arm."""
+        user = _WIDE if x.shape[0] > QKV_TILE else _TILE
         if arm == "wide" and self.linears.fused is not None:
             self._project_fused(x, into, user, phase)
             return
-        with (
-            self._scratch.lease("attn.q", user, (2, size, dims.q_dim)) as q,
-            self._scratch.lease("attn.kv", user, (2, size, dims.kv_dim)) as kv,
-        ):
-            run = _runner(arm, phase)
-            is_exact = arm in ("single", "fused", "tiled", "per_seq")
-            self._project_q(x, q[0], q[1], run, is_exact, user)
-            self._project_kv(x, kv[0], kv[1], run, is_exact)
-            scatter(into, q[0], q[1], kv[0], kv[1])
+        run = _runner(arm, phase)
+        is_exact = arm in ("single", "fused", "tiled", "per_seq")
+        self._project_q(x, into, run, is_exact, user)
+        self._project_kv(x, into.k, into.v, run, is_exact)
 
     def _project_fused(self, x: Any, into: QkvRows, user: str, phase: Phase) -> None:
-        """Project Q, K and V with one GEMM over a copy that holds all their rows."""
-        columns = self.dims.q_rows + 2 * self.dims.kv_dim
-        with self._scratch.lease("attn.fused", user, (x.shape[0], columns)) as fused:
+        """Project Q, K and V with one GEMM over a copy that holds all their rows, and take them apart."""
+        q_rows, kv_dim = self.dims.q_rows, self.dims.kv_dim
+        with self._scratch.lease("attn.fused", user, (x.shape[0], q_rows + 2 * kv_dim)) as fused:
             fused_tile(self.linears).gemm(x, fused, phase)
-            into.k[...] = fused[:, self.dims.q_rows : self.dims.q_rows + self.dims.kv_dim]
-            into.v[...] = fused[:, self.dims.q_rows + self.dims.kv_dim :]
-            if into.gate is None:
-                into.q[...] = fused[:, : self.dims.q_rows]
-            else:
-                self._split(fused[:, : self.dims.q_rows], into.q, into.gate)
+            self._split(fused[:, :q_rows], into)
+            copy_rows(into.k, fused[:, q_rows : q_rows + kv_dim])
+            copy_rows(into.v, fused[:, q_rows + kv_dim :])
 
-    def _project_q(self, x: Any, q: Any, gate: Any, run: _Run, is_exact: bool, user: str) -> None:
+    def _project_q(self, x: Any, into: QkvRows, run: _Run, is_exact: bool, user: str) -> None:
         handle = self._qg.get(x.shape[0]) if is_exact else None
         if handle is not None:
             w = self.linears.q.weight.copy_for(handle)
-            handle(x=x, w=w, head_dim=self.dims.head_dim, out_q=q, out_gate=gate)
+            handle(x=x, w=w, head_dim=self.dims.head_dim, out_q=into.q, out_gate=into.gate)
             self.used[f"qg{x.shape[0]}"] += 1
-        elif not self.dims.gated:
-            run(self.linears.q, x, q)
+        elif into.gate is None:
+            run(self.linears.q, x, into.q)
         else:
             with self._scratch.lease("attn.fused", user, (x.shape[0], self.dims.q_rows)) as fused:
                 run(self.linears.q, x, fused)
-                self._split(fused, q, gate)
+                self._split(fused, into)
 
-    def _split(self, qg: Any, q: Any, gate: Any) -> None:
+    def _split(self, qg: Any, into: QkvRows) -> None:
         """Split rows that alternate by head into query and gate."""
-        self._split_qg(qg=qg, head_dim=self.dims.head_dim, out_q=q, out_gate=gate)
+        if into.gate is None:
+            copy_rows(into.q, qg)
+        else:
+            self._split_qg(qg=qg, head_dim=self.dims.head_dim, out_q=into.q, out_gate=into.gate)
 
     def _project_kv(self, x: Any, k: Any, v: Any, run: _Run, is_exact: bool) -> None:
         handle = self._dual.get(x.shape[0]) if is_exact else None
@@ -197,13 +191,6 @@ class AttentionProjections:
         else:
             run(self.linears.k, x, k)
             run(self.linears.v, x, v)
-
-
-def scatter(into: QkvRows, q: Any, gate: Any, k: Any, v: Any) -> None:
-    """Copy one tile's contiguous results to its rows ``[Q | gate | K | V]``."""
-    into.q[...], into.k[...], into.v[...] = q, k, v
-    if into.gate is not None:
-        into.gate[...] = gate
 
 
 def _tiles(arm: QkvArm, rows: int) -> tuple[int, ...]:

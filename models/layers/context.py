@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.layout import WeightPlanner
+from kernel_muster.models.memory import Memory
 from kernel_muster.models.scratch import Scratch
 from kernel_muster.models.weights import WeightSpec
 from kernel_muster.registry.arch import CPU
@@ -31,6 +32,11 @@ class LayerContext:
     def label(self) -> str:
         """The layer's label: ``layers.3.attn``."""
         return self.kernels.layer
+
+    @property
+    def memory(self) -> Memory:
+        """Where weights and activations lie."""
+        return self.planner.memory
 
     @property
     def levers(self) -> Levers:

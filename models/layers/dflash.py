@@ -34,17 +34,16 @@ class DrafterLayer:
         self.mixer.rotary.turn(np.empty_like(keys, shape=(len(keys), 0, keys.shape[2])), keys, positions)
         self.mixer.append(cache, keys, v, slots)
 
-    def forward(self, pending: Any | None, residual: Any, batch: Batch, cache: KvCache) -> Any:
-        """Run block rows; ``batch.context_lens`` counts context and block, and every row of a block sees all of it."""
+    def forward(self, pending: Any | None, residual: Any, batch: Batch, own_rows: Batch, cache: KvCache) -> Any:
+        """Run block rows; ``own_rows`` gives each row the context and the whole block of its sequence."""
         mixer = self.mixer
         x = normalised(mixer.input_norm, pending, residual)
         rows = mixer.qkv(x, "verify")
         q, k = mixer.queries(rows.q), mixer.keys(rows.k)
         mixer.rotary.turn(q, k, batch.positions)
         mixer.append(cache, k, rows.v, batch.kv_slots)
-        counts = np.diff(batch.cu_rows)
-        table, lens = np.repeat(batch.block_table, counts, axis=0), np.repeat(batch.context_lens, counts)
-        attended = mixer.attend_each(q, cache, table, lens).reshape(len(q), mixer.dims.q_dim)
+        attended = mixer.attend_each(q, cache, own_rows.block_table, own_rows.context_lens)
+        attended = attended.reshape(len(q), mixer.dims.q_dim)
         mixed = mixer.output(attended, rows.gate, "verify")
         return self.ffn.forward(normalised(mixer.post_norm, mixed, residual), "verify")
 

@@ -1,5 +1,6 @@
 """Token embedding: rows of a BF16 table ``(V, H)``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,18 @@ class Embedding:
     def __init__(self, ctx: LayerContext, vocab: int, hidden: int) -> None:
         self._gather = ctx.kernels.kernel("embedding", "gather")
         self.table = ctx.array("table", vocab, hidden)
-        self.hidden = hidden
+        self.hidden, self._memory = hidden, ctx.memory
 
     def forward(self, ids: Any) -> Any:
         """Return BF16 ``(M, H)`` for token ids i32 ``(M,)``."""
         table = needed(self.table, "embedding.table")
         out = np.empty_like(table, shape=(ids.shape[0], self.hidden))
         self._gather(table=table, ids=ids, out=out)
+        return out
+
+    def pick(self, rows: Any, places: Sequence[int]) -> Any:
+        """Return some rows of BF16 ``(M, F)``, in the order of their places, through the same kernel."""
+        ids = self._memory.put(np.array(places, np.int32))
+        out = np.empty_like(rows, shape=(len(ids), rows.shape[1]))
+        self._gather(table=rows, ids=ids, out=out)
         return out

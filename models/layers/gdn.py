@@ -15,6 +15,7 @@ from kernel_muster.models.layers.delta_rule import DeltaRule, GdnInputs
 from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers, bf16_kernels, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.layers.norm import GatedRmsNorm, RmsNorm
+from kernel_muster.models.memory import Memory
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.state import Recurrent
 from kernel_muster.registry.handles import AnyHandle
@@ -38,7 +39,8 @@ class Gdn:
         self.rule = DeltaRule(ctx, dims, model.rms_eps)
         # beta and alpha decide what the state forgets: two rows a value head (all of beta, all of alpha), unquantised.
         self.ba = Bf16Linear(ctx, ctx.spec("ba_proj", dims.ba_rows, model.hidden, "bf16"), dense)
-        self._a_log, self._dt_bias = (_f32(ctx.array(name, dims.value_heads)) for name in ("a_log", "dt_bias"))
+        rates = (ctx.array(name, dims.value_heads) for name in ("a_log", "dt_bias"))
+        self._a_log, self._dt_bias = (_f32(ctx.memory, rate) for rate in rates)
         constants = (model.rms_eps, model.norm_weight_offset)
         self.input_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("input_norm", model.hidden), *constants)
         self.post_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("post_norm", model.hidden), *constants)
@@ -125,6 +127,6 @@ class Gdn:
         return mixed
 
 
-def _f32(array: Any | None) -> Any | None:
+def _f32(memory: Memory, array: Any | None) -> Any | None:
     """Return an array as FP32, exactly; kernels read rates and biases in that type only."""
-    return None if array is None else array.astype(np.float32)
+    return None if array is None else memory.put(memory.get(array).astype(np.float32))

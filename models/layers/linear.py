@@ -61,8 +61,11 @@ class Nvfp4Linear:
             start += size
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project all rows with one GEMM."""
+        """Project all rows with one GEMM; where there is none, through the GEMV tiers."""
         if x.shape[0] == 0:
+            return
+        if not self.tiles:  # a target without tile GEMMs still prefills, 16 rows at a time
+            self.gemv(x, out)
             return
         shape = GemmShape(x.shape[0], *self.weight.spec.shape)
         name = choose_tile(shape, phase, self.tiles, self._levers)

@@ -18,6 +18,7 @@ from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.layers.ffn import FfnComponent
 from kernel_muster.models.layers.projection import projection
+from kernel_muster.models.memory import copy_rows
 from kernel_muster.models.state import KvCache
 
 MakeFfn = Callable[[LayerContext, ModelDims, str], FfnComponent]
@@ -47,8 +48,9 @@ class MtpHead:
         """Return normalised rows ``(M, H)`` of embeddings and hidden rows ``(M, H)``; the cache holds them then."""
         both = new_rows(embedded, 2 * self.hidden)
         for half, (name, x) in enumerate((("embedding_norm", embedded), ("hidden_norm", hidden))):
-            out = both[:, half * self.hidden : (half + 1) * self.hidden]
-            self._norm(x=x, weight=needed(self._weights[name], f"mtp.{name}"), **self._constants, out=out)
+            normed = np.empty_like(x)
+            self._norm(x=x, weight=needed(self._weights[name], f"mtp.{name}"), **self._constants, out=normed)
+            copy_rows(both[:, half * self.hidden : (half + 1) * self.hidden], normed)
         residual = np.empty_like(embedded)
         self.fc.forward(both, residual, batch.phase)
         pending = self.layer.forward(None, residual, batch, cache)

@@ -49,4 +49,5 @@ class Rotary:
 
 
 def _is_text(positions: Any) -> bool:
+    # On a device this waits; only callers with three positions a token pay for it.
     return bool(np.array_equal(positions[0], positions[1]) and np.array_equal(positions[0], positions[2]))

@@ -12,6 +12,7 @@ class Sampler:
 
     def __init__(self, ctx: LayerContext) -> None:
         kernels = ctx.kernels
+        self._memory = ctx.memory
         self._sample = kernels.try_kernel("sampling", "sample_top_k_top_p")
         self._verify = kernels.try_kernel("sampling", "verify_greedy")
 
@@ -24,10 +25,14 @@ class Sampler:
         return ids
 
     def accepted(self, draft_ids: Any, target_ids: Any) -> list[int]:
-        """Return how many drafts i32 ``(S, n)`` equal the target's choices i32 ``(S, n + 1)`` before one does not."""
+        """Return how many drafts i32 ``(S, n)`` equal the target's choices i32 ``(S, n + 1)`` before one does not.
+
+        Both are the host's, as proposers and greedy choices come.
+        """
         if self._verify:
-            counts = np.empty_like(draft_ids, shape=(draft_ids.shape[0],))
-            self._verify(draft_ids=draft_ids, target_ids=target_ids, out_accepted=counts)
+            drafts, targets = self._memory.put(draft_ids), self._memory.put(target_ids)
+            counts = np.empty_like(drafts, shape=(drafts.shape[0],))
+            self._verify(draft_ids=drafts, target_ids=targets, out_accepted=counts)
             return [int(count) for count in counts.tolist()]
         holds = draft_ids == target_ids[:, : draft_ids.shape[1]]
         return [int(count) for count in np.cumprod(holds, axis=1).sum(axis=1).tolist()]

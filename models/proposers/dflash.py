@@ -22,7 +22,7 @@ class DflashProposer:
         self.drafts, self.reads = drafter.drafter.gamma, drafter.drafter.target_layers
         self._drafter, self._window = drafter, drafter.drafter.window
         self._commits = levers.flag("MUSTER_DFLASH_COMMIT_CTX")
-        self._state = ModelState(drafter.dims, sizes)
+        self._state = ModelState(drafter.dims, sizes, drafter.memory.zeros)
         self._caches: dict[int, SequenceState] = {}  # by the target's slot; length counts all committed tokens
 
     def open(self, sequence: SequenceState) -> None:
@@ -59,17 +59,21 @@ class DflashProposer:
             positions += range(start + count - kept, start + count)
             self._state.advance([cache], [count])
             row += count
-        context = self._drafter.context.rows(rows.features[chosen])
+        memory, embedding = self._drafter.memory, self._drafter.embedding
+        is_all = chosen == list(range(row))
+        context = self._drafter.context.rows(rows.features if is_all else embedding.pick(rows.features, chosen))
+        at, into = memory.put(i32(positions)), memory.put(i32(slots))
         for index, layer in enumerate(self._drafter.layers):
-            layer.commit(context, i32(positions), i32(slots), self._state.kv[index])
+            layer.commit(context, at, into, self._state.kv[index])
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
         """Fill a block for each sequence and return the greedy choice at every mask."""
         batch = self._block([self._caches[sequence.slot] for sequence in sequences], sequences, last_ids)
         hidden = self._drafter.forward(batch, self._state)
-        masks = np.delete(np.arange(batch.rows), batch.cu_rows[:-1])
-        head = self._drafter.lm_head
-        return head.greedy(head.forward(hidden[masks])).reshape(len(sequences), self.drafts)
+        masks = np.delete(np.arange(batch.rows), batch.cu_rows[:-1]).tolist()
+        head, memory = self._drafter.lm_head, self._drafter.memory
+        chosen = head.greedy(head.forward(self._drafter.embedding.pick(hidden, masks)))
+        return memory.get(chosen).reshape(len(sequences), self.drafts)
 
     def _block(
         self, caches: Sequence[SequenceState], sequences: Sequence[SequenceState], last_ids: Sequence[int]

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from kernel_muster.models.memory import copy_rows
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.proposers.interface import Committed
@@ -16,7 +17,7 @@ from kernel_muster.registry.levers import Levers
 
 @dataclass
 class _Draft:
-    """One sequence: its place in the head's cache, the head's last row ``(H,)``, and that row's position."""
+    """One sequence: its place in the head's cache, the head's last row ``(1, H)``, and that row's position."""
 
     cache: SequenceState
     last: Any | None = None
@@ -40,7 +41,7 @@ class MtpProposer:
         self.drafts = drafts
         self._model, self._head = model, model.mtp
         self._reads_prompts = levers.flag("MUSTER_MTP_PREFILL")
-        self._state = ModelState(model.mtp.dims, sizes)
+        self._state = ModelState(model.mtp.dims, sizes, model.memory.zeros)
         self._drafts: dict[int, _Draft] = {}
 
     def open(self, sequence: SequenceState) -> None:
@@ -67,9 +68,10 @@ class MtpProposer:
             counts.append(count - skipped)
             row += count
         ids = [rows.next_ids[at] for at in chosen]
-        out, ends = self._run(drafts, counts, ids, rows.hidden[chosen], positions)
+        hidden = rows.hidden if chosen == list(range(row)) else self._model.embedding.pick(rows.hidden, chosen)
+        out, ends = self._run(drafts, counts, ids, hidden, positions)
         for draft, count, end in zip(drafts, counts, ends, strict=True):
-            draft.last, draft.position = out[end], positions[end]
+            draft.last, draft.position = out[end : end + 1], positions[end]
             self._state.advance([draft.cache], [count])
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
@@ -79,7 +81,9 @@ class MtpProposer:
         rows = [draft.last for draft in drafts if draft.last is not None]
         if len(rows) != len(drafts):
             raise UsageError("an MTP proposer drafts behind a committed row, and there is none")
-        hidden = np.stack(rows)
+        hidden = np.empty_like(rows[0], shape=(len(rows), rows[0].shape[1]))
+        for at, last in enumerate(rows):
+            copy_rows(hidden[at : at + 1], last)
         found = [self._choose(hidden)]
         for step in range(1, self.drafts):
             positions = [draft.position + step for draft in drafts]

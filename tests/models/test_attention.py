@@ -39,8 +39,10 @@ def assert_qkv(layer: Attention, exact: Any, x: Any, found: Any, weights: dict[s
         exact.assert_close(found.q, q, bound)
     exact.assert_close(found.k, *exact.project(x, weights["k_proj"]))
     exact.assert_close(found.v, *exact.project(x, weights["v_proj"]))
-    parts = [found.q, *([] if found.gate is None else [found.gate]), found.k, found.v]
-    assert found.rows.tobytes() == np.concatenate(parts, axis=1).tobytes()
+
+
+def joined(found: Any) -> Any:
+    return np.concatenate([part for part in (found.q, found.gate, found.k, found.v) if part is not None], axis=1)
 
 
 def found_weights(layer: Attention, exact: Any) -> dict[str, Any]:
@@ -80,8 +82,8 @@ def test_every_arm_matches_float64_for_every_kind(
 def test_gemv_arms_are_bit_identical_to_one_row_at_a_time(make_context: Make, exact: Any, rows: int, arm: Any) -> None:
     layer = attention(make_context())
     x = exact.rows(rows, H)
-    one_by_one = np.concatenate([layer.qkv(x[m : m + 1], "decode").rows for m in range(rows)])
-    assert layer.qkv(x, "decode", arm).rows.tobytes() == one_by_one.tobytes()
+    one_by_one = np.concatenate([joined(layer.qkv(x[m : m + 1], "decode")) for m in range(rows)])
+    assert joined(layer.qkv(x, "decode", arm)).tobytes() == one_by_one.tobytes()
 
 
 @pytest.mark.parametrize(("rows", "arm", "launches"), [
@@ -122,7 +124,7 @@ def test_qkv_arm_lever_governs_the_output_projection_too(
 def test_tiles_need_three_rows_of_scratch_whatever_the_batch(make_context: Make, exact: Any) -> None:
     layer = attention(make_context(max_rows=3))
     layer.qkv(exact.rows(33, H), "decode", "tiled")
-    with pytest.raises(Exception, match=r"attn\.q: qkv\.wide needs"):
+    with pytest.raises(Exception, match=r"attn\.fused: qkv\.wide needs"):
         layer.qkv(exact.rows(33, H), "decode", "wide")
 
 

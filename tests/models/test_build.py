@@ -126,10 +126,12 @@ def test_dims_derive_the_projections_of_the_shipped_shapes() -> None:
     assert dims.layer_kinds == ("gdn", "attn")
 
 
-def test_weights_on_a_gpu_target_are_refused(catalog: Catalog, make_levers: Callable[..., Levers]) -> None:
+def test_weights_for_an_architecture_without_a_device_are_refused(
+    catalog: Catalog, make_levers: Callable[..., Levers]
+) -> None:
     target = Target("sm_90a", parse_arch("sm_90a"))
     session = LookupSession(catalog, target, make_levers())
-    with pytest.raises(UsageError, match="weights on sm_90a"):
+    with pytest.raises(UsageError, match="with weights: sm_90a is an architecture without a device"):
         build_model(manifest(), Lookups(session), SyntheticWeights())
     assert build_model(manifest(), Lookups(session)).dims.name == "tiny"
 

@@ -1,0 +1,219 @@
+"""Where a model's arrays lie: the host (NumPy) or one device (CuPy), and how bytes move there and back.
+
+Nothing here uses CuPy's arithmetic on BF16: its elementwise kernels are compiled at first use, 0.1 to 0.7 s each.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from kernel_muster.registry.arrays import ArrayView, stream_pointer, view_of
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.errors import ContractError, UsageError
+from kernel_muster.registry.tape import enqueue
+from kernel_muster.registry.target import Target
+
+
+class Memory(Protocol):
+    """Makes arrays of ``registry.dtypes`` names. ``with memory.active():`` puts work on its device and stream."""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether kernels run in this process, on NumPy arrays."""
+
+    def active(self) -> Any:
+        """Return a context: its device, its stream, and its pool for every allocation inside."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array that holds nothing yet."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array of zeros."""
+
+    def put(self, array: Any) -> Any:
+        """Return an array that lies here: itself, if it does already."""
+
+    def get(self, array: Any) -> Any:
+        """Return a copy of an array as NumPy's; waits for what was enqueued before."""
+
+    def wait(self) -> None:
+        """Wait for everything that was enqueued."""
+
+    def used_bytes(self) -> int:
+        """Return the bytes that live arrays of this memory take."""
+
+    def release(self) -> None:
+        """Give free memory back; what live arrays hold stays theirs."""
+
+
+class HostMemory:
+    """NumPy arrays in this process."""
+
+    is_host = True
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Do nothing: there is no stream."""
+        yield
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an uninitialised array."""
+        return np.empty(shape, numpy_dtype(dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return zeros."""
+        return np.zeros(shape, numpy_dtype(dtype))
+
+    def put(self, array: Any) -> Any:
+        """Return the array itself."""
+        return array
+
+    def get(self, array: Any) -> Any:
+        """Return a copy."""
+        return np.array(array)
+
+    def wait(self) -> None:
+        """Do nothing: launches have run when they return."""
+
+    def used_bytes(self) -> int:
+        """Return 0: the host's memory is Python's to count."""
+        return 0
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+class DeviceMemory:
+    """CuPy arrays of one device, from a pool of their own, on one stream that orders with the default one."""
+
+    is_host = False
+
+    def __init__(self, ordinal: int) -> None:
+        import cupy
+
+        self._cupy, self.device = cupy, cupy.cuda.Device(ordinal)
+        self.pool = cupy.cuda.MemoryPool()
+        with self.device:
+            self.stream = cupy.cuda.Stream()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Work on this device, its stream and its pool."""
+        with self.device, self._cupy.cuda.using_allocator(self.pool.malloc), self.stream:
+            yield
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an uninitialised array."""
+        with self.active():
+            return self._cupy.empty(shape, numpy_dtype(dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return zeros."""
+        with self.active():
+            found = self._cupy.empty(shape, numpy_dtype(dtype))
+            found.data.memset_async(0, found.nbytes, self.stream)
+            return found
+
+    def put(self, array: Any) -> Any:
+        """Return a copy on the device of a NumPy array."""
+        if not isinstance(array, np.ndarray):
+            return array
+        with self.active():
+            return self._cupy.asarray(np.ascontiguousarray(array))
+
+    def get(self, array: Any) -> Any:
+        """Return a copy on the host; waits for the stream."""
+        if isinstance(array, np.ndarray):
+            return np.array(array)
+        with self.active():
+            return self._cupy.asnumpy(array)
+
+    def wait(self) -> None:
+        """Wait for the stream."""
+        self.stream.synchronize()
+
+    def used_bytes(self) -> int:
+        """Return the bytes of live arrays."""
+        return int(self.pool.used_bytes())
+
+    def release(self) -> None:
+        """Wait, and give what is free back to the device."""
+        self.wait()
+        self.pool.free_all_blocks()
+
+
+def memory_of(target: Target) -> Memory:
+    """Return the memory that kernels of a target read; an architecture without a device has the host's."""
+    return HostMemory() if target.device is None else DeviceMemory(target.device.ordinal)
+
+
+def copy_rows(into: Any, source: Any) -> None:
+    """Copy rows, with or without gaps between them, bit for bit; on an open tape the copy is kept like a launch.
+
+    Shapes and types are equal and the last axis is contiguous; ContractError otherwise.
+    """
+    to, of = view_of(into), view_of(source)
+    if to.shape != of.shape or to.dtype != of.dtype or (to.device < 0) is not (of.device < 0):
+        raise ContractError(f"copy_rows: {to.dtype} {to.shape} and {of.dtype} {of.shape} do not fit each other")
+    if to.size == 0:
+        return
+    if to.device < 0:
+        enqueue(lambda stream=None: np.copyto(into, source))
+    else:
+        enqueue(_DeviceCopy(to, of))
+
+
+def zero(array: Any) -> None:
+    """Fill a contiguous array with zero bytes."""
+    if isinstance(array, np.ndarray):
+        array[...] = 0
+        return
+    import cupy
+
+    array.data.memset_async(0, array.nbytes, cupy.cuda.get_current_stream())
+
+
+class _DeviceCopy:
+    """One copy on a device, of rows that may have gaps."""
+
+    __slots__ = ("_keep", "_places", "_size")
+
+    def __init__(self, into: ArrayView, source: ArrayView) -> None:
+        width, rows = _row_bytes(into), into.shape[0]
+        if into.is_contiguous and source.is_contiguous:
+            width, rows = width * rows, 1
+        self._size = (width, rows)
+        self._places = (into.pointer, _pitch(into, width), source.pointer, _pitch(source, width))
+        self._keep = (into, source)
+
+    def __call__(self, stream: object | None = None) -> None:
+        import cupy
+
+        pointer = stream_pointer(stream)
+        runtime = cupy.cuda.runtime
+        to, to_pitch, of, of_pitch = self._places
+        if self._size[1] == 1:
+            runtime.memcpyAsync(to, of, self._size[0], runtime.memcpyDeviceToDevice, pointer)
+        else:
+            runtime.memcpy2DAsync(to, to_pitch, of, of_pitch, *self._size, runtime.memcpyDeviceToDevice, pointer)
+
+
+def _row_bytes(view: ArrayView) -> int:
+    inner = ArrayView(view.pointer, view.dtype, view.shape[1:], view.strides[1:], view.device, True, view.owner)
+    if not inner.is_contiguous:
+        raise ContractError(
+            f"copy_rows: shape {view.shape} has strides {view.strides}, expected gaps between rows only"
+        )
+    return prod(view.shape[1:]) * view.dtype.itemsize
+
+
+def _pitch(view: ArrayView, width: int) -> int:
+    return max(view.strides[0], width) if view.shape[0] > 1 else width
+
+
+def need_device(target: Target, what: str) -> None:
+    """Refuse an architecture that has no device; UsageError says what it was wanted for."""
+    if not target.is_cpu and target.device is None:
+        raise UsageError(f"{what}: {target} is an architecture without a device: build a plan, or name a device")
