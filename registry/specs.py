@@ -176,6 +176,8 @@ class KernelSpec:
             found.append(f"backend is {type(self.backend).__name__}, expected a Backend such as PythonKernel")
         elif isinstance(self.backend, PythonKernel) and not inspect.isroutine(self.backend.function):
             found.append(f"backend: function is {type(self.backend.function).__name__}, expected a function")
+        elif callable(check := getattr(self.backend, "problems", None)):
+            found.extend(f"backend: {problem}" for problem in check())
         if self.prepare is not None and self.weight_layout is None:
             found.append("prepare is given without weight_layout")
         if self.replaces_module is not None and not _is_text_pair(self.replaces_module):

@@ -1,7 +1,7 @@
 """CUDA C++ kernels: what a spec says of its source, and how one launch follows from checked arguments."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -67,9 +67,10 @@ def is_device_backend(backend: Backend) -> TypeGuard[DeviceBackend]:
 class CudaKernel:
     """A kernel whose CUDA C++ source we compile.
 
-    ``source`` may include headers of its own folder and of ``include_dirs``. One source may serve several keys:
-    equal requests are built once. ``planner(bound, entries)`` chooses entry point and grid, of one launch or of several
-    that follow each other; ``entries`` holds what each entry point needs, its launch bound and cluster among it.
+    ``source`` may include headers of its own folder and of ``include_dirs``; all paths are absolute, so that a kernel
+    is the same from any working directory. One source may serve several keys: equal requests are built once.
+    ``planner(bound, entries)`` chooses entry point and grid, of one launch or of several that follow each other;
+    ``entries`` holds what each entry point needs, its launch bound and cluster among it.
     ``strided`` names parameters whose rows may have gaps.
     """
 
@@ -80,6 +81,10 @@ class CudaKernel:
     options: tuple[str, ...] = ()
     strided: frozenset[str] = frozenset()
     name: str = "cuda_cpp"
+
+    def problems(self) -> list[str]:
+        """Say what is malformed, all at once."""
+        return path_problems(self.source, self.include_dirs)
 
     @cached_property
     def source_sha256(self) -> str:
@@ -98,6 +103,18 @@ class CudaKernel:
         """Return the launches for checked arguments, in order."""
         plan = self.planner(bound, entries)
         return plan if isinstance(plan, tuple) else (plan,)
+
+
+def path_problems(source: object, include_dirs: Iterable[object] = ()) -> list[str]:
+    """Say which paths of a kernel are not absolute: they would mean another file from another working directory."""
+    found = []
+    for label, path in (("source", source), *(("include_dirs", one) for one in include_dirs)):
+        if not isinstance(path, Path):
+            found.append(f"{label} is {path!r}, expected a Path")
+        elif not path.is_absolute():
+            meant = f"Path(__file__).parent / {str(path)!r}"
+            found.append(f"{label} is {str(path)!r}, expected an absolute path, such as {meant}")
+    return found
 
 
 def row_stride(view: ArrayView) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends import compiler_log
-from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, path_problems
 from kernel_muster.registry.backends.python_sources import Sources, read_sources
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Compiled, EntryPoint, EntryResources
 from kernel_muster.registry.errors import MusterError
@@ -87,8 +87,9 @@ def _flattened(text: str) -> tuple[str, ...]:
 class NumbaKernel:
     """Kernels written with ``numba.cuda`` in one file, which may import modules of its own package.
 
-    The file is loaded only where something is compiled. ``planner(bound, entries)`` is that of a CudaKernel, with one
-    argument for each parameter of the function. ``strided`` names parameters whose rows may have gaps.
+    The path is absolute; the file is loaded only where something is compiled. ``planner(bound, entries)`` is that of a
+    CudaKernel, with one argument for each parameter of the function. ``strided`` names parameters whose rows may have
+    gaps.
     """
 
     source: Path
@@ -96,6 +97,10 @@ class NumbaKernel:
     planner: Callable[[Bound, Mapping[str, EntryResources]], LaunchPlan | tuple[LaunchPlan, ...]]
     strided: frozenset[str] = frozenset()
     name: str = "numba_cuda"
+
+    def problems(self) -> list[str]:
+        """Say what is malformed, all at once."""
+        return path_problems(self.source)
 
     @cached_property
     def source_sha256(self) -> str:

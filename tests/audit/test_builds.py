@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,20 @@ def test_source_that_is_not_there_is_one_finding_at_every_stage(compile_for, mak
     assert "cannot be read: No such file" in found.why
     assert found.explains == ("acme::a has no code", "acme::b has no code")
     assert outcome.session.trace()["kernels"][0]["source_sha256"] == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"source": Path("kernel.cu")}, "source is 'kernel.cu', expected an absolute path, such as Path(__file__)"),
+        ({"include_dirs": (Path(".."),)}, "include_dirs is '..', expected an absolute path"),
+        ({"source": "/kernel.cu"}, "source is '/kernel.cu', expected a Path"),
+    ],
+)
+def test_kernel_whose_files_depend_on_the_working_directory_is_a_bad_spec(compile_for, make_kernel, change, said):
+    outcome = compile_for({"acme::a": replace(make_kernel(), **change)})
+    assert outcome.codes == ["BAD_SPEC"]
+    assert said in outcome.finding("BAD_SPEC").why
 
 
 @pytest.mark.parametrize("stage", ["compiled", None])
