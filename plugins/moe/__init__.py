@@ -25,7 +25,7 @@ _expert_spec = partial(device_spec, weight_layout=nvfp4_layout.LAYOUT, prepare=n
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
     """Return the contracts of routing, of both paths, and of the shared expert."""
-    yield from (router.TOPK_SOFTMAX, router.TOPK_SIGMOID, router.ROUTER_LOGITS, router.SORT_BY_EXPERT)
+    yield from (router.TOPK_SOFTMAX, router.TOPK_SIGMOID, router.ROUTER_LOGITS, router.SORT_BY_EXPERT, router.LOCAL_IDS)
     yield from (experts.GROUPED_GATE_UP, experts.GROUPED_DOWN, experts.GROUPED_DOWN_ATOMIC)
     yield from (experts.SILU_MUL, experts.UNPERMUTE_REDUCE, experts.SHARED_GATE_ADD)
     yield from experts.PAIRWISE_GATE_UP
@@ -38,6 +38,7 @@ def muster_kernels() -> Iterable[KernelSpec]:
     yield host_spec("moe::moe_topk_softmax", router.TOPK_SOFTMAX, router_cpu.moe_topk_softmax)
     yield host_spec("moe::moe_topk_sigmoid", router.TOPK_SIGMOID, router_cpu.moe_topk_sigmoid)
     yield host_spec("moe::moe_sort_by_expert", router.SORT_BY_EXPERT, router_cpu.moe_sort_by_expert)
+    yield host_spec("moe::moe_local_ids", router.LOCAL_IDS, router_cpu.moe_local_ids)
     yield host_spec(
         "moe::moe_router_logits_f32",
         router.ROUTER_LOGITS,
@@ -90,6 +91,7 @@ def _on_a_device() -> Iterable[KernelSpec]:
         ("moe::moe_topk_softmax", router.TOPK_SOFTMAX, router_launch.TOPK_SOFTMAX),
         ("moe::moe_topk_sigmoid", router.TOPK_SIGMOID, router_launch.TOPK_SIGMOID),
         ("moe::moe_sort_by_expert", router.SORT_BY_EXPERT, router_launch.SORT),
+        ("moe::moe_local_ids", router.LOCAL_IDS, router_launch.LOCAL_IDS),
         ("moe::moe_silu_mul", experts.SILU_MUL, SILU_MUL),
         ("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, router_launch.UNPERMUTE),
         ("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, router_launch.SHARED_GATE_ADD),

@@ -92,7 +92,7 @@ def _cases(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str)
     cases = [Case(name, _dims(*size)) for name, size in sizes]
     cases += [Case(f"rows_{m}", _dims(m, 8, 2, 48, 32)) for m in rows if m != most]
     hard = (("all_on_one", (most, 5, 1, 48, 32)), ("one_each", (most, most, 1, 48, 32)))
-    cases += [Case(name, {**_dims(*size), name: 1}) for name, size in hard]
+    cases += [Case(name, {**_dims(*size), name: 1}) for name, size in (*hard, ("some_absent", (most, 8, 4, 48, 32)))]
     few = min(most, 9)
     deep = (
         ("depth_512_one_token", (1, 12, 8), 512, 144),
@@ -151,14 +151,17 @@ def _inputs(name: str, shape: tuple[str, ...], *routing: str) -> Any:
     return make
 
 
-def _expert_of(offsets: Any) -> Any:
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+def _expert_of(offsets: Any, slots: int) -> Any:
+    """Return the expert of each row in sorted order, -1 at the end for those of none."""
+    expert = np.full(slots, -1)
+    expert[: offsets[-1]] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return expert
 
 
 def _exact_rows(x: F64, weight: Any, expert: Any) -> F64:
-    """Return each row of ``x [S, K]`` times its expert of a weight ``(E, N, K)``; others are never widened."""
+    """Return each row of ``x [S, K]`` times its expert of a weight ``(E, N, K)``; zeros where there is none (-1)."""
     out = np.zeros((len(x), weight.shape[-2]))
-    for e in np.unique(expert):
+    for e in np.unique(expert[expert >= 0]):
         rows = expert == e
         out[rows] = x[rows] @ exact_weight(weight[int(e)]).T
     return out
@@ -172,16 +175,17 @@ def _exact_act(x: F64, arguments: Arguments, expert: Any) -> F64:
 
 def _exact_grouped_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
     x = f64(arguments["x"])[arguments["slots"] // dims["top_k"]]
-    return {"out": _exact_act(x, arguments, _expert_of(arguments["offsets"]))}
+    return {"out": _exact_act(x, arguments, _expert_of(arguments["offsets"], len(x)))}
 
 
 def _exact_grouped_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
-    return {"out": _exact_rows(f64(arguments["h"]), arguments["w_down"], _expert_of(arguments["offsets"]))}
+    h = f64(arguments["h"])
+    return {"out": _exact_rows(h, arguments["w_down"], _expert_of(arguments["offsets"], len(h)))}
 
 
 def _exact_reduced(y: F64, arguments: Arguments, dims: Dims) -> F64:
-    by_slot = np.zeros_like(y)
-    by_slot[arguments["slots"]] = y
+    by_slot, slots = np.zeros_like(y), arguments["slots"]
+    by_slot[slots[slots >= 0]] = y[slots >= 0]
     weights = f64(arguments["weights"])
     reduced: F64 = np.einsum("mt,mth->mh", weights, by_slot.reshape(*weights.shape, dims["H"]))
     return reduced
@@ -214,7 +218,7 @@ def _exact_shared(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
 
 GROUPED_GATE_UP = Contract(
     "moe_w4a16_grouped_gate_up",
-    "silu(gate) * up of every slot, in sorted order; gate and up are rounded to BF16 first",
+    "silu(gate) * up of every slot, in sorted order, zeros for no expert; gate and up are rounded to BF16 first",
     Signature(
         (
             TensorParam("x", "bf16", ("M", "H")),
@@ -234,7 +238,7 @@ GROUPED_GATE_UP = Contract(
 )
 GROUPED_DOWN = Contract(
     "moe_w4a16_grouped_down",
-    "down projection of every slot, in sorted order",
+    "down projection of every slot, in sorted order, zeros for no expert",
     Signature(
         (
             TensorParam("h", "bf16", ("S", "I")),
@@ -271,7 +275,7 @@ GROUPED_DOWN_ATOMIC = Contract(
 )
 UNPERMUTE_REDUCE = Contract(
     "moe_unpermute_reduce_indexed",
-    "out[m] = sum over t, in order of t, of weights[m, t] * y of slot m*T + t, FP32, rounded once",
+    "out[m] = sum over t, in order of t, of weights[m, t] * y of slot m*T + t where it is there, FP32, rounded once",
     Signature(
         (
             TensorParam("y", "bf16", ("M*T", "H")),
@@ -284,6 +288,7 @@ UNPERMUTE_REDUCE = Contract(
     (
         *(Case(f"rows_{m}", _dims(m, 8, 2, 48, 16)) for m in _GROUPED_ROWS),
         Case("all_on_one", {**_dims(128, 5, 1, 48, 16), "all_on_one": 1}),
+        Case("some_absent", {**_dims(33, 9, 4, 48, 16), "some_absent": 1}),
         Case("odd_width", _dims(9, 8, 3, 77, 16)),
         Case("model_35b", _dims(33, 256, 8, 2048, 16)),
         Case("wide", _dims(3, 8, 3, 2056, 16)),

@@ -19,6 +19,7 @@ from kernel_muster.plugins._reference import (
     sigmoid,
     silu_mul,
 )
+from kernel_muster.plugins.moe.router_cpu import check_ids
 from kernel_muster.registry.errors import ContractError
 
 
@@ -26,16 +27,22 @@ def grouped_gate_up(x: Array, w_gate: Any, w_up: Any, slots: Array, offsets: Arr
     """Write ``out [S, I]`` BF16 in sorted order: ``silu(x w_gate^T) * (x w_up^T)`` of each slot's token and expert.
 
     ``x [M, H]`` BF16; weights ``(E, I, H)`` NVFP4; ``slots [S]`` and ``offsets [E + 1]`` int32 as
-    ``moe_sort_by_expert`` makes them, S = M * top_k; anything else there raises ContractError.
+    ``moe_sort_by_expert`` makes them, S = M * top_k; anything else there raises ContractError. Rows of no expert are
+    zeros.
     """
     _check_order("moe_w4a16_grouped_gate_up", slots, offsets)
+    out[offsets[-1] :] = 0
     for expert, rows in _groups(offsets):
         out[rows] = _gate_up(x[slots[rows] // top_k], w_gate[expert], w_up[expert])
 
 
 def grouped_down(h: Array, w_down: Any, slots: Array, offsets: Array, out: Array) -> None:
-    """Write ``out [S, H]`` BF16 in sorted order: ``h [S, I]`` BF16 times its expert of ``w_down (E, H, I)`` NVFP4."""
+    """Write ``out [S, H]`` BF16 in sorted order: ``h [S, I]`` BF16 times its expert of ``w_down (E, H, I)`` NVFP4.
+
+    Rows of no expert are zeros.
+    """
     _check_order("moe_w4a16_grouped_down", slots, offsets)
+    out[offsets[-1] :] = 0
     for expert, rows in _groups(offsets):
         out[rows] = project(h[rows], w_down[expert])
 
@@ -61,37 +68,45 @@ def moe_silu_mul(gate: Array, up: Array, out: Array) -> None:
 def unpermute_reduce(y: Array, slots: Array, weights: Array, out: Array) -> None:
     """Write ``out [M, H]`` BF16, the sum over t, in order of t, of ``weights [M, T]`` FP32 times ``y [S, H]`` BF16.
 
-    Row ``i`` of ``y`` belongs to slot ``slots[i]``. Slots that are no permutation raise ContractError.
+    Row ``i`` of ``y`` belongs to slot ``slots[i]``; -1 stands for none, and a slot that is not there counts nothing. A
+    slot that is there twice raises ContractError.
     """
     _check_slots("moe_unpermute_reduce_indexed", slots)
-    position = np.argsort(slots).reshape(weights.shape)
-    for token in range(out.shape[0]):
-        out[token] = _weighted_sum(y[position[token]], weights[token])
+    position = np.full(slots.size, -1)
+    position[slots[slots >= 0]] = np.flatnonzero(slots >= 0)
+    for token, places in enumerate(position.reshape(weights.shape)):
+        is_there = places >= 0
+        out[token] = _weighted_sum(y[places[is_there]], weights[token][is_there])
 
 
 def pairwise_gate_up(x: Array, ids: Array, w_gate: Any, w_up: Any, out: Array) -> None:
     """Write ``out [M, T, I]`` BF16: ``silu(x w_gate^T) * (x w_up^T)`` of each token and chosen expert.
 
-    ``x [M, H]`` BF16, ``ids [M, T]`` int32, weights ``(E, I, H)`` NVFP4. An id outside the experts raises
-    ContractError.
+    ``x [M, H]`` BF16, ``ids [M, T]`` int32, weights ``(E, I, H)`` NVFP4. A choice of id -1 is zeros; any other id
+    outside the experts raises ContractError.
     """
-    check_indices("moe_fused gate_up", "ids", ids, w_gate.shape[0])
+    check_ids("moe_fused gate_up", ids, w_gate.shape[0])
     for token, choice in np.ndindex(*ids.shape):
         expert = ids[token, choice]
+        if expert < 0:
+            out[token, choice] = 0
+            continue
         out[token, choice] = _gate_up(x[token : token + 1], w_gate[expert], w_up[expert])[0]
 
 
 def pairwise_down(h: Array, ids: Array, weights: Array, w_down: Any, out: Array) -> None:
     """Write ``out [M, H]`` BF16, the weighted sum of the chosen experts' down projections.
 
-    ``h [M, T, I]`` BF16, ``ids [M, T]`` int32, ``weights [M, T]`` FP32, ``w_down (E, H, I)`` NVFP4.
+    ``h [M, T, I]`` BF16, ``ids [M, T]`` int32, ``weights [M, T]`` FP32, ``w_down (E, H, I)`` NVFP4. A choice of id -1
+    counts nothing.
     """
-    check_indices("moe_fused down", "ids", ids, w_down.shape[0])
+    check_ids("moe_fused down", ids, w_down.shape[0])
     for token in range(out.shape[0]):
-        y = np.empty((ids.shape[1], out.shape[1]), out.dtype)
-        for choice, expert in enumerate(ids[token]):
-            y[choice] = project(h[token, choice : choice + 1], w_down[expert])[0]
-        out[token] = _weighted_sum(y, weights[token])
+        choices = np.flatnonzero(ids[token] >= 0)
+        y = np.empty((choices.size, out.shape[1]), out.dtype)
+        for row, choice in enumerate(choices):
+            y[row] = project(h[token, choice : choice + 1], w_down[ids[token, choice]])[0]
+        out[token] = _weighted_sum(y, weights[token][choices])
 
 
 def moe_shared_gate_add(x: Array, gate_weight: Array, shared: Array, out: Array) -> None:
@@ -123,13 +138,18 @@ def _groups(offsets: Array) -> list[tuple[int, slice]]:
 
 
 def _check_slots(owner: str, slots: Array) -> None:
-    check_indices(owner, "slots", slots, slots.size)
-    if np.unique(slots).size != slots.size:
-        raise ContractError(f"{owner}: slots names a slot twice, expected each of 0 to {slots.size - 1} once")
+    """Refuse a slot that is neither one of them nor -1, and one that is there twice (ContractError)."""
+    check_indices(owner, "slots", np.where(slots == -1, 0, slots), slots.size)
+    named = slots[slots >= 0]
+    if np.unique(named).size != named.size:
+        raise ContractError(f"{owner}: slots names a slot twice, expected each of 0 to {slots.size - 1} at most once")
 
 
 def _check_order(owner: str, slots: Array, offsets: Array) -> None:
     _check_slots(owner, slots)
-    if offsets[0] != 0 or offsets[-1] != slots.size or (np.diff(offsets) < 0).any():
+    count = int((slots >= 0).sum())
+    if (slots[:count] < 0).any():
+        raise ContractError(f"{owner}: slots has a -1 before place {count}, expected those of no expert at the end")
+    if offsets[0] != 0 or offsets[-1] != count or (np.diff(offsets) < 0).any():
         text = np.array2string(offsets, threshold=16)
-        raise ContractError(f"{owner}: offsets is {text}, expected to rise from 0 to the {slots.size} slots")
+        raise ContractError(f"{owner}: offsets is {text}, expected to rise from 0 to the {count} slots")

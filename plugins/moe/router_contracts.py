@@ -135,21 +135,28 @@ def random_ids(dims: Dims, rng: "np.random.Generator") -> Array:
     """Draw ``[M, T]`` different experts a token, low ones far more often, so that some expert has none.
 
     A case may ask for hard routings of one choice: ``all_on_one`` is the last but one expert for every token,
-    ``one_each`` the experts in falling order, one a token.
+    ``one_each`` the experts in falling order, one a token. ``some_absent`` takes every third choice away (-1), and all
+    of the first token's.
     """
     if "all_on_one" in dims:
         return np.full((dims["M"], 1), dims["E"] - 2, np.int32)
     if "one_each" in dims:
         return np.arange(dims["E"], dtype=np.int32)[::-1][: dims["M"], None].copy()
     order = rng.random((dims["M"], dims["E"])) ** (1.0 + np.arange(dims["E"]))
-    return np.argsort(-order, axis=1)[:, : dims["T"]].astype(np.int32)
+    ids = np.argsort(-order, axis=1)[:, : dims["T"]].astype(np.int32)
+    if "some_absent" in dims:
+        ids[np.arange(ids.size).reshape(ids.shape) % 3 == 0] = -1
+        ids[0] = -1
+    return ids
 
 
 def exact_sort(ids: Array, experts: int) -> tuple[Array, Array]:
-    """Return the slots by expert, and the offsets."""
+    """Return the slots by expert, -1 for those of no expert at the end, and the offsets."""
     flat = ids.ravel()
-    counts = np.bincount(flat, minlength=experts)
-    return np.argsort(flat, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+    counts = np.bincount(flat[flat >= 0], minlength=experts)
+    slots = np.argsort(np.where(flat < 0, experts, flat), kind="stable")
+    slots[counts.sum() :] = -1
+    return slots, np.concatenate([[0], np.cumsum(counts)])
 
 
 def _exact_sort_by_expert(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
@@ -159,7 +166,8 @@ def _exact_sort_by_expert(arguments: Arguments, dims: Dims) -> Mapping[str, Any]
 
 SORT_BY_EXPERT = Contract(
     "moe_sort_by_expert",
-    "slots ordered by expert, then by slot; offsets[e] is where expert e begins, offsets[experts] is M*T",
+    "slots ordered by expert, then by slot; offsets[e] is where expert e begins, offsets[experts] where the last ends; "
+    "a slot of id -1 is left out, and as many -1 are at the end",
     Signature(
         (
             TensorParam("ids", "i32", ("M", "T")),
@@ -184,6 +192,40 @@ SORT_BY_EXPERT = Contract(
         ),
         Case("all_on_one", {"M": 128, "T": 1, "E": 6, "experts": 6, "all_on_one": 1}),
         Case("one_each", {"M": 64, "T": 1, "E": 64, "experts": 64, "one_each": 1}),
+        Case("some_absent", {"M": 33, "T": 4, "E": 9, "experts": 9, "some_absent": 1}),
+    ),
+    EXACT,
+    inputs=lambda dims, rng: {"ids": random_ids(dims, rng)},
+)
+
+
+def _exact_local_ids(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    local = arguments["ids"].astype(np.int64) - dims["first"]
+    return {"out": np.where((local >= 0) & (local < dims["experts"]), local, -1)}
+
+
+LOCAL_IDS = Contract(
+    "moe_local_ids",
+    "ids counted from an expert on: out = id - first for first <= id < first + experts, else -1",
+    Signature(
+        (
+            TensorParam("ids", "i32", ("M", "T")),
+            ScalarParam("first", "i32"),
+            ScalarParam("experts", "i32", minimum=1),
+            TensorParam("out", "i32", ("M", "T"), "out"),
+        )
+    ),
+    _exact_local_ids,
+    tuple(
+        Case(name, {"M": m, "T": t, "E": e, "first": first, "experts": experts})
+        for name, m, t, e, first, experts in (
+            ("first_half", 5, 8, 256, 0, 128),
+            ("last_half", 128, 8, 256, 128, 128),
+            ("one_expert", 17, 3, 7, 0, 1),
+            ("all_experts", 33, 2, 6, 0, 6),
+            ("none_of_them", 3, 2, 4, 4, 4),
+            ("no_tokens", 0, 2, 4, 2, 2),
+        )
     ),
     EXACT,
     inputs=lambda dims, rng: {"ids": random_ids(dims, rng)},

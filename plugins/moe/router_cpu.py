@@ -48,9 +48,10 @@ def moe_topk_sigmoid(logits: Array, bias: Array | None, top_k: int, out_ids: Arr
 def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: Array) -> None:
     """Write the slots of ``ids [M, T]`` int32 by expert, then by slot, and where each expert's slots begin.
 
-    ``out_slots [M*T]`` and ``out_offsets [experts + 1]`` are int32. An id outside the experts raises ContractError.
+    ``out_slots [M*T]`` and ``out_offsets [experts + 1]`` are int32. A slot of id -1 is left out; -1 fills the end. Any
+    other id outside the experts raises ContractError.
     """
-    check_indices("moe_sort_by_expert", "ids", ids, experts)
+    check_ids("moe_sort_by_expert", ids, experts)
     start = 0
     for expert in range(experts):
         slots = np.flatnonzero(ids == expert)
@@ -58,6 +59,18 @@ def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: 
         out_slots[start : start + slots.size] = slots
         start += slots.size
     out_offsets[experts] = start
+    out_slots[start:] = -1
+
+
+def moe_local_ids(ids: Array, first: int, experts: int, out: Array) -> None:
+    """Write ``out [M, T]`` int32: ``ids - first`` where that is one of ``experts``, else -1."""
+    local = ids.astype(np.int64) - first
+    out[...] = np.where((local >= 0) & (local < experts), local, -1)
+
+
+def check_ids(owner: str, ids: Array, experts: int) -> None:
+    """Refuse an id that is neither an expert nor -1, which stands for none (ContractError)."""
+    check_indices(owner, "ids", np.where(ids == -1, 0, ids), experts)
 
 
 def _check_scores(owner: str, rows: F32) -> None:

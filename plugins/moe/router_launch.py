@@ -18,6 +18,7 @@ _NO_ARRAY = 0  # a null pointer
 _WIDTHS = (1, 8)
 
 _SORT_WARPS = 8  # experts a block of sort.cu
+_LOCAL_THREADS = 256  # sort.cu
 _ROUTER_TILE = 8  # experts and rows a block of router_logits.cu
 _COMBINE_THREADS = 256  # combine.cu
 MOST_CHOICES = 1024
@@ -37,6 +38,12 @@ def _plan_sort(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(
         "sort_by_expert", (ceil_div(experts, _SORT_WARPS), 1, 1), (*arrays, views["out_slots"].size, experts)
     )
+
+
+def _plan_local_ids(bound: Bound, entries: Entries) -> LaunchPlan:
+    ids, out, dims = bound.views["ids"], bound.views["out"], bound.dims
+    grid = (ceil_div(ids.size, _LOCAL_THREADS), 1, 1)
+    return LaunchPlan("local_ids", grid, (ids, out, ids.size, dims["first"], dims["experts"]))
 
 
 def _plan_logits(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -78,7 +85,12 @@ _COMBINE_ENTRIES = (
 )
 TOPK_SOFTMAX = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "softmax"))
 TOPK_SIGMOID = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "sigmoid"))
-SORT = cuda_kernel(_FOLDER / "sort.cu", (EntryPoint("sort_by_expert", ("ptr",) * 3 + ("i32",) * 2),), _plan_sort)
+_SORT_ENTRIES = (
+    EntryPoint("sort_by_expert", ("ptr",) * 3 + ("i32",) * 2),
+    EntryPoint("local_ids", ("ptr",) * 2 + ("i32",) * 3),
+)
+SORT = cuda_kernel(_FOLDER / "sort.cu", _SORT_ENTRIES, _plan_sort)
+LOCAL_IDS = cuda_kernel(_FOLDER / "sort.cu", _SORT_ENTRIES, _plan_local_ids)
 LOGITS = cuda_kernel(
     _FOLDER / "router_logits.cu",
     tuple(EntryPoint(f"router_logits_w{width}", ("ptr",) * 3 + ("i32",) * 3) for width in _WIDTHS),

@@ -2,7 +2,7 @@
 // slots begin, and then writes its slots in order: no scratch, no atomics, any number of experts and slots.
 //
 // An id outside the experts is sorted nowhere; as many slots as there are such ids are -1, at the end. Launched by
-// router_launch.py. Grid: ceil(experts / 8).
+// router_launch.py. Grid: ceil(experts / 8); of local_ids ceil(count / 256).
 #include "launch.cuh"
 
 constexpr int WARPS = 8, AHEAD = 4;  // AHEAD loads in flight
@@ -53,4 +53,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_by_expert(
         if (lane == 0) offsets[experts] = below + own;
         for (int i = below + own + lane; i < slots; i += 32) sorted[i] = -1;
     }
+}
+
+// Ids counted from expert ``first`` on, -1 for those of other experts: the same routing as a slice of the experts sees it.
+extern "C" __global__ void __launch_bounds__(256) local_ids(
+    const int* __restrict__ ids,  // [count]
+    int* __restrict__ out,        // [count]
+    int count, int first, int experts) {
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= count) return;  // no barrier follows
+    const u32 local = (u32)ids[i] - (u32)first;
+    out[i] = local < (u32)experts ? (int)local : -1;
 }

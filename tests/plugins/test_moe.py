@@ -1,5 +1,7 @@
 """The two MoE paths against each other and against float64, on routings chosen to hurt."""
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -33,6 +35,8 @@ def empty(*shape, dtype=BF16):
 class Layer:
     """One MoE layer of random weights, with both paths and a float64 one."""
 
+    experts = EXPERTS
+
     def __init__(self, seed=0):
         rng = np.random.default_rng(seed)
         sizes = {"E": EXPERTS, "H": HIDDEN, "I": INTERMEDIATE}
@@ -40,12 +44,22 @@ class Layer:
         self.down = random_weight(WeightParam("w", "nvfp4", ("E", "H", "I")), sizes, rng)
         self.rng = rng
 
+    def slice(self, first, last):
+        """The experts from first to last alone."""
+        part = copy.copy(self)
+        part.gate, part.up, part.down = (
+            nvfp4.Nvfp4Weight(*(array[first:last] for array in (w.packed, w.block_scale, w.global_scale_decode)))
+            for w in (self.gate, self.up, self.down)
+        )
+        part.experts = last - first
+        return part
+
     def tokens(self, count):
         return (self.rng.standard_normal((count, HIDDEN)) / np.sqrt(HIDDEN)).astype(BF16)
 
     def grouped(self, x, ids, weights, twin=""):
         tokens, choices = ids.shape
-        slots, offsets = sort(ids)
+        slots, offsets = sort(ids, self.experts)
         h, y, out = empty(ids.size, INTERMEDIATE), empty(ids.size, HIDDEN), empty(tokens, HIDDEN)
         gate_up = kernel(f"moe_w4a16::moe_w4a16_grouped_gate_up{twin}")
         gate_up(x, self.gate, self.up, slots, offsets, choices, h)
@@ -81,9 +95,9 @@ class Layer:
         return np.einsum("me,mei,ehi->mh", dense, g / (1 + np.exp(-g)) * u, down)
 
 
-def sort(ids):
-    slots, offsets = empty(ids.size, dtype=np.int32), empty(EXPERTS + 1, dtype=np.int32)
-    kernel("moe::moe_sort_by_expert")(ids, EXPERTS, slots, offsets)
+def sort(ids, experts=EXPERTS):
+    slots, offsets = empty(ids.size, dtype=np.int32), empty(experts + 1, dtype=np.int32)
+    kernel("moe::moe_sort_by_expert")(ids, experts, slots, offsets)
     return slots, offsets
 
 
@@ -231,13 +245,39 @@ def test_sort_by_expert_is_stable_and_counts_experts_without_tokens():
     assert offsets.tolist() == [0, 3, 3, 3, 4, 4, 6]
 
 
+def test_sort_by_expert_leaves_absent_choices_out_and_fills_the_end():
+    slots, offsets = sort(np.array([[5, -1], [-1, -1], [5, 0]], np.int32))
+    assert slots.tolist() == [5, 0, 4, -1, -1, -1]
+    assert offsets.tolist() == [0, 1, 1, 1, 1, 1, 3]
+
+
 def test_sort_by_expert_without_tokens_writes_all_offsets():
     slots, offsets = sort(np.zeros((0, 2), np.int32))
     assert slots.size == 0
     assert offsets.tolist() == [0] * (EXPERTS + 1)
 
 
-@pytest.mark.parametrize("wrong", [-1, EXPERTS])
+def test_slices_of_the_experts_add_up_to_all_of_them_on_both_paths():
+    layer = Layer()
+    x, ids = layer.tokens(17), in_turn(17)
+    weights = weights_of(layer.rng, ids)
+    exact = layer.exact(x, ids, weights)
+    sums = {"grouped": np.zeros_like(exact), "pairwise": np.zeros_like(exact)}
+    for first, last in ((0, 1), (1, 4), (4, EXPERTS)):
+        local = empty(*ids.shape, dtype=np.int32)
+        kernel("moe::moe_local_ids")(ids, first, last - first, local)
+        assert local.min() == -1
+        part = layer.slice(first, last)
+        grouped = part.grouped(x, local, weights)
+        assert np.array_equal(grouped, part.pairwise(x, local, weights, 3))
+        sums["grouped"] += grouped
+        sums["pairwise"] += part.pairwise(x, local, weights, 2)
+    for total in sums.values():
+        assert (np.abs(total - exact) <= 2 * bound(exact, x, layer)).all()
+        assert np.abs(total - exact).mean() < 2.0**-7 * np.abs(exact).mean()
+
+
+@pytest.mark.parametrize("wrong", [-2, EXPERTS])
 def test_expert_outside_the_layer_is_refused(wrong):
     layer = Layer()
     ids = np.array([[0, wrong]], np.int32)
@@ -251,9 +291,11 @@ def test_expert_outside_the_layer_is_refused(wrong):
 @pytest.mark.parametrize(
     ("slots", "offsets", "message"),
     [
-        ([0, 1, 1], [0, 1, 2, 3, 3, 3, 3], "slots names a slot twice, expected each of 0 to 2 once"),
+        ([0, 1, 1], [0, 1, 2, 3, 3, 3, 3], "slots names a slot twice, expected each of 0 to 2 at most once"),
         ([0, 1, 3], [0, 1, 2, 3, 3, 3, 3], r"slots\[2\] is 3, expected 0 <= index < 3"),
         ([0, 1, 2], [0, 1, 2, 2, 2, 2, 2], r"offsets is \[0 1 2 2 2 2 2\], expected to rise from 0 to the 3 slots"),
+        ([0, -1, 2], [0, 1, 2, 2, 2, 2, 2], "slots has a -1 before place 2, expected those of no expert at the end"),
+        ([2, 0, -1], [0, 1, 2, 3, 3, 3, 3], "expected to rise from 0 to the 2 slots"),
         ([0, 1, 2], [1, 1, 2, 3, 3, 3, 3], "expected to rise from 0"),
         ([0, 1, 2], [0, 2, 1, 3, 3, 3, 3], "expected to rise from 0"),
     ],
