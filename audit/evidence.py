@@ -6,6 +6,7 @@ from datetime import date
 from functools import cached_property
 from typing import TypeVar
 
+from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Expectation, Waiver
 from kernel_muster.registry.catalog import Catalog
@@ -59,6 +60,7 @@ class Evidence:
     states: Mapping[KernelKey, BuildState] = field(default_factory=dict)  # of the kernels that serve
     proven: frozenset[KernelKey] = frozenset()
     proof_findings: tuple[Finding, ...] = ()
+    tuning: TuningFacts | None = None  # of the table that decides thresholds
     decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
 
     @cached_property

@@ -7,6 +7,7 @@ from pathlib import Path
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.reporting import opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
+from kernel_muster.audit.tuning.choose import Chosen, read_tuned_levers
 from kernel_muster.audit.verdict import judge
 from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
@@ -48,6 +49,7 @@ class Opening:
     manifest: Manifest | None
     findings: tuple[Finding, ...]
     has_bad_levers: bool
+    tuning: Chosen | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -63,20 +65,20 @@ def open_boot(wanted: Wanted) -> Opening:
     findings += [no_target] if no_target else []
     manifest, manifest_findings = find_manifest(wanted, catalog)
     findings += manifest_findings
-    sources = [(wanted.levers_origin, wanted.levers)]
+    sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
-    levers, lever_findings = read_levers(catalog.levers, sources)
+    levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target)
     lever_findings = with_lines(lever_findings, manifest)
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
-    return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings))
+    return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings), tuning)
 
 
 def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog, Target, Levers]:
     """Open the registry alone; BootRefused, with a report, if anything found would refuse a boot."""
     catalog = discover_for(wanted)
     target, no_target = resolve_target(wanted.target)
-    levers, findings = read_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)])
+    levers, findings, _ = read_tuned_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)], target)
     findings = [*catalog.findings, *findings, *([no_target] if no_target else [])]
     verdict = judge(findings, "serve")
     if verdict.is_refused or target is None:

@@ -12,6 +12,7 @@ from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
+from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
@@ -92,6 +93,7 @@ def replay(
         opening=opening,
         is_complete=trace.complete,
         is_replay=True,
+        tuning=_tuning(trace),
     )
     verdict = judge_boot(evidence)
     return full_report(evidence, verdict if is_own(trace) else for_engine(verdict), muster_version)
@@ -114,6 +116,7 @@ def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[tuple[Lever, ...
             maximum=row.maximum,
             choices=row.choices,
             conflicts=row.conflicts,
+            tuning=row.tuning,
         )
         if problems := lever.problems():
             why = f"the trace declares it, but malformed: {'; '.join(problems)}"
@@ -134,9 +137,17 @@ def _lever_sources(
     declared = {lever.name for lever in catalog.levers}
     default = {lever.name: lever.default for lever in catalog.levers}
     ours = {n: v for n, v in trace.levers.items() if n in declared or n.startswith(PREFIX)}
-    given = {n: v for n, v in ours.items() if v is not None and repr(v) != repr(default.get(n))}
+    table = dict(trace.tuning.levers) if trace.tuning else {}
+    given = {n: v for n, v in ours.items() if v is not None and repr(v) != repr(default.get(n)) and n not in table}
     defaults = {} if manifest is None else {n: v for n, v in manifest.defaults.items() if n not in trace.levers}
-    return [("given", given), ("manifest", defaults)]
+    return [("given", given), ("manifest", defaults), ("table", table)]
+
+
+def _tuning(trace: Trace) -> TuningFacts | None:
+    found = trace.tuning
+    if found is None:
+        return None
+    return TuningFacts(found.table, found.levers, found.stale, found.uncovered, found.range)
 
 
 def _target(trace: Trace) -> Target:

@@ -15,6 +15,7 @@ from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules import late
+from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
@@ -208,8 +209,10 @@ class BootSession:
         if not with_lookups:
             return evidence
         session = self._lookups
+        chosen, copies = opening.tuning, session.layouts.copies
         return replace(
             evidence,
+            tuning=tuning_facts(chosen, self.target, opening.levers, session.selector, copies) if chosen else None,
             entries=session.entries("boot"),
             late_entries=session.entries("late"),
             requests=(*session.requests, *_quant_request(self._wanted.quant, self.manifest)),

@@ -4,6 +4,7 @@ import hashlib
 import json
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.levers import Setting
 from kernel_muster.registry.specs import Registered, source_digest
 
 
@@ -11,11 +12,16 @@ def set_hash(evidence: Evidence) -> str:
     """Return SHA-256 over the sorted rows of all chosen kernels.
 
     A row is key, distribution, version, backend, tier, archs and the digest of the source bytes: no paths, times or
-    machine code.
+    machine code. A threshold that a measured table sets, and that changes bits, is a row too.
     """
     chosen = {key: decision.chosen for key in evidence.asked_keys if (decision := evidence.decide(key)).chosen}
     rows = [_row(registered) for _, registered in sorted(chosen.items()) if registered is not None]
+    rows += [["tuning", s.lever.name, s.value] for s in evidence.levers.settings if _changes_bits(s)]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def _changes_bits(setting: Setting) -> bool:
+    return setting.origin == "table" and setting.lever.tuning == "other_bits"
 
 
 def _row(registered: Registered) -> list[object]:

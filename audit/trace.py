@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.trace_problems import problem_text
+from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.errors import UsageError
@@ -130,6 +131,7 @@ class TraceLever(_Strict):
     maximum: int | None = None
     choices: Texts = ()
     conflicts: Texts = ()
+    tuning: Literal["", "same_bits", "other_bits"] = ""
 
 
 class TraceLayout(_Strict):
@@ -156,6 +158,16 @@ class TraceRequest(_Strict):
     site: Text = ""
 
 
+class TraceTuning(_Strict):
+    """The measured table that decides thresholds: what it sets, why it is stale, and what it does not cover."""
+
+    table: Name
+    levers: dict[Name, int] = {}
+    stale: Texts = ()
+    uncovered: Texts = ()
+    range: Text = ""
+
+
 class Trace(_Strict):
     """A boot."""
 
@@ -171,6 +183,7 @@ class Trace(_Strict):
     requests: list[TraceRequest] = []
     missing_layouts: list[TraceLayout] = []
     late_registrations: list[TraceLateRegistration] = []
+    tuning: TraceTuning | None = None
     complete: bool = True
 
 
@@ -186,6 +199,7 @@ _PARTS: Mapping[str, type[_Strict]] = {
     "requests": TraceRequest,
     "missing_layouts": TraceLayout,
     "late_registrations": TraceLateRegistration,
+    "tuning": TraceTuning,
 }
 
 
@@ -217,6 +231,7 @@ def trace_document(evidence: Evidence) -> dict[str, Any]:
             for copy in evidence.missing_layouts
         ],
         late_registrations=[TraceLateRegistration(plugin=r.plugin, site=r.site) for r in evidence.late_registrations],
+        tuning=_tuning(evidence.tuning),
         complete=evidence.is_complete,
     )
     return trace.model_dump(mode="json", exclude_defaults=True) | {"kernels": [k.model_dump() for k in trace.kernels]}
@@ -269,6 +284,14 @@ def _finding(finding: Finding) -> TraceFinding:
     )
 
 
+def _tuning(facts: TuningFacts | None) -> TraceTuning | None:
+    if facts is None:
+        return None
+    return TraceTuning(
+        table=facts.table, levers=dict(facts.levers), stale=facts.stale, uncovered=facts.uncovered, range=facts.range
+    )
+
+
 def _lever(lever: Lever) -> TraceLever:
     return TraceLever(
         name=lever.name,
@@ -278,6 +301,7 @@ def _lever(lever: Lever) -> TraceLever:
         maximum=lever.maximum,
         choices=lever.choices,
         conflicts=lever.conflicts,
+        tuning=lever.tuning,
     )
 
 

@@ -14,6 +14,7 @@ class WeightCopy:
     readers: set[KernelKey] = field(default_factory=set)
     size_bytes: int = 0
     reason: str = ""
+    shape: tuple[int, ...] = ()
 
     @property
     def is_built(self) -> bool:
@@ -32,10 +33,10 @@ class LayoutPlan:
         if layout is not None:
             self._copy(weight, layout).readers.update(readers)
 
-    def build(self, weight: str, layout: str, size_bytes: int, reason: str) -> None:
-        """Say that the model builds this copy, how large it is, and why."""
+    def build(self, weight: str, layout: str, size_bytes: int, reason: str, shape: tuple[int, ...] = ()) -> None:
+        """Say that the model builds this copy, how large it is, and why; ``shape`` is that of the logical weight."""
         copy = self._copy(weight, layout)
-        copy.size_bytes, copy.reason = size_bytes, reason
+        copy.size_bytes, copy.reason, copy.shape = size_bytes, reason, shape
 
     @property
     def copies(self) -> tuple[WeightCopy, ...]:

@@ -6,7 +6,7 @@ A new rule is one function here or in a new module, listed in :data:`RULES`.
 from collections.abc import Callable, Iterable
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.rules import builds, coverage, late, levers, lookups, manifest, plugins
+from kernel_muster.audit.rules import builds, coverage, late, levers, lookups, manifest, plugins, tuning
 from kernel_muster.registry.findings import Finding
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -26,6 +26,8 @@ RULES: tuple[Rule, ...] = (
     levers.failed_requests,
     levers.disabled_unknown,
     levers.preferred_unused,
+    tuning.stale_table,
+    tuning.uncovered_shapes,
     builds.failed_builds,
     builds.unreadable_sources,
     builds.failed_proofs,

@@ -48,7 +48,7 @@ def levers(
     found, no_target = find_target(target) if target is not None else (None, [])
     is_about_a_model = bool(model or manifest or config)
     of_model, no_model = find_manifest(wanted, catalog) if is_about_a_model else (None, [])
-    snapshot, bad = find_levers(catalog, wanted, of_model)
+    snapshot, bad = find_levers(catalog, wanted, of_model, found)
     declared = {lever.name: lever for lever in catalog.levers}
     arch = "" if found is None else str(found.arch or "cpu")
     rows = lever_rows(snapshot)

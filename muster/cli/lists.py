@@ -12,6 +12,7 @@ from kernel_muster.audit.render_text import render_sections
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.rules.levers import list_levers, with_lines
+from kernel_muster.audit.tuning.choose import read_tuned_levers
 from kernel_muster.audit.verdict import judge
 from kernel_muster.cli.exits import PASSED, REFUSED
 from kernel_muster.cli.options import Format
@@ -19,7 +20,7 @@ from kernel_muster.cli.output import check_writable, is_terminal, only_results_o
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.levers import Levers, Origin, read_levers
+from kernel_muster.registry.levers import Levers, Origin
 from kernel_muster.registry.target import Target, resolve_target
 from kernel_muster.registry.values import frozen
 
@@ -85,13 +86,13 @@ def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
 
 
 def find_levers(
-    catalog: Catalog, wanted: Wanted, manifest: Manifest | None = None
+    catalog: Catalog, wanted: Wanted, manifest: Manifest | None = None, target: Target | None = None
 ) -> tuple[Levers, tuple[Finding, ...]]:
-    """Read the levers as a boot would, with a model's defaults if there is a model."""
+    """Read the levers as a boot would, with a model's defaults if there is a model, and the table of a target."""
     sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
-    levers, findings = read_levers(catalog.levers, sources)
+    levers, findings, _ = read_tuned_levers(catalog.levers, sources, target)
     malformed = list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     return levers, (*with_lines(findings, manifest), *malformed)
 

@@ -63,6 +63,27 @@ def acme(*keys: str, **options: Any) -> ModuleType:
     return plugin("acme_plugin", kernels=[spec(key, **options) for key in keys])
 
 
+def tuning_table(kernels: dict[str, str], edges: dict[str, int], **more: Any) -> dict[str, Any]:
+    """Return a table as ``muster tune`` writes it, of a device that has no kernel of its own."""
+    span = {"least": 16, "most": 1024}
+    edge = {"built_in": 32, "below": "t", "above": "k64", "loss": 0.01, "spread": 0.002, "figures": ["16 x 64: 2 / 1"]}
+    return {
+        "schema": "kernel-muster/tuning",
+        "version": "1.0",
+        "device": {
+            "name": "Acme A1", "arch": "sm_90a", "multiprocessors": 4, "driver": "13.0", "cuda": "NVRTC 13.0",
+        },
+        "date": "2026-11-29",
+        "command": "muster tune",
+        "method": "made up for a test",
+        "muster_version": "0",
+        "kernels": kernels,
+        "covers": {"rows": span, "features": span, "depth": span},
+        "edges": [{"lever": name, "value": value, **edge} for name, value in edges.items()],
+        "timings": [],
+    } | more  # fmt: skip
+
+
 def ask(*keys: str) -> Callable[[km.BootSession], None]:
     """Return a builder that looks each key up as optional."""
 
@@ -123,6 +144,7 @@ class World:
     spec = staticmethod(spec)
     contract = staticmethod(contract)
     ask = staticmethod(ask)
+    tuning_table = staticmethod(tuning_table)
     built_in: tuple[str, ...] = BUILT_IN
     sites: list[Path] = field(default_factory=list)
 

@@ -47,8 +47,6 @@ OUT_OF_SCOPE = {
     "NOT_DETERMINISTIC": "a proof on a device",
     "BIT_IDENTITY_BROKEN": "a proof on a device",
     "LATE_COMPILE": COMPILES,
-    "TUNING_STALE": "measured tables come with the device kernels",
-    "TUNING_UNCOVERED": "measured tables come with the device kernels",
 }
 
 SITE = r"^tests/audit/(test_codes|conftest)\.py:\d+ in .*build$"
@@ -438,6 +436,41 @@ def unchecked(world, trip, **options):
     outcome = world.run(ask_base, base(world), **options)
     outcome.late_report = outcome.replay(stage="compiled" if trip else "registered", **options)
     return outcome
+
+
+# tuning tables
+
+
+def with_table(world, build, digest=None, **options):
+    """Boot for an architecture with a table of it: its kernel is acme's, its one edge a lever of acme's."""
+    edge = km.Lever(name="MUSTER_ACME_EDGE", kind="int", default=32, doc="an edge", tuning="same_bits")
+    spec = world.spec("acme::mul", archs=("sm_90a",))
+    table = world.tuning_table({"acme::mul": digest or spec.backend.source_sha256}, {"MUSTER_ACME_EDGE": 64})
+    (world.folder / "a1.json").write_text(json.dumps(table))
+    world.monkeypatch.chdir(world.folder)
+    levers = {"MUSTER_TUNING_TABLE": "a1.json"}
+    acme = world.plugin("acme_plugin", kernels=[spec], levers=[edge])
+    outcome = world.run(build, {"acme": acme}, target="sm_90a", stage="registered", levers=levers, **options)
+    (row,) = (row for row in outcome.report.levers if row.name == "MUSTER_ACME_EDGE")
+    assert (row.value, row.origin) == (64, "table")
+    assert row.evidence == "Acme A1 (sm_90a, 4 SMs), table a1.json of 2026-11-29, t / k64: 16 x 64: 2 / 1"
+    return outcome
+
+
+@scenario("TUNING_STALE", "a1.json", "measure again on this device", where=None)
+def tuning_stale(world, trip, **options):
+    return with_table(world, world.ask("acme::mul"), "0" * 64 if trip else None, **options)
+
+
+@scenario("TUNING_UNCOVERED", "a1.json", "measure these shapes too", where=None)
+def tuning_uncovered(world, trip, **options):
+    def build(boot):
+        handle = boot.kernels.try_kernel("acme", "mul")
+        shape = (2048, 64) if trip else (1024, 16)
+        boot.kernels.layouts.want("layers.0.w", "rows", handle.key)
+        boot.kernels.layouts.build("layers.0.w", "rows", 1, "decode", shape)
+
+    return with_table(world, build, **options)
 
 
 # the tests

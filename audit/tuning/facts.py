@@ -1,0 +1,73 @@
+"""What an audit must know of a table in force: plain data, which traces carry and rules judge."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from kernel_muster.audit.tuning.choose import Chosen
+from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.layouts import WeightCopy
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.selection import Selector
+from kernel_muster.registry.specs import source_digest
+from kernel_muster.registry.target import Target
+from kernel_muster.registry.values import frozen
+
+
+@frozen
+class TuningFacts:
+    """A table in force: the levers that it decides, why it is stale, and which projections it does not cover."""
+
+    table: str
+    levers: Mapping[str, int]
+    stale: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
+    range: str = ""
+
+
+def tuning_facts(
+    chosen: Chosen, target: Target, levers: Levers, selector: Selector, copies: Iterable[WeightCopy]
+) -> TuningFacts:
+    """Compare a table with the device, the kernels and the weights of a boot."""
+    table = chosen.table
+    decided = {s.lever.name: int(s.value or 0) for s in levers.settings if s.origin == "table"}
+    stale = (*_other_device(chosen, target), *_other_kernels(table.kernels, selector))
+    covers = table.covers
+    measured = f"N {covers.features.least} to {covers.features.most}, K {covers.depth.least} to {covers.depth.most}"
+    return TuningFacts(chosen.name, decided, stale, tuple(_uncovered(chosen, copies)), measured)
+
+
+def _other_device(chosen: Chosen, target: Target) -> Iterator[str]:
+    measured = chosen.table.device
+    if str(target.arch or target.name) != measured.arch:
+        yield f"it was measured on {chosen.table.where}, the target is {target}"
+    elif target.device is not None and target.device.name != measured.name:
+        yield f"it was measured on {chosen.table.where}, the device is {target.device.name}"
+    elif target.device is not None and _major(target.device.driver) != _major(measured.driver):
+        yield f"it was measured with a driver for CUDA {measured.driver}, this one is for {target.device.driver}"
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _other_kernels(kernels: Mapping[str, str], selector: Selector) -> Iterator[str]:
+    for key, digest in sorted(kernels.items()):
+        serving = selector.decide(parse_key(key)).chosen
+        if serving is None:
+            yield f"{key} was measured, and nobody provides it here"
+        elif (now := source_digest(serving.spec.backend)[0]) != digest:
+            yield f"{key} has other source than the one measured ({now[:12] or 'unreadable'}, not {digest[:12]})"
+
+
+def _uncovered(chosen: Chosen, copies: Iterable[WeightCopy]) -> Iterator[str]:
+    """Yield shapes outside the measured range, of weights that one of the measured kernels reads."""
+    covers, compared = chosen.table.covers, set(chosen.table.kernels)
+    outside: dict[tuple[int, int], set[str]] = {}
+    for copy in copies:
+        if len(copy.shape) != 2 or not compared & {str(key) for key in copy.readers}:
+            continue
+        features, depth = copy.shape
+        if features not in covers.features or depth not in covers.depth:
+            outside.setdefault((features, depth), set()).add(copy.weight)
+    for (features, depth), weights in sorted(outside.items()):
+        first, *rest = sorted(weights)
+        yield f"{features} x {depth} ({first}{f' and {len(rest)} more' if rest else ''})"

@@ -1,0 +1,257 @@
+"""Tables of thresholds: which one a boot takes, what it may set, and what is refused."""
+
+import json
+from pathlib import Path
+
+import kernel_muster as km
+import pytest
+from kernel_muster.audit.tuning import choose
+from kernel_muster.audit.tuning.choose import Chosen, choose_table, read_tuned_levers, shipped_names
+from kernel_muster.audit.tuning.facts import tuning_facts
+from kernel_muster.audit.tuning.table import parse_table, read_table, slug, table_text
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.findings import Severity
+from kernel_muster.registry.layouts import LayoutPlan
+from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.selection import Selector
+from kernel_muster.registry.specs import Provider, Registered
+from kernel_muster.registry.target import CPU_TARGET, Device, Target
+
+EDGE = km.Lever(name="MUSTER_EDGE", kind="int", default=32, minimum=1, doc="an edge", tuning="same_bits")
+OTHER = km.Lever(name="MUSTER_OTHER", kind="int", default=17, doc="an edge", tuning="other_bits")
+PLAIN = km.Lever(name="MUSTER_PLAIN", kind="int", default=5, doc="no edge")
+LEVERS = (*CORE_LEVERS, EDGE, OTHER, PLAIN)
+ARCH = parse_arch("sm_90a")
+
+
+def device(name="Acme A1", driver="13.1"):
+    return Target("cuda:0", ARCH, Device(0, name, (9, 0), 4, 1, driver))
+
+
+@pytest.fixture
+def shipped(world, tmp_path):
+    """A folder of shipped tables with one for the Acme A1."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    world.monkeypatch.setattr(choose, "SHIPPED", folder)
+
+    def ship(name="acme-a1", **changes):
+        table = world.tuning_table({}, {"MUSTER_EDGE": 64, "MUSTER_OTHER": 9})
+        (folder / f"{name}.json").write_text(json.dumps(table | changes))
+        return folder / f"{name}.json"
+
+    return ship
+
+
+def read(target, *sources):
+    levers, findings, chosen = read_tuned_levers(LEVERS, sources, target)
+    return {s.lever.name: (s.value, s.origin) for s in levers.settings}, findings, chosen
+
+
+def test_table_of_the_device_is_taken_by_its_name(shipped):
+    shipped()
+    values, findings, chosen = read(device())
+    assert (values["MUSTER_EDGE"], values["MUSTER_OTHER"]) == ((64, "table"), (9, "table"))
+    assert (findings, chosen.name) == ([], "acme-a1")
+
+
+@pytest.mark.parametrize("target", [CPU_TARGET, Target("sm_90a", ARCH), None, device("Acme A2")])
+def test_no_table_is_taken_where_there_is_no_such_device(shipped, target):
+    shipped()
+    values, findings, chosen = read(target)
+    assert (values["MUSTER_EDGE"], findings, chosen) == ((32, "built-in"), [], None)
+
+
+def test_table_whose_name_fits_and_whose_device_is_another_is_not_taken(shipped):
+    shipped()
+    assert read(device("acme a1"))[2] is None
+
+
+def test_precedence_is_environment_manifest_table_built_in(shipped):
+    shipped()
+    values, _, _ = read(device(), ("environment", {"MUSTER_EDGE": "8"}), ("manifest", {"MUSTER_OTHER": 3}))
+    assert values["MUSTER_EDGE"] == (8, "environment")
+    assert values["MUSTER_OTHER"] == (3, "manifest")
+    assert values["MUSTER_PLAIN"] == (5, "built-in")
+
+
+def test_table_is_named_by_file_by_shipped_name_or_switched_off(shipped, tmp_path):
+    file = shipped()
+    other = tmp_path / "mine.json"
+    other.write_text(file.read_text().replace('"value": 64', '"value": 128'))
+    named = {name: read(CPU_TARGET, ("environment", {"MUSTER_TUNING_TABLE": name})) for name in ("acme-a1", str(other))}
+    assert [values["MUSTER_EDGE"] for values, _, _ in named.values()] == [(64, "table"), (128, "table")]
+    values, findings, chosen = read(device(), ("environment", {"MUSTER_TUNING_TABLE": "none"}))
+    assert (values["MUSTER_EDGE"], findings, chosen) == ((32, "built-in"), [], None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"schema": "kernel-muster/report"}, "is no tuning table"),
+        ({"version": "2.0"}, "version: String should match"),
+        ({"extra": 1}, "extra: Extra inputs are not permitted"),
+        ({"date": "today"}, "date: String should match"),
+        ({"kernels": {"acme::mul": "abc"}}, "kernels.acme::mul: String should match"),
+        ({"kernels": {"mul": "0" * 64}}, "kernels.mul"),
+        ({"device": None}, "device: Input should be"),
+        ({"covers": {n: {"least": 2, "most": 1} for n in ("rows", "features", "depth")}}, "least 2 is above most 1"),
+    ],
+)
+def test_malformed_table_says_where_and_what(world, change, why):
+    with pytest.raises(UsageError, match=why):
+        parse_table(json.dumps(world.tuning_table({}, {}) | change), "t.json")
+
+
+@pytest.mark.parametrize(
+    ("edges", "why"),
+    [
+        ({"MUSTER_NOBODY": 1}, "nobody declares a lever MUSTER_NOBODY"),
+        ({"MUSTER_PLAIN": 1}, "MUSTER_PLAIN is no threshold that a table may set"),
+        ({"MUSTER_EDGE": 0}, "MUSTER_EDGE: 0 is not an integer from 1"),
+    ],
+)
+def test_edge_that_no_lever_takes_is_a_bad_lever(world, tmp_path, edges, why):
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(world.tuning_table({}, edges)))
+    values, (finding,), chosen = read(CPU_TARGET, ("environment", {"MUSTER_TUNING_TABLE": str(file)}))
+    assert (finding.code, finding.subject, finding.where) == ("BAD_LEVER", "MUSTER_TUNING_TABLE", ("environment",))
+    assert why in finding.why
+    assert (values["MUSTER_EDGE"], chosen) == ((32, "built-in"), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(None, "there is no such file"), ("{", "is not JSON"), ("[]", "is no tuning table"), ("\udcff", "cannot be read")],
+)
+def test_unreadable_table_refuses_the_boot_on_entry(world, tmp_path, text, why):
+    file = tmp_path / "t.json"
+    if text is not None:
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    outcome = world.run(world.ask("acme::mul"), {}, levers={"MUSTER_TUNING_TABLE": str(file)})
+    assert outcome.codes == ["BAD_LEVER"]
+    assert why in outcome.finding("BAD_LEVER").why
+    assert isinstance(outcome.error, km.BootRefused)
+
+
+def test_broken_shipped_table_is_a_bad_lever_and_not_ignored(shipped):
+    shipped(version="9.9")
+    _, (finding,), chosen = read(device())
+    assert (finding.code, chosen) == ("BAD_LEVER", None)
+    assert "the shipped table is broken" in finding.why
+
+
+# What a table rests on
+
+
+def facts(world, target, kernels=None, digest="a" * 64, copies=()):
+    class Backend:
+        name, source_sha256 = "python", digest
+
+        def launch(self, arguments, dims, stream):
+            """Run nothing."""
+
+    spec = world.spec("acme::mul", archs=("sm_90a",), backend=Backend())
+    catalog = Catalog(kernels=(Registered(spec, Provider("acme", "acme", "1")),))
+    levers, _, _ = read_tuned_levers(LEVERS, (), None)
+    table = parse_table(json.dumps(world.tuning_table(kernels or {"acme::mul": "a" * 64}, {})), "t")
+    return tuning_facts(Chosen("t", table), target, levers, Selector(catalog, target, levers), copies)
+
+
+@pytest.mark.parametrize(
+    ("target", "digest", "stale"),
+    [
+        (device(), "a" * 64, ""),
+        (device(driver="13.9"), "a" * 64, ""),
+        (Target("sm_90a", ARCH), "a" * 64, ""),
+        (device("Acme A2"), "a" * 64, "it was measured on Acme A1 (sm_90a, 4 SMs), the device is Acme A2"),
+        (device(driver="14.0"), "a" * 64, "it was measured with a driver for CUDA 13.0, this one is for 14.0"),
+        (device(), "b" * 64, "acme::mul has other source than the one measured (bbbbbbbbbbbb, not aaaaaaaaaaaa)"),
+        (device(), "", "acme::mul has other source than the one measured (unreadable, not aaaaaaaaaaaa)"),
+    ],
+)
+def test_table_is_stale_where_device_driver_or_kernel_differ(world, target, digest, stale):
+    assert "; ".join(facts(world, target, digest=digest).stale) == stale
+
+
+def test_table_is_stale_where_a_kernel_or_the_architecture_is_another(world):
+    assert facts(world, device(), {"acme::gone": "a" * 64}).stale == (
+        "acme::gone was measured, and nobody provides it here",
+    )
+    (why,) = (text for text in facts(world, CPU_TARGET).stale if "target" in text)
+    assert why == "it was measured on Acme A1 (sm_90a, 4 SMs), the target is cpu"
+
+
+def test_only_weights_that_a_measured_kernel_reads_can_be_uncovered(world):
+    plan = LayoutPlan()
+    key, stranger = (world.spec(name).kernel_key for name in ("acme::mul", "acme::add"))
+    rows = [("a", key, (2048, 64)), ("b", key, (2048, 64)), ("c", key, (1024, 16)), ("d", stranger, (4096, 64)),
+            ("e", key, (8, 64, 64)), ("f", key, (16, 8))]  # fmt: skip
+    for weight, reader, shape in rows:
+        plan.want(weight, "rows", reader)
+        plan.build(weight, "rows", 1, "decode", shape)
+    assert facts(world, device(), copies=plan.copies).uncovered == ("16 x 8 (f)", "2048 x 64 (a and 1 more)")
+
+
+# The set hash
+
+
+@pytest.mark.parametrize(("lever", "changes"), [(EDGE, False), (OTHER, True)])
+def test_set_hash_holds_a_tables_edge_only_if_it_changes_bits(world, tmp_path, lever, changes):
+    def outcome(value):
+        file = tmp_path / f"{value}.json"
+        file.write_text(json.dumps(world.tuning_table({}, {lever.name: value})))
+        acme = world.plugin("acme_plugin", kernels=[world.spec("acme::mul", archs=("sm_90a",))], levers=[lever])
+        levers = {"MUSTER_TUNING_TABLE": str(file)} if value else {}
+        return world.run(
+            world.ask("acme::mul"), {"acme": acme}, target="sm_90a", stage="registered", levers=levers
+        )  # fmt: skip
+
+    plain, one, other = (outcome(value) for value in (0, 64, 65))
+    assert len({o.report.set_hash for o in (plain, one, other)}) == (3 if changes else 1)
+    assert one.replay().set_hash == one.report.set_hash
+    assert [row for row in one.replay().levers if row.origin == "table"] != []
+
+
+# Files
+
+
+def test_table_text_is_read_back_as_it_was(world, tmp_path):
+    timing = {"features": 16, "depth": 64, "rows": 4, "us": {"t": 1.5}, "spread": {"t": 0.01}}
+    table = parse_table(json.dumps(world.tuning_table({}, {"MUSTER_EDGE": 64}, timings=[timing])), "t")
+    file = tmp_path / "t.json"
+    file.write_text(table_text(table))
+    assert read_table(file) == table
+    assert sum('"lever"' in line or '"us"' in line for line in file.read_text().splitlines()) == 2
+
+
+def test_slug_is_the_name_of_a_file():
+    assert [slug(name) for name in ("NVIDIA H200", "NVIDIA GeForce RTX 5090", "  ")] == [
+        "nvidia-h200",
+        "nvidia-geforce-rtx-5090",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_table_is_sound_named_after_its_device_and_has_figures(name):
+    catalog = km.open_registry("cpu", levers={}).catalog
+    table = read_table(Path(choose.__file__).parent / "tables" / f"{name}.json")
+    assert slug(table.device.name) == name
+    assert table.lever_problems(catalog.levers) == []
+    assert table.timings
+    assert all(edge.figures for edge in table.edges)
+
+
+def test_choose_table_reads_no_file_for_an_architecture(world, tmp_path):
+    world.monkeypatch.setattr(choose, "SHIPPED", tmp_path / "nowhere")
+    levers, _, _ = read_tuned_levers(LEVERS, (), None)
+    assert choose_table(levers, Target("sm_90a", ARCH), LEVERS) == (None, None)
+
+
+def test_tuning_codes_warn_and_note_when_serving():
+    from kernel_muster.registry.findings import CODES
+
+    assert (CODES["TUNING_STALE"].serve, CODES["TUNING_UNCOVERED"].serve) == (Severity.WARN, Severity.NOTE)
