@@ -1,5 +1,7 @@
 """Scratch, counters and tensor maps of launches on a real device."""
 
+from types import ModuleType
+
 import kernel_muster as km
 import numpy as np
 import pytest
@@ -62,18 +64,10 @@ def opened(tmp_path, text, entry, parameters, arrays, plan):
     backend = CudaKernel(source, (EntryPoint(entry, parameters),), plan)
     spec = km.KernelSpec(key="acme::it", contract="acme_it", backend=backend, archs=("sm_80+",))
 
-    class Plugin:
-        @staticmethod
-        @km.hookimpl
-        def muster_contracts():
-            return [contract]
-
-        @staticmethod
-        @km.hookimpl
-        def muster_kernels():
-            return [spec]
-
-    return km.open_registry("cuda", local_plugins={"acme": Plugin}).kernel("acme", "it")
+    module = ModuleType("acme")
+    module.muster_contracts = km.hookimpl(lambda: [contract], specname="muster_contracts")
+    module.muster_kernels = km.hookimpl(lambda: [spec], specname="muster_kernels")
+    return km.open_registry("cuda", local_plugins={"acme": module}).kernel("acme", "it")
 
 
 @pytest.fixture
