@@ -17,7 +17,7 @@ from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
-from kernel_muster.registry.crosschecks import Rejected, check_overrides
+from kernel_muster.registry.crosschecks import Rejected, check_alias_claims, check_overrides
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding, Severity
 from kernel_muster.registry.keys import KernelKey, parse_key
@@ -180,27 +180,62 @@ def _catalog(trace: Trace) -> Catalog:
     ]
     findings += [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
     findings += [_unexplained(plugin) for plugin in trace.plugins if _is_unexplained(plugin, findings)]
-    kernels = []
-    for row in trace.kernels:
-        registered = _registered(row, trace.target.arch)
-        if problems := registered.spec.problems():
-            why = f"{registered.spec.key}: {'; '.join(problems)}"
-            findings.append(
-                Finding("BAD_SPEC", registered.provider.plugin, why, remedies=("correct the registration",))
-            )
-        else:
-            kernels.append(registered)
+    every = [_registered(row, trace.target.arch) for row in trace.kernels]
+    malformed = [finding for one in every if (finding := _malformed(one)) is not None]
     provided: dict[str, set[KernelKey]] = {}
-    for registered in kernels:
-        provided.setdefault(registered.provider.plugin, set()).add(registered.spec.kernel_key)
+    for one, row in zip(every, trace.kernels, strict=True):
+        provided.setdefault(one.provider.plugin, set()).add(KernelKey(row.module, row.func))
     plugins = [_plugin_row(plugin, provided.get(plugin.name, set())) for plugin in trace.plugins]
+    twice = _named_twice(plugins)
+    findings += malformed + twice
+    refused = {finding.subject for finding in (*malformed, *twice)}
+    plugins = [replace(row, status="failed") if row.name in refused else row for row in plugins]
+    plugins += _unlisted(every, refused - {row.name for row in plugins}, provided)
     # As in a live boot: what did not load provides nothing, and its keys say whose misses they are.
     absent = {row.name for row in plugins if row.status != "loaded"}
-    kernels = [registered for registered in kernels if registered.provider.plugin not in absent]
+    kernels = [registered for registered in every if registered.provider.plugin not in absent]
     rejected = Rejected()
     sound = [(row, {"muster_kernels": specs}) for row, specs in _by_provider(kernels, plugins)]
+    check_alias_claims(sound, rejected)
     check_overrides(sound, rejected, [(row, {}) for row in plugins if row.name in absent])
     return Catalog(tuple(plugins), tuple(kernels), findings=(*findings, *rejected.findings))
+
+
+def _malformed(registered: Registered) -> Finding | None:
+    problems = registered.spec.problems()
+    if not problems:
+        return None
+    why = f"{registered.spec.key}: {'; '.join(problems)}"
+    return Finding("BAD_SPEC", registered.provider.plugin, why, remedies=("correct the registration",))
+
+
+def _named_twice(plugins: Iterable[PluginRow]) -> list[Finding]:
+    """Two plugins of one name that are both loaded; of others, what went wrong says why they are not."""
+    named: dict[str, list[PluginRow]] = {}
+    for row in plugins:
+        if row.status == "loaded":
+            named.setdefault(row.name, []).append(row)
+    return [
+        Finding(
+            "PLUGIN_DUPLICATE",
+            name,
+            f"the trace lists {len(rows)} plugins called {name}; none of them counts as loaded",
+            tuple(dict.fromkeys(f"{row.distribution} {row.version}".strip() for row in rows)),
+            ("load one of them only, or write each plugin down once",),
+        )
+        for name, rows in named.items()
+        if len(rows) > 1
+    ]
+
+
+def _unlisted(
+    kernels: Iterable[Registered], names: set[str], provided: Mapping[str, set[KernelKey]]
+) -> Iterable[PluginRow]:
+    """Return rows for plugins that failed and that the trace does not list, with what they would have provided."""
+    providers = {one.provider.plugin: one.provider for one in kernels if one.provider.plugin in names}
+    for name, provider in sorted(providers.items()):
+        keys = tuple(sorted(provided[name]))
+        yield PluginRow(name, provider.distribution, provider.version, "failed", keys=keys)
 
 
 def _registered(row: TraceKernel, arch: str) -> Registered:

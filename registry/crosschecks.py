@@ -122,14 +122,22 @@ def _owns(row: PluginRow, key: KernelKey) -> bool:
 
 def _aliases(plugins: Sequence[Plugin], rejected: Rejected) -> None:
     """An old name means one key, is none itself, and lies in the namespace of who gives it, or of the key's owner."""
+    clashing = check_alias_claims(plugins, rejected)
+    granted = {(alias, key) for row, alias, key in _given(plugins) if _owns(row, alias)}
+    problems: dict[tuple[PluginRow, str], None] = {}
+    for row, alias, key in _given(plugins):
+        if alias not in clashing and (alias, key) not in granted:
+            why = f"{key}: alias {alias} does not lie in a module that begins with {row.namespace}"
+            problems[row, why] = None
+    _refuse_aliases(problems, rejected)
+
+
+def check_alias_claims(plugins: Sequence[Plugin], rejected: Rejected) -> set[KernelKey]:
+    """Refuse old names that are keys of their own, or that two keys have; return them."""
     claims: dict[KernelKey, set[KernelKey]] = {}
-    granted: set[tuple[KernelKey, KernelKey]] = set()
-    given = [(row, parse_key(a), spec.kernel_key) for row, items in plugins for spec in _specs(items)
-             for a in spec.aliases]  # fmt: skip
-    for row, alias, key in given:
+    given = _given(plugins)
+    for _, alias, key in given:
         claims.setdefault(alias, set()).add(key)
-        if _owns(row, alias):
-            granted.add((alias, key))
     registered = {spec.kernel_key for _, items in plugins for spec in _specs(items)}
     has_guest = {alias for row, alias, _ in given if not row.is_host}
     problems: dict[tuple[PluginRow, str], None] = {}
@@ -140,9 +148,17 @@ def _aliases(plugins: Sequence[Plugin], rejected: Rejected) -> None:
             problems[row, f"{key}: alias {alias} is a key of its own"] = None
         elif len(claims[alias]) > 1:
             problems[row, f"alias {alias} is given to {' and '.join(map(str, sorted(claims[alias])))}"] = None
-        elif (alias, key) not in granted:
-            why = f"{key}: alias {alias} does not lie in a module that begins with {row.namespace}"
-            problems[row, why] = None
+    _refuse_aliases(problems, rejected)
+    return {alias for alias, keys in claims.items() if alias in registered or len(keys) > 1}
+
+
+def _given(plugins: Sequence[Plugin]) -> list[tuple[PluginRow, KernelKey, KernelKey]]:
+    """Return who gives which old name to which key."""
+    return [(row, parse_key(a), spec.kernel_key) for row, items in plugins for spec in _specs(items)
+            for a in spec.aliases]  # fmt: skip
+
+
+def _refuse_aliases(problems: Iterable[tuple[PluginRow, str]], rejected: Rejected) -> None:
     remedies = ("an alias is an old name of the plugin's own key: correct it, or drop it",)
     for row, why in problems:
         rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))

@@ -95,6 +95,51 @@ def test_foreign_kernels_are_judged_by_the_same_rules(world, kernels, code):
     assert not report.passed
 
 
+def test_foreign_kernel_that_is_malformed_explains_what_is_missing_without_its_plugin(world):
+    kernels = [{"module": "acme", "func": "mul", "archs": []}, {"module": "acme", "func": "add"}]
+    report = judge(world, foreign(kernels=kernels, plugins=[]))
+    assert codes(report) == ["BAD_SPEC"]
+    (found,) = report.findings
+    assert (found.subject, [text.partition(":")[0] for text in found.explains]) == (
+        "engine",
+        ["MISSING acme", "MISSING acme"],
+    )
+    other = [*kernels[:1], {"module": "acme", "func": "add", "plugin": "other", "distribution": "other"}]
+    (found,) = judge(world, foreign(kernels=other, plugins=[])).findings
+    assert len(found.explains) == 1
+
+
+@pytest.mark.parametrize(
+    ("aliases", "said"),
+    [
+        ((["acme::times"], ["acme::times"]), "alias acme::times is given to acme::add and acme::mul"),
+        ((["acme::add"], []), "acme::mul: alias acme::add is a key of its own"),
+    ],
+)
+def test_foreign_alias_that_is_no_name_of_one_key_is_a_bad_spec(world, aliases, said):
+    kernels = [
+        {"module": "acme", "func": func, "aliases": old} for func, old in zip(("mul", "add"), aliases, strict=True)
+    ]
+    report = judge(world, foreign(kernels=kernels))
+    assert codes(report) == ["BAD_SPEC"]
+    assert report.findings[0].why == said
+
+
+def test_foreign_plugins_of_one_name_are_duplicates_and_serve_nobody(world):
+    plugins = [{"name": "acme", "distribution": name} for name in ("one", "two")]
+    kernels = [{"module": "acme", "func": "mul", "plugin": "acme", "distribution": "one"}]
+    report = judge(world, foreign(plugins=plugins, kernels=kernels, lookups=[lookup("mul")]))
+    assert codes(report) == ["PLUGIN_DUPLICATE"]
+    (found,) = report.findings
+    assert (found.subject, found.where) == ("acme", ("one", "two"))
+    assert found.explains[0].startswith("MISSING acme::mul")
+
+
+def test_foreign_plugin_that_failed_beside_its_namesake_is_one_finding(world):
+    plugins = [{"name": "acme", "distribution": "one"}, {"name": "acme", "distribution": "two", "error": "no symbol"}]
+    assert codes(judge(world, foreign(plugins=plugins, lookups=[lookup("mul")]))) == ["PLUGIN_LOAD_FAILED"]
+
+
 def test_foreign_overrides_and_replaced_modules_are_judged_by_the_same_rules(world):
     kernels = [
         {"module": "acme", "func": "mul", "distribution": "one"},
