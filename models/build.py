@@ -19,6 +19,7 @@ from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims
 from kernel_muster.models.memory import HostMemory, Memory, memory_of, need_device
 from kernel_muster.models.model import Model
+from kernel_muster.models.random_weights import in_memory
 from kernel_muster.models.scratch import Scratch, ScratchPlan
 from kernel_muster.models.weights import GivenWeights, PlanOnly, WeightSource
 from kernel_muster.registry.builders import Maturity
@@ -103,7 +104,7 @@ def open_context(
         need_device(kernels.target, f"{dims.name} with weights")
     source = GivenWeights(weights) if isinstance(weights, Mapping) else weights or PlanOnly()
     memory = shared or (memory_of(kernels.target) if weights is not None else HostMemory())
-    planner = WeightPlanner(kernels.layouts, source, memory)
+    planner = WeightPlanner(kernels.layouts, in_memory(source, memory), memory)
     scratch = Scratch(ScratchPlan(), lambda size: memory.empty((size,), "u8"))
     return LayerContext(kernels, planner, scratch, max_rows)
 

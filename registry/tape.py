@@ -18,14 +18,17 @@ class Tape:
     """Launches in order. With ``overlap``, each may begin while the one before it still runs.
 
     It keeps the arguments' memory alive. ``make_scratch(bytes)`` gives the launches on it a workspace that they share:
-    they follow each other on one stream. Without it each launch has its own.
+    they follow each other on one stream. Without it each launch has its own. ``follows`` is a tape that is always
+    enqueued right before this one.
     """
 
-    def __init__(self, *, overlap: bool = False, make_scratch: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self, *, overlap: bool = False, make_scratch: Callable[[int], Any] | None = None, follows: "Tape | None" = None
+    ) -> None:
         self._overlap, self._make_scratch = overlap, make_scratch
         self._scratch: Any = None
         self._scratch_bytes = 0
-        self._is_behind_kernel = False
+        self.is_behind_kernel: bool = follows is not None and follows.is_behind_kernel
         self._token: Token[Tape | None] | None = None
         self.launches: list[Launch] = []
 
@@ -51,7 +54,7 @@ class Tape:
     @property
     def overlap(self) -> bool:
         """Whether the next kernel may begin early: only behind a kernel, never behind a copy."""
-        return self._overlap and self._is_behind_kernel
+        return self._overlap and self.is_behind_kernel
 
     def scratch(self, size_bytes: int) -> Any | None:
         """Return workspace of at least so many bytes, or None: what launches share is as large as the largest asks."""
@@ -64,7 +67,7 @@ class Tape:
     def add(self, launch: Launch, *, is_kernel: bool) -> None:
         """Keep a launch."""
         self.launches.append(launch)
-        self._is_behind_kernel = is_kernel
+        self.is_behind_kernel = is_kernel
 
 
 def open_tape() -> Tape | None:

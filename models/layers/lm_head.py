@@ -48,5 +48,9 @@ class LmHead:
     def greedy(self, logits: Any) -> Any:
         """Return the id i32 ``(M,)`` of each row's largest logit, the lowest of several."""
         ids = np.empty_like(logits, dtype=np.int32, shape=(logits.shape[0],))
-        self._argmax(logits=logits, out=ids)
+        self.choose(logits, ids)
         return ids
+
+    def choose(self, logits: Any, ids: Any) -> None:
+        """Write the greedy choice of each row to ids i32 ``(M,)``."""
+        self._argmax(logits=logits, out=ids)

@@ -1,5 +1,6 @@
 """Choosing tokens beyond the greedy choice, and counting the drafts that hold."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,21 @@ class Sampler:
 
     def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any) -> Any:
         """Return one id i32 ``(M,)`` a row of logits BF16 ``(M, V)``; ``uniform`` f32 ``(M,)`` decides."""
+        ids = np.empty_like(logits, dtype=np.int32, shape=(logits.shape[0],))
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "uniform": uniform}
+        self.choose(logits, how, ids)
+        return ids
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether a kernel samples here."""
+        return bool(self._sample)
+
+    def choose(self, logits: Any, how: Mapping[str, Any], ids: Any) -> None:
+        """Write one id a row to ids i32 ``(M,)``; ``how`` holds the arrays that :meth:`sample` takes by name."""
         if not self._sample:
             raise UsageError("no kernel samples tokens here: decode greedily")
-        ids = np.empty_like(logits, dtype=np.int32, shape=(logits.shape[0],))
-        self._sample(logits=logits, temperature=temperature, top_k=top_k, top_p=top_p, uniform=uniform, out=ids)
-        return ids
+        self._sample(logits=logits, **how, out=ids)
 
     def accepted(self, draft_ids: Any, target_ids: Any) -> list[int]:
         """Return how many drafts i32 ``(S, n)`` equal the target's choices i32 ``(S, n + 1)`` before one does not.

@@ -80,6 +80,9 @@ def test_kernel_overlaps_only_behind_a_kernel(handle):
             seen.append(tape.overlap)
     assert seen == [False, True, True, False, False, True, True, False]
     assert Tape().overlap is False
+    with Tape(overlap=True, follows=tape) as behind_copy:
+        handle(x=f32(1), out=f32(0))
+    assert seen[-1] is False is not Tape(overlap=True, follows=behind_copy).overlap
 
 
 def test_scratch_of_a_tape_is_as_large_as_the_largest_launch_asks():

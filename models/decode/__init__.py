@@ -1,0 +1,6 @@
+"""Decode as a loop of replays: one recorded step a rung of the padded batch ladder, a CUDA graph on a device."""
+
+from kernel_muster.models.decode.engine import DecodeEngine
+from kernel_muster.models.decode.sampling import Sampling
+
+__all__ = ["DecodeEngine", "Sampling"]

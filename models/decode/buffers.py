@@ -1,0 +1,112 @@
+"""What changes from step to step, in fixed arrays: a recorded step reads them, one small copy renews them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from kernel_muster.models.batch import Batch
+from kernel_muster.models.decode.sampling import Sampling
+from kernel_muster.models.decode.transfer import download_from, upload_to
+from kernel_muster.models.memory import Memory
+from kernel_muster.models.state import ModelState, SequenceState
+from kernel_muster.registry.errors import UsageError
+
+_INTEGERS = ("positions", "kv_slots", "context_lens", "state_slots", "top_k")
+_FLOATS = ("temperature", "top_p", "uniform")
+# Arrays begin at multiples of 16 bytes, which kernels demand.
+_WORDS = 4
+_NOWHERE = -1
+
+
+class StepBuffers:
+    """Arrays for up to ``rows`` rows, of which a smaller step takes the first. Rows that are padding touch no state.
+
+    ``ids i32 (rows,)`` is fed back: the last step's choice is the next step's input, and no host is asked.
+    """
+
+    def __init__(self, memory: Memory, rows: int, pages: int) -> None:
+        self.rows, self.pages = rows, pages
+        each = -(-rows // _WORDS) * _WORDS
+        names = (*_INTEGERS, *_FLOATS)
+        self._places = {name: slice(at * each, at * each + rows) for at, name in enumerate(names)}
+        self._words = each * len(names)
+        start = np.zeros(self._words, np.int32)
+        start.view(np.float32)[self._places["top_p"]] = 1  # what the sampling kernel demands of any row
+        start[self._places["kv_slots"]] = start[self._places["state_slots"]] = _NOWHERE
+        pack = memory.put(start)
+        self._arrays = {name: pack[place] for name, place in self._places.items()}
+        for name in _FLOATS:
+            self._arrays[name] = self._arrays[name].view(np.float32)
+        self.ids = memory.zeros((rows,), "i32")
+        self.table = memory.put(np.full((rows, pages), _NOWHERE, np.int32))
+        self._cu_rows = memory.put(np.arange(rows + 1, dtype=np.int32))
+        self._pack_up, self._ids_up = upload_to(memory, pack), upload_to(memory, self.ids)
+        self._table_up = upload_to(memory, self.table.reshape(-1))
+        self._ids_down = download_from(memory, self.ids)
+        self._sent = np.full((rows, pages), _NOWHERE, np.int32)
+
+    def batch(self, rows: int) -> Batch:
+        """Return the views that a step of so many rows reads."""
+        names = ("positions", "kv_slots", "context_lens", "state_slots")
+        arrays = {name: self._arrays[name][:rows] for name in names}
+        return Batch(
+            "decode", ids=self.ids[:rows], cu_rows=self._cu_rows[: rows + 1], block_table=self.table[:rows], **arrays
+        )
+
+    def sampling(self, rows: int) -> dict[str, Any]:
+        """Return the views that the sampling kernel reads."""
+        return {name: self._arrays[name][:rows] for name in ("temperature", "top_k", "top_p", "uniform")}
+
+    def send_ids(self, ids: Sequence[int]) -> None:
+        """Say which tokens the next step reads."""
+        words = self._ids_up.stage()
+        words[: len(ids)] = ids
+        self._ids_up.send(len(ids))
+
+    def send(
+        self, state: ModelState, sequences: Sequence[SequenceState], sampling: Sampling, uniform: Sequence[Any]
+    ) -> None:
+        """Place the next token of each sequence, whose pages are reserved already."""
+        words = self._pack_up.stage()
+        for name, padding in (("kv_slots", _NOWHERE), ("state_slots", _NOWHERE), ("context_lens", 0), ("positions", 0)):
+            words[self._places[name]] = padding
+        count = len(sequences)
+        lengths = [sequence.length for sequence in sequences]
+
+        def put(name: str, values: Any) -> None:
+            words[self._places[name]][:count] = values
+
+        put("positions", lengths)
+        put("context_lens", [length + 1 for length in lengths])
+        put("state_slots", [sequence.slot for sequence in sequences])
+        put("kv_slots", [state.slots(one, (one.length,))[0] for one in sequences])
+        if not sampling.is_greedy:
+            floats = words.view(np.float32)
+            words[self._places["top_k"]] = sampling.top_k
+            floats[self._places["temperature"]], floats[self._places["top_p"]] = sampling.temperature, sampling.top_p
+            floats[self._places["uniform"]] = 0
+            floats[self._places["uniform"]][:count] = uniform
+        self._pack_up.send(self._words)
+        self._send_table(state, sequences)
+
+    def _send_table(self, state: ModelState, sequences: Sequence[SequenceState]) -> None:
+        """Send the pages, if any sequence took a new one or stands in another row."""
+        found = state.table(sequences)
+        if found.shape[1] > self.pages:
+            raise UsageError(f"a sequence has {found.shape[1]} pages, a step is recorded for {self.pages}")
+        rows, width = found.shape
+        if np.array_equal(self._sent[:rows, :width], found):
+            return
+        self._sent[:rows, :width] = found
+        words = self._table_up.stage()
+        words[: rows * self.pages] = self._sent[:rows].reshape(-1)
+        self._table_up.send(rows * self.pages)
+
+    def begin_ids(self, rows: int) -> None:
+        """Enqueue the fetch of what a step has chosen."""
+        self._ids_down.begin(rows)
+
+    def finish_ids(self) -> list[int]:
+        """Wait for the oldest fetch and return it."""
+        found: list[int] = self._ids_down.finish().tolist()
+        return found

@@ -1,0 +1,241 @@
+"""The decode engine: several sequences, one replay a step.
+
+The hot path looks nothing up, compiles nothing, allocates nothing on the device and waits only for tokens: a step
+is enqueued before the host has seen the tokens of the one before.
+"""
+
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+from kernel_muster.models.decode.buffers import StepBuffers
+from kernel_muster.models.decode.rung import Replay, Rung
+from kernel_muster.models.decode.sampling import Sampling, UniformStream
+from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
+from kernel_muster.models.model import Model, Pass
+from kernel_muster.models.policy.rows import padded_rows
+from kernel_muster.models.proposers.interface import Proposer
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
+from kernel_muster.registry.errors import UsageError
+
+_GREEDY = Sampling()
+
+
+class DecodeEngine:
+    """Runs a model's sequences; state, buffers and recorded steps are its own and go with :meth:`close`.
+
+    ``max_context`` bounds a sequence's tokens: recorded steps have so many pages a row. It must not be closed while
+    proposers that draft for it are still used.
+    """
+
+    def __init__(self, model: Model, sizes: StateSizes, max_context: int | None = None) -> None:
+        longest = sizes.pages * sizes.page_size if max_context is None else max_context
+        self.model, self.sizes = model, sizes
+        self._rows = padded_rows(sizes.sequences)
+        self._pages = min(-(-longest // sizes.page_size), sizes.pages)
+        with model.memory.active():
+            self._state: ModelState | None = model.new_state(sizes)
+            self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
+        self._rungs: dict[int, Rung] = {}
+        self._fed: list[SequenceState] = []  # whose tokens the next step finds in the buffers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def state(self) -> ModelState:
+        """The sequences' state; UsageError once closed."""
+        if self._state is None:
+            raise UsageError("this decode engine is closed")
+        return self._state
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """The arrays that steps read; UsageError once closed."""
+        if self._buffers is None:
+            raise UsageError("this decode engine is closed")
+        return self._buffers
+
+    def close(self) -> None:
+        """Let go of everything and give its memory back."""
+        self.model.memory.wait()
+        self._rungs.clear()
+        self._fed, self._state, self._buffers = [], None, None
+        self.model.memory.release()
+
+    def prepare(self, sequences: Iterable[int]) -> None:
+        """Record the steps for so many sequences now, and not when they first run."""
+        for count in sequences:
+            self.rung(count)
+
+    def rung(self, sequences: int) -> Rung:
+        """Return the step that serves so many sequences, recorded now if need be."""
+        rows = padded_rows(sequences)
+        if rows > self._rows:
+            raise UsageError(f"{sequences} sequences: this engine has room for {self.sizes.sequences}")
+        if rows not in self._rungs:
+            self._rungs[rows] = Rung(self.model, self.state, self.buffers, rows)
+            self._fed = []  # recording has written its own choice where tokens stand
+        return self._rungs[rows]
+
+    def enqueue(
+        self, sequences: Sequence[SequenceState], ids: Sequence[int] | None = None, sampling: Sampling = _GREEDY,
+        uniform: Sequence[Any] = (),
+    ) -> Rung:  # fmt: skip
+        """Enqueue one step and the fetch of its tokens: :meth:`tokens` returns them.
+
+        Without ``ids`` each sequence goes on from its last choice, which is on the device already: then these must be
+        the sequences of the last step, in its order. UsageError otherwise.
+        """
+        rung = self.rung(len(sequences))
+        if ids is not None:
+            self.buffers.send_ids(ids)
+        elif not _are_same(sequences, self._fed):
+            raise UsageError("other sequences than in the last step: say which tokens they read")
+        self.state.reserve(sequences, [one.length + 1 for one in sequences])
+        self.buffers.send(self.state, sequences, sampling, uniform)
+        self._replay(rung, sampling).launch()
+        self.buffers.begin_ids(len(sequences))
+        self.state.advance(sequences, [1] * len(sequences))
+        self._fed = list(sequences)
+        return rung
+
+    def tokens(self) -> list[int]:
+        """Wait for the oldest step whose tokens nobody has taken, and return them."""
+        return self.buffers.finish_ids()
+
+    def decode(
+        self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[int], reads: Sequence[int] = ()
+    ) -> Pass:
+        """Run one plain step as ``Model.decode`` does, from its graph; one whose layers a drafter reads is eager."""
+        if reads:
+            self._fed = []
+            return self.model.decode(state, sequences, ids, reads)
+        state.reserve(sequences, [one.length + 1 for one in sequences])
+        batch = state.batch(sequences, [[token] for token in ids], "decode")
+        rung = self.enqueue(sequences, ids)
+        self.tokens()
+        count = len(sequences)
+        return Pass(batch, rung.hidden[:count], None, rung.logits[:count])
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = _GREEDY, *,
+        keep_logits: bool = False, proposer: Proposer | None = None, gate: Gate | None = None,
+    ) -> Generated:  # fmt: skip
+        """Return ``new_tokens`` tokens behind each prompt; with a proposer, drafted and verified, greedy only."""
+        if new_tokens < 1:
+            raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+        if proposer is not None:
+            if not sampling.is_greedy:
+                raise UsageError(f"{sampling}: drafts are accepted by the greedy choice only")
+            self._fed = []
+            decoder = GreedyDecoder(self.model, self.state, proposer, gate or Gate(), keep_logits, self.decode)
+            return decoder.run(prompts, new_tokens)
+        with self.model.memory.active():
+            return _PlainRun(self, sampling, keep_logits).run(prompts, new_tokens)
+
+    def _replay(self, rung: Rung, sampling: Sampling) -> Replay:
+        if sampling.is_greedy:
+            return rung.greedy
+        if rung.sampled is None:
+            raise UsageError("no kernel samples tokens here: decode greedily")
+        return rung.sampled
+
+
+class _PlainRun:
+    """One plain run of prompts: prefill, then replays, one step ahead of the tokens that the host has seen."""
+
+    def __init__(self, engine: DecodeEngine, sampling: Sampling, keep_logits: bool) -> None:
+        self._engine, self._sampling, self._keeps = engine, sampling, keep_logits
+        self._memory = engine.model.memory
+
+    def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
+        """Return the tokens; sequences are closed whatever happens."""
+        found = Generated([[] for _ in prompts], [[] for _ in prompts])
+        random = [self._sampling.stream(index) for index in range(len(prompts))]
+        state = self._engine.state
+        live: list[SequenceState] = []
+        try:
+            live.extend(state.open() for _ in prompts)
+            start = perf_counter()
+            self._prefill(live, prompts, random, found)
+            found.prefill_s = perf_counter() - start
+            if new_tokens > 1:
+                self._steps(live, random, found, new_tokens - 1)
+        finally:
+            for one in live:
+                state.close(one)
+        return found
+
+    def _prefill(
+        self, live: list[SequenceState], prompts: Sequence[Sequence[int]], random: list[UniformStream],
+        found: Generated,
+    ) -> None:  # fmt: skip
+        by_slot = {one.slot: index for index, one in enumerate(live)}
+        for done in self._engine.model.prefill(self._engine.state, live, prompts):
+            which = [by_slot[slot] for slot in done.batch.state_slots.tolist()]
+            ends = done.batch.context_lens.tolist()
+            complete = [at for at, index in enumerate(which) if ends[at] == len(prompts[index])]
+            if not complete:
+                continue
+            tokens = self._chosen(done.logits, [which[at] for at in complete], complete, random)
+            logits = self._memory.get(done.logits) if self._keeps else None
+            for at, token in zip(complete, tokens, strict=True):
+                found.tokens[which[at]].append(token)
+                if logits is not None:
+                    found.logits[which[at]].append(logits[at])
+
+    def _chosen(
+        self, logits: Any, prompts: Sequence[int], rows: Sequence[int], random: list[UniformStream]
+    ) -> list[int]:
+        """Choose a token behind each prompt that is complete; rows that are not complete take no random number."""
+        if self._sampling.is_greedy:
+            ids = self._engine.model.greedy(logits)
+            return [ids[row] for row in rows]
+        count, how = logits.shape[0], self._sampling
+        uniform = i32([0] * count).view("f4")
+        for row, prompt in zip(rows, prompts, strict=True):
+            uniform[row] = random[prompt].next()
+        full = {"temperature": how.temperature, "top_p": how.top_p}
+        arrays = {name: self._memory.put(uniform * 0 + uniform.dtype.type(value)) for name, value in full.items()}
+        top_k = self._memory.put(i32([how.top_k] * count))
+        chosen = self._engine.model.sampler.sample(logits, **arrays, top_k=top_k, uniform=self._memory.put(uniform))
+        ids = chosen.tolist()
+        return [ids[row] for row in rows]
+
+    def _steps(
+        self, live: list[SequenceState], random: list[UniformStream], found: Generated, steps: int
+    ) -> None:  # fmt: skip
+        engine = self._engine
+        engine.rung(len(live))  # recording belongs to no step
+        last = perf_counter()
+        ids: list[int] | None = [row[-1] for row in found.tokens]
+        for step in range(steps):
+            uniform = () if self._sampling.is_greedy else [one.next() for one in random]
+            rung = engine.enqueue(live, ids, self._sampling, uniform)
+            ids = None
+            if self._keeps:
+                for row, logits in zip(found.logits, self._memory.get(rung.logits[: len(live)]), strict=True):
+                    row.append(logits)
+            if step:
+                last = self._take(found, last)
+        self._take(found, last)
+        found.plain_steps += steps * len(live)
+
+    def _take(self, found: Generated, last: float) -> float:
+        """Take the tokens of the oldest step; return when."""
+        for row, token in zip(found.tokens, self._engine.tokens(), strict=True):
+            row.append(token)
+        now = perf_counter()
+        found.step_s.append(now - last)
+        return now
+
+
+def _are_same(mine: Sequence[SequenceState], other: Sequence[SequenceState]) -> bool:
+    return len(mine) == len(other) and all(one is another for one, another in zip(mine, other, strict=True))

@@ -1,0 +1,41 @@
+"""How tokens are chosen, and the random numbers that decide."""
+
+import math
+
+import numpy as np
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
+
+
+@frozen
+class Sampling:
+    """Temperature 0 is greedy. ``top_k`` 0 and ``top_p`` 1 keep every token. One seed gives one text a prompt."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise UsageError(f"{self}: expected a temperature from 0 on, top_k from 0 on, top_p above 0 and up to 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the largest logit is chosen."""
+        return self.temperature == 0
+
+    def stream(self, prompt: int) -> "UniformStream":
+        """Return the random numbers of one prompt, which do not depend on its neighbours."""
+        return UniformStream(self.seed, prompt)
+
+
+class UniformStream:
+    """FP32 numbers in [0, 1), one a token."""
+
+    def __init__(self, seed: int, prompt: int) -> None:
+        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, prompt])))
+
+    def next(self) -> float:
+        """Return the next number."""
+        return float(self._random.random(dtype=np.float32))

@@ -1,0 +1,125 @@
+"""Small copies between the host and a model's memory that neither allocate nor wait: rings of pinned buffers.
+
+On the host a transfer is a plain copy. A slot of a ring is used again once the copy that read or filled it has run.
+"""
+
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+from kernel_muster.models.memory import DeviceMemory, Memory
+
+#: Copies in flight: one that runs, one that is enqueued, one that the host fills.
+DEPTH = 3
+
+
+class Upload(Protocol):
+    """Sends i32 words to one array: fill what :meth:`stage` returns, then :meth:`send` it."""
+
+    def stage(self) -> Any:
+        """Return a host array to fill; it holds what was sent some calls ago."""
+
+    def send(self, words: int) -> None:
+        """Enqueue the copy of the first words."""
+
+
+class Download(Protocol):
+    """Fetches i32 words of one array in the order in which copies were enqueued."""
+
+    def begin(self, words: int) -> None:
+        """Enqueue the copy of the first words."""
+
+    def finish(self) -> Any:
+        """Wait for the oldest copy and return it; valid until ``DEPTH`` more were begun."""
+
+
+class _HostUpload:
+    def __init__(self, into: Any) -> None:
+        self._into, self._words = into, np.zeros_like(into)
+
+    def stage(self) -> Any:
+        return self._words
+
+    def send(self, words: int) -> None:
+        self._into[:words] = self._words[:words]
+
+
+class _HostDownload:
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._taken: deque[Any] = deque()
+
+    def begin(self, words: int) -> None:
+        self._taken.append(self._source[:words].copy())
+
+    def finish(self) -> Any:
+        return self._taken.popleft()
+
+
+class _Ring:
+    """Pinned buffers of i32 words, and the event behind each one's last copy."""
+
+    def __init__(self, memory: DeviceMemory, words: int) -> None:
+        import cupy
+
+        self._memory, self._at = memory, -1
+        self._pinned = [cupy.cuda.alloc_pinned_memory(4 * words) for _ in range(DEPTH)]
+        self.arrays = [np.frombuffer(one, np.int32, words) for one in self._pinned]
+        with memory.active():
+            self.events = [cupy.cuda.Event(disable_timing=True) for _ in range(DEPTH)]
+        for array in self.arrays:
+            array[:] = 0
+
+    def next(self) -> int:
+        """Wait until the next slot's copy has run, and return the slot."""
+        self._at = (self._at + 1) % DEPTH
+        self.events[self._at].synchronize()
+        return self._at
+
+    def copy(self, to: int, of: int, words: int, slot: int, kind: str) -> None:
+        """Enqueue a copy of words, and the event behind it."""
+        import cupy
+
+        runtime, stream = cupy.cuda.runtime, self._memory.stream
+        runtime.memcpyAsync(to, of, 4 * words, getattr(runtime, kind), stream.ptr)
+        self.events[slot].record(stream)
+
+
+class _DeviceUpload:
+    def __init__(self, memory: DeviceMemory, into: Any) -> None:
+        self._ring, self._into, self._slot = _Ring(memory, into.size), into, 0
+
+    def stage(self) -> Any:
+        self._slot = self._ring.next()
+        return self._ring.arrays[self._slot]
+
+    def send(self, words: int) -> None:
+        of = self._ring.arrays[self._slot].ctypes.data
+        self._ring.copy(self._into.data.ptr, of, words, self._slot, "memcpyHostToDevice")
+
+
+class _DeviceDownload:
+    def __init__(self, memory: DeviceMemory, source: Any) -> None:
+        self._ring, self._source = _Ring(memory, source.size), source
+        self._begun: deque[tuple[int, int]] = deque()
+
+    def begin(self, words: int) -> None:
+        slot = self._ring.next()
+        to = self._ring.arrays[slot].ctypes.data
+        self._ring.copy(to, self._source.data.ptr, words, slot, "memcpyDeviceToHost")
+        self._begun.append((slot, words))
+
+    def finish(self) -> Any:
+        slot, words = self._begun.popleft()
+        self._ring.events[slot].synchronize()
+        return self._ring.arrays[slot][:words]
+
+
+def upload_to(memory: Memory, into: Any) -> Upload:
+    """Return what sends words to a contiguous i32 array of a memory."""
+    return _DeviceUpload(memory, into) if isinstance(memory, DeviceMemory) else _HostUpload(into)
+
+
+def download_from(memory: Memory, source: Any) -> Download:
+    """Return what fetches words of a contiguous i32 array of a memory."""
+    return _DeviceDownload(memory, source) if isinstance(memory, DeviceMemory) else _HostDownload(source)
