@@ -1,0 +1,108 @@
+"""Launching the tile GEMMs: the tiles of each key, and which entry point serves a shape."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel
+from kernel_muster.registry.arrays import ArrayView, view_of
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.nvfp4 import GROUP
+from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.values import frozen
+
+_SOURCE = Path(__file__).parent / "tile.cu"
+_PARAMETERS = ("ptr",) * 4 + ("f32",) + ("i32",) * 4
+_PIECE_BYTES = 16  # what one asynchronous copy brings
+_CODE_PADDING_BYTES = 32  # tile.cuh
+
+
+@frozen
+class Tile:
+    """A block's tile ``m x n`` with K step ``k``, its warps' tiles, the stages in flight, and blocks to fit together.
+
+    Changes no bit of any result: tile.cuh says why.
+    """
+
+    m: int
+    n: int
+    k: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    blocks: int
+
+    @property
+    def macro(self) -> str:
+        """The tile as arguments of the template."""
+        return f"{self.m},{self.n},{self.k},{self.warp_m},{self.warp_n},{self.stages},{self.blocks}"
+
+    def shared_bytes(self, row_major: bool) -> int:
+        """Return the shared memory of a block: per stage x, codes and scales; and two stages of decoded scales."""
+        scales = self.k // GROUP * self.n
+        codes = self.n * self.k // 2 if row_major else self.k // 2 * (self.n + _CODE_PADDING_BYTES)
+        return self.stages * (2 * self.m * self.k + codes + scales) + 2 * 4 * scales
+
+
+@frozen
+class Tiles:
+    """The tiles of one key: for many rows, and for at most as many as the other has."""
+
+    whole: Tile
+    few: Tile
+    row_major: bool = False
+
+
+def _takes_pieces(weight: ArrayView, scales: ArrayView, dims: Mapping[str, int], row_major: bool) -> bool:
+    """Whether rows of the layout begin where an asynchronous copy may."""
+    whole = dims["K"] % (4 * GROUP) == 0 if row_major else dims["N"] % _PIECE_BYTES == 0
+    return whole and weight.pointer % _PIECE_BYTES == 0 and scales.pointer % _PIECE_BYTES == 0
+
+
+def _plan(tiles: Tiles, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+    weight, x, dims = bound.arguments["w"], bound.views["x"], bound.dims
+    stride = row_stride(x)
+    if stride % VECTOR:
+        raise ContractError(f"x has rows {stride} elements apart, expected a multiple of 8 (16 bytes): copy the slice")
+    codes, scales = view_of(weight.packed), view_of(weight.block_scale)
+    if not (codes.is_contiguous and scales.is_contiguous):
+        raise ContractError("w has gaps between its rows, expected none: copy the slice")
+    entry, tile = "w4a16_any", tiles.whole
+    if _takes_pieces(codes, scales, dims, tiles.row_major):
+        entry, tile = ("w4a16_few", tiles.few) if dims["M"] <= tiles.few.m else ("w4a16_whole", tiles.whole)
+    blocks = ceil_div(dims["M"], tile.m) * ceil_div(dims["N"], tile.n)
+    arguments = (codes, scales, x, bound.views["out"], float(weight.global_scale_decode), stride)
+    return LaunchPlan(
+        entry,
+        (blocks, 1, 1),
+        (*arguments, dims["M"], dims["N"], dims["K"]),
+        dynamic_shared_bytes=tile.shared_bytes(tiles.row_major),
+    )
+
+
+def _kernel(tiles: Tiles) -> CudaKernel:
+    whole, few = tiles.whole.shared_bytes(tiles.row_major), tiles.few.shared_bytes(tiles.row_major)
+    sizes = (("w4a16_whole", whole), ("w4a16_few", few), ("w4a16_any", whole))
+    weights = "ROW_MAJOR" if tiles.row_major else "TRANSPOSED"
+    return cuda_kernel(
+        _SOURCE,
+        tuple(EntryPoint(name, _PARAMETERS, dynamic_shared_bytes=size) for name, size in sizes),
+        partial(_plan, tiles),
+        options=(f"-DWHOLE={tiles.whole.macro}", f"-DFEW={tiles.few.macro}", f"-DWEIGHTS={weights}"),
+        strided=frozenset({"x"}),
+    )
+
+
+TILES = {
+    "w4a16::w4a16_gemm": Tiles(Tile(64, 128, 64, 64, 32, 2, 3), Tile(32, 128, 64, 32, 32, 2, 4), row_major=True),
+    "w4a16::w4a16_gemm_t": Tiles(Tile(64, 128, 32, 64, 32, 2, 3), Tile(32, 128, 32, 32, 32, 2, 4)),
+    "w4a16::w4a16_gemm_t_k64": Tiles(Tile(64, 128, 64, 64, 32, 2, 3), Tile(32, 128, 64, 32, 32, 2, 4)),
+    "w4a16::w4a16_gemm_t_m128": Tiles(Tile(128, 128, 64, 64, 64, 3, 2), Tile(64, 128, 64, 64, 32, 3, 3)),
+    "w4a16::w4a16_gemm_t_p3": Tiles(Tile(64, 128, 32, 64, 32, 3, 3), Tile(32, 128, 32, 32, 32, 3, 4)),
+    "w4a16::w4a16_gemm_t_k64_p3": Tiles(Tile(64, 128, 64, 64, 32, 3, 3), Tile(32, 128, 64, 32, 32, 3, 4)),
+    "w4a16::w4a16_gemm_t_k64_n64_p3": Tiles(Tile(64, 64, 64, 64, 16, 3, 3), Tile(32, 64, 64, 32, 16, 3, 4)),
+    "w4a16_v2::w4a16_gemm_t_m128_v2": Tiles(Tile(128, 128, 64, 64, 32, 3, 2), Tile(64, 128, 64, 64, 32, 3, 3)),
+}
+KERNELS = {key: _kernel(tiles) for key, tiles in TILES.items()}
