@@ -95,7 +95,15 @@ class Evidence:
     @cached_property
     def asked_keys(self) -> frozenset[KernelKey]:
         """All keys that were really tried."""
-        questions = {entry.members: entry for entry in self.entries}
+        return self._tried(self.entries)
+
+    @cached_property
+    def late_keys(self) -> frozenset[KernelKey]:
+        """All keys that were really tried after the seal; a waiver excuses their misses too."""
+        return self._tried(self.late_entries)
+
+    def _tried(self, entries: Iterable[LookupEntry]) -> frozenset[KernelKey]:
+        questions = {entry.members: entry for entry in entries}
         return frozenset(key for question in questions.values() for key in self.evaluated(question))
 
     @cached_property

@@ -11,7 +11,7 @@ from kernel_muster.registry.findings import Finding
 def waiver_states(evidence: Evidence) -> Iterator[Finding]:
     """Each waiver in scope excuses something that was asked for and is absent, and has not run out."""
     for waiver in evidence.waivers.values():
-        if waiver.key not in evidence.asked_keys:
+        if waiver.key not in evidence.asked_keys | evidence.late_keys:
             if evidence.is_complete and evidence.rows:
                 yield _unused(evidence, waiver)
         elif evidence.decide(waiver.key).chosen is not None:

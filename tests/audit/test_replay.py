@@ -250,6 +250,13 @@ def test_late_rows_are_judged_as_a_serving_process_would(world):
     assert "LATE_MISS" not in codes(judge(world, foreign(lookups=rows), declared))
 
 
+def test_waiver_that_excuses_a_late_miss_alone_is_used(world):
+    rows = [lookup("mul"), lookup("add", phase="late")]
+    declared = '[expected_absent.acme]\nadd = "not ported to this chip yet"'
+    assert codes(judge(world, foreign(lookups=rows), declared)) == []
+    assert codes(judge(world, foreign(lookups=rows[:1]), declared)) == ["UNUSED_WAIVER"]
+
+
 def test_stages_are_unchecked_only_if_asked_for(world):
     rows = [lookup("mul")]
     assert codes(judge(world, foreign(lookups=rows))) == []
