@@ -90,7 +90,11 @@ def _kernel(tiles: Tiles) -> CudaKernel:
         _SOURCE,
         tuple(EntryPoint(name, _PARAMETERS, dynamic_shared_bytes=size) for name, size in sizes),
         partial(_plan, tiles),
-        options=(f"-DWHOLE={tiles.whole.macro}", f"-DFEW={tiles.few.macro}", f"-DWEIGHTS={weights}"),
+        options=(
+            f"-DWEIGHTS={weights}",
+            *(f"-DWHOLE={tiles.whole.macro}", f"-DWHOLE_SHARED={whole}"),
+            *(f"-DFEW={tiles.few.macro}", f"-DFEW_SHARED={few}"),
+        ),
         strided=frozenset({"x"}),
     )
 
