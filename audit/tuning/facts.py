@@ -59,15 +59,19 @@ def _other_kernels(kernels: Mapping[str, str], selector: Selector) -> Iterator[s
 
 
 def _uncovered(chosen: Chosen, copies: Iterable[WeightCopy]) -> Iterator[str]:
-    """Yield shapes outside the measured range, of weights that one of the measured kernels reads."""
+    """Yield shapes outside the measured range, of weights among whose kernels the table decides.
+
+    A weight that measured kernels read in one layout alone, an LM head for instance, has nothing to decide.
+    """
     covers, compared = chosen.table.covers, set(chosen.table.kernels)
-    outside: dict[tuple[int, int], set[str]] = {}
+    layouts: dict[tuple[str, tuple[int, ...]], set[str]] = {}
     for copy in copies:
-        if len(copy.shape) != 2 or not compared & {str(key) for key in copy.readers}:
-            continue
-        features, depth = copy.shape
-        if features not in covers.features or depth not in covers.depth:
-            outside.setdefault((features, depth), set()).add(copy.weight)
+        if len(copy.shape) == 2 and compared & {str(key) for key in copy.readers}:
+            layouts.setdefault((copy.weight, copy.shape), set()).add(copy.layout)
+    outside: dict[tuple[int, int], set[str]] = {}
+    for (weight, (features, depth)), read in layouts.items():
+        if len(read) > 1 and (features not in covers.features or depth not in covers.depth):
+            outside.setdefault((features, depth), set()).add(weight)
     for (features, depth), weights in sorted(outside.items()):
         first, *rest = sorted(weights)
         yield f"{features} x {depth} ({first}{f' and {len(rest)} more' if rest else ''})"

@@ -467,8 +467,9 @@ def tuning_uncovered(world, trip, **options):
     def build(boot):
         handle = boot.kernels.try_kernel("acme", "mul")
         shape = (2048, 64) if trip else (1024, 16)
-        boot.kernels.layouts.want("layers.0.w", "rows", handle.key)
-        boot.kernels.layouts.build("layers.0.w", "rows", 1, "decode", shape)
+        for layout in ("rows", "columns"):
+            boot.kernels.layouts.want("layers.0.w", layout, handle.key)
+            boot.kernels.layouts.build("layers.0.w", layout, 1, "decode", shape)
 
     return with_table(world, build, **options)
 

@@ -190,8 +190,11 @@ def test_only_weights_that_a_measured_kernel_reads_can_be_uncovered(world):
     rows = [("a", key, (2048, 64)), ("b", key, (2048, 64)), ("c", key, (1024, 16)), ("d", stranger, (4096, 64)),
             ("e", key, (8, 64, 64)), ("f", key, (16, 8))]  # fmt: skip
     for weight, reader, shape in rows:
-        plan.want(weight, "rows", reader)
-        plan.build(weight, "rows", 1, "decode", shape)
+        for layout in ("rows", "columns"):
+            plan.want(weight, layout, reader)
+            plan.build(weight, layout, 1, "decode", shape)
+    plan.want("lm_head.weight", "rows", key)
+    plan.build("lm_head.weight", "rows", 1, "decode", (4096, 64))
     assert facts(world, device(), copies=plan.copies).uncovered == ("16 x 8 (f)", "2048 x 64 (a and 1 more)")
 
 

@@ -1,0 +1,51 @@
+"""What dispatch picks by a set of levers at each measured point, beside cuBLAS and the fastest arm."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernel_muster.bench.tuning.edges import tile_of
+from kernel_muster.bench.tuning.source import CUBLAS, GEMV, HOPPER, TILES_OF_3, Timing
+from kernel_muster.models.policy.gemv import TIERS
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.projection import projection_arm
+from kernel_muster.models.policy.tile import TileName
+from kernel_muster.registry.levers import Levers
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The arm that dispatch takes at a point, its time, the fastest arm of ours, and cuBLAS where it was measured."""
+
+    features: int
+    depth: int
+    rows: int
+    arm: str
+    us: float
+    fastest: str
+    fastest_us: float
+    cublas_us: float | None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether cuBLAS in BF16 is faster than what dispatch takes."""
+        return self.cublas_us is not None and self.us > self.cublas_us
+
+
+def picks(timings: Sequence[Timing], levers: Levers, phase: Phase = "decode") -> Iterator[Pick]:
+    """Yield what dispatch takes; a point at which that arm was not measured is left out."""
+    for timing in timings:
+        arm = pick(timing, levers, phase)
+        ours = {name: us for name, us in timing.us.items() if name not in (CUBLAS, TILES_OF_3)}
+        if arm in ours:
+            fastest = min(ours, key=ours.__getitem__)
+            place = (timing.features, timing.depth, timing.rows)
+            yield Pick(*place, arm, ours[arm], fastest, ours[fastest], timing.us.get(CUBLAS))
+
+
+def pick(timing: Timing, levers: Levers, phase: Phase) -> str:
+    """Return the arm that a projection takes which has every measured one."""
+    tile = tile_of(timing, levers)
+    tiles: list[TileName] = ["hopper"] if HOPPER in timing.us else [] if tile is None else [tile]
+    if projection_arm(timing.rows, phase, TIERS if GEMV in timing.us else (), tiles, levers) == "gemv":
+        return GEMV
+    return tiles[0]

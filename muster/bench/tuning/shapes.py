@@ -1,0 +1,25 @@
+"""Which shapes are tuned: every projection of a model that has more than one arm."""
+
+from collections.abc import Iterable, Iterator
+
+from kernel_muster.bench.shapes import Shape, distinct, projections_of
+from kernel_muster.MODEL_toml.manifest import Manifest
+
+#: Both sides of each built-in edge, the padded ladder's rungs, and one prefill of a few hundred rows.
+ROWS = (4, 8, 16, 17, 24, 32, 48, 64, 96, 128, 256)
+
+
+def tuned_shapes(manifests: Iterable[Manifest]) -> list[Shape]:
+    """Return ``(name, N, K)`` of models' projections, without the LM head, which has GEMVs alone."""
+    return distinct((f"{one.name} {name}", n, k) for one in manifests for name, n, k in _shapes(one))
+
+
+def _shapes(manifest: Manifest) -> Iterator[Shape]:
+    yield from (shape for shape in projections_of(manifest) if shape[0] != "lm_head")
+    model = manifest.model
+    hidden, attention, moe = model.hidden_size or 0, model.attention, model.moe
+    if attention is not None:
+        yield "attn.kv_proj", attention.kv_heads * attention.head_dim, hidden
+    if moe is not None and moe.shared_intermediate_size:
+        yield "shared.gate_up", moe.shared_intermediate_size, hidden
+        yield "shared.down", hidden, moe.shared_intermediate_size

@@ -1,0 +1,36 @@
+"""What a measurement of arms gives."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+#: Arms by the names that tables give them. GEMV: one tier, above 16 rows chunks of 16. Tiles of 3: batch3, batch2, one.
+GEMV, TILES_OF_3, HOPPER, CUBLAS = "gemv", "tiles3", "hopper", "cublas_bf16"
+#: Tile GEMMs, by the slots of ``models.policy.tile``.
+TILE_ARMS = ("t", "k64", "k64_n64", "m128")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds and spread of each arm at one shape and row count; an arm that is not there has none."""
+
+    features: int
+    depth: int
+    rows: int
+    us: Mapping[str, float]
+    spread: Mapping[str, float]
+
+
+class Source(Protocol):
+    """Measures arms, in turn, on one device."""
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Keys of the kernels behind the arms, with the digests of their sources."""
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What went wrong so far: an arm of ours that failed, or whose result was not right."""
+
+    def timings(self, features: int, depth: int, rows: Sequence[int]) -> Iterator[Timing]:
+        """Yield the times at one shape, row count by row count."""

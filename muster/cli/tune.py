@@ -1,0 +1,156 @@
+"""``muster tune``: measure the thresholds of dispatch on the device at hand."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kernel_muster.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel_muster.bench.shapes import Shape
+    from kernel_muster.bench.tuning.source import Source
+    from kernel_muster.registry.levers import Levers
+    from kernel_muster.registry.lookups import Lookups
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Tune for these models' projections.", show_default=False),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NxK", help="Tune this shape too; repeatable.", show_default=False),
+]
+Rows = Annotated[str | None, typer.Option(help="Row counts M, with commas.", show_default=False)]
+Rounds = Annotated[int, typer.Option(help="Replays of each arm.", min=5, max=1000)]
+Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure cuBLAS beside ours, through torch.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Write the table to this file, whole or not at all.", show_default=False)
+]
+
+#: Tuned for when no model and no shape is named: between them they have every projection of the shipped ones.
+_MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+
+
+def tune(
+    model: Models = None,
+    shape: Shapes = None,
+    rows: Rows = None,
+    rounds: Rounds = 25,
+    peers: Peers = True,
+    target: options.Target = None,
+    format: options.ListFormat = options.Format.TEXT,
+    output: Output = None,
+) -> int:
+    """Measure where dispatch should change from one kernel to another, and write a table for MUSTER_TUNING_TABLE.
+
+    Text shows the edges and what dispatch picks by them; json shows the table itself.
+
+    Exit code: 0 measured, 1 no usable device or a kernel that failed or was wrong, 2 usage.
+    """
+    from kernel_muster.api import open_registry
+    from kernel_muster.cli.output import check_writable, say
+    from kernel_muster.registry.errors import BootRefused
+
+    shapes, counts = _shapes(model or [], shape or []), _rows(rows)
+    check_writable(output)
+    try:
+        kernels = open_registry(target)
+    except BootRefused as refused:
+        say(str(refused))
+        return 1
+    if kernels.target.device is None:
+        say(f"{kernels.target}: tuning needs a device: --target cuda")
+        return 1
+    source = _source(kernels, rounds, peers)
+    return tune_with(kernels, source, shapes, counts, format, output)
+
+
+def _source(kernels: "Lookups", rounds: int, peers: bool) -> "Source":
+    import sys
+
+    from kernel_muster.bench.tuning.device import DeviceSource
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"{text}\n")
+
+    return DeviceSource(kernels, rounds, peers=peers, say=progress)
+
+
+def tune_with(
+    kernels: "Lookups",
+    source: "Source",
+    shapes: "Sequence[Shape]",
+    rows: "Sequence[int]",
+    format: options.Format,
+    output: Path | None,
+) -> int:
+    """Measure with a source, and write what was found; nothing is written if an arm of ours failed."""
+    import sys
+
+    from kernel_muster.audit.tuning.table import table_text
+    from kernel_muster.bench.tuning.edges import find_edges
+    from kernel_muster.bench.tuning.write import make_table, to_markdown
+    from kernel_muster.cli.output import say, write_file
+
+    built_in = _built_in(kernels)
+    timings = [timing for _, n, k in shapes for timing in source.timings(n, k, rows)]
+    if source.problems:
+        say("nothing was written: an arm failed or was wrong:\n  " + "\n  ".join(source.problems))
+        return 1
+    edges = list(find_edges(timings, built_in))
+    if not edges:
+        say(f"nothing was written: {kernels.target} has no two arms to compare for these shapes and rows")
+        return 1
+    device = kernels.target.device
+    assert device is not None  # noqa: S101  (the caller has looked)
+    command = f"muster {' '.join(sys.argv[1:])}"
+    table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, command)
+    if output is not None:
+        write_file(output, table_text(table))
+    say(table_text(table) if format is options.Format.JSON else to_markdown(table, built_in))
+    return 0
+
+
+def _built_in(kernels: "Lookups") -> "Levers":
+    """Return the levers at their built-in values: a table must not depend on the one before it."""
+    from kernel_muster.registry.levers import read_levers
+
+    return read_levers(kernels.catalog.levers, ())[0]
+
+
+def _compiler() -> str:
+    from kernel_muster.registry.backends.headers import find_toolkit
+
+    return find_toolkit().compiler
+
+
+def _shapes(models: list[str], texts: list[str]) -> "list[Shape]":
+    from kernel_muster.bench.shapes import distinct, parse_shape
+    from kernel_muster.bench.tuning.shapes import tuned_shapes
+    from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+    from kernel_muster.registry.errors import UsageError
+
+    given = [parse_shape(text) for text in texts]
+    catalogue = Catalogue.from_folders([manifest_folder()])
+    manifests = []
+    for name in models or (() if given else _MODELS):
+        manifest = catalogue.resolve(name).manifest
+        if manifest is None:
+            raise UsageError(f"{name}: no shipped manifest has that name; muster models lists them")
+        manifests.append(manifest)
+    return distinct([*tuned_shapes(manifests), *given])
+
+
+def _rows(text: str | None) -> "Sequence[int]":
+    from kernel_muster.bench.tuning.shapes import ROWS
+    from kernel_muster.registry.errors import UsageError
+
+    if text is None:
+        return ROWS
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and 0 < int(part) <= 4096 for part in parts):
+        raise UsageError(f"--rows {text!r}: expected numbers from 1 to 4096, with commas")
+    return sorted({int(part) for part in parts})

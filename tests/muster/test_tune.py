@@ -1,0 +1,228 @@
+"""``muster tune``: edges from times, the table, and what a boot does with it; a fake source stands for the device."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import kernel_muster as km
+import pytest
+from kernel_muster.audit.tuning.table import read_table
+from kernel_muster.bench.tuning.device import find_gemms, find_tiers
+from kernel_muster.bench.tuning.edges import QUESTIONS, find_edges, with_values
+from kernel_muster.bench.tuning.picks import picks
+from kernel_muster.bench.tuning.shapes import ROWS, tuned_shapes
+from kernel_muster.bench.tuning.source import Timing
+from kernel_muster.bench.tuning.write import to_markdown
+from kernel_muster.cli.options import Format
+from kernel_muster.cli.tune import tune_with
+from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.levers import read_levers
+from kernel_muster.registry.target import Device, Target
+
+TARGET = Target("cuda:0", parse_arch("sm_90a"), Device(0, "Acme A1", (9, 0), 100, 1, "13.0"))
+SHAPES = [("a", 4096, 2048), ("b", 4096, 8192), ("c", 32768, 4096)]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The real registry, opened for cpu, on a device that is not there."""
+    found = km.open_registry("cpu", levers={})
+    return SimpleNamespace(target=TARGET, catalog=found.catalog)
+
+
+@pytest.fixture(scope="module")
+def built_in(kernels):
+    return read_levers(kernels.catalog.levers, ())[0]
+
+
+class FakeSource:
+    """Times by a rule of its own: what each arm costs follows from the shape."""
+
+    def __init__(self, rule, kernels=None, problems=()):
+        self.rule, self.kernels, self.problems = rule, kernels or {"w4a16_gemv::w4a16_gemv": "0" * 64}, list(problems)
+
+    def timings(self, features, depth, rows):
+        for count in rows:
+            us = self.rule(features, depth, count)
+            yield Timing(features, depth, count, us, dict.fromkeys(us, 0.01))
+
+
+def h200_like(n, k, m):
+    """A device whose tiers cost the same at any row count, whose deep tile wins from K = 4096, and that is wide."""
+    chunks = math.ceil(m / 16)
+    wide = math.ceil(n / 128) * math.ceil(m / 64)
+    us = {"gemv": 10.0 * chunks, "hopper": 14.0 + m / 10, "cublas_bf16": 40.0}
+    if m <= 16:
+        return us | {"tiles3": 10.0 * math.ceil(m / 3)}
+    tall = math.ceil(m / 128) / math.ceil(m / 64)
+    return us | {
+        "t": 30.0,
+        "k64": 24.0 if k >= 4096 else 33.0,
+        "k64_n64": 15.0 if wide <= 32 and k >= 4096 else 60.0,
+        "m128": 31.0 * tall,
+    }
+
+
+def edges_of(rule, built_in, shapes=SHAPES, rows=ROWS):
+    source = FakeSource(rule)
+    timings = [one for _, n, k in shapes for one in source.timings(n, k, rows)]
+    return {edge.question.lever: edge for edge in find_edges(timings, built_in)}, timings
+
+
+def test_edges_stand_where_the_measured_arms_cross(built_in):
+    found, _ = edges_of(h200_like, built_in)
+    assert {name: edge.value for name, edge in found.items()} == {
+        "MUSTER_QKV_TIER_ROWS": 16,
+        "MUSTER_W4A16_NARROW_BLOCKS": 32,
+        "MUSTER_W4A16_K64_MIN_K": 4096,
+        "MUSTER_W4A16_M128_ABOVE": 64,
+        "MUSTER_W4A16_CHUNKED_ROWS": 32,
+        "MUSTER_W4A16_HOPPER_FROM": 17,
+    }
+    assert found["MUSTER_W4A16_K64_MIN_K"].built_in == 6144
+    assert all(edge.spread == 0.01 and edge.figures for edge in found.values())
+
+
+@pytest.mark.parametrize(
+    ("hopper_us", "value"),
+    [(lambda m: 5.0, 4), (lambda m: 25.0, 33), (lambda m: 1000.0, 1 << 20), (lambda m: 12.0, 17)],
+)
+def test_hopper_edge_is_the_first_row_count_it_won_or_never(built_in, hopper_us, value):
+    def rule(n, k, m):
+        us = {"hopper": hopper_us(m)}
+        return us | ({"gemv": 10.0 * math.ceil(m / 16)} if m <= 64 else {})
+
+    found, _ = edges_of(rule, built_in, rows=(4, 16, 17, 32, 33, 48, 64, 128))
+    assert found["MUSTER_W4A16_HOPPER_FROM"].value == value
+
+
+def test_edge_keeps_its_built_in_value_where_the_gain_is_within_the_spread(built_in):
+    def rule(n, k, m):
+        return {"gemv": 10.0, "hopper": 9.95 if m < 17 else 5.0}
+
+    found, _ = edges_of(rule, built_in, rows=(8, 16, 17, 32))
+    edge = found["MUSTER_W4A16_HOPPER_FROM"]
+    assert (edge.value, edge.built_in) == (17, 17)
+    assert edge.loss == pytest.approx(10.0 / 9.95 - 1)
+
+
+def test_edge_is_left_out_where_one_of_its_arms_is_not_there(built_in):
+    found, _ = edges_of(lambda n, k, m: {"gemv": 10.0, "t": 5.0}, built_in, rows=(17, 32))
+    assert set(found) == {"MUSTER_W4A16_CHUNKED_ROWS"}
+    assert found["MUSTER_W4A16_CHUNKED_ROWS"].value == 0
+
+
+def test_every_edge_is_a_lever_that_a_table_may_set(kernels):
+    tunable = {lever.name for lever in kernels.catalog.levers if lever.tuning}
+    assert {question.lever for question in QUESTIONS} <= tunable
+
+
+def test_picks_are_what_dispatch_takes_beside_the_fastest_and_cublas(built_in):
+    found, timings = edges_of(h200_like, built_in)
+    levers = with_values(built_in, {name: edge.value for name, edge in found.items()})
+    taken = {(p.features, p.depth, p.rows): p for p in picks(timings, levers)}
+    assert [taken[4096, 2048, m].arm for m in (4, 16, 17, 256)] == ["gemv", "gemv", "hopper", "hopper"]
+    assert [taken[4096, 2048, m].is_slower for m in (16, 17, 256)] == [False, False, False]
+    slow = list(picks([Timing(1, 64, 17, {"gemv": 50.0, "cublas_bf16": 40.0}, {})], levers))
+    assert [p.is_slower for p in slow] == [True]
+
+
+def test_table_is_written_read_back_and_decides_a_boot(kernels, tmp_path, capsys):
+    file = tmp_path / "a1.json"
+    assert tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file) == 0
+    text = capsys.readouterr().out
+    assert "What dispatch picks is at none of 33 points slower than cuBLAS in BF16." in text
+    table = read_table(file)
+    assert (table.device.name, table.device.arch, table.device.driver) == ("Acme A1", "sm_90a", "13.0")
+    assert (table.covers.features.most, table.covers.rows.most, len(table.timings)) == (32768, 256, 33)
+
+    def arms(**levers):
+        with km.boot("qwen3.6-27b", target="cpu", levers=levers) as boot:
+            model = km.build_model(boot.manifest, boot.kernels)
+        attention = next(layer.mixer for layer in model.layers if "Attention" in type(layer.mixer).__name__)
+        rows = {row.name: row for row in boot.report.levers}
+        return attention.arm(16, "decode"), rows["MUSTER_QKV_TIER_ROWS"], boot.report
+
+    arm, row, report = arms(MUSTER_TUNING_TABLE=str(file))
+    assert (arm, row.value, row.origin) == ("tiers", 16, "table")
+    assert row.evidence.startswith(f"Acme A1 (sm_90a, 100 SMs), table {file} of ")
+    assert {f.code for f in report.findings} == {"TUNING_STALE"}
+    assert report.set_hash != arms()[2].set_hash
+    assert arms(MUSTER_TUNING_TABLE=str(file), MUSTER_QKV_TIER_ROWS=3)[0] == "tiled"
+    assert arms()[:2][0] == "tiled"
+
+
+def test_json_shows_the_table_itself(kernels, tmp_path, capsys):
+    assert tune_with(kernels, FakeSource(h200_like), SHAPES[:1], (4, 17), Format.JSON, None) == 0
+    assert json.loads(capsys.readouterr().out)["covers"]["rows"] == {"least": 4, "most": 17}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (FakeSource(h200_like, problems=["hopper at 16 x 64, 4 rows: wrong"]), "hopper at 16 x 64, 4 rows: wrong"),
+        (FakeSource(lambda n, k, m: {"gemv": 1.0}), "has no two arms to compare"),
+    ],
+)
+def test_nothing_is_written_where_an_arm_failed_or_nothing_competes(kernels, tmp_path, capsys, source, said):
+    file = tmp_path / "a1.json"
+    assert tune_with(kernels, source, SHAPES, ROWS, Format.TEXT, file) == 1
+    assert said in capsys.readouterr().out
+    assert not file.exists()
+
+
+def test_summary_names_every_point_that_cublas_wins(kernels, built_in, tmp_path):
+    def rule(n, k, m):
+        return h200_like(n, k, m) | {"cublas_bf16": 1.0 if (k, m) == (8192, 256) else 90.0}
+
+    file = tmp_path / "a1.json"
+    tune_with(kernels, FakeSource(rule), SHAPES, ROWS, Format.TEXT, file)
+    assert "slower than cuBLAS in BF16 at 1 of 33 points: 4096x8192 M=256." in to_markdown(read_table(file), built_in)
+
+
+def test_shapes_hold_every_projection_with_two_arms_and_no_lm_head():
+    catalogue = Catalogue.from_folders([manifest_folder()])
+    found = [catalogue.resolve(name).manifest for name in ("qwen3.6-27b", "qwen3.6-35b-a3b")]
+    sizes = {(n, k) for _, n, k in tuned_shapes(found)}
+    assert {(14336, 5120), (5120, 17408), (1024, 5120), (9216, 2048), (512, 2048), (2048, 512)} <= sizes
+    assert not any(n == 248320 for n, _ in sizes)
+
+
+def test_arms_of_cpu_are_the_tiers_and_tiles_that_it_has():
+    kernels = km.open_registry("cpu", levers={})
+    assert set(find_tiers(kernels)) == {1, 2, 3, 4, 5, 6, 7, 8, 16}
+    gemms = {arm: str(handle.key) for arm, handle in find_gemms(kernels).items()}
+    assert gemms == {
+        "t": "w4a16::w4a16_gemm_t_p3",
+        "k64": "w4a16::w4a16_gemm_t_k64_p3",
+        "k64_n64": "w4a16::w4a16_gemm_t_k64_n64_p3",
+        "m128": "w4a16::w4a16_gemm_t_m128",
+    }
+
+
+# The command
+
+
+def test_tune_without_a_device_refuses_and_writes_nothing(cli, tmp_path):
+    file = tmp_path / "t.json"
+    for target in ((), ("--target", "cpu"), ("--target", "sm_90a")):
+        ran = cli("tune", *target, "--output", str(file))
+        assert ran.code == 1
+        assert "NO_DEVICE" in ran.out or "tuning needs a device" in ran.out
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--rows", "0"),
+        ("--rows", "a"),
+        ("--rows", "4,,8"),
+        ("--shape", "5x3"),
+        ("nosuchmodel",),
+        ("--output", "/nowhere/t"),
+    ],
+)
+def test_tune_refuses_what_makes_no_sense(cli, arguments):
+    assert cli("tune", *arguments).code == 2
