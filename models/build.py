@@ -83,8 +83,19 @@ def _build(ctx: LayerContext, dims: ModelDims, kernels: Lookups) -> Model:
     sampler = Sampler(ctx.for_layer("sampler"))
     mtp = build_mtp(ctx, dims)
     return Model(
-        dims, embedding, layers, norm, lm_head, sampler, mtp, ctx.scratch, ctx.max_rows, MATURITY, ctx.memory
-    )  # fmt: skip
+        dims,
+        embedding,
+        layers,
+        norm,
+        lm_head,
+        sampler,
+        mtp,
+        ctx.scratch,
+        ctx.max_rows,
+        MATURITY,
+        ctx.memory,
+        tuple(ctx.planner.planned),
+    )
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:

@@ -39,6 +39,7 @@ class WeightPlanner:
     def __init__(self, layouts: LayoutPlan, source: WeightSource, memory: Memory | None = None) -> None:
         self._layouts, self.source = layouts, source
         self.memory = memory or HostMemory()
+        self.planned: list[PlannedWeight] = []
 
     def plan(self, spec: WeightSpec, readers: Mapping[str, Iterable[AnyHandle]], value: Any = None) -> PlannedWeight:
         """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
@@ -64,7 +65,9 @@ class WeightPlanner:
         for layout, why in reasons.items():
             self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why), spec.shape)
         copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
-        return PlannedWeight(spec, frozenset(makers), copies)
+        planned = PlannedWeight(spec, frozenset(makers), copies)
+        self.planned.append(planned)
+        return planned
 
     def array(self, name: str, *shape: int) -> Any | None:
         """Return a small BF16 array (a norm's or a gate's weight), or None in a plan."""

@@ -15,6 +15,7 @@ from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.layers.mtp import MtpHead
 from kernel_muster.models.layers.sampler import Sampler
+from kernel_muster.models.layout import PlannedWeight
 from kernel_muster.models.memory import Memory, copy_rows
 from kernel_muster.models.scratch import Scratch
 from kernel_muster.models.state import ModelState, SequenceState, StateSizes
@@ -51,6 +52,7 @@ class Model:
     max_rows: int
     maturity: Maturity
     memory: Memory
+    weights: tuple[PlannedWeight, ...]
 
     def new_state(self, sizes: StateSizes) -> ModelState:
         """Make room for sequences in the model's memory; it belongs to the caller."""

@@ -30,10 +30,7 @@ class StepBuffers:
         names = (*_INTEGERS, *_FLOATS)
         self._places = {name: slice(at * each, at * each + rows) for at, name in enumerate(names)}
         self._words = each * len(names)
-        start = np.zeros(self._words, np.int32)
-        start.view(np.float32)[self._places["top_p"]] = 1  # what the sampling kernel demands of any row
-        start[self._places["kv_slots"]] = start[self._places["state_slots"]] = _NOWHERE
-        pack = memory.put(start)
+        pack = memory.zeros((self._words,), "i32")
         self._arrays = {name: pack[place] for name, place in self._places.items()}
         for name in _FLOATS:
             self._arrays[name] = self._arrays[name].view(np.float32)
@@ -44,6 +41,7 @@ class StepBuffers:
         self._table_up = upload_to(memory, self.table.reshape(-1))
         self._ids_down = download_from(memory, self.ids)
         self._sent = np.full((rows, pages), _NOWHERE, np.int32)
+        self.clear()
 
     def batch(self, rows: int) -> Batch:
         """Return the views that a step of so many rows reads."""
@@ -63,13 +61,23 @@ class StepBuffers:
         words[: len(ids)] = ids
         self._ids_up.send(len(ids))
 
+    def clear(self) -> None:
+        """Make every row padding: what runs next touches no sequence."""
+        self._pad(self._pack_up.stage())
+        self._pack_up.send(self._words)
+
+    def _pad(self, words: Any) -> None:
+        words[:] = 0
+        words[self._places["kv_slots"]] = words[self._places["state_slots"]] = _NOWHERE
+        words.view(np.float32)[self._places["top_p"]] = 1  # what the sampling kernel demands of any row
+
     def send(
         self, state: ModelState, sequences: Sequence[SequenceState], sampling: Sampling, uniform: Sequence[Any]
     ) -> None:
         """Place the next token of each sequence, whose pages are reserved already."""
+        self._send_table(state, sequences)
         words = self._pack_up.stage()
-        for name, padding in (("kv_slots", _NOWHERE), ("state_slots", _NOWHERE), ("context_lens", 0), ("positions", 0)):
-            words[self._places[name]] = padding
+        self._pad(words)
         count = len(sequences)
         lengths = [sequence.length for sequence in sequences]
 
@@ -81,13 +89,11 @@ class StepBuffers:
         put("state_slots", [sequence.slot for sequence in sequences])
         put("kv_slots", [state.slots(one, (one.length,))[0] for one in sequences])
         if not sampling.is_greedy:
+            put("top_k", sampling.top_k)
             floats = words.view(np.float32)
-            words[self._places["top_k"]] = sampling.top_k
-            floats[self._places["temperature"]], floats[self._places["top_p"]] = sampling.temperature, sampling.top_p
-            floats[self._places["uniform"]] = 0
-            floats[self._places["uniform"]][:count] = uniform
+            for name, value in (("temperature", sampling.temperature), ("top_p", sampling.top_p), ("uniform", uniform)):
+                floats[self._places[name]][:count] = value
         self._pack_up.send(self._words)
-        self._send_table(state, sequences)
 
     def _send_table(self, state: ModelState, sequences: Sequence[SequenceState]) -> None:
         """Send the pages, if any sequence took a new one or stands in another row."""

@@ -68,6 +68,7 @@ class Rung:
             return memory.empty((size,), "u8")
 
         with memory.active():
+            buffers.clear()
             with Tape(overlap=overlap, make_scratch=make_scratch) as body:
                 done = model.run(buffers.batch(rows), state)
                 self.hidden: Any = done.hidden

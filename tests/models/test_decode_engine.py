@@ -1,0 +1,225 @@
+"""The decode engine on the host: a recorded step gives what the layers give, for any sequences, in any order."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_muster.models.build import build_from_dims
+from kernel_muster.models.decode import DecodeEngine, Sampling
+from kernel_muster.models.decode.floor import reached_share, step_bytes
+from kernel_muster.models.dims import ModelDims
+from kernel_muster.models.generate import Generated, GreedyDecoder
+from kernel_muster.models.model import Model
+from kernel_muster.models.policy.rows import padded_rows
+from kernel_muster.models.proposers.mtp import MtpProposer
+from kernel_muster.models.reduced import reduced
+from kernel_muster.models.state import StateSizes
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.errors import ScratchError, UsageError
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.target import CPU_TARGET
+
+Make = Callable[..., Model]
+SIZES = StateSizes(4, 64, 4)
+PROMPTS = [[1, 2, 3, 4, 5], [7, 8], [9]]
+NEW = 12
+
+
+def bits(rows: list[Any]) -> bytes:
+    return b"".join(row.tobytes() for row in rows)
+
+
+def plain(model: Model, prompts: list[list[int]] = PROMPTS, new_tokens: int = NEW) -> Generated:
+    """What the layers give, called one by one."""
+    return GreedyDecoder(model, model.new_state(SIZES)).run(prompts, new_tokens)
+
+
+@pytest.fixture
+def engine_of(tiny: Make) -> Iterator[Callable[..., DecodeEngine]]:
+    made: list[DecodeEngine] = []
+
+    def make(kind: str, sizes: StateSizes = SIZES, max_context: int | None = 64) -> DecodeEngine:
+        made.append(DecodeEngine(tiny(kind), sizes, max_context))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe", "bf16", "alone"])
+def test_replayed_steps_give_the_bits_of_the_layers(tiny: Make, engine_of: Any, kind: str) -> None:
+    got, expected = engine_of(kind).generate(PROMPTS, NEW, keep_logits=True), plain(tiny(kind))
+    assert got.tokens == expected.tokens
+    # Three sequences go through the rung of four rows, whose tile GEMMs of BF16 weights may round otherwise.
+    if kind != "bf16":
+        assert [bits(rows) for rows in got.logits] == [bits(rows) for rows in expected.logits]
+    assert got.plain_steps == (NEW - 1) * len(PROMPTS)
+    assert len(got.step_s) == NEW - 1
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_sequence_among_others_has_the_bits_of_a_sequence_alone(engine_of: Any, kind: str) -> None:
+    engine = engine_of(kind)
+    together = engine.generate(PROMPTS, NEW, keep_logits=True)
+    for prompt, tokens, logits in zip(PROMPTS, together.tokens, together.logits, strict=True):
+        alone = engine.generate([prompt], NEW, keep_logits=True)
+        assert alone.tokens == [tokens]
+        assert bits(alone.logits[0]) == bits(logits)
+
+
+def test_engine_serves_one_run_after_another_as_if_it_were_new(tiny: Make, engine_of: Any) -> None:
+    engine = engine_of("dense")
+    runs = [engine.generate(prompts, NEW).tokens for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS[:1], PROMPTS)]
+    assert runs[0] == runs[3] == plain(tiny("dense")).tokens
+    assert runs[1] == runs[0][::-1]
+    assert runs[2] == runs[0][:1]
+    assert len(engine.state._free_pages) == SIZES.pages
+    assert len(engine.state._free_slots) == SIZES.sequences
+
+
+def test_prompt_longer_than_a_pass_goes_on_from_its_last_row(tiny: Make) -> None:
+    model, prompt = tiny("dense", max_rows=4), list(range(1, 12))
+    with DecodeEngine(model, SIZES, 64) as engine:
+        assert engine.generate([prompt, [5]], 4).tokens == plain(tiny("dense"), [prompt, [5]], 4).tokens
+
+
+def test_sampled_tokens_follow_the_seed_and_not_the_neighbours(engine_of: Any) -> None:
+    engine = engine_of("dense")
+    how = Sampling(0.9, 30, 0.95, seed=4)
+    first = engine.generate(PROMPTS, NEW, how).tokens
+    assert engine.generate(PROMPTS, NEW, how).tokens == first
+    assert engine.generate(PROMPTS[:1], NEW, how).tokens == first[:1]
+    assert engine.generate(PROMPTS, NEW, Sampling(0.9, 30, 0.95, seed=5)).tokens != first
+    assert engine.generate(PROMPTS, NEW, Sampling(0.9, 1)).tokens == engine.generate(PROMPTS, NEW).tokens
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}])
+def test_sampling_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected a temperature from 0 on"):
+        Sampling(**wrong)
+
+
+def test_speculation_takes_plain_steps_from_the_recording(
+    tiny: Make, engine_of: Any, make_levers: Callable[..., Levers]
+) -> None:
+    model, engine = tiny("dense"), engine_of("dense")
+    proposer = MtpProposer(model, make_levers(), 2, SIZES)
+    got = engine.generate(PROMPTS, NEW, proposer=proposer)
+    assert got.tokens == plain(model).tokens
+    assert got.verify_steps > 0
+    assert len(got.verify_s) == len(got.step_s)
+    with pytest.raises(UsageError, match="greedy choice only"):
+        engine.generate(PROMPTS, NEW, Sampling(1.0), proposer=proposer)
+
+
+def test_each_rung_is_recorded_once_and_looks_nothing_up(
+    catalog: Catalog, make_levers: Callable[..., Levers], tiny_dims: dict[str, ModelDims], tiny_weights: Any
+) -> None:
+    session = LookupSession(catalog, CPU_TARGET, make_levers())
+    model = build_from_dims(tiny_dims["dense"], Lookups(session), tiny_weights, 64)
+    session.seal("raise", lambda text: None)
+    with DecodeEngine(model, SIZES, 64) as engine:
+        engine.prepare([1, 3, 4])
+        rungs = {count: engine.rung(count) for count in (1, 3, 4)}
+        mixer = model.layers[1].mixer
+        taken = dict(mixer.used)
+        engine.generate(PROMPTS, NEW)
+        assert {count: engine.rung(count) for count in (1, 3, 4)} == rungs
+        assert rungs[3] is rungs[4]
+        assert rungs[1].rows == 1
+        assert padded_rows(3) == 4
+        # The prompts' pass alone goes through the layers; steps are replays.
+        assert sum(mixer.used.values()) - sum(taken.values()) <= 3
+    assert session.entries("late") == ()
+
+
+def test_recording_touches_no_state(tiny: Make) -> None:
+    with DecodeEngine(tiny("dense"), SIZES, 64) as engine:
+        engine.prepare([1, 4])
+        arrays = [a for cache in engine.state.kv.values() for a in (cache.k, cache.v)]
+        arrays += [a for pool in engine.state.recurrent.values() for a in (pool.conv, pool.ssm)]
+        assert not any(array.astype(np.float32).any() for array in arrays)
+
+
+def test_step_after_a_change_of_sequences_needs_their_tokens(engine_of: Any) -> None:
+    engine = engine_of("dense")
+    one, two = engine.state.open(), engine.state.open()
+    engine.enqueue([one, two], [1, 2])
+    engine.enqueue([one, two])
+    with pytest.raises(UsageError, match="other sequences than in the last step"):
+        engine.enqueue([two, one])
+    with pytest.raises(UsageError, match="other sequences than in the last step"):
+        engine.enqueue([one])
+    assert (one.length, two.length) == (2, 2)
+    assert [len(engine.tokens()) for _ in range(2)] == [2, 2]
+
+
+def test_limits_raise_and_never_clamp(engine_of: Any) -> None:
+    engine = engine_of("dense", StateSizes(2, 4, 4), 8)
+    with pytest.raises(UsageError, match="3 sequences: this engine has room for 2"):
+        engine.rung(3)
+    with pytest.raises(UsageError, match="a sequence has 3 pages, a step is recorded for 2"):
+        engine.generate([[1, 2, 3, 4, 5]], 8)
+    assert len(engine.state._free_pages) == 4
+    with pytest.raises(UsageError, match="pages short"):
+        engine.generate([[1] * 8, [2] * 8], 4)
+    with pytest.raises(UsageError, match="expected at least 1"):
+        engine.generate(PROMPTS[:1], 0)
+    engine.close()
+    with pytest.raises(UsageError, match="closed"):
+        engine.generate(PROMPTS[:1], 1)
+
+
+def test_reduced_models_have_every_kind_of_layer_and_compute(
+    catalog: Catalog, make_levers: Callable[..., Levers], tiny_dims: dict[str, ModelDims], tiny_weights: Any
+) -> None:
+    for kind in ("dense", "moe"):
+        dims = reduced(tiny_dims[kind])
+        assert set(dims.layer_kinds) == {"gdn", "attn"}
+        assert dims.problems() == []
+        model = build_from_dims(dims, Lookups(LookupSession(catalog, CPU_TARGET, make_levers())), tiny_weights, 64)
+        with DecodeEngine(model, SIZES, 64) as engine:
+            found = engine.generate(PROMPTS, 3, keep_logits=True)
+        assert all(np.isfinite(row.astype(np.float32)).all() for rows in found.logits for row in rows)
+
+
+def test_byte_floor_counts_every_weight_once(tiny: Make) -> None:
+    model = tiny("moe")
+    moe = model.dims.moe
+    assert moe is not None
+    one, two = step_bytes(model, 1, 10), step_bytes(model, 2, 10)
+    assert one.weights == two.weights
+    experts = sum(w.spec.size_bytes for w in model.weights if len(w.spec.shape) == 3 and "mtp" not in w.spec.name)
+    assert one.experts == pytest.approx(experts * moe.top_k / moe.experts, rel=1e-3)
+    assert two.experts == pytest.approx(experts * (1 - (1 - moe.top_k / moe.experts) ** 2), rel=1e-3)
+    assert reached_share(moe, 10_000) == pytest.approx(1)
+    # Two attention layers of 2 heads x 16, keys and values; two GDN layers of 4 heads x 16 x 16 and 3 taps.
+    assert one.cache == 10 * 2 * 2 * 2 * 16 * 2
+    assert one.states == 2 * (4 * 4 * 16 * 16 + 2 * 3 * (2 * 2 * 16 + 4 * 16))
+    assert one.total == one.weights + one.experts + one.states + one.cache
+    names = {w.spec.name for w in model.weights}
+    assert {"lm_head.weight", "layers.0.gdn.qkvz_proj", "layers.1.attn.o_proj"} <= names
+
+
+def test_scratch_that_is_too_small_is_refused_while_recording(tiny: Make) -> None:
+    with pytest.raises(ScratchError), DecodeEngine(tiny("dense", max_rows=2), StateSizes(4, 64, 4), 64) as engine:
+        engine.rung(4)
+
+
+def test_rung_recorded_between_two_steps_touches_no_sequence(engine_of: Any) -> None:
+    def tokens(records: bool) -> list[list[int]]:
+        engine = engine_of("dense")
+        live = [engine.state.open() for _ in PROMPTS]
+        engine.enqueue(live, [1, 2, 3])
+        found = [engine.tokens()]
+        if records:
+            engine.prepare([1, 2])
+        for _ in range(4):
+            engine.enqueue(live, found[-1])
+            found.append(engine.tokens())
+        return found
+
+    assert tokens(True) == tokens(False)

@@ -1,0 +1,60 @@
+"""Copies of rows in the host's memory; a device's are in tests/gpu."""
+
+import numpy as np
+import pytest
+from kernel_muster.models.memory import DeviceMemory, HostMemory, copy_rows, memory_of, need_device, zero
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.errors import ContractError, UsageError
+from kernel_muster.registry.tape import Tape
+from kernel_muster.registry.target import CPU_TARGET, Target
+
+
+def test_rows_are_copied_bit_for_bit_with_gaps_on_either_side() -> None:
+    source = np.arange(24, dtype=np.float32).astype(numpy_dtype("bf16")).reshape(4, 6)
+    into = np.zeros((4, 8), numpy_dtype("bf16"))
+    copy_rows(into[:, 2:6], source[:, 1:5])
+    expected = np.zeros((4, 8), numpy_dtype("bf16"))
+    expected[:, 2:6] = source[:, 1:5]
+    assert into.tobytes() == expected.tobytes()
+
+
+def test_copy_is_kept_on_an_open_tape() -> None:
+    source, into = np.ones(4, np.float32), np.zeros(4, np.float32)
+    with Tape() as tape:
+        copy_rows(into, source)
+    source[:] = 7
+    tape()
+    assert into.tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 3), np.float32), np.zeros((2, 4), np.int32)])
+def test_rows_that_do_not_fit_are_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(ContractError, match="do not fit each other"):
+        copy_rows(wrong, np.zeros((2, 4), np.float32))
+
+
+def test_nothing_to_copy_is_no_launch() -> None:
+    with Tape() as tape:
+        copy_rows(np.zeros((0, 4)), np.zeros((0, 4)))
+    assert len(tape) == 0
+
+
+def test_host_memory_gives_arrays_of_every_type_and_copies_out() -> None:
+    memory = memory_of(CPU_TARGET)
+    assert isinstance(memory, HostMemory)
+    assert memory.zeros((2, 3), "bf16").dtype == numpy_dtype("bf16")
+    array = np.ones(3, np.float32)
+    assert memory.put(array) is array
+    out = memory.get(array)
+    zero(array)
+    assert out.tolist() == [1, 1, 1]
+    assert array.tolist() == [0, 0, 0]
+
+
+def test_architecture_without_a_device_has_the_hosts_memory_and_no_weights() -> None:
+    target = Target("sm_90a", parse_arch("sm_90a"))
+    assert not isinstance(memory_of(target), DeviceMemory)
+    with pytest.raises(UsageError, match="tiny with weights: sm_90a is an architecture without a device"):
+        need_device(target, "tiny with weights")
+    need_device(CPU_TARGET, "tiny with weights")
