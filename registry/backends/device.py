@@ -5,6 +5,7 @@ Loading and launching go through ``cuda.bindings``; CuPy holds the context, memo
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -169,8 +170,25 @@ class DeviceRunner(BuildRunner):
             return self._modules[place]
 
 
+# Machine code that nothing refers to any more, by device. It is unloaded when other code is loaded and not when Python
+# finds that out, which may be in the middle of a stream's capture.
+_UNUSED: list[tuple[int, Any]] = []
+
+
+def _unload_unused() -> None:
+    """Unload what earlier boots have left; waits for their launches first."""
+    import cupy
+
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        while _UNUSED:
+            ordinal, handle = _UNUSED.pop()
+            with cupy.cuda.Device(ordinal) as device:
+                device.synchronize()
+                checked(bindings().cuModuleUnload(handle), "cuModuleUnload")
+
+
 class _Module:
-    """Loaded machine code and its functions, with their attributes set once."""
+    """Loaded machine code and its functions, with their attributes set once. Prepared launches keep it."""
 
     def __init__(self, device: Device, built: Built, entries: tuple[EntryPoint, ...]) -> None:
         import cupy
@@ -181,7 +199,9 @@ class _Module:
         self.entries: Mapping[str, EntryPoint] = {entry.name: entry for entry in entries}
         with cupy.cuda.Device(device.ordinal):
             cupy.cuda.runtime.free(0)  # makes the context that CuPy's memory belongs to
+            _unload_unused()
             self.handle = checked(driver.cuModuleLoadData(built.cubin), "cuModuleLoadData")
+            weakref.finalize(self, _UNUSED.append, (device.ordinal, self.handle)).atexit = False
             self.functions: Mapping[str, Any] = {entry.name: self._function(driver, entry) for entry in entries}
 
     def _function(self, driver: Any, entry: EntryPoint) -> Any:
