@@ -21,14 +21,20 @@ from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.records import LookupEntry
 from kernel_muster.registry.specs import Registered, source_digest
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 VERSION = (1, 0)
 #: 100,000 lookups take about 20 MB.
 MOST_BYTES = 512 * 1024 * 1024
 
-Text = Annotated[str, Field(max_length=100_000)]
-Name = Annotated[str, Field(max_length=1_000)]
+
+def _writable(value: Any) -> Any:
+    """Return text that UTF-8 can hold: a byte of the environment that is no text, say, is written as its escape."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_writable), Field(max_length=100_000)]
+Name = Annotated[str, BeforeValidator(_writable), Field(max_length=1_000)]
 Pair = Annotated[tuple[Name, Name], Field(strict=False)]  # JSON gives lists
 Pairs = Annotated[tuple[Pair, ...], Field(strict=False)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
@@ -117,7 +123,7 @@ class TraceFinding(_Strict):
     why: Text
     where: Texts = ()
     remedies: Texts = ()
-    log: str = ""
+    log: Annotated[str, BeforeValidator(_writable)] = ""
     explains: Texts = ()
 
 

@@ -63,11 +63,11 @@ def boot(
         config=config,
         target=target,
         quant=quant,
-        levers=dict(os.environ) if levers is None else dict(levers),
+        levers=dict(os.environ) if levers is None else _mapping("levers", levers),
         levers_origin="environment" if levers is None else "given",
         plugins=frozenset(plugins),
         no_plugins=frozenset(no_plugins),
-        local_plugins=dict(local_plugins or {}),
+        local_plugins=_mapping("local_plugins", local_plugins or {}),
         manifest_folders=tuple(map(Path, manifest_folders)),
     )
     asked = Asked(profile, stage, as_of, expect_set_hash, frozenset(map(_allowed_key, dangerously_allow_unresolved)))
@@ -86,6 +86,12 @@ def _check_several(name: str, value: object) -> None:
     """Refuse one text where several are meant: each of its letters would count as one."""
     if isinstance(value, str | bytes | os.PathLike) or not isinstance(value, Iterable):
         raise UsageError(f"{name} is {value!r}, expected several: [{value!r}]")
+
+
+def _mapping(name: str, value: object) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name} is {value!r}, expected a mapping of names")
+    return dict(value)
 
 
 def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
@@ -117,10 +123,10 @@ def open_registry(
     _check_several("no_plugins", no_plugins)
     wanted = Wanted(
         target=target,
-        levers=dict(os.environ) if levers is None else dict(levers),
+        levers=dict(os.environ) if levers is None else _mapping("levers", levers),
         levers_origin="environment" if levers is None else "given",
         no_plugins=frozenset(no_plugins),
-        local_plugins=dict(local_plugins or {}),
+        local_plugins=_mapping("local_plugins", local_plugins or {}),
     )
     catalog, found, snapshot = open_registry_catalog(wanted, __version__)
     cache_dir = snapshot["MUSTER_CACHE_DIR"]

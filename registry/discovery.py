@@ -53,6 +53,8 @@ def discover(
     process, by name, as distribution ``(local)``. ``path`` replaces ``sys.path`` in the search for metadata.
     """
     blocked, demanded, local = frozenset(blocked), frozenset(demanded), local or {}
+    if unnamed := [name for name in local if not isinstance(name, str) or not name.strip()]:
+        raise UsageError(f"local plugins: {unnamed[0]!r} is no name of a plugin: names are text")
     if both := sorted(blocked & demanded):
         raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
     found = scan(path)

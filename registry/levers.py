@@ -56,12 +56,24 @@ class Lever:
             found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
         if (self.kind == "enum") != bool(self.choices):
             found.append("choices go with kind enum, and enum needs them")
+        found.extend(self._bound_problems())
         if self.tuning not in ("", "same_bits", "other_bits"):
             found.append(f"tuning is {self.tuning!r}, expected same_bits, other_bits or nothing")
         if not isinstance(self.doc, str) or not self.doc.strip():
             found.append("doc is empty")
         if not found and self.default is not None:
             found.extend(self._default_problems())
+        return found
+
+    def _bound_problems(self) -> list[str]:
+        bounds = (("minimum", self.minimum), ("maximum", self.maximum))
+        found = [
+            f"{label} is {bound!r}, expected an integer or None"
+            for label, bound in bounds
+            if bound is not None and type(bound) is not int  # True is no number here
+        ]
+        if not found and self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            found.append(f"minimum {self.minimum} is above maximum {self.maximum}")
         return found
 
     def _default_problems(self) -> list[str]:
@@ -226,8 +238,11 @@ def read_levers(
     settings = {name: Setting(lever, lever.built_in, "built-in") for name, lever in table.items()}
     findings: list[Finding] = []
     for origin, values in sources:
-        for name in sorted(values):
+        for name in sorted(values, key=str):
             raw = values[name]
+            if not isinstance(name, str):
+                findings.append(_unnamed(name, origin))
+                continue
             if is_lever_noise(name) or (isinstance(raw, str) and not raw.strip()):
                 continue
             # The environment is full of other names; what is given as levers is meant as levers.
@@ -258,6 +273,11 @@ def _unknown(name: str, origin: Origin, table: Mapping[str, Lever], removed: Map
         (origin,),
         ("correct the name, or unset it", "muster levers lists all of them"),
     )
+
+
+def _unnamed(name: object, origin: Origin) -> Finding:
+    why = f"{name!r} is {type(name).__name__}, and names of levers are text"
+    return Finding("UNKNOWN_LEVER", repr(name), why, (origin,), ("correct the name, or leave it out",))
 
 
 def _bad(lever: Lever, origin: Origin, why: str) -> Finding:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Literal, NoReturn
 
 from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.errors import KernelMissing, LateKernelMiss
+from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, UsageError
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
 from kernel_muster.registry.handles import AnyHandle, Handle, NullHandle
 from kernel_muster.registry.keys import KernelKey
@@ -182,7 +182,8 @@ class LookupSession:
             record = self._records.get(at)
             if record is None:
                 keys, handle = self._found.get(members) or self._answer(members)
-                record = self._records[at] = _Record(keys, kind, requested_by, when or "", phase, layer, frame)
+                asker = None if requested_by is None else _plain(requested_by)
+                record = self._records[at] = _Record(keys, kind, asker, _plain(when or ""), phase, layer, frame)
                 record.handle = handle or self._missed(record)
             record.count += 1
         if phase == "late":
@@ -229,7 +230,7 @@ class LookupSession:
     def request_failed(self, lever: str, why: str, layer: str, site: str) -> None:
         """Record that a lever or option asked for something the model cannot do."""
         with self.lock:
-            self._requests.append(FailedRequest(lever, why, layer, site))
+            self._requests.append(FailedRequest(_plain(lever), _plain(why), layer, _plain(site)))
 
 
 def _plain(name: object) -> str:
@@ -297,10 +298,10 @@ class Lookups:
     ) -> AnyHandle:
         """Look up the first member that resolves; each earlier one that is absent needs a waiver."""
         if not members:
-            raise ValueError("first_of needs at least one (module, func)")
+            raise UsageError("first_of needs at least one (module, func)")
         for member in members:
             if not isinstance(member, tuple) or len(member) != 2:
-                raise TypeError(f"first_of takes (module, func) tuples, got {member!r}")
+                raise UsageError(f"first_of takes (module, func) tuples, got {member!r}")
         return self._ask(members, "required" if required else "optional", when, requested_by, sys._getframe(1))
 
     def _ask(
@@ -310,7 +311,11 @@ class Lookups:
         if session.is_marked(frame.f_code):
             frame = session.caller(frame)
         place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by)
-        record = self._places.get(place)
+        try:
+            record = self._places.get(place)
+        except TypeError:  # a name that is a list, say: no plugin registers it, and that is the answer
+            named = tuple((_plain(module), _plain(func)) for module, func in members)
+            return self._ask(named, kind, when, None if requested_by is None else _plain(requested_by), frame)
         if record is not None:
             with session.lock:
                 if not session.sealed:

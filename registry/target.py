@@ -48,6 +48,8 @@ def resolve_target(name: str | None) -> tuple[Target | None, Finding | None]:
     Without a name it is the GPU whose driver is there. ``cpu`` is never a guess: a machine that lost its GPU must
     not serve on NumPy. A name that means nothing is a UsageError.
     """
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"target is {name!r}, expected text such as cuda, sm_90a or cpu")
     if name == CPU:
         return CPU_TARGET, None
     if name is None or re.fullmatch(r"cuda(:\d{1,3})?", name):

@@ -355,6 +355,23 @@ def test_trace_of_a_boot_survives_json_and_a_file(world, tmp_path):
     ]
 
 
+def test_trace_of_names_that_are_no_text_can_be_written_and_read(world, tmp_path):
+    plugins = {"acme": world.acme("acme::mul")}
+
+    def build(boot):
+        boot.kernels.for_layer("l\ud800").try_kernel("acme", "mul", when="w\ud800")
+        boot.kernels.for_layer(7).try_kernel(["acme"], "mul\ud800", requested_by=["x\ud800"])
+        boot.kernels.first_of((5, {}), ("acme", "mul"))
+
+    outcome = world.run(build, plugins, levers={"MUSTER_CACHE_DIR": "/cache\udcff"})
+    assert outcome.codes == ["FALLBACK_TAKEN", "REQUEST_NOT_HONORED"]
+    assert "['acme']::mul" in outcome.finding("REQUEST_NOT_HONORED").why
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(outcome.session.trace(), ensure_ascii=False), encoding="utf-8")
+    report = replay(read_trace(file), Asked(), manifest=outcome.session.manifest.path)
+    assert codes(report) == outcome.codes
+
+
 @pytest.mark.parametrize("given", [{}, {"MUSTER_E_FAST": "0"}, {"MUSTER_E_FAST": "1", "MUSTER_E_SIZE": "3"}])
 def test_trace_carries_the_levers_in_force(world, given):
     levers = [

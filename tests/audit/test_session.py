@@ -492,6 +492,8 @@ def test_everything_wrong_at_the_door_is_said_at_once(world):
         ({"plugins": "norm"}, "^plugins is 'norm', expected several"),
         ({"manifest_folders": Path("norm")}, "^manifest_folders is "),
         ({"as_of": "2026-01-01"}, "^as_of is '2026-01-01', expected a date"),
+        ({"levers": ["MUSTER_DISABLE"]}, "^levers is .*, expected a mapping"),
+        ({"local": [1]}, "^local_plugins is .*, expected a mapping"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(world, options, message):
@@ -503,6 +505,22 @@ def test_options_that_make_no_sense_are_usage_errors(world, options, message):
 def test_target_that_means_nothing_is_a_usage_error(world, name):
     with pytest.raises(km.UsageError, match=r"^target: "), world.boot(target=name):
         pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"target": 5}, "^target is 5, expected text"), ({"local": {5: object()}}, "^local plugins: 5 is no name")],
+)
+def test_names_that_are_no_text_are_usage_errors_once_the_boot_opens(world, options, message):
+    with pytest.raises(km.UsageError, match=message), world.boot(**options):
+        pass
+
+
+@pytest.mark.parametrize("name", [5, None, ("MUSTER_DISABLE",)])
+def test_lever_whose_name_is_no_text_is_an_unknown_one(world, name):
+    outcome = world.run(world.ask(), {"acme": world.acme("acme::mul")}, levers={name: "1", "MUSTER_NOPE": "1"})
+    assert outcome.codes == ["UNKNOWN_LEVER", "UNKNOWN_LEVER"]
+    assert [f.subject for f in outcome.report.findings] == sorted([repr(name), "MUSTER_NOPE"])
 
 
 def test_session_outside_its_block_is_a_usage_error(world):

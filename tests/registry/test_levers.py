@@ -183,6 +183,10 @@ def test_snapshot_does_not_follow_its_source():
         ({"kind": "enum"}, "enum needs them"),
         ({"choices": ("a",)}, "enum needs them"),
         ({"doc": " "}, "doc is empty"),
+        ({"minimum": True}, "minimum is True, expected an integer or None"),
+        ({"maximum": "2"}, "maximum is '2', expected an integer or None"),
+        ({"kind": "int", "default": 1, "maximum": 2.5}, "maximum is 2.5, expected an integer or None"),
+        ({"kind": "int", "default": None, "minimum": 3, "maximum": 2}, "minimum 3 is above maximum 2"),
     ],
 )
 def test_malformed_declaration_is_named(options, problem):

@@ -165,3 +165,19 @@ def test_label_of_a_layer_may_be_a_number_and_a_condition_none(kernels):
     kernels.for_layer("3").kernel("acme", "triple")
     (row,) = fold(kernels._session.entries("boot"))
     assert (row.layers, row.when) == ({"3": 2}, "")
+
+
+@pytest.mark.parametrize("name", [["acme"], {}, 5, None])
+def test_name_that_is_no_text_is_a_miss_like_any_other(kernels, name):
+    handle = kernels.try_kernel(name, "mul")
+    assert not handle
+    assert str(handle.key) == f"{name}::mul"
+    assert kernels.try_kernel(name, "mul", requested_by=["x"]).key == handle.key
+    with pytest.raises(km.KernelMissing):
+        kernels.kernel(name, "mul")
+
+
+@pytest.mark.parametrize("members", [(), ("acme::mul",), (5,), (("acme", "mul", "add"),)])
+def test_chain_of_what_is_no_pair_is_a_usage_error(kernels, members):
+    with pytest.raises(km.UsageError, match="first_of"):
+        kernels.first_of(*members)
