@@ -93,6 +93,8 @@ def _one_value_a_lever(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+#: Layers are built one by one, so that their number costs time and memory; no model comes near this.
+LayerCount = Annotated[int, Field(ge=1, le=4096)]
 Positive = Annotated[float, Field(gt=0)]
 Text = Annotated[str, AfterValidator(_nonblank), Field(json_schema_extra={"pattern": r"\S"})]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
@@ -204,7 +206,7 @@ class RopeTable(Table):
 class MtpTable(Table):
     """``[model.mtp]``: the multi-token-prediction head; leave the table out where there is none."""
 
-    layers: Count
+    layers: LayerCount
 
 
 class ModelTable(Table):
@@ -220,7 +222,7 @@ class ModelTable(Table):
         None, description="What its builder is found by; default: the type of [[model_types]]."
     )
     hidden_size: Count | None = None
-    num_layers: Count | None = None
+    num_layers: LayerCount | None = None
     layer_pattern: Annotated[tuple[LayerKind, ...], _List] | None = Field(None, description="Repeated over all layers.")
     ffn: Literal["dense", "moe", "none"] | None = None
     intermediate_size: Count | None = Field(None, description="Of the dense FFN.")
