@@ -115,14 +115,16 @@ def _has_key(spec: object) -> bool:
 
 
 def _competing(entries: tuple[Entry, ...]) -> Finding:
-    owners = ", ".join(f"{e.distribution} {e.version} at {e.location}" for e in entries)
-    return Finding(
-        "PLUGIN_DUPLICATE",
-        entries[0].name,
-        f"{len(entries)} distributions offer a plugin called {entries[0].name}; none of them is loaded",
-        tuple(f"{e.distribution} {e.version} ({e.value}) at {e.location}" for e in entries),
-        (f"uninstall all but one of: {owners}",),
-    )
+    name = entries[0].name
+    owners = tuple(dict.fromkeys(f"{e.distribution} {e.version} at {e.location}" for e in entries))
+    if len(owners) > 1:
+        why = f"{len(owners)} distributions offer a plugin called {name}; none of them is loaded"
+        remedy = f"uninstall all but one of: {', '.join(owners)}"
+    else:
+        why = f"{owners[0]} names {len(entries)} plugins {name}; none of them is loaded"
+        remedy = f"keep one entry point called {name} in its entry_points.txt"
+    where = tuple(f"{e.distribution} {e.version} ({e.value}) at {e.location}" for e in entries)
+    return Finding("PLUGIN_DUPLICATE", name, why, where, (remedy,))
 
 
 def _taken(entry: Entry) -> Finding:
@@ -139,13 +141,18 @@ def _mismatched(entry: Entry) -> Finding:
     return Finding(
         "API_MISMATCH",
         entry.name,
-        f"it is registered for {entry.group}, this host speaks {ENTRY_POINT_GROUP}; it was not imported",
+        f"it is registered for {_shown(entry.group)}, this host speaks {ENTRY_POINT_GROUP}; it was not imported",
         (f"{entry.distribution} {entry.version} ({entry.value})",),
         (
             f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}",
             f"or uninstall it, or block it: --no-plugin {entry.name}",
         ),
     )
+
+
+def _shown(group: str) -> str:
+    """Return a group's name, in quotes where blanks in it would not be seen."""
+    return group if group.split() == [group] else repr(group)
 
 
 def _not_found(

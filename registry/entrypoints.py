@@ -13,7 +13,7 @@ from pathlib import Path
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain
+from kernel_muster.registry.watch import cause_chain, one_line
 
 # Any spelling of our group's name: one that is not exactly ours is reported, and not taken for somebody else's.
 _OURS = re.compile(r"kernel[-_.]?muster(\..*)?", re.IGNORECASE)
@@ -77,11 +77,14 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
     text = distribution.read_text("entry_points.txt") or ""
     if "muster" not in text.lower():  # most distributions: parsing all of them would take longer
         return
-    name, version = distribution.metadata["Name"], distribution.version
-    for point in distribution.entry_points:
-        if _OURS.fullmatch(point.group):
-            location = str(distribution.locate_file(""))
-            yield Entry(point.name, point.value, point.group, str(name), str(version), location)
+    points = [point for point in distribution.entry_points if _OURS.fullmatch("".join(point.group.split()))]
+    if not points:
+        return
+    name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+    if not name or not version:
+        raise ValueError(f"its METADATA has no {'Version' if name else 'Name'}, or is not there")
+    for point in points:
+        yield Entry(point.name, point.value, point.group, name, version, str(distribution.locate_file("")))
 
 
 def _deduplicate(entries: list[Entry]) -> tuple[Entry, ...]:
@@ -103,7 +106,7 @@ def _unreadable(distribution: Distribution, error: Exception) -> Finding:
     return Finding(
         "PLUGIN_LOAD_FAILED",
         where,
-        f"the metadata of an installed distribution cannot be read: {type(error).__name__}",
+        f"the metadata of an installed distribution cannot be read: {one_line(error)}",
         (str(place or "unknown"),),
         ("reinstall the distribution",),
         log=cause_chain(error),

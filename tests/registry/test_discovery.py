@@ -415,6 +415,33 @@ def test_two_versions_of_one_distribution_compete(tmp_path, on_disk):
     assert catalogs[0].kernels == ()
 
 
+def test_one_distribution_that_names_a_plugin_twice_is_called_one(tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path, text="[kernel_muster.v1]\nacme = acme_on_disk\nacme = acme_other\n")])
+    (found,) = catalog.findings
+    assert (found.code, found.subject) == ("PLUGIN_DUPLICATE", "acme")
+    assert found.why == f"acme-kernels 1.0 at {tmp_path} names 2 plugins acme; none of them is loaded"
+    assert found.remedies == ("keep one entry point called acme in its entry_points.txt",)
+    assert catalog.kernels == ()
+
+
+@pytest.mark.parametrize("group", [" kernel_muster.v1 ", "\tkernel_muster.v1", "kernel_muster .v1"])
+def test_group_with_stray_blanks_is_a_mismatch_that_shows_them(tmp_path, on_disk, group):
+    catalog = discover(path=[install(tmp_path, text=f"[{group}]\nacme = acme_on_disk\n")])
+    assert said(catalog) == [("API_MISMATCH", "acme")]
+    assert f"it is registered for {group!r}, this host speaks" in catalog.findings[0].why
+
+
+@pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.1\n", "Name: acme-kernels\n", None])
+def test_distribution_without_its_name_and_version_is_a_finding(tmp_path, on_disk, metadata):
+    path = install(tmp_path, metadata=metadata)
+    file = tmp_path / "acme_kernels-1.0.dist-info" / "METADATA"
+    file.write_text(metadata) if metadata is not None else file.unlink()
+    catalog = discover(path=[path])
+    assert said(catalog) == [("PLUGIN_LOAD_FAILED", "acme_kernels-1.0.dist-info")]
+    assert "cannot be read: " in catalog.findings[0].why
+    assert catalog.plugins == ()
+
+
 def test_local_plugin_does_not_hide_an_installed_one(tmp_path, on_disk):
     catalog = discover(path=[install(tmp_path)], local={"acme": sound()})
     assert said(catalog) == [("PLUGIN_DUPLICATE", "acme")]
