@@ -6,6 +6,7 @@ engine of its own, so that no excerpt depends on where this repository lies.
 """
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.trace import parse_trace
 from kernel_muster.audit.verdict import judge
 from kernel_muster.registry import levers, target
+from kernel_muster.registry.keys import KernelKey
 
 ENGINE = "engine/layers/mlp.py"
 _MODEL = '[model]\nname = "tiny"\nquant = "nvfp4"\n'
@@ -114,6 +116,18 @@ class Desk:
         (info / "entry_points.txt").write_text(f"[kernel_muster.{group}]\n{plugin} = {module}\n", encoding="utf-8")
         text = source if "\n" in source else _PLUGIN % source
         (site / f"{module}.py").write_text(text, encoding="utf-8")
+
+    def table(self, kernels: dict[str, str], arch: str = "sm_90a", device: str = "NVIDIA H200", sms: int = 132) -> None:
+        """Write a tuning table without edges, and name it by its lever."""
+        span = {"least": 512, "most": 17408}
+        chip = {"name": device, "arch": arch, "multiprocessors": sms, "driver": "13.0", "cuda": "NVRTC 13.0"}
+        table = {
+            "schema": "kernel-muster/tuning", "version": "1.0", "device": chip, "date": "2026-11-29", "command": "",
+            "method": "", "muster_version": "1", "kernels": kernels, "edges": [], "timings": [],
+            "covers": {"rows": span, "features": span, "depth": span},
+        }  # fmt: skip
+        (self.folder / "table.json").write_text(json.dumps(table), encoding="utf-8")
+        os.environ["MUSTER_TUNING_TABLE"] = "table.json"
 
     def boot(self, build: str = 'kernels.kernel("norm", "rms_norm")', **options: Any) -> km.BootSession:
         """Boot with a builder made of these lines, and return the session, passed or refused."""
@@ -470,6 +484,26 @@ def removed_lever(at: Desk) -> km.BootSession:
         return at.boot()
 
 
+def tuning_stale(at: Desk) -> km.BootSession:
+    """`MUSTER_TUNING_TABLE` names a table that was measured on another chip:"""
+    at.table({}, arch="sm_121a", device="NVIDIA GB10", sms=48)
+    return at.boot(target="sm_90a", stage="registered")
+
+
+def tuning_uncovered(at: Desk) -> km.BootSession:
+    """A model has a projection that is wider than all that were measured:"""
+    at.install('spec("acme_attn::decode", archs=("sm_90a",))')
+    kernel = KernelKey("acme_attn", "decode")
+    (registered,) = km.open_registry("cpu").catalog.by_key[kernel]
+    at.table({str(kernel): registered.spec.backend.source_sha256})
+    plans = "\n".join(
+        f'kernels.layouts.want("layers.0.mlp.gate_up", "{layout}", decode.key)\n'
+        f'kernels.layouts.build("layers.0.mlp.gate_up", "{layout}", 1, "decode", (32768, 5120))'
+        for layout in ("rows", "columns")
+    )
+    return at.boot(f'decode = kernels.kernel("acme_attn", "decode")\n{plans}', target="sm_90a", stage="registered")
+
+
 def set_hash_mismatch(at: Desk) -> km.BootSession:
     """A release expects the hash of another set:"""
     at.install('spec("acme_attn::decode")')
@@ -498,6 +532,6 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
         plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec, bad_override,
         overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring, stale_waiver,
         unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
-        unknown_lever, bad_lever, lever_conflict, removed_lever, set_hash_mismatch, vacuous_audit, unchecked,
+        unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch, vacuous_audit, unchecked,
     )
 }  # fmt: skip
