@@ -532,6 +532,7 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
         plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec, bad_override,
         overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring, stale_waiver,
         unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
-        unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch, vacuous_audit, unchecked,
+        unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch,
+        vacuous_audit, unchecked,
     )
 }  # fmt: skip
