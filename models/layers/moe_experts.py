@@ -2,26 +2,51 @@
 
 Two paths give the same: pairwise (token by token, each reads its own experts) and grouped (slots sorted by expert, so
 that each routed expert is read once). Slot ``m * T + t`` is choice t of token m; S = M * T.
+
+A layer may own a range of the experts, as one of several ranks does. Its ids are then counted from the first one on, -1
+for the others', and what it computes is its part of each token's sum.
 """
 
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from kernel_muster.models.dims import MoeDims
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layout import PlannedWeight
 from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.moe import takes_k64
 from kernel_muster.models.weights import WeightSpec
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
-_PAIR, _GROUP = "experts.pairwise", "experts.grouped"
+_PAIR, _GROUP, _LOCAL = "experts.pairwise", "experts.grouped", "experts.local"
 _DECODE, _GROUPED = "pairwise experts", "grouped experts"
+#: Tokens a pairwise tile, or a way to read each expert once.
+Form = Literal[1, 2, 3, "grouped", "atomic"]
+
+
+def owned_range(moe: MoeDims, owned: range | None) -> range:
+    """Return the experts that a layer owns, all of them by default; UsageError for what is no part of them."""
+    whole = range(moe.experts)
+    if owned is None:
+        return whole
+    if owned.step != 1 or not owned or owned[0] not in whole or owned[-1] not in whole:
+        raise UsageError(f"experts {owned}: expected a rising range that is not empty, within 0 to {moe.experts}")
+    return owned
 
 
 class Experts:
-    """Handles and weights of both paths."""
+    """Handles and weights of both paths, for the experts that the layer owns."""
 
-    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims) -> None:
+    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None) -> None:
         kernels = ctx.kernels
+        self.owned = owned_range(moe, owned)
+        self._local_ids: AnyHandle | None = None
+        if len(self.owned) < moe.experts:
+            self._local_ids = kernels.kernel("moe", "moe_local_ids", when="the layer owns a part of the experts")
         pair_up = kernels.kernel("moe_fused_batch2", "moe_fused_batch2_gate_up")
         pair_down = kernels.kernel("moe_fused_batch2", "moe_fused_batch2_down")
         three_up = kernels.kernel("moe_fused_batch3", "moe_fused_batch3_gate_up")
@@ -45,24 +70,44 @@ class Experts:
         up_readers = {_DECODE: [pair[0] for pair in self._pairwise.values()], _GROUPED: [self._gate_up]}
         down_readers = {_DECODE: [pair[1] for pair in self._pairwise.values()], _GROUPED: [self._down, self.atomic]}
 
-        def spec(name: str, rows: int, columns: int) -> WeightSpec:
-            return WeightSpec(f"{ctx.label}.experts.{name}", (moe.experts, rows, columns), "nvfp4")
+        def plan(name: str, rows: int, columns: int, readers: Mapping[str, Iterable[AnyHandle]]) -> PlannedWeight:
+            whole = WeightSpec(f"{ctx.label}.experts.{name}", (moe.experts, rows, columns), "nvfp4")
+            if self._local_ids is None:
+                return ctx.planner.plan(whole, readers)
+            part = replace(whole, shape=(len(self.owned), rows, columns))
+            return ctx.planner.plan(part, readers, _slice_of(ctx.planner.source.find(whole), self.owned))
 
-        self.gate = ctx.planner.plan(spec("gate_proj", moe.intermediate, hidden), up_readers)
-        self.up = ctx.planner.plan(spec("up_proj", moe.intermediate, hidden), up_readers)
-        self.down = ctx.planner.plan(spec("down_proj", hidden, moe.intermediate), down_readers)
+        self.gate = plan("gate_proj", moe.intermediate, hidden, up_readers)
+        self.up = plan("up_proj", moe.intermediate, hidden, up_readers)
+        self.down = plan("down_proj", hidden, moe.intermediate, down_readers)
 
     def _plan_scratch(self, ctx: LayerContext) -> None:
         slots = ctx.max_rows * self._moe.top_k
         ctx.plan_scratch(_PAIR, "moe.act", 2 * 3 * self._moe.top_k * self._moe.intermediate, (0, 0))
         ctx.plan_scratch(_GROUP, "moe.slots", 4 * slots, (1, 4))
-        ctx.plan_scratch(_GROUP, "moe.offsets", 4 * (self._moe.experts + 1), (1, 3))
+        ctx.plan_scratch(_GROUP, "moe.offsets", 4 * (len(self.owned) + 1), (1, 3))
         ctx.plan_scratch(_GROUP, "moe.act", 2 * slots * self._moe.intermediate, (2, 3))
         ctx.plan_scratch(_GROUP, "moe.sorted", 2 * slots * self._hidden, (3, 4))
-        ctx.plan_scratch(_GROUP, "moe.sum", 4 * ctx.max_rows * self._hidden, (3, 4))
+        if self._local_ids is not None:
+            ctx.plan_scratch(_LOCAL, "moe.local_ids", 4 * slots, (0, 4))
 
-    def pairwise(self, x: Any, ids: Any, weights: Any, out: Any, widest: int) -> None:
-        """Compute ``out (M, H)`` in tiles of at most ``widest`` (1, 2 or 3) tokens."""
+    def compute(self, x: Any, ids: Any, weights: Any, out: Any, form: Form) -> None:
+        """Compute ``out (M, H)`` in one form: by tiles of 1, 2 or 3 tokens, ``grouped`` or ``atomic``.
+
+        ``ids`` are those of all experts; of a range of experts ``out`` is the part of the sum that they have.
+        """
+        with ExitStack() as stack:
+            if self._local_ids is not None:
+                lease = self._scratch.lease("moe.local_ids", _LOCAL, ids.shape, "i32")
+                local = stack.enter_context(lease)
+                self._local_ids(ids=ids, first=self.owned.start, experts=len(self.owned), out=local)
+                ids = local
+            if isinstance(form, int):
+                self._pairwise_tiles(x, ids, weights, out, form)
+            else:
+                self._grouped_rows(x, ids, weights, out, form == "atomic")
+
+    def _pairwise_tiles(self, x: Any, ids: Any, weights: Any, out: Any, widest: int) -> None:
         start = 0
         for size in row_tiles(x.shape[0], widest):
             rows = slice(start, start + size)
@@ -75,26 +120,32 @@ class Experts:
                 down(h=act, ids=ids[rows], weights=weights[rows], w_down=w_down, out=out[rows])
             start += size
 
-    def grouped(self, x: Any, ids: Any, weights: Any, out: Any, atomic: bool = False) -> None:
-        """Compute ``out (M, H)`` with each routed expert read once; ``atomic`` sums in no fixed order."""
-        moe, slot_count = self._moe, x.shape[0] * self._moe.top_k
+    def _grouped_rows(self, x: Any, ids: Any, weights: Any, out: Any, atomic: bool) -> None:
+        """Read each routed expert once; ``atomic`` sums in no fixed order."""
+        moe, experts, slot_count = self._moe, len(self.owned), x.shape[0] * self._moe.top_k
         with ExitStack() as stack:
 
             def lease(buffer: str, shape: tuple[int, ...], dtype: str = "bf16") -> Any:
                 return stack.enter_context(self._scratch.lease(buffer, _GROUP, shape, dtype))
 
-            slots, offsets = lease("moe.slots", (slot_count,), "i32"), lease("moe.offsets", (moe.experts + 1,), "i32")
-            self._sort(ids=ids, experts=moe.experts, out_slots=slots, out_offsets=offsets)
+            slots, offsets = lease("moe.slots", (slot_count,), "i32"), lease("moe.offsets", (experts + 1,), "i32")
+            self._sort(ids=ids, experts=experts, out_slots=slots, out_offsets=offsets)
             act = lease("moe.act", (slot_count, moe.intermediate))
             w_gate, w_up = self.gate.copy_for(self._gate_up), self.up.copy_for(self._gate_up)
             self._gate_up(x=x, w_gate=w_gate, w_up=w_up, slots=slots, offsets=offsets, top_k=moe.top_k, out=act)
             if atomic:
-                total = lease("moe.sum", out.shape, "f32")
-                total[...] = 0
                 w_down = self.down.copy_for(self.atomic)
-                self.atomic(h=act, w_down=w_down, slots=slots, offsets=offsets, weights=weights, out=total)
-                out[...] = total
+                self.atomic(h=act, w_down=w_down, slots=slots, offsets=offsets, weights=weights, out=out)
                 return
             y = lease("moe.sorted", (slot_count, self._hidden))
             self._down(h=act, w_down=self.down.copy_for(self._down), slots=slots, offsets=offsets, out=y)
             self._unpermute(y=y, slots=slots, weights=weights, out=out)
+
+
+def _slice_of(weight: Nvfp4Weight | None, owned: range) -> Nvfp4Weight | None:
+    """Return some experts of a logical weight ``(E, N, K)``; None in a plan."""
+    if weight is None:
+        return None
+    part = slice(owned.start, owned.stop)
+    scales = weight.global_scale_decode[part]
+    return Nvfp4Weight(weight.packed[part], weight.block_scale[part], scales, weight.layout)

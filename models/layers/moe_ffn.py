@@ -7,7 +7,7 @@ from kernel_muster.models.dims import MoeDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.layers.families import batch_tiers, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.ffn import forced_arm
-from kernel_muster.models.layers.moe_experts import Experts
+from kernel_muster.models.layers.moe_experts import Experts, Form
 from kernel_muster.models.layers.moe_router import Router
 from kernel_muster.models.layers.swiglu import nvfp4_swiglu
 from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
@@ -21,7 +21,7 @@ _SHARED = "the model has a shared expert"
 _USER = "moe"
 # Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
 _WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
-_ROUTED_TILES: dict[FfnArm, int] = {"token_major": 1, "batched": 3}
+_FORMS: dict[FfnArm, Form] = {"single": 1, "k2": 2, "k3": 3, "token_major": 1, "batched": 3, "atomic_c4": "atomic"}
 
 
 class SharedExpert:
@@ -46,16 +46,22 @@ class SharedExpert:
 
 
 class MoeFfn:
-    """BF16 rows ``(M, H)`` through top_k of E experts, weighted, plus the shared expert."""
+    """BF16 rows ``(M, H)`` through top_k of E experts, weighted, plus the shared expert.
+
+    With ``owned``, a range of the experts, it returns its part of the sum, rounded to BF16: the parts of ranges that
+    together are all experts add up to the whole. The shared expert is added by whoever owns the first expert. Every
+    part routes over all experts, so that all of them choose alike.
+    """
 
     is_none = False
     is_dense = False
 
-    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims) -> None:
+    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None) -> None:
         self.router = Router(ctx, hidden, moe)
         silu_mul = ctx.kernels.kernel("moe", "moe_silu_mul")
-        self.experts = Experts(ctx, hidden, moe)
-        self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul) if moe.shared_intermediate else None
+        self.experts = Experts(ctx, hidden, moe, owned)
+        has_shared = moe.shared_intermediate > 0 and self.experts.owned.start == 0
+        self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul) if has_shared else None
         self.arms: tuple[FfnArm, ...] = tuple(arm for arm in MOE_ARMS if arm != "atomic_c4" or self.experts.atomic)
         self._forced = forced_arm(ctx, self.arms)
         self._levers, self._arch, self._moe, self._scratch = ctx.levers, ctx.arch, moe, ctx.scratch
@@ -100,10 +106,6 @@ class MoeFfn:
             self._scratch.lease("moe.weights", _USER, shape, "f32") as weights,
         ):
             self.router.route(x, ids, weights)
-            widest = _WHOLE_TILES.get(arm) or _ROUTED_TILES.get(arm)
-            if widest is not None:
-                self.experts.pairwise(x, ids, weights, out, widest)
-            else:
-                self.experts.grouped(x, ids, weights, out, atomic=arm == "atomic_c4")
+            self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"))
             if self.shared is not None:
                 self.shared.add(x, out, phase)

@@ -67,15 +67,6 @@ def _reduction(depth: int) -> Tolerance:
     )
 
 
-def _atomic(depth: int) -> Tolerance:
-    return Tolerance(
-        relative=F32_ROUNDING,
-        absolute=_dot_error(depth) + 16 * _LARGEST * F32_ROUNDING,
-        derivation=f"{_DOT}, K = {depth}, and are weighted, weights sum to 1; at most 16 FP32 operations on sums "
-        "below 5",
-    )
-
-
 def _cases(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str) -> tuple[Case, ...]:
     """Return cases for some rows; ``depth`` names the dimension that is summed over, which the bound depends on.
 
@@ -193,7 +184,7 @@ def _exact_reduced(y: F64, arguments: Arguments, dims: Dims) -> F64:
 
 def _exact_atomic(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
     y = _exact_grouped_down(arguments, dims)["out"]
-    return {"out": f64(arguments["out"]) + _exact_reduced(y, arguments, dims)}
+    return {"out": _exact_reduced(y, arguments, dims)}
 
 
 def _exact_unpermute(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
@@ -256,7 +247,7 @@ GROUPED_DOWN = Contract(
 )
 GROUPED_DOWN_ATOMIC = Contract(
     "moe_w4a16_grouped_down_atomic_c4",
-    "out += weight * down projection of every slot, FP32, in no fixed order; the caller clears out",
+    "out[m] = weighted sum of the down projections of m's slots, FP32 in no fixed order, rounded once",
     Signature(
         (
             TensorParam("h", "bf16", ("M*T", "I")),
@@ -264,13 +255,13 @@ GROUPED_DOWN_ATOMIC = Contract(
             TensorParam("slots", "i32", ("M*T",)),
             _OFFSETS,
             _WEIGHTS,
-            TensorParam("out", "f32", ("M", "H"), "inout"),
+            TensorParam("out", "bf16", ("M", "H"), "out"),
         ),
         multiples=_WHOLE_I,
     ),
     _exact_atomic,
-    _slot_cases(_atomic),
-    _atomic(_DEEPEST),
+    _slot_cases(_reduction),
+    _reduction(_DEEPEST),
     inputs=_inputs("h", ("S", "I"), "slots", "offsets", "weights"),
 )
 UNPERMUTE_REDUCE = Contract(

@@ -48,15 +48,17 @@ def grouped_down(h: Array, w_down: Any, slots: Array, offsets: Array, out: Array
 
 
 def grouped_down_atomic(h: Array, w_down: Any, slots: Array, offsets: Array, weights: Array, out: Array) -> None:
-    """Add to ``out [M, H]`` FP32 every slot's down projection times its weight of ``weights [M, T]`` FP32.
+    """Write ``out [M, H]`` BF16: the sum of every slot's down projection times its weight of ``weights [M, T]`` FP32.
 
     On a device the additions are atomic, in no fixed order; here they run by expert.
     """
     _check_order("moe_w4a16_grouped_down_atomic_c4", slots, offsets)
     choices = weights.shape[1]
+    total = np.zeros(out.shape, np.float32)
     for expert, rows in _groups(offsets):
         for slot, y in zip(slots[rows], project(h[rows], w_down[expert]), strict=True):
-            out[slot // choices] += weights[slot // choices, slot % choices] * y
+            total[slot // choices] += weights[slot // choices, slot % choices] * y
+    out[...] = total
 
 
 def moe_silu_mul(gate: Array, up: Array, out: Array) -> None:

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,15 @@ from kernel_muster.models.layers.moe_ffn import MoeFfn
 from kernel_muster.models.policy.ffn import MOE_ARMS
 from kernel_muster.models.weights import SyntheticWeights, WeightSpec
 from kernel_muster.registry.errors import NullKernelError, UsageError
+from kernel_muster.registry.records import fold
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]
 H, DIMS = 64, MoeDims(experts=6, top_k=2, intermediate=32, shared_intermediate=48, router="softmax")
+
+
+def session_rows(ctx: LayerContext) -> Any:
+    return fold(ctx.kernels._session.entries("boot"))
 
 
 def moe(ctx: LayerContext, dims: MoeDims = DIMS) -> MoeFfn:
@@ -136,6 +142,39 @@ def test_moe_with_a_sigmoid_router_that_is_missing_never_falls_back(make_context
     ffn = moe(make_context(without=("moe::moe_topk_sigmoid",)), MoeDims(6, 2, 32, 48, "sigmoid"))
     with pytest.raises(NullKernelError, match="moe::moe_topk_sigmoid"):
         ffn.forward(exact.rows(2, H), "decode")
+
+
+@pytest.mark.parametrize("arm", MOE_ARMS)
+@pytest.mark.parametrize("bounds", [(0, 1, 6), (0, 2, 3, 6)])
+def test_parts_of_the_experts_add_up_to_the_layer(make_context: Make, exact: Any, arm: Any, bounds: Any) -> None:
+    whole = moe(make_context())
+    x = exact.rows(7, H)
+    value, bound = reference(whole, exact, x)
+    total, rounding = np.zeros(x.shape), np.zeros(x.shape)
+    for first, last in itertools.pairwise(bounds):
+        part = MoeFfn(make_context(), H, DIMS, range(first, last))
+        assert (part.shared is None) == (first > 0)
+        made = part.forward(x, "decode", arm).astype(np.float64)
+        total += made
+        rounding += 2.0**-8 * np.abs(made)
+    assert (np.abs(total - value) <= bound + rounding).all()
+    assert np.abs(total - value).mean() < 2.0**-7 * np.abs(value).mean()
+
+
+def test_part_of_the_experts_plans_its_own_weights_and_no_more(make_context: Make) -> None:
+    ctx = make_context(source=None)
+    part = MoeFfn(ctx, H, DIMS, range(2, 4)).experts
+    assert [w.spec.shape for w in (part.gate, part.up, part.down)] == [(2, 32, H), (2, 32, H), (2, H, 32)]
+    assert "moe::moe_local_ids" in {str(row.key) for row in session_rows(ctx)}
+    whole = make_context(source=None)
+    moe(whole)
+    assert "moe::moe_local_ids" not in {str(row.key) for row in session_rows(whole)}
+
+
+@pytest.mark.parametrize("owned", [range(0), range(3, 3), range(5, 7), range(-1, 2), range(0, 6, 2), range(3, 0, -1)])
+def test_experts_that_are_no_part_of_the_layer_are_refused(make_context: Make, owned: range) -> None:
+    with pytest.raises(UsageError, match=r"expected a rising range that is not empty, within 0 to 6"):
+        MoeFfn(make_context(), H, DIMS, owned)
 
 
 def test_moe_takes_the_k64_twin_where_k_divides(make_context: Make) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.plugins import moe
 from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Case, random_weight
+from kernel_muster.registry.contracts import random_weight
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.running import HostRunner
@@ -69,7 +69,7 @@ class Layer:
 
     def atomic(self, x, ids, weights):
         slots, offsets = sort(ids)
-        h, out = empty(ids.size, INTERMEDIATE), np.zeros((len(x), HIDDEN), np.float32)
+        h, out = empty(ids.size, INTERMEDIATE), empty(len(x), HIDDEN)
         gate_up = kernel("moe_w4a16::moe_w4a16_grouped_gate_up")
         gate_up(x, self.gate, self.up, slots, offsets, ids.shape[1], h)
         kernel("moe_w4a16::moe_w4a16_grouped_down_atomic_c4")(h, self.down, slots, offsets, weights, out)
@@ -157,7 +157,7 @@ def test_grouped_on_hard_routings_has_the_bits_of_pairwise_and_is_near_float64(r
     error = np.abs(grouped.astype(np.float64) - exact)
     assert (error <= bound(exact, x, layer)).all()
     assert error.mean() < 2.0**-7 * np.abs(exact).mean()
-    assert np.abs(layer.atomic(x, ids, weights) - exact).mean() < 2.0**-7 * np.abs(exact).mean()
+    assert np.abs(layer.atomic(x, ids, weights).astype(np.float64) - exact).mean() < 2.0**-7 * np.abs(exact).mean()
 
 
 @settings(max_examples=25, deadline=None)
@@ -320,16 +320,7 @@ def test_reduce_adds_in_order_of_choice_whatever_the_order_of_slots():
         assert out[0, 0] == expected
 
 
-def test_atomic_down_adds_to_what_is_there():
-    contract = CONTRACTS["moe_w4a16_grouped_down_atomic_c4"]
-    case = Case("some", {"M": 2, "E": 4, "T": 2, "top_k": 2, "H": 16, "I": 16})
-    arguments = contract.arguments(case, np.random.default_rng(0))
-    before = arguments["out"].copy()
-    kernel("moe_w4a16::moe_w4a16_grouped_down_atomic_c4")(**arguments)
-    added = arguments["out"] - before
-    arguments["out"][:] = 0
-    kernel("moe_w4a16::moe_w4a16_grouped_down_atomic_c4")(**arguments)
-    assert np.allclose(added, arguments["out"], rtol=0, atol=1e-5)
+def test_atomic_down_promises_no_bits():
     assert not SPECS["moe_w4a16::moe_w4a16_grouped_down_atomic_c4"].deterministic
 
 
