@@ -68,8 +68,12 @@ def to_mma_layout(weight: Nvfp4Weight) -> MmaWeight:
     if not experts:
         _lay_out(xp, weight, data)
         return MmaWeight(data.reshape(-1), float(weight.global_scale_decode), weight.shape)
-    for expert in range(experts[0]):
-        _lay_out(xp, weight[expert], data[expert])
+    if rows % TILE_N == 0 and weight.layout == ROW_MAJOR:  # no expert ends inside a tile: all are one matrix
+        packed, block_scale = (a.reshape(-1, a.shape[-1]) for a in (weight.packed, weight.block_scale))
+        _lay_out(xp, Nvfp4Weight(packed, block_scale, np.array(1, np.float32)), data.reshape(-1, *data.shape[2:]))
+    else:
+        for expert in range(experts[0]):
+            _lay_out(xp, weight[expert], data[expert])
     scales = xp.array(weight.global_scale_decode, xp.float32)
     return MmaWeight(data.reshape(-1), scales, weight.shape)
 
