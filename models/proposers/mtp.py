@@ -105,6 +105,6 @@ class MtpProposer:
         each = [list(ids[start:stop]) for start, stop in pairwise(cuts)]
         phase: Phase = "decode" if max(counts) == 1 else "verify" if max(counts) <= self.drafts + 1 else "prefill"
         caches = [draft.cache for draft in drafts]
-        batch = self._state.batch(caches, each, phase, i32(positions))
+        batch = self._state.batch(caches, each, phase, i32(positions)).on(self._model.memory)
         embedded = self._model.embedding.forward(batch.ids)
         return self._head.forward(embedded, hidden, batch, self._state.kv[0]), [stop - 1 for stop in cuts[1:]]
