@@ -13,9 +13,10 @@ from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
 from kernel_muster.models.memory import copy_rows
-from kernel_muster.models.policy.attention import QKV_TILE, QkvArm, qkv_arm
-from kernel_muster.models.policy.gemv import gemv_tier, row_tiles
+from kernel_muster.models.policy.attention import QKV_TILE, QkvArm, qkv_arm, qkv_edges
+from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.projection import covers_rows
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
@@ -94,13 +95,10 @@ class AttentionProjections:
 
     def arm(self, rows: int, phase: Phase) -> QkvArm:
         """Return the arm of both the QKV and the output projection."""
-        levers, linears = self._levers, self.linears.each
-        has_tiers = all(isinstance(w, Nvfp4Linear) and gemv_tier(rows, w.tiers) is not None for w in linears)
+        has_tiers = all(isinstance(w, Nvfp4Linear) and covers_rows(rows, w.tiers) for w in self.linears.each)
         has_hopper = isinstance(self.linears.o, Nvfp4Linear) and "hopper" in self.linears.o.tiles
-        wide_from = int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0) if has_hopper else 0
-        return qkv_arm(
-            rows, phase, str(levers["MUSTER_QKV_ARM"]), has_tiers, int(levers["MUSTER_QKV_TIER_ROWS"] or 0), wide_from
-        )
+        edges = qkv_edges(self._levers, has_hopper)
+        return qkv_arm(rows, phase, str(self._levers["MUSTER_QKV_ARM"]), has_tiers, edges)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
         """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""

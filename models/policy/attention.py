@@ -3,8 +3,11 @@
 from typing import Literal, get_args
 
 from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.models.policy.gemv import WIDEST_TIER
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.values import frozen
 
 # single and fused: one launch at 1, at 2 or 3 rows; tiled: tiles of 3; wide: one GEMM over all rows; per_seq: row by
 # row; tiers: the batch tiers.
@@ -39,15 +42,37 @@ TILED_EVIDENCE = Evidence(
 )
 
 
-def qkv_arm(
-    rows: int, phase: Phase, asked: str, has_tiers: bool, tier_rows: int = QKV_TILE, wide_from: int = 0
-) -> QkvArm:
+@frozen
+class QkvEdges:
+    """Most rows in batch tiers or chunks of 16, and least rows of one GEMM that reads the weights once (0: never)."""
+
+    tier_rows: int = QKV_TILE
+    wide_from: int = 0
+
+
+BUILT_IN_EDGES = QkvEdges()
+
+
+def qkv_edges(levers: Levers, has_hopper: bool) -> QkvEdges:
+    """Return the edges of a device.
+
+    Where even the widest tier is worth its launch, rows above it follow a single projection's: chunks up to the GEMM's
+    edge, then the GEMM. Where nobody measured that, only the Hopper GEMM is worth more than tiles of 3.
+    """
+    tier_rows = int(levers["MUSTER_QKV_TIER_ROWS"] or 0)
+    if has_hopper:
+        wide_from = int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0)
+    else:
+        wide_from = int(levers["MUSTER_W4A16_CHUNKED_ROWS"] or 0) + 1 if tier_rows >= WIDEST_TIER else 0
+    return QkvEdges(wide_from - 1 if tier_rows >= WIDEST_TIER else tier_rows, wide_from)
+
+
+def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdges = BUILT_IN_EDGES) -> QkvArm:
     """Return the arm for M rows of the QKV and output projections.
 
     Up to 3 rows are one launch. ``asked`` (MUSTER_QKV_ARM) governs decode and verify above that. Left at ``auto``, the
-    batch tiers serve, where they are, as many rows as ``tier_rows`` says and an MTP verify (up to 8 rows); from
-    ``wide_from`` rows (0: never) a GEMM that reads the weights once; all else is tiled, never below parity in any
-    regime tried. Prefill is always wide.
+    batch tiers serve, where they cover the rows, up to their edge and an MTP verify (up to 8 rows); then a GEMM from
+    its edge up; all else is tiled, never below parity in any regime tried. Prefill is always wide.
     """
     if asked not in ASKED_ARMS:
         raise UsageError(f"QKV arm {asked!r}: expected {', '.join(ASKED_ARMS)}")
@@ -57,6 +82,6 @@ def qkv_arm(
         return "wide"
     if asked != "auto":
         return _NAMED[asked]
-    if has_tiers and rows <= max(tier_rows, MTP_VERIFY_ROWS if phase == "verify" else 0):
+    if has_tiers and rows <= max(edges.tier_rows, MTP_VERIFY_ROWS if phase == "verify" else 0):
         return "tiers"
-    return "wide" if wide_from and rows >= wide_from else "tiled"
+    return "wide" if edges.wide_from and rows >= edges.wide_from else "tiled"

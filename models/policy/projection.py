@@ -46,12 +46,11 @@ def is_gemv(rows: int, phase: Phase, tiers: Collection[int], has_hopper: bool, l
 
     A tile GEMM, for more rows than a tier covers, is what chunks of 16 are weighed against in decode alone.
     """
-    is_covered = gemv_tier(rows, tiers) is not None
     if has_hopper:
-        return rows < int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0) and (is_covered or covers_chunks(rows, tiers))
-    return is_covered or is_chunked(rows, phase, tiers, levers)
+        return rows < int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0) and covers_rows(rows, tiers)
+    return gemv_tier(rows, tiers) is not None or is_chunked(rows, phase, tiers, levers)
 
 
-def covers_chunks(rows: int, tiers: Collection[int]) -> bool:
-    """Whether more than 16 rows can go in chunks of 16."""
-    return rows > WIDEST_TIER and WIDEST_TIER in tiers
+def covers_rows(rows: int, tiers: Collection[int]) -> bool:
+    """Whether one tier serves M rows, or above 16 rows chunks of 16 do."""
+    return gemv_tier(rows, tiers) is not None or (rows > WIDEST_TIER and WIDEST_TIER in tiers)

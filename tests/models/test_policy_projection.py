@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_muster.models.policy.attention import qkv_arm
+from kernel_muster.models.policy.attention import QkvEdges, qkv_arm, qkv_edges
 from kernel_muster.models.policy.gemv import TIERS
 from kernel_muster.models.policy.phase import PHASES
 from kernel_muster.models.policy.projection import projection_arm
@@ -88,11 +88,23 @@ def test_what_a_shape_chooses_is_among_what_its_weight_reaches(
     assert chosen in reachable_tiles(n, k, usable, levers)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("rows", "phase", "tier_rows", "wide_from", "arm"), [
-    (4, "decode", 16, 17, "tiers"), (16, "decode", 16, 17, "tiers"), (17, "decode", 16, 17, "wide"),
-    (17, "verify", 16, 17, "wide"), (16, "verify", 3, 17, "tiled"), (8, "verify", 3, 17, "tiers"),
-    (17, "decode", 16, 0, "tiled"), (32, "decode", 3, 33, "tiled"), (33, "decode", 3, 33, "wide"),
+@pytest.mark.parametrize(("levers", "hopper", "expected"), [
+    ({}, False, {"decode": {3: "fused", 4: "tiled", 17: "tiled"}, "verify": {8: "tiers", 9: "tiled", 17: "tiled"}}),
+    ({}, True, {"decode": {4: "tiled", 16: "tiled", 17: "wide"}, "verify": {8: "tiers", 16: "tiled", 17: "wide"}}),
+    ({"QKV_TIER_ROWS": 16}, True, {"decode": {4: "tiers", 16: "tiers", 17: "wide"}, "verify": {16: "tiers"}}),
+    ({"QKV_TIER_ROWS": 16, "W4A16_HOPPER_FROM": 33}, True, {"decode": {32: "tiers", 33: "wide"}}),
+    ({"QKV_TIER_ROWS": 16, "W4A16_HOPPER_FROM": 9}, True, {"decode": {8: "tiers", 9: "wide", 17: "wide"}}),
+    ({"QKV_TIER_ROWS": 16}, False, {"decode": {16: "tiers", 32: "tiers", 33: "wide"}}),
+    ({"QKV_TIER_ROWS": 8}, True, {"decode": {8: "tiers", 9: "tiled", 17: "wide"}}),
 ])  # fmt: skip
-def test_qkv_arm_follows_the_edges_of_a_device(rows: int, phase: str, tier_rows: int, wide_from: int, arm: str) -> None:
-    assert qkv_arm(rows, phase, "auto", rows <= 16, tier_rows, wide_from) == arm  # type: ignore[arg-type]
-    assert qkv_arm(rows, phase, "tiled", rows <= 16, tier_rows, wide_from) == "tiled"  # type: ignore[arg-type]
+def test_qkv_arm_follows_the_edges_of_a_device(
+    make_levers: Make, levers: dict[str, object], hopper: bool, expected: dict[str, dict[int, str]]
+) -> None:
+    edges = qkv_edges(make_levers(**levers), hopper)
+    got = {
+        phase: {rows: qkv_arm(rows, phase, "auto", True, edges) for rows in arms}  # type: ignore[arg-type]
+        for phase, arms in expected.items()
+    }
+    assert got == expected
+    assert qkv_arm(16, "decode", "tiled", True, edges) == "tiled"
+    assert qkv_arm(16, "decode", "auto", False, QkvEdges(16, 17)) == "tiled"
