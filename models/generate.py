@@ -45,7 +45,7 @@ class Generated:
 
     ``verify_steps`` counts sequences times verify passes; a run in which it is small says nothing about speculation.
     ``step_s`` are the seconds of each step behind the prompts, all sequences together, ``verify_s`` those of verify
-    steps with their drafting.
+    steps with their drafting, ``draft_s`` the drafting alone.
     """
 
     tokens: list[list[int]]
@@ -57,6 +57,7 @@ class Generated:
     prefill_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
     verify_s: list[float] = field(default_factory=list)
+    draft_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -72,8 +73,8 @@ class _Live:
 class GreedyDecoder:
     """Runs prompts to their end. The state is the caller's; a proposer's state is its own.
 
-    ``decode`` runs a plain step in the model's place: the same pass, from a graph. Logits are kept on demand only: on a
-    device each row is a copy to the host.
+    ``decode`` and ``verify`` run passes in the model's place: the same ones, recorded. Logits are kept on demand only:
+    on a device each row is a copy to the host.
     """
 
     model: Model
@@ -82,6 +83,7 @@ class GreedyDecoder:
     gate: Gate = field(default_factory=Gate)
     keep_logits: bool = True
     decode: Callable[..., Pass] | None = None
+    verify: Callable[..., Pass] | None = None
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         """Return ``new_tokens`` tokens behind each prompt."""
@@ -157,9 +159,12 @@ class GreedyDecoder:
         """Draft, verify all drafts in one pass, and keep those that the target would have chosen."""
         assert self.proposer is not None  # noqa: S101  (the caller has just looked)
         sequences = [one.sequence for one in growing]
+        start = perf_counter()
         drafts = self.proposer.propose(sequences, [one.last for one in growing])
+        found.draft_s.append(perf_counter() - start)
         ids = [[one.last, *row] for one, row in zip(growing, drafts.tolist(), strict=True)]
-        done = self.model.verify(self.state, sequences, ids, self._reads)
+        verify = self.verify or self.model.verify
+        done = verify(self.state, sequences, ids, self._reads)
         size = drafts.shape[1] + 1
         choices = i32(self.model.greedy(done.logits)).reshape(len(growing), size)
         logits = self._kept(done.logits)

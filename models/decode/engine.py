@@ -12,6 +12,7 @@ from typing import Any, Self
 from kernel_muster.models.decode.buffers import StepBuffers
 from kernel_muster.models.decode.rung import Replay, Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
+from kernel_muster.models.decode.verify import VerifyStep
 from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import padded_rows
@@ -38,6 +39,7 @@ class DecodeEngine:
             self._state: ModelState | None = model.new_state(sizes)
             self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
         self._rungs: dict[int, Rung] = {}
+        self._verifies: dict[tuple[tuple[int, int], tuple[int, ...]], VerifyStep] = {}
         self._fed: list[SequenceState] = []  # whose tokens the next step finds in the buffers
 
     def __enter__(self) -> Self:
@@ -66,6 +68,7 @@ class DecodeEngine:
         """Let go of everything and give its memory back."""
         self.model.memory.wait()
         self._rungs.clear()
+        self._verifies.clear()
         self._fed, self._state, self._buffers = [], None, None
         self.model.memory.release()
 
@@ -99,6 +102,7 @@ class DecodeEngine:
         elif not _are_same(sequences, self._fed):
             raise UsageError("other sequences than in the last step: say which tokens they read")
         self.state.reserve(sequences, [one.length + 1 for one in sequences])
+        self._check_pages(sequences)
         self.buffers.send(self.state, sequences, sampling, uniform)
         self._replay(rung, sampling).launch()
         self.buffers.begin_ids(len(sequences))
@@ -124,6 +128,28 @@ class DecodeEngine:
         count = len(sequences)
         return Pass(batch, rung.hidden[:count], None, rung.logits[:count])
 
+    def verify(
+        self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]],
+        reads: Sequence[int] = (),
+    ) -> Pass:  # fmt: skip
+        """Run a verify pass as ``Model.verify`` does, from its recording: one for each number of sequences and rows."""
+        counts = {len(row) for row in ids}
+        if len(counts) != 1:
+            return self.model.verify(state, sequences, ids, reads)
+        batch = state.batch(sequences, ids, "verify")
+        self._check_pages(sequences)
+        shape = (len(sequences), counts.pop())
+        step = self._verifies.get((shape, tuple(reads)))
+        if step is None:
+            step = VerifyStep(self.model, state, shape, self._pages, reads)
+            self._verifies[shape, tuple(reads)] = step
+        return step.run(batch)
+
+    def _check_pages(self, sequences: Sequence[SequenceState]) -> None:
+        most = max((len(one.pages) for one in sequences), default=0)
+        if most > self._pages:
+            raise UsageError(f"a sequence has {most} pages, a step is recorded for {self._pages}")
+
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = _GREEDY, *,
         keep_logits: bool = False, proposer: Proposer | None = None, gate: Gate | None = None,
@@ -135,7 +161,9 @@ class DecodeEngine:
             if not sampling.is_greedy:
                 raise UsageError(f"{sampling}: drafts are accepted by the greedy choice only")
             self._fed = []
-            decoder = GreedyDecoder(self.model, self.state, proposer, gate or Gate(), keep_logits, self.decode)
+            decoder = GreedyDecoder(
+                self.model, self.state, proposer, gate or Gate(), keep_logits, self.decode, self.verify
+            )
             return decoder.run(prompts, new_tokens)
         with self.model.memory.active():
             return _PlainRun(self, sampling, keep_logits).run(prompts, new_tokens)

@@ -102,15 +102,28 @@ def test_sampling_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
         Sampling(**wrong)
 
 
-def test_speculation_takes_plain_steps_from_the_recording(
-    tiny: Make, engine_of: Any, make_levers: Callable[..., Levers]
+@pytest.mark.parametrize(("kind", "drafts"), [("dense", 2), ("moe", 1)])
+def test_recorded_verify_passes_give_the_bits_of_plain_decode(
+    tiny: Make, engine_of: Any, make_levers: Callable[..., Levers], kind: str, drafts: int
 ) -> None:
+    model, engine = tiny(kind), engine_of(kind)
+    proposer = MtpProposer(model, make_levers(), drafts, SIZES)
+    mixer = model.layers[1].mixer
+    got, expected = engine.generate(PROMPTS[:2], NEW, proposer=proposer, keep_logits=True), plain(model, PROMPTS[:2])
+    assert got.tokens == expected.tokens
+    assert [bits(rows) for rows in got.logits] == [bits(rows) for rows in expected.logits]
+    assert got.verify_steps > 0
+    assert len(got.verify_s) == len(got.step_s) == len(got.draft_s)
+    # The first run recorded every shape that it met; now only prompts and drafts go through the layers.
+    taken = sum(mixer.used.values())
+    again = engine.generate(PROMPTS[:2], NEW, proposer=proposer)
+    assert again.tokens == got.tokens
+    assert sum(mixer.used.values()) - taken <= 3
+
+
+def test_speculation_is_greedy(tiny: Make, engine_of: Any, make_levers: Callable[..., Levers]) -> None:
     model, engine = tiny("dense"), engine_of("dense")
     proposer = MtpProposer(model, make_levers(), 2, SIZES)
-    got = engine.generate(PROMPTS, NEW, proposer=proposer)
-    assert got.tokens == plain(model).tokens
-    assert got.verify_steps > 0
-    assert len(got.verify_s) == len(got.step_s)
     with pytest.raises(UsageError, match="greedy choice only"):
         engine.generate(PROMPTS, NEW, Sampling(1.0), proposer=proposer)
 
