@@ -12,7 +12,21 @@ from kernel_muster.cli.output import discard_stdout
 
 _HELP = "Account for every GPU kernel that a model asks for at boot, or refuse the boot."
 #: In the order of the help. Each is a function of its name, in the module of its name.
-_COMMANDS = ("audit", "replay", "matrix", "models", "kernels", "plugins", "levers", "explain", "diff", "bench", "tune")
+_COMMANDS = (
+    "audit",
+    "boot",
+    "replay",
+    "matrix",
+    "models",
+    "kernels",
+    "plugins",
+    "levers",
+    "explain",
+    "diff",
+    "bench",
+    "tune",
+    "ab",
+)
 #: Groups: help, and functions in the module of the group's name.
 _GROUPS = {"manifest": ("Check manifests.", ("lint", "schema")), "plugin": ("Check plugins.", ("check",))}
 

@@ -1,0 +1,74 @@
+"""Arms: what each side of a comparison sets, and the boot that follows from it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from kernel_muster.audit.opening import Wanted
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.levers import PREFIX, is_lever_noise
+from kernel_muster.registry.values import frozen
+
+#: Speculation is never suspended in a comparison: an arm that stopped drafting would be measured at something else.
+GATE = "MUSTER_MTP_GATE_FORCE"
+A, B = "A", "B"
+
+
+@frozen(kw_only=True)
+class Arm:
+    """One side. ``plugins`` are this arm's alone: demanded here, blocked on the other side."""
+
+    name: str
+    levers: Mapping[str, str] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    no_plugins: tuple[str, ...] = ()
+    local_plugins: Mapping[str, object] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Say what it sets."""
+        parts = [f"{name}={value}" for name, value in self.levers.items()]
+        parts += [f"with plugin {name}" for name in (*self.plugins, *self.local_plugins)]
+        parts += [f"without plugin {name}" for name in self.no_plugins]
+        return ", ".join(parts) or "as it is"
+
+
+def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """Read ``NAME=VALUE`` settings; UsageError for anything else. Whether the lever exists, the boot says."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith(PREFIX) or is_lever_noise(name):
+            hint = did_you_mean(f"{PREFIX}{name}", [f"{PREFIX}{name}"], "") if not name.startswith(PREFIX) else ""
+            raise UsageError(f"{option} {text!r}: expected MUSTER_NAME=VALUE{hint}")
+        if name in found:
+            raise UsageError(f"{option}: {name} is set twice")
+        if name == GATE:
+            raise UsageError(f"{option}: {GATE} is pinned in both arms where tokens are drafted")
+        found[name] = value
+    return found
+
+
+def check_arms(a: Arm, b: Arm) -> None:
+    """Refuse arms that contradict each other or themselves."""
+    for arm, other in ((a, b), (b, a)):
+        if both := sorted({*arm.plugins} & {*other.plugins}):
+            raise UsageError(f"plugin {', '.join(both)} is to be in {A} alone and in {B} alone: drop both")
+        if both := sorted({*arm.plugins} & {*arm.no_plugins}):
+            raise UsageError(f"plugin {', '.join(both)} is to be in and out of arm {arm.name}: drop one")
+
+
+def wanted_for(base: Wanted, arm: Arm, other: Arm, *, pins_gate: bool) -> Wanted:
+    """Return the boot of an arm: what both share, its own levers over it, its own plugins."""
+    levers: dict[str, Any] = {k: v for k, v in base.levers.items() if k.startswith(PREFIX) and not is_lever_noise(k)}
+    levers.update(arm.levers)
+    if pins_gate:
+        levers[GATE] = "1"
+    return replace(
+        base,
+        levers=levers,
+        levers_origin="given",
+        plugins=base.plugins | {*arm.plugins},
+        no_plugins=base.no_plugins | {*arm.no_plugins, *other.plugins},
+        local_plugins={**base.local_plugins, **arm.local_plugins},
+    )

@@ -1,0 +1,144 @@
+"""One arm, booted: its report, its model with weights, a decoder, and a meter before its kernels."""
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernel_muster._version import __version__
+from kernel_muster.ab.decoders import Decoder, decoder_of
+from kernel_muster.ab.metering import Meter, Recorded
+from kernel_muster.ab.nudging import Nudger
+from kernel_muster.ab.weights import weights_of
+from kernel_muster.api import build_model
+from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.report import Report
+from kernel_muster.audit.session import BootOptions, BootSession
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
+from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.running import Progress, Runner
+from kernel_muster.registry.specs import Stage, source_digest
+from kernel_muster.registry.values import frozen
+
+Sized = Callable[[Manifest], Manifest]
+
+
+@frozen(kw_only=True)
+class Building:
+    """How a model is built and decoded: its size, its weights, and for how many sequences of how many tokens."""
+
+    sized: Sized
+    folder: Path | None = None
+    seed: int = 0
+    sequences: int = 1
+    context: int = 64
+    stage: Stage | None = None
+    progress: Progress | None = None
+
+
+class ArmRefused(Exception):
+    """An arm did not boot. ``report`` says why, ``why`` what its builder raised."""
+
+    def __init__(self, arm: str, report: Report, why: str = "") -> None:
+        super().__init__(f"arm {arm} did not boot")
+        self.arm, self.report, self.why = arm, report, why
+
+
+@dataclass
+class Booted:
+    """A sealed boot whose model decodes.
+
+    ``kernels`` says for each key that serves which code it is; ``recorded`` holds the launches of each recorded step.
+    """
+
+    session: BootSession
+    manifest: Manifest
+    sized: Manifest
+    model: Any
+    decoder: Decoder
+    meter: Meter
+    nudger: Nudger | None = None
+    kernels: dict[str, str] = field(default_factory=dict)
+    recorded: dict[int, Recorded] = field(default_factory=dict)
+
+    def prepare(self, sequences: int) -> None:
+        """Record the step for so many sequences, and keep its launches."""
+        with self.meter.recording() as launches:
+            self.decoder.prepare(sequences)
+        self.recorded[sequences] = tuple(launches)
+
+    @property
+    def report(self) -> Report:
+        """The report of the boot."""
+        return self.session.report
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the model has a head that drafts."""
+        return getattr(self.model, "mtp", None) is not None
+
+
+def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int | None = None) -> Booted:
+    """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built."""
+    seen: dict[str, Any] = {}
+
+    def wrap(runner: Runner) -> Runner:
+        if nudge_seed is not None:
+            runner = seen["nudger"] = Nudger(runner, nudge_seed)
+        seen["meter"] = Meter(runner, is_host=wanted.target == CPU)
+        return seen["meter"]  # type: ignore[no-any-return]
+
+    options = BootOptions(
+        asked=Asked(stage=building.stage), muster_version=__version__, progress=building.progress, wrap_runner=wrap
+    )
+    session = BootSession(wanted, options)
+    try:
+        with redirect_stdout(sys.stderr), session as boot:
+            if boot.target.arch is not None and boot.target.device is None:
+                raise MusterError(f"{boot.target.name} is an architecture: nothing decodes without a device, or cpu")
+            if boot.manifest.dflash:
+                raise MusterError(f"{boot.manifest.name} drafts for another model: it decodes nothing by itself")
+            sized = building.sized(boot.manifest)
+            weights = weights_of(building.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
+            model = _built(sized, boot, weights)
+            decoder = decoder_of(
+                model, boot.levers, building.sequences, building.context, lambda: seen["meter"].restart_steps()
+            )
+    except BootRefused:
+        raise ArmRefused(name, session.report) from None
+    except UsageError:
+        raise
+    except MusterError as error:
+        raise ArmRefused(name, session.report, str(error)) from error
+    booted = Booted(session, session.manifest, sized, model, decoder, seen["meter"], seen.get("nudger"))
+    if booted.nudger is not None:
+        booted.nudger.contracts = session.kernels.catalog.contracts
+    booted.kernels = _kernels(session)
+    return booted
+
+
+def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
+    """Build the model; MusterError for whatever a builder, which may be a plugin's, raises."""
+    try:
+        return build_model(sized, boot.kernels, weights)
+    except MusterError:
+        raise
+    except Exception as error:
+        raise MusterError(f"the model's builder failed: {type(error).__name__}: {error}") from error
+
+
+def _kernels(session: BootSession) -> dict[str, str]:
+    """Name the code behind each key that serves: provider, tier, backend, and the digest of its source."""
+    found: dict[str, str] = {}
+    for row in session.report.kernels:
+        handle = session.handle_of(parse_key(row.served_by)) if row.served_by else None
+        if handle is not None:
+            spec = handle.spec
+            digest = source_digest(spec.backend)[0][:12] or "(unreadable)"
+            found[row.served_by] = f"{handle.provider}, {spec.tier}, {spec.backend.name}, source {digest}"
+    return found

@@ -1,0 +1,115 @@
+"""What a comparison asks of a decoder, and the decode engine as one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.decode.rung import Rung
+from kernel_muster.models.generate import Gate
+from kernel_muster.models.model import Model
+from kernel_muster.models.proposers.mtp import MtpProposer
+from kernel_muster.models.state import StateSizes
+from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.values import frozen
+
+PAGE = 16
+
+
+@frozen(kw_only=True)
+class Decoded:
+    """Greedy tokens of each prompt, the BF16 rows ``(V,)`` on the host that chose them (if kept), and wall seconds.
+
+    ``step_s`` are steps after the prefill, all sequences together; ``verify_s`` those that drafted and verified.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    logits: tuple[tuple[Any, ...], ...] = ()
+    prefill_s: float = 0.0
+    step_s: tuple[float, ...] = ()
+    verify_s: tuple[float, ...] = ()
+    verify_steps: int = 0
+    accepted: int = 0
+    drafted: int = 0
+
+
+class Decoder(Protocol):
+    """Decodes some prompts together, greedily, plain or with so many drafts a step."""
+
+    def prepare(self, sequences: int) -> None:
+        """Make the step for so many sequences ready, once."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
+    ) -> Decoded:
+        """Return so many new tokens behind each prompt."""
+
+    def close(self) -> None:
+        """Give memory back."""
+
+
+def decoder_of(
+    model: Any, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None] = lambda: None
+) -> Decoder:
+    """Return a decoder for so many sequences of so many tokens; MusterError if the model is none that decodes.
+
+    ``on_steps`` is called when the prefill of a plain run is over.
+    """
+    if not isinstance(model, Model):
+        raise MusterError(f"the builder made a {type(model).__name__}, which decodes nothing by itself")
+    return EngineDecoder(model, levers, sequences, context, on_steps)
+
+
+class EngineDecoder:
+    """Decodes with the engine: one recorded step a number of sequences, a graph on a device."""
+
+    def __init__(
+        self, model: Model, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None]
+    ) -> None:
+        self._levers = levers
+        self._sizes = StateSizes(sequences, sequences * -(-context // PAGE), PAGE)
+        self._engine = _Watched(model, self._sizes, context)
+        self._engine.on_steps = on_steps
+
+    def prepare(self, sequences: int) -> None:
+        """Record the step for so many sequences."""
+        self._engine.prepare([sequences])
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
+    ) -> Decoded:
+        """Return so many new tokens behind each prompt."""
+        engine = self._engine
+        engine.has_begun = False
+        proposer = MtpProposer(engine.model, self._levers, drafts, self._sizes) if drafts else None
+        found = engine.generate(
+            prompts, new_tokens, keep_logits=keep_logits, proposer=proposer, gate=Gate(is_forced=True)
+        )
+        return Decoded(
+            tokens=tuple(map(tuple, found.tokens)),
+            logits=tuple(map(tuple, found.logits)) if keep_logits else (),
+            prefill_s=found.prefill_s,
+            step_s=tuple(found.step_s),
+            verify_s=tuple(found.verify_s),
+            verify_steps=found.verify_steps,
+            accepted=found.accepted,
+            drafted=found.drafted,
+        )
+
+    def close(self) -> None:
+        """Give the engine's memory back."""
+        self._engine.close()
+
+
+class _Watched(DecodeEngine):
+    """An engine that says when the first step of a run begins."""
+
+    on_steps: Callable[[], None] = staticmethod(lambda: None)
+    has_begun = False
+
+    def enqueue(self, *arguments: Any, **options: Any) -> Rung:
+        """Enqueue a step, as the engine does."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.on_steps()
+        return super().enqueue(*arguments, **options)

@@ -1,0 +1,100 @@
+"""Prompts as token ids: from text, from files, or made from a seed.
+
+There is no tokenizer here: the bytes of a text are its tokens, which serves as well as words where weights are
+synthetic. Whoever has a tokenizer gives ids.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.values import frozen
+
+Prompt = tuple[int, ...]
+#: Rows of a made prompt: more than the widest batch tier, so that prefill takes its own kernels.
+MADE_TOKENS = 20
+_MOST_BYTES = 1 << 20
+
+
+@frozen
+class Prompts:
+    """Distinct prompts, and where they come from in words."""
+
+    prompts: tuple[Prompt, ...]
+    origin: str
+
+    def take(self, count: int) -> tuple[Prompt, ...]:
+        """Return a prompt for each sequence; from the beginning again where there are fewer prompts."""
+        return tuple(self.prompts[at % len(self.prompts)] for at in range(count))
+
+
+def made_prompts(count: int, vocab: int, seed: int, tokens: int = MADE_TOKENS) -> Prompts:
+    """Make prompts from a seed, all different, so that no two sequences ask for the same experts."""
+    rng = random.Random(seed)  # noqa: S311  (nothing secret: the same prompts for the same seed)
+    found = tuple(tuple(rng.randrange(vocab) for _ in range(tokens)) for _ in range(count))
+    return Prompts(found, f"{count} made from seed {seed}, {tokens} tokens each")
+
+
+def read_prompts(texts: Sequence[str], vocab: int) -> Prompts:
+    """Read ``--prompt`` values: text, a file with a prompt a line, or a .json file with texts or lists of ids."""
+    found = [prompt for text in texts for prompt in _read(text, vocab)]
+    if not found:
+        raise UsageError("--prompt: no prompt in what was given")
+    distinct = tuple(dict.fromkeys(found))
+    return Prompts(distinct, f"{len(distinct)} given, {min(map(len, distinct))} to {max(map(len, distinct))} tokens")
+
+
+def longest_prompt(texts: Sequence[str]) -> int:
+    """Return the tokens of the longest prompt, given or made, whatever the vocabulary; UsageError as for reading."""
+    return max(map(len, read_prompts(texts, 1 << 31).prompts)) if texts else MADE_TOKENS
+
+
+def _read(text: str, vocab: int) -> list[Prompt]:
+    path = Path(text)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # a long text is no path
+        is_file = False
+    if not is_file:
+        return [_from_text(text, vocab, "--prompt")]
+    content = _content(path)
+    if path.suffix == ".json":
+        return _from_json(content, path, vocab)
+    return [_from_text(line, vocab, str(path)) for line in content.splitlines() if line.strip()]
+
+
+def _content(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"--prompt: {path} is larger than {_MOST_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompt: {path} cannot be read: {error}") from None
+
+
+def _from_text(text: str, vocab: int, where: str) -> Prompt:
+    ids = tuple(byte % vocab for byte in text.encode())
+    if not ids:
+        raise UsageError(f"{where}: a prompt is empty, expected at least one character")
+    return ids
+
+
+def _from_json(content: str, path: Path, vocab: int) -> list[Prompt]:
+    try:
+        rows = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--prompt: {path} is no JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise UsageError(f"--prompt: {path} holds {type(rows).__name__}, expected a list of texts or lists of ids")
+    return [_from_row(row, at, path, vocab) for at, row in enumerate(rows)]
+
+
+def _from_row(row: object, at: int, path: Path, vocab: int) -> Prompt:
+    where = f"{path}[{at}]"
+    if isinstance(row, str):
+        return _from_text(row, vocab, where)
+    if isinstance(row, list) and row and all(type(one) is int and 0 <= one < vocab for one in row):
+        return tuple(row)
+    raise UsageError(f"{where}: expected text, or ids from 0 to {vocab - 1}, at least one")

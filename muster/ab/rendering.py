@@ -1,0 +1,223 @@
+"""A comparison as sections for text, terminal and Markdown, and as a document for JSON."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from kernel_muster.ab.logits import MARGIN
+from kernel_muster.ab.result import Comparison, ModelResult, Row, Side
+from kernel_muster.audit.diff import render_diff
+from kernel_muster.audit.render_plain import plural
+from kernel_muster.audit.render_sections import Section, Table, finding_sections
+
+_SPEED = (
+    "C", "A tok/s", "B tok/s", "A sum", "B sum", "B/A", "range", "kernels B/A", "verify ms A", "verify ms B",
+    "steps A", "steps B", "accepted A", "accepted B",
+)  # fmt: skip
+_SAME = (
+    "C", "bits A, B", "KL median", "allowed", "KL mean", "KL max", "parts at", "n = 1 bits A", "n = 1 bits B",
+    "repeats A", "repeats B",
+)  # fmt: skip
+
+
+def headline(found: Comparison) -> str:
+    """Return the verdict in one line, with what it rests on where that is little."""
+    models = ", ".join(dict.fromkeys(model.model or "(no model)" for model in found.models))
+    verdict = found.verdict
+    if verdict == "refused":
+        arms = "; ".join(f"arm {arm} of {m.model}" for m in found.models for arm, _, _ in m.refused)
+        return f"REFUSED: {arms} did not boot: nothing was compared"
+    said = {
+        "equal": "EQUAL: A and B give the same bits",
+        "agree": "AGREE: B computes what A computes, up to rounding",
+        "differ": "DIFFER: B cannot stand in for A",
+    }[verdict]
+    if verdict == "differ":
+        failed = [check for model in found.models for check in model.checks if check.outcome == "failed"]
+        said += f": {failed[0].name} at {failed[0].where}: {failed[0].text}"
+        said += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    return f"{said}; on {models}{_little(found)}"
+
+
+def _little(found: Comparison) -> str:
+    """Say what the verdict rests on: one model, one prompt, one run, weights that nobody trained, a small model."""
+    parts = ["one model"] if len(found.models) == 1 else []
+    if any(row.prompts == 1 for model in found.models for row in model.rows[-1:]):
+        parts.append("one prompt")
+    parts += ["one run"] if found.repeats == 1 else []
+    if any(model.size for model in found.models):
+        parts.append("reduced size")
+    if any(model.weights.startswith("random") for model in found.models):
+        parts.append("random weights")
+    return f" (from {', '.join(parts)}: it says nothing about others)" if parts else ""
+
+
+def sections(found: Comparison) -> Iterator[Section]:
+    """Yield what decides first, then the header, then each model's figures."""
+    yield from _refusals(found)
+    failed = [(m, c) for m in found.models for c in m.checks if c.outcome == "failed"]
+    if failed:
+        lines = tuple(f"{m.model}, {c.where}: {c.name}: {c.text}" for m, c in failed)
+        yield Section(f"Decides against B: {plural(len(failed), 'check')}", "refuse", lines=lines)
+    yield Section("Arms", lines=(*_arms(found),))
+    for model in found.models:
+        if not model.is_refused:
+            yield from _model(model, found)
+    yield Section("What decides", lines=(*_rules(found),))
+
+
+def _refusals(found: Comparison) -> Iterator[Section]:
+    for model in found.models:
+        for arm, report, why in model.refused:
+            if why:
+                yield Section(f"Arm {arm} of {model.model}: not built", "refuse", lines=(why,))
+            for section in finding_sections(report.findings):
+                title = f"Arm {arm} of {model.model}: {section.title}"
+                yield Section(title, section.tone, section.entries, section.lines, section.table)
+
+
+def _arms(found: Comparison) -> Iterator[str]:
+    yield f"A (the reference): {found.a}"
+    yield f"B: {found.b}"
+    yield f"both: {found.shared}"
+    yield f"kernel-muster {found.muster_version}; " + ", ".join(f"{k} {v}" for k, v in found.packages.items())
+    yield f"{found.date}: {found.command}"
+
+
+def _model(model: ModelResult, found: Comparison) -> Iterator[Section]:
+    device = f"{model.target}{f' ({model.device})' if model.device else ''}"
+    lines = [f"target {device}, {model.layers} layers, weights: {model.weights}, prompts: {model.prompts}"]
+    if model.size:
+        lines.append(f"REDUCED SIZE, figures say nothing about the full model: {model.size}")
+    if not model.device:
+        lines.append("figures of the host are ratios of one run: B/A counts, tokens a second do not")
+    if model.rows and model.rows[-1].prompts < model.rows[-1].sequences:
+        lines.append(f"{model.rows[-1].prompts} prompts for {model.rows[-1].sequences} sequences: equal ones ask for "
+                     "equal experts, which flatters MoE")  # fmt: skip
+    yield Section(f"Model {model.model}", lines=tuple(lines))
+    yield Section("Differs between the arms", lines=(*_differences(model),))
+    yield Section(f"Speed, {found.tokens} tokens a sequence, median of {plural(found.repeats, 'pair')} of runs",
+                  table=Table(_SPEED, tuple(map(_speed_cells, model.rows))),
+                  lines=tuple(_kernel_lines(model.rows)))  # fmt: skip
+    yield Section("Same results", table=Table(_SAME, tuple(map(_same_cells, model.rows))))
+    notes = tuple(f"{c.where}: {c.text}" for c in model.checks if c.outcome == "informs")
+    notes += tuple(c.text for c in model.checks if c.name == "contract" and c.outcome == "passed")
+    notes += tuple(_coherence_lines(model.rows))
+    yield Section("Informs", lines=notes)
+
+
+def _differences(model: ModelResult) -> Iterator[str]:
+    if model.difference is not None:
+        if model.difference.equal and not model.code:
+            yield "nothing: the arms are the same"
+        elif not model.difference.equal:
+            yield from (line.rstrip() for line in render_diff(model.difference).splitlines()[1:] if line.strip())
+    for key, one, other in model.code:
+        yield f"code of {key}: {one} -> {other}"
+
+
+def _speed_cells(row: Row) -> tuple[str, ...]:
+    kernels = row.kernels.speed
+    return (
+        str(row.sequences), f"{row.a.speed.per_sequence:.1f}", f"{row.b.speed.per_sequence:.1f}",
+        f"{row.a.speed.aggregate:.1f}", f"{row.b.speed.aggregate:.1f}", f"{row.speed:.2f}",
+        f"{row.speed_low:.2f}..{row.speed_high:.2f}", "-" if kernels is None else f"{kernels:.2f}",
+        *_drafting_cells(row.a, row.b),
+    )  # fmt: skip
+
+
+def _drafting_cells(a: Side, b: Side) -> tuple[str, ...]:
+    one, other = a.speculation, b.speculation
+    if one is None or other is None:
+        return ("-",) * 6
+    return (
+        f"{one.step_ms:.2f}", f"{other.step_ms:.2f}", str(one.steps), str(other.steps), f"{one.acceptance:.0%}",
+        f"{other.acceptance:.0%}",
+    )  # fmt: skip
+
+
+def _kernel_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Name the kernels that are other work, once for the row counts that share them."""
+    by_keys: dict[tuple[str, ...], list[int]] = {}
+    methods = {row.kernels.method for row in rows if row.kernels.method}
+    for row in rows:
+        by_keys.setdefault(row.kernels.differing, []).append(row.sequences)
+    for keys, counts in by_keys.items():
+        where = ", ".join(f"C={count}" for count in counts)
+        yield f"{where}: kernels that are other work: {', '.join(keys) or 'none'}"
+    yield from (f"kernels B/A: {method}" for method in sorted(methods))
+
+
+def _same_cells(row: Row) -> tuple[str, ...]:
+    found = row.distance
+    parts = "-" if found.divergence is None else f"{found.divergence}{' (near tie)' if found.is_tie else ''}"
+    return (
+        str(row.sequences), "same" if found.same_bits else "other", _kl(found.worst), _kl(row.allowed_kl),
+        _kl(found.mean), _kl(found.largest), parts, _yes(row.a.is_identical), _yes(row.b.is_identical),
+        _yes(row.a.repeats_agree), _yes(row.b.repeats_agree),
+    )  # fmt: skip
+
+
+def _coherence_lines(rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        yield (
+            f"C={row.sequences}: repeated 4-grams A {row.a.repeated:.0%}, B {row.b.repeated:.0%}; longest loop at an "
+            f"end A {row.a.loop}, B {row.b.loop} tokens"
+        )
+
+
+def _kl(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "NO"
+
+
+def _rules(found: Comparison) -> Iterator[str]:
+    limits = found.thresholds
+    if limits.max_kl is None:
+        yield (
+            f"KL: the worst sequence's median, at most {MARGIN:g} times that of A with the results of the kernels that "
+            "differ moved by one BF16 unit in the last place, at random: twice the deviation of what rounding explains"
+        )
+    else:
+        yield f"KL: the worst sequence's median, at most {limits.max_kl:g}"
+    yield {
+        "reference": "bits of n = 1: B must keep them where A does, each against its own n = 1",
+        "always": "bits of n = 1: both arms must keep them, each against its own n = 1",
+        "off": "bits of n = 1: inform only",
+    }[limits.identity]
+    yield "contracts: a kernel that only one arm has must pass its contract's cases; repeats must give equal tokens"
+    yield f"verify steps: at least {limits.least_verify_steps} where tokens are drafted; fewer prove nothing"
+    if limits.least_speed is not None:
+        yield f"speed: B at least {limits.least_speed:g} of A"
+    yield "coherence and, unless a least is given, speed inform"
+
+
+def document(found: Comparison, *, advisory: bool) -> dict[str, Any]:
+    """Return the whole comparison as plain data for JSON."""
+    data = {
+        "schema": found.schema,
+        "version": found.version,
+        "verdict": found.verdict,
+        "passed": found.passed,
+        "advisory": advisory,
+        "headline": headline(found),
+    }
+    plain: dict[str, Any] = _plain({**data, **asdict(found)})
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity, so that a figure that is none is null; UTF-8 cannot hold every name of a file."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,186 @@
+"""What a comparison found, as plain data: the renderers and the JSON are made of it."""
+
+from dataclasses import field
+from typing import Literal
+
+from kernel_muster.ab.logits import Distance
+from kernel_muster.audit.diff import Difference
+from kernel_muster.audit.report import Report
+from kernel_muster.registry.values import frozen
+
+SCHEMA = "kernel-muster/ab"
+VERSION = "1.0"
+
+#: equal: the same bits everywhere. agree: other bits, no further apart than rounding explains. differ: a check failed.
+#: refused: an arm did not boot.
+Verdict = Literal["equal", "agree", "differ", "refused"]
+Identity = Literal["reference", "always", "off"]
+Decides = Literal["passed", "failed", "informs"]
+
+
+@frozen(kw_only=True)
+class Thresholds:
+    """What decides. ``max_kl`` None: what rounding explains, measured; ``least_speed`` None: speed decides nothing."""
+
+    max_kl: float | None = None
+    identity: Identity = "reference"
+    least_verify_steps: int = 16
+    least_speed: float | None = None
+    top_k: int = 64
+
+
+@frozen(kw_only=True)
+class Speed:
+    """Tokens a second: of one sequence (median of the repeats, and their range), and of all together."""
+
+    per_sequence: float
+    low: float
+    high: float
+    aggregate: float
+    prefill_s: float
+
+
+@frozen(kw_only=True)
+class Speculation:
+    """What drafting did: ``steps`` are sequences times verify passes."""
+
+    drafts: int
+    steps: int
+    step_ms: float
+    accepted: int
+    drafted: int
+    same_tokens: bool
+    is_tie: bool
+
+    @property
+    def acceptance(self) -> float:
+        """The share of drafts that held."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@frozen(kw_only=True)
+class Side:
+    """One arm at one number of sequences. ``broken`` is the first sequence and token whose bits are not n = 1's."""
+
+    speed: Speed
+    is_identical: bool
+    broken: tuple[int, int] | None
+    repeats_agree: bool
+    repeated: float
+    loop: int
+    speculation: Speculation | None = None
+
+
+@frozen(kw_only=True)
+class Kernels:
+    """The kernels that are other work in the two arms: their own time, B's over A's, and how it was taken."""
+
+    differing: tuple[str, ...]
+    seconds_a: float
+    seconds_b: float
+    method: str
+
+    @property
+    def speed(self) -> float | None:
+        """How much faster B's are; None where nothing differs or nothing was timed."""
+        return self.seconds_a / self.seconds_b if self.seconds_a > 0 and self.seconds_b > 0 else None
+
+
+@frozen(kw_only=True)
+class Row:
+    """Both arms at one number of sequences. ``speed`` is B's over A's, the median of pairs that ran side by side."""
+
+    sequences: int
+    prompts: int
+    a: Side
+    b: Side
+    speed: float
+    speed_low: float
+    speed_high: float
+    kernels: Kernels
+    distance: Distance
+    floor: Distance | None
+    allowed_kl: float
+
+
+@frozen(kw_only=True)
+class Proof:
+    """A kernel that only one arm has, or has as other code, against its contract's cases."""
+
+    arm: str
+    key: str
+    provider: str
+    cases: int
+    worst: float
+    problems: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class Check:
+    """One thing that decides or informs, where, and what it says."""
+
+    name: str
+    where: str
+    outcome: Decides
+    text: str
+
+
+@frozen(kw_only=True)
+class ModelResult:
+    """One model. ``sources`` are keys whose code differs although provider and version do not."""
+
+    model: str
+    manifest: str
+    size: str
+    layers: int
+    weights: str
+    prompts: str
+    target: str
+    device: str
+    difference: Difference | None = None
+    code: tuple[tuple[str, str, str], ...] = ()
+    rows: tuple[Row, ...] = ()
+    proofs: tuple[Proof, ...] = ()
+    checks: tuple[Check, ...] = ()
+    refused: tuple[tuple[str, Report, str], ...] = field(default=())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether an arm did not boot."""
+        return bool(self.refused)
+
+
+@frozen(kw_only=True)
+class Comparison:
+    """Everything that one run of the command found."""
+
+    schema: str = SCHEMA
+    version: str = VERSION
+    muster_version: str
+    command: str
+    date: str
+    a: str
+    b: str
+    shared: str
+    tokens: int
+    repeats: int
+    sequences: tuple[int, ...]
+    packages: dict[str, str]
+    thresholds: Thresholds
+    models: tuple[ModelResult, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict over all models: the worst of them."""
+        if any(model.is_refused for model in self.models):
+            return "refused"
+        if any(check.outcome == "failed" for model in self.models for check in model.checks):
+            return "differ"
+        rows = [row for model in self.models for row in model.rows]
+        same = all(row.distance.same_bits for row in rows)
+        return "equal" if rows and same else "agree"
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return self.verdict in ("equal", "agree")

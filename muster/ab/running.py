@@ -1,0 +1,90 @@
+"""One run of the comparison over all its models, from what was asked to what was found."""
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from kernel_muster._version import __version__
+from kernel_muster.ab.arms import Arm
+from kernel_muster.ab.booted import Sized
+from kernel_muster.ab.comparing import Plan, compare_model
+from kernel_muster.ab.result import Comparison, Thresholds
+from kernel_muster.ab.sizes import DEVICE, HOST, sizing
+from kernel_muster.audit.opening import Wanted
+from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.levers import PREFIX, is_lever_noise
+from kernel_muster.registry.running import Progress
+from kernel_muster.registry.specs import Stage
+from kernel_muster.registry.values import frozen
+
+_PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc")
+_DEVICE_SEQUENCES, _HOST_SEQUENCES = (1, 4, 8, 16, 32), (1, 4, 8)
+_DEVICE_TOKENS, _HOST_TOKENS = 32, 16
+
+
+@frozen(kw_only=True)
+class Wish:
+    """What the caller asked for; None is whatever suits the target."""
+
+    models: tuple[str, ...]
+    target: str | None = None
+    sequences: tuple[int, ...] | None = None
+    tokens: int | None = None
+    repeats: int = 3
+    drafts: int | None = None
+    prompts: tuple[str, ...] = ()
+    seed: int = 0
+    folder: Path | None = None
+    is_reduced: bool | None = None
+    layers: int | None = None
+    stage: Stage | None = None
+    thresholds: Thresholds = Thresholds()
+    command: str = ""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the host itself decodes."""
+        return self.target == CPU
+
+    @property
+    def sized(self) -> Sized:
+        """How large models are: on the host small, unless that was said otherwise or a checkpoint is read."""
+        is_small = self.is_reduced if self.is_reduced is not None else self.is_host and self.folder is None
+        return sizing(is_reduced=is_small, layers=self.layers, limits=HOST if self.is_host else DEVICE)
+
+
+def run(
+    bases: Sequence[Wanted], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None]
+) -> Comparison:
+    """Compare the arms on every model."""
+    plan = Plan(
+        sequences=wish.sequences or (_HOST_SEQUENCES if wish.is_host else _DEVICE_SEQUENCES),
+        tokens=wish.tokens or (_HOST_TOKENS if wish.is_host else _DEVICE_TOKENS),
+        repeats=wish.repeats, drafts=wish.drafts, prompts=wish.prompts, seed=wish.seed, sized=wish.sized,
+        thresholds=wish.thresholds, folder=wish.folder, stage=wish.stage, progress=progress, say=say,
+    )  # fmt: skip
+    return Comparison(
+        muster_version=__version__, command=wish.command, date=f"{datetime.now(UTC):%Y-%m-%d}", a=a.text(),
+        b=b.text(), shared=_shared(bases), tokens=plan.tokens, repeats=plan.repeats, sequences=plan.sequences,
+        packages=_packages(), thresholds=wish.thresholds,
+        models=tuple(compare_model(base, a, b, plan) for base in bases),
+    )  # fmt: skip
+
+
+def _shared(bases: Sequence[Wanted]) -> str:
+    """Say which levers the environment sets for both arms, and how speculation is held."""
+    levers = dict(bases[0].levers) if bases else dict(os.environ)
+    own = [f"{k}={v}" for k, v in sorted(levers.items()) if k.startswith(PREFIX) and not is_lever_noise(k) and v]
+    return ", ".join([*own, "the speculation gate is pinned open"])
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,66 @@
+"""A short decode of one model: the proof that what was audited also runs, and no measurement."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from kernel_muster.ab.booted import Building, boot_arm
+from kernel_muster.ab.prompts import made_prompts, read_prompts
+from kernel_muster.ab.sizes import size_text
+from kernel_muster.ab.weights import weights_text
+from kernel_muster.audit.opening import Wanted
+from kernel_muster.registry.values import frozen
+
+
+@frozen(kw_only=True)
+class ShortDecode:
+    """What was decoded. ``size`` says what was reduced; empty at full size."""
+
+    size: str
+    weights: str
+    prompts: str
+    maturity: str
+    sequences: int
+    tokens: tuple[tuple[int, ...], ...]
+    prefill_ms: float
+    step_ms: float
+    is_finite: bool
+
+    def lines(self) -> list[str]:
+        """Say it in a few lines."""
+        size = f"REDUCED SIZE, it says nothing about speed or quality: {self.size}" if self.size else "full size"
+        found = [
+            size,
+            f"weights: {self.weights}; prompts: {self.prompts}",
+            f"{self.sequences} sequences, {len(self.tokens[0])} tokens each, greedy: prefill {self.prefill_ms:.1f} ms, "
+            f"{self.step_ms:.2f} ms a step",
+            *(f"sequence {at}: {' '.join(map(str, row))}" for at, row in enumerate(self.tokens)),
+        ]
+        if self.maturity and self.maturity != "production":
+            found.append(f"the builder calls itself {self.maturity}: nothing that serves may use it")
+        if not self.is_finite:
+            found.append("logits are not finite: this model computes nothing")
+        return found
+
+
+def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
+    """Boot the model with weights and decode; ArmRefused if it does not boot, UsageError for what makes no sense."""
+    booted = boot_arm("boot", wanted, building)
+    try:
+        vocab = booted.sized.model.vocab_size or 1
+        chosen = read_prompts(prompts, vocab) if prompts else made_prompts(building.sequences, vocab, building.seed)
+        booted.prepare(building.sequences)
+        found = booted.decoder.generate(chosen.take(building.sequences), tokens, keep_logits=True)
+    finally:
+        booted.decoder.close()
+    rows = [row for sequence in found.logits for row in sequence]
+    return ShortDecode(
+        size=size_text(booted.manifest, booted.sized),
+        weights=weights_text(building.folder, building.seed),
+        prompts=chosen.origin,
+        maturity=str(getattr(booted.model, "maturity", "")),
+        sequences=building.sequences,
+        tokens=found.tokens,
+        prefill_ms=1e3 * found.prefill_s,
+        step_ms=1e3 * sum(found.step_s) / max(len(found.step_s), 1),
+        is_finite=all(bool(np.isfinite(np.asarray(row).astype(np.float32)).all()) for row in rows),
+    )

@@ -1,0 +1,105 @@
+"""Models at reduced size: the same layers, kernels and policies, with dimensions that the host decodes in moments.
+
+A reduced model keeps what decides which kernels are asked for: kinds of layers, gating, norms, routing, rotary
+positions, the multi-token-prediction head, quantisation. It says nothing about quality and nothing about speed at
+full size.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.schema import ModelTable
+from kernel_muster.registry.errors import UsageError
+
+Limits = Mapping[str, Mapping[str, int]]
+#: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group), the head's size is the
+#: smallest that attention kernels are written for, and a vocabulary of 256 takes the bytes of any text.
+HOST: Limits = {
+    "": {"hidden_size": 64, "vocab_size": 256, "intermediate_size": 128},
+    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 64},
+    "gdn": {"key_heads": 2, "key_dim": 16, "value_heads": 4, "value_dim": 16},
+    "moe": {"experts": 8, "top_k": 2, "intermediate_size": 32, "shared_intermediate_size": 32},
+}
+#: On a device rows begin at multiples of 16 bytes, and states are as wide as every model's.
+DEVICE: Limits = {
+    "": {"hidden_size": 256, "vocab_size": 512, "intermediate_size": 512},
+    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 64},
+    "gdn": {"key_heads": 2, "key_dim": 128, "value_heads": 8, "value_dim": 128},
+    "moe": {"experts": 16, "top_k": 4, "intermediate_size": 128, "shared_intermediate_size": 128},
+}
+
+
+def reduced(manifest: Manifest, limits: Limits = HOST) -> Manifest:
+    """Return a manifest whose model is small: one round of its layer pattern, and narrow layers."""
+    table = manifest.model.model_dump()
+    for name, most in limits.items():
+        part = table[name] if name else table
+        if part is not None:
+            _limit(part, most)
+    if table["attention"] is not None and table["rope"] is not None:
+        _fit_sections(table["rope"], table["attention"]["head_dim"])
+    if table["layer_pattern"] is not None:
+        table["num_layers"] = len(table["layer_pattern"])
+    return _with_table(manifest, table)
+
+
+def with_layers(manifest: Manifest, layers: int) -> Manifest:
+    """Return a manifest whose model has fewer layers, of full width; UsageError where the pattern does not allow it."""
+    pattern, most = manifest.model.layer_pattern or (), manifest.model.num_layers or 0
+    step = max(len(pattern), 1)
+    if not 0 < layers <= most or layers % step:
+        raise UsageError(f"{manifest.name} with {layers} layers: expected a multiple of {step} up to {most}")
+    return _with_table(manifest, manifest.model.model_dump() | {"num_layers": layers})
+
+
+def sizing(*, is_reduced: bool, layers: int | None, limits: Limits = HOST) -> Callable[[Manifest], Manifest]:
+    """Return how large models are built: with so many layers, or small, or as their manifests say."""
+
+    def size(manifest: Manifest) -> Manifest:
+        manifest = manifest if layers is None else with_layers(manifest, layers)
+        return reduced(manifest, limits) if is_reduced else manifest
+
+    return size
+
+
+def size_text(full: Manifest, sized: Manifest) -> str:
+    """Say what was reduced, dimension by dimension; empty for a model of full size."""
+    before, after = _flat(full.model.model_dump()), _flat(sized.model.model_dump())
+    changed = [f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
+    return ", ".join(changed)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _limit(table: dict[str, Any], most: Mapping[str, int]) -> None:
+    for name, value in most.items():
+        if table[name] is not None:
+            table[name] = min(table[name], value)
+
+
+def _fit_sections(rope: dict[str, Any], head_dim: int) -> None:
+    """Share the frequencies that a smaller head has between the sections, as evenly as before."""
+    sections = rope["mrope_sections"]
+    if not sections:
+        return
+    pairs = int(head_dim * rope["partial_factor"]) // 2
+    shares = [pairs * section / sum(sections) for section in sections]
+    parts = [int(share) for share in shares]
+    for at in sorted(range(len(parts)), key=lambda at: parts[at] - shares[at])[: pairs - sum(parts)]:
+        parts[at] += 1
+    rope["mrope_sections"] = tuple(parts)
+
+
+def _with_table(manifest: Manifest, table: dict[str, Any]) -> Manifest:
+    document = manifest.document.model_copy(update={"model": ModelTable.model_validate(table)})
+    return replace(manifest, document=document)

@@ -1,0 +1,193 @@
+"""``muster boot``: the audit of a model, then a short decode."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from kernel_muster.cli import options
+from kernel_muster.cli.exits import INTERNAL, PASSED, REFUSED, complain, complain_traceback, describe
+from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.errors import UsageError
+
+if TYPE_CHECKING:
+    from kernel_muster.ab.booted import ArmRefused
+    from kernel_muster.ab.short_decode import ShortDecode
+    from kernel_muster.audit.opening import Wanted
+    from kernel_muster.audit.report import Report
+
+SCHEMA, VERSION = "kernel-muster/boot", "1.0"
+
+Sequences = Annotated[int, typer.Option(min=1, max=128, help="Sequences decoded together.")]
+Tokens = Annotated[int, typer.Option(min=1, max=4096, help="New tokens of each sequence.")]
+PromptsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt", metavar="TEXT|FILE",
+        help="A text (its bytes are its tokens), a file with one a line, or a .json file of texts or lists of ids; "
+        "repeatable. Without it: made from the seed.", show_default=False,
+    ),
+]  # fmt: skip
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="A checkpoint's folder. Without it weights are random, from the seed.", show_default=False),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of weights and prompts.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Decode with so many layers only.", show_default=False)]
+IsReduced = Annotated[
+    bool | None,
+    typer.Option("--reduced/--full", help="Decode at reduced size: one round of the layer pattern with narrow layers; "
+                 "on cpu by default. The audit is always of the whole model.", show_default=False),
+]  # fmt: skip
+
+
+def boot(
+    model: options.Model = None,
+    target: options.Target = None,
+    manifest: options.Manifest = None,
+    config: options.Config = None,
+    ref: options.Reference = None,
+    manifests: options.Manifests = None,
+    quant: options.Quant = None,
+    profile: options.Profile = options.ProfileName.SERVE,
+    stage: options.Stage = None,
+    as_of: options.AsOf = None,
+    expect_set_hash: options.ExpectSetHash = None,
+    plugin: options.Plugins = None,
+    no_plugin: options.NoPlugins = None,
+    sequences: Sequences = 2,
+    tokens: Tokens = 8,
+    prompt: PromptsOption = None,
+    weights: Weights = None,
+    seed: Seed = 0,
+    reduced: IsReduced = None,
+    layers: Layers = None,
+    format: options.AnyFormat = options.ReportFormat.TEXT,
+    output: options.Output = None,
+    verbose: options.Verbose = False,
+) -> int:
+    """Audit a model as muster audit does, then decode some tokens with it.
+
+    On cpu the decode runs a model of reduced size, and says so.
+
+    Exit code: 0 passed and decoded, 1 refused or not decoded, 2 usage, 3 internal error or a builder that failed.
+    """
+    if model is None and manifest is None and config is None:
+        raise UsageError("name a MODEL, or give --manifest or --config; muster models lists the models")
+    as_of_date, set_hash = options.parse_date(as_of), options.parse_set_hash(expect_set_hash)
+    if target is not None and target.startswith("sm_"):
+        raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
+    from kernel_muster.ab.booted import ArmRefused, Building
+    from kernel_muster.ab.prompts import longest_prompt
+    from kernel_muster.ab.short_decode import short_decode
+    from kernel_muster.ab.sizes import DEVICE, HOST, sizing
+    from kernel_muster.cli.booting import asked_of, run_audit, wanted_of
+    from kernel_muster.cli.logs import configured_logs
+    from kernel_muster.cli.output import check_writable
+    from kernel_muster.cli.progress import shown_progress
+
+    asked = asked_of(
+        profile=profile.value, stage=stage.value if stage else None, as_of=as_of_date, set_hash=set_hash, allowed=(),
+    )  # fmt: skip
+    wanted: Wanted = wanted_of(
+        model=model, manifest=manifest, config=config, reference=ref, manifests=manifests, target=target,
+        quant=quant.value if quant else None, plugins=plugin, no_plugins=no_plugin,
+    )  # fmt: skip
+    is_reduced = reduced if reduced is not None else target == CPU and weights is None
+    limits = HOST if target == CPU else DEVICE
+    building = Building(
+        sized=sizing(is_reduced=is_reduced, layers=layers, limits=limits), folder=weights, seed=seed,
+        sequences=sequences, context=longest_prompt(prompt or ()) + tokens, stage="loaded",
+    )  # fmt: skip
+    check_writable(output)
+    found: ShortDecode | ArmRefused | None = None
+    with configured_logs(verbose=verbose), shown_progress() as progress:
+        audited = run_audit(wanted, asked, progress=progress)
+        if audited.report.passed:
+            try:
+                found = short_decode(wanted, building, tokens, prompt or ())
+            except ArmRefused as error:
+                found = error
+    _show(audited.report, found, format, output, verbose=verbose)
+    if audited.failure is not None:
+        complain(f"the model's builder failed: {describe(audited.failure)}")
+        complain_traceback(audited.failure, verbose)
+    return _code(audited.report, found)
+
+
+def _code(report: "Report", found: "ShortDecode | ArmRefused | None") -> int:
+    if found is None:
+        return REFUSED if report.is_refused else INTERNAL
+    return PASSED if getattr(found, "is_finite", False) else REFUSED
+
+
+def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str:
+    from kernel_muster.ab.short_decode import ShortDecode
+    from kernel_muster.audit.render_sections import headline
+
+    first = headline(report)
+    if found is None:
+        return first
+    if isinstance(found, ShortDecode) and found.is_finite:
+        size = " at reduced size" if found.size else ""
+        return f"{first}; decoded {found.sequences} x {len(found.tokens[0])} tokens{size}"
+    return f"REFUSED: the audit says {first}, but the model did not decode"
+
+
+def _show(
+    report: "Report", found: "ShortDecode | ArmRefused | None", format: options.ReportFormat, output: Path | None, *,
+    verbose: bool,
+) -> None:  # fmt: skip
+    from kernel_muster.audit.render_plain import ascii_only
+    from kernel_muster.cli.output import is_terminal, say, write_file
+
+    first = _headline(report, found)
+    if format is options.ReportFormat.JSON:
+        text = json.dumps(_document(report, found), indent=1)
+    elif format is options.ReportFormat.TEXT and output is None and is_terminal():
+        from kernel_muster.audit.render_terminal import print_sections
+        from kernel_muster.cli.reports import TerminalText
+
+        stream = TerminalText()
+        style = "bold red" if first.startswith("REFUSED") else "bold green"
+        print_sections(_sections(report, found, verbose=verbose), stream, first, first, style)
+        text = stream.getvalue()
+    elif format is options.ReportFormat.MARKDOWN:
+        from kernel_muster.audit.render_markdown import render_markdown_sections
+
+        text = render_markdown_sections(first, _sections(report, found, verbose=verbose))
+    else:
+        from kernel_muster.audit.render_text import render_sections
+
+        text = render_sections(_sections(report, found, verbose=verbose), first, first)
+    if output is None:
+        say(text)
+    else:
+        write_file(output, text)
+        say(ascii_only(f"{first}\nreport: {output}"))
+
+
+def _sections(report: "Report", found: "ShortDecode | ArmRefused | None", *, verbose: bool) -> Any:
+    """Yield what refuses first, then the decode, then the rest of the report."""
+    from kernel_muster.ab.short_decode import ShortDecode
+    from kernel_muster.audit.render_sections import Section, finding_sections, sections
+
+    if isinstance(found, ShortDecode):
+        yield Section("Decode", "" if found.is_finite else "refuse", lines=tuple(found.lines()))
+    elif found is not None:
+        yield Section("Decode: the model did not boot with weights", "refuse", lines=(found.why,) if found.why else ())
+        yield from finding_sections(found.report.findings, verbose=verbose)
+    yield from sections(report, verbose=verbose)
+
+
+def _document(report: "Report", found: "ShortDecode | ArmRefused | None") -> dict[str, Any]:
+    from kernel_muster.ab.short_decode import ShortDecode
+    from kernel_muster.audit.render_json import render_json
+
+    decode: dict[str, Any] | None = None
+    if isinstance(found, ShortDecode):
+        decode = asdict(found)
+    elif found is not None:
+        decode = {"refused": found.why, "report": json.loads(render_json(found.report))}
+    return {"schema": SCHEMA, "version": VERSION, "report": json.loads(render_json(report)), "decode": decode}

@@ -1,0 +1,334 @@
+"""``muster ab``: equal arms are called equal, wrong kernels are caught and named, refusals keep their reports."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# A plugin that replaces tiers of the NVFP4 GEMV: right ones, with what a test does to them.
+PLANTED = """
+import numpy as np
+import kernel_muster as km
+from kernel_muster.plugins._reference import project
+from kernel_muster.registry import nvfp4
+
+
+def planted(x, w, out):
+    out[...] = right = project(x, w)
+    {what}
+
+
+def otherwise(x, w):
+    "The right result, rounded otherwise: moved a little first, by less than FP32 sums may be off."
+    exact = x.astype(np.float64) @ nvfp4.dequantize(w).T
+    return (exact * (1 + 2.0**-13 * (-1.0) ** np.arange(exact.shape[1]))).astype(x.dtype)
+
+
+@km.hookimpl
+def muster_kernels():
+    return [
+        km.KernelSpec(
+            key=f"w4a16_gemv::{{name}}", contract=name, archs=("cpu",), backend=km.PythonKernel(planted),
+            weight_layout="nvfp4_row_major", overrides="kernel-muster",
+        )
+        for name in {names!r}
+    ]
+"""
+QUICK = ("--target", "cpu", "--tokens", "8", "--repeats", "1", "--drafts", "0")
+TWO = ("w4a16_gemv_batch2",)
+#: The reduced delta net's last projection: no case of the contract has its shape; one row and two take these tiers.
+OUT = "if w.shape == (64, 64)"
+#: The tiers that serve one row and two rows of a projection alone.
+TIERS = ("w4a16_gemv", "w4a16_gemv_batch2")
+
+
+@pytest.fixture
+def ab(cli: Any) -> Callable[..., Any]:
+    def run(*arguments: object, model: str = "qwen3.6-27b", sequences: str = "1,2") -> Any:
+        return cli("ab", model, *QUICK, "--sequences", sequences, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def planted(cli: Any, ab: Callable[..., Any]) -> Callable[..., Any]:
+    """Compare with an arm B whose GEMVs are replaced."""
+
+    def run(what: str, *arguments: object, names: tuple[str, ...] = TWO, sequences: str = "2") -> Any:
+        cli.install(PLANTED.format(what=what, names=names), "planted")
+        ran = ab("--b-plugin", "planted", "--format", "json", *arguments, sequences=sequences)
+        return ran, ran.json
+
+    return run
+
+
+def failed(found: Any) -> set[str]:
+    return {check["name"] for model in found["models"] for check in model["checks"] if check["outcome"] == "failed"}
+
+
+def test_equal_arms_are_called_equal(ab: Callable[..., Any]) -> None:
+    ran = ab()
+    assert ran.code == 0
+    assert ran.err == ""
+    first, *_, last = ran.out.rstrip().splitlines()
+    assert first == last
+    assert first.startswith("EQUAL: A and B give the same bits; on qwen3.6-27b (from one model, one run, reduced size")
+    assert "nothing: the arms are the same" in ran.out
+    assert "hidden_size 5120 -> 64" in ran.out
+    assert ran.out.isascii()
+
+
+def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differs(ab: Callable[..., Any]) -> None:
+    ran = ab("--a", "MUSTER_QKV_ARM=tiled", "--b", "MUSTER_QKV_ARM=wide", "--format", "json", sequences="1,4")
+    assert (ran.code, ran.json["verdict"]) == (0, "equal")
+    (model,) = ran.json["models"]
+    parts = {part["title"]: part["changes"] for part in model["difference"]["parts"]}
+    assert list(parts) == ["levers"]
+    (change,) = parts["levers"]
+    assert (change["name"], change["before"], change["after"]) == (
+        "MUSTER_QKV_ARM", {"value": "tiled"}, {"value": "wide"},
+    )  # fmt: skip
+    one, four = model["rows"]
+    assert one["kernels"]["differing"] == []
+    assert {"w4a16::w4a16_gemm_t_p3", "w4a16_gemv::w4a16_gemv_dual_batch3"} <= {*four["kernels"]["differing"]}
+    assert four["kernels"]["seconds_a"] > 0
+    assert four["kernels"]["seconds_b"] > 0
+    assert four["floor"]["worst"] > 0
+
+
+def test_wrong_kernel_is_caught_and_named(planted: Callable[..., Any]) -> None:
+    ran, found = planted("out[...] = (right.astype(np.float32) * 1.05).astype(right.dtype)")
+    assert ran.code == 1
+    assert found["verdict"] == "differ"
+    assert found["headline"].startswith(
+        "DIFFER: B cannot stand in for A: contract at w4a16_gemv::w4a16_gemv_batch2: "
+        "w4a16_gemv::w4a16_gemv_batch2 of arm B by planted 1.0: NUMERICS_FAILED: case "
+    )
+    assert {"contract", "identity", "kl"} == failed(found)
+
+
+def test_wrong_kernel_that_its_contract_does_not_see_is_caught_by_kl(planted: Callable[..., Any]) -> None:
+    what = f"{OUT}: out[...] = (right.astype(np.float32) * 1.1).astype(right.dtype)"
+    ran, found = planted(what, names=TIERS, sequences="1,2")
+    (model,) = found["models"]
+    assert [proof["problems"] for proof in model["proofs"]] == [[]] * 2 * len(TIERS)
+    assert failed(found) == {"kl"}
+    assert ran.code == 1
+    assert all(row["distance"]["worst"] > row["allowed_kl"] > 0 for row in model["rows"])
+    assert all(row["b"]["is_identical"] for row in model["rows"])  # it is wrong in the same way alone
+
+
+def test_kernel_whose_rows_depend_on_their_number_is_caught_by_bits_of_one(planted: Callable[..., Any]) -> None:
+    ran, found = planted("out[...] = otherwise(x, w)")
+    assert ran.code == 1
+    assert failed(found) == {"identity"}
+    (row,) = found["models"][0]["rows"]
+    assert row["a"]["is_identical"]
+    assert row["b"]["broken"][0] == 0
+    assert row["distance"]["worst"] <= row["allowed_kl"]
+
+
+@pytest.mark.parametrize(("identity", "code"), [("off", 0), ("reference", 1), ("always", 1)])
+def test_identity_decides_as_asked(planted: Callable[..., Any], identity: str, code: int) -> None:
+    ran, _ = planted("out[...] = otherwise(x, w)", "--identity", identity)
+    assert ran.code == code
+
+
+def test_kernels_that_round_otherwise_agree(planted: Callable[..., Any]) -> None:
+    ran, found = planted(f"{OUT}: out[...] = otherwise(x, w)", names=TIERS, sequences="1,2")
+    assert (ran.code, found["verdict"]) == (0, "agree")
+    assert found["headline"].startswith("AGREE: B computes what A computes, up to rounding; on qwen3.6-27b")
+    rows = found["models"][0]["rows"]
+    assert all(0 < row["distance"]["worst"] <= row["allowed_kl"] for row in rows)
+    code = {key: (one, other) for key, one, other in found["models"][0]["code"]}
+    assert set(code) == {f"w4a16_gemv::{name}" for name in TIERS}
+    assert all(a.startswith("kernel-muster ") and b.startswith("planted 1.0, ") for a, b in code.values())
+
+
+def test_kl_that_is_given_decides_in_place_of_the_measured_one(planted: Callable[..., Any]) -> None:
+    ran, found = planted(f"{OUT}: out[...] = otherwise(x, w)", "--max-kl", "0", names=TIERS)
+    assert (ran.code, failed(found)) == (1, {"kl"})
+
+
+def test_kernel_that_differs_from_run_to_run_is_caught(planted: Callable[..., Any], tmp_path: Any) -> None:
+    state = "planted.calls = getattr(planted, 'calls', 0) + 1"
+    ran, found = planted(f"{state}; out[...] = -right if planted.calls % 7 == 0 else right", names=TIERS)
+    assert ran.code == 1
+    assert {"contract", "repeats"} <= failed(found)
+
+
+def test_advisory_prints_the_verdict_and_exits_0(planted: Callable[..., Any]) -> None:
+    ran, found = planted("out[...] = 0", "--advisory")
+    assert (ran.code, found["verdict"], found["advisory"]) == (0, "differ", True)
+
+
+def test_wrong_kernel_in_the_text_report_comes_first(cli: Any, ab: Callable[..., Any]) -> None:
+    cli.install(PLANTED.format(what="out[...] = 0", names=TWO), "planted")
+    ran = ab("--b-plugin", "planted", sequences="2")
+    assert ran.code == 1
+    blocks = ran.out.split("\n\n")
+    assert blocks[0].startswith("DIFFER: B cannot stand in for A")
+    assert blocks[1].startswith("Decides against B: ")
+    assert "w4a16_gemv::w4a16_gemv_batch2 of arm B by planted 1.0" in blocks[1]
+    assert "code of w4a16_gemv::w4a16_gemv_batch2: kernel-muster " in ran.out
+
+
+@pytest.mark.parametrize("model", ["qwen3.6-35b-a3b", "ornith-1.0-35b", "holo-3.1-35b-a3b"])
+def test_every_kind_of_model_decodes_at_reduced_size(ab: Callable[..., Any], model: str) -> None:
+    ran = ab("--b", "MUSTER_QKV_ARM=per_seq", "--format", "json", model=model, sequences="2")
+    assert (ran.code, ran.json["verdict"]) == (0, "equal"), ran.json["headline"]
+
+
+def test_several_models_are_one_comparison(cli: Any) -> None:
+    ran = cli("ab", "qwen3.6-27b", "qwen3.8-27b", *QUICK, "--sequences", "1", "--format", "json", "--repeats", "2")
+    assert ran.code == 0
+    assert [model["model"] for model in ran.json["models"]] == ["qwen3.6-27b", "qwen3.8-27b"]
+    assert "one model" not in ran.json["headline"]
+    assert "one run" not in ran.json["headline"]
+
+
+def test_drafting_reports_its_verify_steps(cli: Any) -> None:
+    common = ("ab", "qwen3.6-27b", "--target", "cpu", "--repeats", "1", "--sequences", "2", "--format", "json")
+    ran = cli(*common, "--tokens", "12", "--drafts", "2")
+    assert ran.code == 0
+    (row,) = ran.json["models"][0]["rows"]
+    spoken = row["a"]["speculation"]
+    assert spoken["steps"] >= 16
+    assert spoken["drafted"] == 2 * spoken["steps"]
+    assert spoken["step_ms"] > 0
+    assert spoken["same_tokens"]
+
+
+def test_drafting_that_hardly_ran_proves_nothing(cli: Any) -> None:
+    common = ("ab", "qwen3.6-27b", "--target", "cpu", "--repeats", "1", "--sequences", "1", "--format", "json")
+    ran = cli(*common, "--tokens", "6", "--drafts", "2")
+    assert (ran.code, failed(ran.json)) == (1, {"verify"})
+    assert "that proves nothing about speculation" in ran.json["headline"]
+
+
+def test_drafting_without_a_head_is_refused_with_the_report(ab: Callable[..., Any]) -> None:
+    ran = ab("--drafts", "2", model="holo-3.1-35b-a3b")
+    assert ran.code == 1
+    assert ran.out.startswith("REFUSED: arm A of holo-3.1-35b-a3b; arm B of holo-3.1-35b-a3b did not boot")
+    assert "REQUEST_NOT_HONORED MUSTER_MTP_GATE_FORCE" in ran.out
+
+
+def test_arm_that_does_not_boot_is_refused_with_its_report(ab: Callable[..., Any]) -> None:
+    ran = ab("--b", "MUSTER_W4A16_VARIANT=v3")
+    assert ran.code == 1
+    assert ran.out.startswith("REFUSED: arm B of qwen3.6-27b did not boot: nothing was compared")
+    assert "Arm B of qwen3.6-27b: To act on: " in ran.out
+    assert "REQUEST_NOT_HONORED" in ran.out
+    assert ab("--b", "MUSTER_W4A16_VARIANT=v3", "--format", "json").json["models"][0]["refused"][0][0] == "B"
+
+
+@pytest.mark.parametrize(
+    ("lever", "code"), [("MUSTER_QKV_ARM=tilde", "BAD_LEVER"), ("MUSTER_QVK_ARM=tiled", "UNKNOWN_LEVER")]
+)
+def test_bad_lever_of_an_arm_is_refused(ab: Callable[..., Any], lever: str, code: str) -> None:
+    ran = ab("--a", lever)
+    assert ran.code == 1
+    assert code in ran.out
+
+
+def test_unknown_model_is_refused(ab: Callable[..., Any]) -> None:
+    ran = ab(model="qwen3.6-28b")
+    assert ran.code == 1
+    assert "UNKNOWN_MODEL" in ran.out
+
+
+def test_drafter_is_refused_for_it_decodes_nothing_by_itself(ab: Callable[..., Any]) -> None:
+    ran = ab(model="qwen3.6-35b-a3b-dflash")
+    assert ran.code == 1
+    assert ran.out.startswith("REFUSED: arm A of qwen3.6-35b-a3b-dflash")
+    assert "qwen3.6-35b-a3b-dflash drafts for another model: it decodes nothing by itself" in ran.out
+
+
+def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
+    cli.acme("acme::double", after="raise RuntimeError('no layer of this kind')")
+    manifest = cli.manifest()
+    ran = cli("ab", "tiny", *QUICK, "--manifests", manifest.parent.parent)
+    assert ran.code == 1
+    assert "the model's builder failed: RuntimeError: no layer of this kind" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--a", "QKV_ARM=tiled"), "--a 'QKV_ARM=tiled': expected MUSTER_NAME=VALUE"),
+        (("--a", "MUSTER_QKV_ARM"), "expected MUSTER_NAME=VALUE"),
+        (("--a", "MUSTER_QKV_ARM=tiled", "--a", "MUSTER_QKV_ARM=wide"), "MUSTER_QKV_ARM is set twice"),
+        (("--b", "MUSTER_MTP_GATE_FORCE=0"), "is pinned in both arms"),
+        (("--a-plugin", "x", "--b-plugin", "x"), "plugin x is to be in A alone and in B alone"),
+        (("--sequences", "1,x"), "expected numbers with commas"),
+        (("--sequences", "0"), "expected 1 to 128 at once"),
+        (("--identity", "never"), "expected reference, always or off"),
+        (("--prompt", ""), "a prompt is empty"),
+        (("--weights", "/nowhere"), "--weights: /nowhere is no folder"),
+        (("--layers", "5"), "qwen3.6-27b with 5 layers: expected a multiple of 4 up to 64"),
+        (("--target", "gpu"), "'gpu' is no target"),
+        (("--tokens", "1"), "greater than or equal to 2"),
+    ],
+)
+def test_bad_option_is_a_usage_error(ab: Callable[..., Any], arguments: tuple[str, ...], said: str) -> None:
+    ran = ab(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in " ".join(ran.err.split())
+
+
+def test_architecture_without_a_device_is_refused(ab: Callable[..., Any]) -> None:
+    ran = ab("--target", "sm_90a", "--stage", "registered")
+    assert ran.code == 1
+    assert "sm_90a is an architecture: nothing decodes without a device" in ran.out
+
+
+def test_interrupt_is_130(ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernel_muster.ab import comparing
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "distance", interrupted)
+    ran = ab()
+    assert (ran.code, ran.out, ran.err) == (130, "", "muster: interrupted\n")
+
+
+def test_prompts_come_from_text_and_files(ab: Callable[..., Any], cli: Any) -> None:
+    lines, ids = cli.folder / "prompts.txt", cli.folder / "ids.json"
+    lines.write_text("hello, host\n\nand again\n")
+    ids.write_text(json.dumps(["as text", [1, 2, 3]]))
+    ran = ab("--prompt", lines, "--prompt", ids, "--prompt", "hello, host", "--format", "json", sequences="2,5")
+    assert ran.code == 0
+    (model,) = ran.json["models"]
+    assert model["prompts"] == "4 given, 3 to 11 tokens"
+    assert [row["prompts"] for row in model["rows"]] == [2, 4]
+
+
+def test_one_prompt_is_said_in_the_first_line(ab: Callable[..., Any]) -> None:
+    ran = ab("--prompt", "x" * 20, sequences="2")
+    assert "(from one model, one prompt, one run, reduced size, random weights: " in ran.out.splitlines()[0]
+    assert "1 prompts for 2 sequences: equal ones ask for equal experts" in ran.out
+
+
+@pytest.mark.parametrize("text", ["{}", "[[]]", "[[999]]", "[[true]]", "[1.5]", "[", '[""]'])
+def test_prompt_file_that_makes_no_sense_is_a_usage_error(ab: Callable[..., Any], cli: Any, text: str) -> None:
+    file = cli.folder / "ids.json"
+    file.write_text(text)
+    ran = ab("--prompt", file)
+    assert (ran.code, ran.out) == (2, "")
+
+
+def test_speed_decides_only_when_asked(ab: Callable[..., Any]) -> None:
+    ran = ab("--least-speed", "100", "--format", "json", sequences="1")
+    assert (ran.code, failed(ran.json)) == (1, {"speed"})
+
+
+def test_output_and_markdown_say_the_same(ab: Callable[..., Any], cli: Any) -> None:
+    file = cli.folder / "ab.md"
+    ran = ab("--format", "markdown", "--output", file, sequences="1")
+    text = file.read_text()
+    assert ran.code == 0
+    assert text.startswith("## EQUAL: A and B give the same bits; on qwen3.6-27b")
+    assert "| C | A tok/s | B tok/s |" in text
+    assert ran.out.startswith("EQUAL: ")

@@ -1,0 +1,118 @@
+"""``muster boot``: the audit, then a short decode that says how large the model was."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+CPU = ("--target", "cpu")
+
+
+@pytest.fixture
+def boot(cli: Any) -> Callable[..., Any]:
+    def run(*arguments: object, model: str = "qwen3.6-27b") -> Any:
+        return cli("boot", model, *CPU, *arguments)
+
+    return run
+
+
+def test_boot_audits_and_decodes_at_reduced_size_and_says_so(boot: Callable[..., Any]) -> None:
+    ran = boot()
+    assert ran.code == 0
+    first, *_, last = ran.out.rstrip().splitlines()
+    assert first == last
+    assert first.startswith("PASSED: qwen3.6-27b on cpu: ")
+    assert first.endswith("; decoded 2 x 8 tokens at reduced size")
+    assert "REDUCED SIZE, it says nothing about speed or quality: hidden_size 5120 -> 64, num_layers 64 -> 4" in ran.out
+    assert "sequence 1: " in ran.out
+    assert "the builder calls itself reference" in ran.out
+    assert "Kernels: " in ran.out
+    assert ran.err == ""
+
+
+def test_audit_of_a_boot_is_that_of_the_whole_model(boot: Callable[..., Any], cli: Any) -> None:
+    booted = boot("--format", "json").json
+    audited = cli("audit", "qwen3.6-27b", *CPU, "--format", "json").json
+    assert booted["schema"] == "kernel-muster/boot"
+    assert booted["report"] == audited
+
+
+def test_decode_is_the_same_each_time_and_follows_seed_and_prompt(boot: Callable[..., Any]) -> None:
+    def tokens(*arguments: object) -> Any:
+        return boot("--format", "json", "--tokens", "4", *arguments).json["decode"]["tokens"]
+
+    first = tokens()
+    assert [len(row) for row in first] == [4, 4]
+    assert first == tokens()
+    assert first != tokens("--seed", "1")
+    one, other = tokens("--prompt", "a prompt", "--prompt", "another")
+    assert [one] == tokens("--prompt", "a prompt", "--sequences", "1")
+    assert one != other
+
+
+def test_sequences_decode_as_they_do_alone(boot: Callable[..., Any]) -> None:
+    together = boot("--format", "json", "--sequences", "5").json["decode"]
+    assert together["sequences"] == 5
+    assert len({tuple(row) for row in together["tokens"]}) == 5
+
+
+def test_boot_that_is_refused_decodes_nothing(cli: Any) -> None:
+    ran = cli("boot", "qwen3.6-28b", *CPU, "--format", "json")
+    assert ran.code == 1
+    assert ran.json["decode"] is None
+    assert {row["code"] for row in ran.json["report"]["findings"]} == {"UNKNOWN_MODEL"}
+
+
+def test_boot_without_a_device_is_refused(cli: Any) -> None:
+    ran = cli("boot", "qwen3.6-27b", "--target", "cuda:99")
+    assert ran.code == 1
+    assert "NO_DEVICE" in ran.out
+    assert "Decode" not in ran.out
+
+
+def test_model_that_passes_and_decodes_nothing_is_refused(boot: Callable[..., Any]) -> None:
+    ran = boot(model="qwen3.6-35b-a3b-dflash")
+    assert ran.code == 1
+    assert ran.out.startswith("REFUSED: the audit says PASSED: qwen3.6-35b-a3b-dflash on cpu")
+    assert "it decodes nothing by itself" in ran.out
+
+
+def test_builder_of_another_kind_of_model_is_refused(cli: Any) -> None:
+    cli.acme("acme::double")
+    ran = cli("boot", "--manifest", cli.manifest(), *CPU, "--format", "json")
+    assert ran.code == 1
+    assert ran.json["report"]["verdict"] == "passed"
+    assert "the builder made a NoneType, which decodes nothing by itself" in ran.json["decode"]["refused"]
+
+
+def test_builder_that_fails_is_an_internal_error(cli: Any) -> None:
+    cli.acme("acme::double", after="raise RuntimeError('no layer of this kind')")
+    ran = cli("boot", "--manifest", cli.manifest(), *CPU)
+    assert ran.code == 3
+    assert "the model's builder failed: RuntimeError: no layer of this kind" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a MODEL"),
+        (("qwen3.6-27b", "--target", "sm_90a"), "nothing decodes on an architecture alone; muster audit takes it"),
+        (("qwen3.6-27b", *CPU, "--prompt", ""), "a prompt is empty"),
+        (("qwen3.6-27b", *CPU, "--layers", "3"), "expected a multiple of 4 up to 64"),
+        (("qwen3.6-27b", *CPU, "--weights", "/nowhere"), "/nowhere is no folder"),
+    ],
+)
+def test_boot_with_a_bad_option_is_a_usage_error(cli: Any, arguments: tuple[str, ...], said: str) -> None:
+    ran = cli("boot", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> None:
+    file = cli.folder / "boot.md"
+    ran = boot("--format", "markdown", "--output", file)
+    assert ran.code == 0
+    assert file.read_text().startswith("## PASSED: qwen3.6-27b on cpu")
+    assert "### Decode" in file.read_text()
+    assert json.loads(boot("--format", "json").out)["version"] == "1.0"
