@@ -4,7 +4,7 @@
 #include "launch.cuh"
 #include "reduce.cuh"
 
-constexpr int THREADS = 256, MOST_CHOICES = 1024;
+constexpr int THREADS = 256, MOST_CHOICES = 1024, AHEAD = 8;
 
 // out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Every block looks its token's places
 // up in the sorted slots; a slot that is not there counts nothing. Grid: (M, ceil(H / WIDTH / THREADS)).
@@ -23,18 +23,30 @@ __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots
     }
     __syncthreads();
     const int piece = blockIdx.y * THREADS + threadIdx.x;
-    if (piece < H / WIDTH) {
-        Values<WIDTH> total = {};
-        for (int t = 0; t < T; ++t) {
-            const int place = places[t];
-            if (place < 0) continue;
-            const float weight = weights[(size_t)token * T + t];
-            const Values<WIDTH> v = load<WIDTH>(y + (size_t)place * H, piece);
+    if (piece >= H / WIDTH) return;  // no barrier follows
+    Values<WIDTH> total = {};
+    for (int begin = 0; begin < T; begin += AHEAD) {  // so many rows are in flight
+        Raw<WIDTH> raw[AHEAD];
+        float share[AHEAD];
+        bool is_there[AHEAD];
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) total.at[i] = fmaf(v.at[i], weight, total.at[i]);
+        for (int i = 0; i < AHEAD; ++i) {  // no branch: loads behind one would wait for each other
+            const int t = min(begin + i, T - 1), place = begin + i < T ? places[t] : -1;
+            is_there[i] = place >= 0;
+            share[i] = weights[(size_t)token * T + t];
+            raw[i] = load_raw<WIDTH>(y + (size_t)max(place, 0) * H, piece);
         }
-        store<WIDTH>(out + (size_t)token * H, piece, total);
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const Values<WIDTH> v = widen(raw[i]);
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                const float sum = fmaf(v.at[j], share[i], total.at[j]);
+                total.at[j] = is_there[i] ? sum : total.at[j];
+            }
+        }
     }
+    store<WIDTH>(out + (size_t)token * H, piece, total);
 }
 
 // out[m] += sigmoid(x[m] . gate_weight) * shared[m]. Grid: M.
@@ -62,7 +74,7 @@ __device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_
 }
 
 #define COMBINE(WIDTH)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS) unpermute_reduce_w##WIDTH(                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_reduce_w##WIDTH(                               \
         const bf16* __restrict__ y,         /* [S, H] */                                                           \
         const int* __restrict__ slots,      /* [S] */                                                              \
         const float* __restrict__ weights,  /* [M, T] */                                                           \
