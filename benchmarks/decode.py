@@ -1,0 +1,167 @@
+"""Decode at full size with random weights: step time, tokens a second, and the share of the step's byte floor.
+
+    python benchmarks/decode.py [--models A,B] [--rows 1,4,8,16,32] [--tokens 64] [--layers N] [--arms] [--json FILE]
+
+Greedy, prompts of 16 tokens that differ, through the engine's recorded steps. A step's floor is what it must read
+(weights once, the experts that random routing reaches, states, keys and values) over the bandwidth that a kernel which
+only reads reaches in the same process. ``--arms`` compares the arms of the QKV and output projections instead, with
+every copy that kernels want and without transposed ones.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import kernel_muster as km
+from kernel_muster.bench import contestants, plugin
+from kernel_muster.bench.timing import Timer
+from kernel_muster.models.build import build_from_dims
+from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.decode.floor import step_bytes
+from kernel_muster.models.manifest_dims import model_dims
+from kernel_muster.models.model import Model
+from kernel_muster.models.random_weights import RandomWeights
+from kernel_muster.models.state import StateSizes
+from record import header
+
+PROMPT, PAGE = 16, 64
+READ_BYTES = 1 << 30
+ARMS = ("auto", "tiled", "wide", "per_seq")
+TRANSPOSED = "w4a16::w4a16_gemm_t_p3,w4a16::w4a16_gemm_t,w4a16::w4a16_gemm_t_k64,w4a16::w4a16_gemm_t_k64_p3," \
+    "w4a16::w4a16_gemm_t_k64_n64_p3,w4a16::w4a16_gemm_t_m128,w4a16::w4a16_gemm_hopper"  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    model: str
+    arms: str
+    sequences: int
+    step_us: float
+    spread: float
+    floor_us: float
+    launches: int
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens a second of all sequences."""
+        return self.sequences * 1e6 / self.step_us
+
+    @property
+    def share(self) -> float:
+        """Share of the byte floor."""
+        return self.floor_us / self.step_us
+
+
+def bandwidth() -> float:
+    """Return bytes a microsecond of a kernel that only reads."""
+    kernels = km.open_registry("cuda", levers={}, local_plugins={plugin.NAME: plugin})
+    timer = Timer()
+    entry = contestants.read_kernel(kernels, READ_BYTES).make(timer.stream)
+    graph = timer.capture(entry.launches, 1)
+    count = len(entry.launches)
+    return READ_BYTES * count / statistics.median(timer.once(graph) for _ in range(9))
+
+
+def build(name: str, levers: Mapping[str, str], layers: int, allow: Sequence[str] = ()) -> Model:
+    """Boot, and build a model with random weights on the device; only its first layers where a number is given."""
+    with km.boot(name, target="cuda", levers=levers, stage="loaded", dangerously_allow_unresolved=allow) as boot:
+        dims = model_dims(boot.manifest)
+        if layers:
+            dims = replace(dims, layer_kinds=dims.layer_kinds[:layers])
+        return build_from_dims(dims, boot.kernels, RandomWeights(1))
+
+
+def measure(model: Model, arms: str, rows: Sequence[int], tokens: int, bytes_us: float) -> Iterator[Row]:
+    """Decode with each number of sequences."""
+    most = PROMPT + tokens
+    pages = -(-most // PAGE) * max(rows)
+    with DecodeEngine(model, StateSizes(max(rows), pages, PAGE), -(-most // PAGE) * PAGE) as engine:
+        for count in rows:
+            prompts = [[(17 * row + at) % model.dims.vocab for at in range(PROMPT)] for row in range(count)]
+            engine.generate(prompts, 4)
+            # The first steps fill the queue; the last one drains it.
+            taken = [1e6 * step for step in engine.generate(prompts, tokens).step_s[2:-1]]
+            middle = statistics.median(taken)
+            low, _, high = statistics.quantiles(taken, n=4)
+            floor = step_bytes(model, count, PROMPT + tokens // 2).total / bytes_us
+            yield Row(
+                model.dims.name, arms, count, middle, (high - low) / 2 / middle, floor, engine.rung(count).launches
+            )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a Markdown table."""
+    lines = [
+        "| model | arms | sequences | step us | spread | tok/s | tok/s a sequence | floor us | of floor | launches |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row.model} | {row.arms} | {row.sequences} | {row.step_us:.0f} | {row.spread:.1%} | {row.tokens_s:.0f} | "
+        f"{row.tokens_s / row.sequences:.1f} | {row.floor_us:.0f} | {row.share:.0%} | {row.launches} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def runs(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str], Sequence[str]]]:
+    """Return what is measured: model, label, levers, keys that may be absent."""
+    for name in options.models.split(","):
+        if not options.arms:
+            yield name, "auto", {}, ()
+            continue
+        for arm in ARMS:
+            yield name, arm, {"MUSTER_QKV_ARM": arm}, ()
+        # Without transposed copies the wide arm is the kernel on untransposed weights; a kill switch is a refusal
+        # that the measurement takes on purpose.
+        yield (
+            name,
+            "wide, no transposed",
+            {"MUSTER_QKV_ARM": "wide", "MUSTER_DISABLE": TRANSPOSED},
+            TRANSPOSED.split(","),
+        )
+
+
+def device_line() -> str:
+    """Name the device and what drives it."""
+    import cupy
+    from kernel_muster.registry.target import read_devices
+
+    device = read_devices()[0]
+    return f"device: {device.name}, driver {device.driver}, CuPy {cupy.__version__}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="qwen3.6-35b-a3b,qwen3.6-27b")
+    parser.add_argument("--rows", default="1,2,4,8,16,32")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--arms", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    counts = [int(count) for count in options.rows.split(",")]
+    bytes_us = bandwidth()
+    found: list[Row] = []
+    for name, label, levers, allow in runs(options):
+        model: Any = build(name, levers, options.layers, allow)
+        for row in measure(model, label, counts, options.tokens, bytes_us):
+            found.append(row)
+            print(f"{row.model} {row.arms} {row.sequences}: {row.step_us:.0f} us, {row.share:.0%}", flush=True)
+        del model
+    command = f"python benchmarks/decode.py --models {options.models} --rows {options.rows}" + " --arms" * options.arms
+    text = f"{header(command)}\n{device_line()}\nread kernel: {bytes_us / 1e6:.2f} TB/s\n\n{table(found)}\n"
+    print(text)
+    if options.json:
+        rows = [{**asdict(row), "tokens_s": row.tokens_s, "share": row.share} for row in found]
+        options.json.write_text(json.dumps({"header": text.split("\n\n")[0], "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
