@@ -29,8 +29,8 @@ SIZES = StateSizes(8, 64, 16)
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8], [9], [100, 200, 300, 400, 17, 18, 19]]
 NEW = 12
 # Both implementations round to BF16 at the same places, after sums in another order, so that each rounding may differ
-# by one unit in the last place: 2^-8 relative. On the way to a logit a value is rounded at most 12 times a layer (norms,
-# projections, mixer, gate, residual), in 4 layers, and twice behind them. Random weights have the gain one.
+# by one unit in the last place, 2^-8 relative. On the way to a logit a value is rounded at most 12 times a layer (norm,
+# projection, mixer, gate, residual), in 4 layers, and twice behind them. Random weights have the gain one.
 ROUNDINGS = 12 * 4 + 2
 BOUND = ROUNDINGS * 2.0**-8
 # Of the two largest logits: below it either implementation may choose either.
