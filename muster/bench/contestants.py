@@ -15,7 +15,7 @@ from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.lookups import Lookups
 
 Role = Literal["floor", "ours", "peer"]
-Launch = Callable[[], None]
+Launch = Callable[[], Any]  # what it returns nobody reads
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,18 @@ class Absent:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One who may run: ``make(stream)`` sets it up on the current device. ``handles`` are the kernels it launches."""
+    """One who may run: ``make(stream)`` sets it up on the current device. ``handles`` are the kernels it launches.
+
+    ``largest_error`` stands for the problem's: a peer of lower precision is timed too, and the record says its error.
+    One that ``is_slow`` to set up, because it tunes itself for minutes, runs only where it is asked for by name.
+    """
 
     name: str
     role: Role
     make: Callable[[Any], Entry | Absent]
     handles: tuple[Handle, ...] = ()
+    largest_error: float | None = None
+    is_slow: bool = False
 
     @property
     def source_sha256(self) -> str:

@@ -1,7 +1,7 @@
 """The families that ``muster bench`` measures: one line a family, its module imported when it is asked for."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -43,7 +43,7 @@ def family(name: str) -> BenchFamily:
     """Return a family by name; UsageError with a suggestion if there is none."""
     if name not in MODULES:
         near = get_close_matches(name, MODULES, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise UsageError(f"bench has no family {name!r}{hint} Families: {', '.join(MODULES)}")
     found: BenchFamily = import_module(MODULES[name]).FAMILY
     return found
@@ -60,5 +60,6 @@ def measure(
     timer = Timer()
     for problem in family.problems(kernels, request):
         say(f"{family.name}: {problem.shape} {problem.size}, {problem.rows} rows")
-        yield from race(timer, family.name, problem, rounds)
+        wanted = tuple(one for one in problem.contestants if request.wants(one))
+        yield from race(timer, family.name, replace(problem, contestants=wanted), rounds)
         free_memory()

@@ -4,8 +4,8 @@ import json
 from functools import partial
 from typing import Any
 
-from kernel_muster.bench.contestants import Absent, Contestant, Entry, as_torch, installed
-from kernel_muster.bench.data import DenseData
+from kernel_muster.bench.contestants import Absent, Contestant, Entry, Launch, as_torch, installed
+from kernel_muster.bench.data import DenseData, relative_l2
 from kernel_muster.bench.timing import copies_of
 
 #: Whose versions a record names.
@@ -13,15 +13,22 @@ PACKAGES = ("torch", "triton", "humming-kernels", "bitsandbytes", "gemlite", "qu
 _LARGEST_BF16_BYTES = 8 * 2**30
 
 
+#: Peers of lower precision are timed all the same: Humming rounds its scales; NF4 and MXFP4 are judged in their own.
+LARGEST_ERROR = 1e-2
+
+
 def dense_peers(data: DenseData, rows: int) -> tuple[Contestant, ...]:
     """Return all peers that know a product ``x[rows, K] w[N, K]^T``."""
     makers = (
-        ("cuBLAS bf16", "torch", cublas_bf16),
-        ("Humming", "humming-kernels", humming),
-        ("bitsandbytes NF4", "bitsandbytes", bitsandbytes_nf4),
+        ("cuBLAS bf16", "torch", cublas_bf16, False),
+        ("Humming", "humming-kernels", humming, False),
+        ("bitsandbytes NF4", "bitsandbytes", bitsandbytes_nf4, False),
+        ("GemLite NVFP4", "gemlite", gemlite_nvfp4, True),
+        ("GemLite MXFP4", "gemlite", gemlite_mxfp4, True),
     )
     return tuple(
-        Contestant(name, "peer", partial(_if_installed, package, make, data, rows)) for name, package, make in makers
+        Contestant(name, "peer", partial(_if_installed, package, make, data, rows), (), LARGEST_ERROR, is_slow)
+        for name, package, make, is_slow in makers
     )
 
 
@@ -115,10 +122,66 @@ def bitsandbytes_nf4(data: DenseData, rows: int) -> Entry | Absent:
     from bitsandbytes import functional
 
     quantized, state = functional.quantize_4bit(dequantized(data), blocksize=64, quant_type="nf4")
+    weight = functional.dequantize_4bit(quantized, state)
     size = quantized.numel() + 4 * state.absmax.numel()
     copies = [(quantized, state.absmax)]
     copies += [(quantized.clone(), state.absmax.clone()) for _ in range(copies_of(size) - 1)]
-    x, shape = _operands(data, rows)[0], [data.features, data.depth]
+    x, shape = as_torch(data.x[:rows]), [data.features, data.depth]
     multiply = torch.ops.bitsandbytes.gemm_4bit
     launches = tuple(partial(multiply, x, codes, shape, scales, 64, "nf4") for codes, scales in copies)
-    return Entry(launches, None, size, _flops(data, rows), is_torch=True)
+    return _of_own_format(launches, x, weight, size, _flops(data, rows))
+
+
+def gemlite_nvfp4(data: DenseData, rows: int) -> Entry | Absent:
+    """Return GemLite's NVFP4 kernel on the same weight."""
+    import torch
+    from gemlite.helper import A16W4_NVFP
+
+    inverse = torch.tensor(1.0 / float(data.weight.global_scale_decode), device="cuda")
+    scales = as_torch(data.weight.block_scale).view(torch.float8_e4m3fn)
+    maker = A16W4_NVFP(device="cuda:0", dtype=torch.bfloat16)
+    layer = maker.from_packed_weights(as_torch(data.weight.packed), scales=scales, meta_scale=inverse)
+    launches, size = _gemlite_launches(layer, data, rows)
+    check = partial(_judged_by, lambda out: data.error(out, rows), launches[0])
+    return Entry(launches, None, size, _flops(data, rows), is_torch=True, check=check)
+
+
+def gemlite_mxfp4(data: DenseData, rows: int) -> Entry | Absent:
+    """Return GemLite's MXFP4 kernel: the same codes with power-of-two scales, one for 32."""
+    import torch
+    from gemlite.helper import A16W4_MXFP
+
+    packed = as_torch(data.weight.packed)
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
+    powers = torch.randint(118, 124, (data.features, data.depth // 32), device="cuda", dtype=torch.uint8)
+    maker = A16W4_MXFP(device="cuda:0", dtype=torch.bfloat16)
+    layer = maker.from_weights(codes, powers.view(torch.float8_e8m0fnu))
+    launches, size = _gemlite_launches(layer, data, rows)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
+    values = torch.cat([table, -table])[codes.long()] * torch.exp2(powers.float() - 127).repeat_interleave(32, 1)
+    return _of_own_format(launches, as_torch(data.x[:rows]), values, size, _flops(data, rows))
+
+
+def _gemlite_launches(layer: Any, data: DenseData, rows: int) -> tuple[tuple[Launch, ...], int]:
+    import gemlite
+
+    tensors, meta = layer.get_tensor_args(), layer.get_meta_args()
+    size = sum(one.numel() * one.element_size() for one in tensors[:2])
+    copies = [tensors] + [[one.clone() for one in tensors[:2]] + tensors[2:] for _ in range(copies_of(size) - 1)]
+    x = as_torch(data.x[:rows])
+    return tuple(partial(gemlite.forward_functional, x, None, copy, meta) for copy in copies), size
+
+
+def _of_own_format(launches: tuple[Launch, ...], x: Any, weight: Any, size: int, flops: float) -> Entry:
+    """Judge by the weight as the peer's own format holds it: how that rounds is no matter of the kernel."""
+    expected = (x.float() @ weight.float().t()).cpu()
+    check = partial(_judged_by, lambda out: relative_l2(out.float().cpu(), expected.double().numpy()), launches[0])
+    return Entry(launches, None, size, flops, is_torch=True, check=check)
+
+
+def _judged_by(judge: Any, launch: Launch) -> float:
+    import torch
+
+    out = launch()
+    torch.cuda.synchronize()
+    return float(judge(out))

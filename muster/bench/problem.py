@@ -19,6 +19,14 @@ class Request:
     shapes: tuple[Shape, ...] = ()  # given by --shape; then the models are not asked
     rows: tuple[int, ...] = ()
     peers: bool = True
+    named_peers: tuple[str, ...] = ()  # if any, only peers whose name holds one of these, slow ones too
+
+    def wants(self, contestant: Contestant) -> bool:
+        """Whether a contestant shall run: all that are no peers, and the peers that were asked for."""
+        if contestant.role != "peer":
+            return True
+        named = any(name.lower() in contestant.name.lower() for name in self.named_peers)
+        return self.peers and (named if self.named_peers else not contestant.is_slow)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,9 @@ def _admitted(contestant: Contestant, problem: Problem, timer: Timer) -> tuple[E
         error = _error(entry, problem)
     except Exception as error:  # noqa: BLE001  (peers raise whatever they like)
         return None, None, f"{type(error).__name__}: {error}"[:300]
-    if error is not None and not error <= problem.largest_error:
-        return None, error, f"left out: its relative L2 error {error:.3g} exceeds {problem.largest_error:g}"
+    largest = problem.largest_error if contestant.largest_error is None else contestant.largest_error
+    if error is not None and not error <= largest:
+        return None, error, f"left out: its relative L2 error {error:.3g} exceeds {largest:g}"
     return entry, error, ""
 
 

@@ -96,6 +96,9 @@ def _table(rows: _Group) -> list[str]:
             if row["role"] == "ours":
                 lines.append("| " + " | ".join([*map(str, place), *_cells(row), *beside]) + " |")
     notes = sorted({f"{row['contestant']}: {row['note']}" for row in rows if row["note"]})
+    for name in peers:
+        errors = [row["relative_l2"] for row in rows if row["contestant"] == name and row["us"] and row["relative_l2"]]
+        notes += [f"{name}: relative L2 error up to {max(errors):.1e}"] if errors else []
     return [*lines, *([""] if notes else []), *(f"- {note}" for note in notes)]
 
 

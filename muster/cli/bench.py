@@ -30,6 +30,14 @@ Rows = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(help="Replays of each contestant.", min=5, max=1000)]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Run the peers that are installed beside ours.")]
+Named = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        help="Run only peers whose name holds this, also one that tunes itself for minutes (gemlite); repeatable.",
+        show_default=False,
+    ),
+]
 
 #: Measured when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
@@ -42,6 +50,7 @@ def bench(
     rows: Rows = None,
     rounds: Rounds = 25,
     peers: Peers = True,
+    peer: Named = None,
     target: options.Target = None,
     format: options.AnyFormat = options.ReportFormat.TEXT,
     output: options.Output = None,
@@ -60,7 +69,10 @@ def bench(
     from kernel_muster.registry.errors import BootRefused
 
     models = _manifests(model or _MODELS)
-    asked = [(one, _request(one, models, shape or [], rows, peers)) for one in _families(family or [], shape or [])]
+    asked = [
+        (one, _request(one, models, shape or [], rows, peers, peer or []))
+        for one in _families(family or [], shape or [])
+    ]
     check_writable(output)
     try:
         kernels = open_registry(target, local_plugins={plugin.NAME: plugin})
@@ -96,13 +108,18 @@ def _families(names: list[str], shapes: list[str]) -> "list[BenchFamily]":
 
 
 def _request(
-    family: "BenchFamily", models: "tuple[Manifest, ...]", shapes: list[str], rows: str | None, peers: bool
+    family: "BenchFamily",
+    models: "tuple[Manifest, ...]",
+    shapes: list[str],
+    rows: str | None,
+    peers: bool,
+    named: list[str],
 ) -> "Request":
     from kernel_muster.bench.problem import Request
 
     counts = family.default_rows if rows is None else _rows(rows)
     family.check_rows(counts)
-    return Request(models, tuple(family.parse_shape(text) for text in shapes), counts, peers)
+    return Request(models, tuple(family.parse_shape(text) for text in shapes), counts, peers, tuple(named))
 
 
 def _rows(text: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from kernel_muster.bench import plugin, shapes, timing
 from kernel_muster.bench.contestants import Absent, Contestant, Entry
 from kernel_muster.bench.families import MODULES, family
 from kernel_muster.bench.gemv import tier_of
-from kernel_muster.bench.problem import Problem
+from kernel_muster.bench.problem import Problem, Request
 from kernel_muster.bench.race import Row, race
 from kernel_muster.bench.record import record_of, to_json, to_markdown
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
@@ -192,6 +192,33 @@ def test_race_without_the_floor_times_the_others_and_gives_no_ratio(no_device):
     problem = Problem("qkv", "1 x 2", 1, (contestant("a::b", "ours", 12.0, None),))
     (only,) = race(FakeTimer(), "gemv", problem)
     assert (only.us, only.ratio_to_floor) == (12.0, None)
+
+
+def test_race_judges_a_peer_by_its_own_bound(no_device):
+    peer = Contestant("coarse", "peer", lambda stream: Entry((Take(9.0),), 0.05, 1000), (), 0.1)
+    problem = Problem("qkv", "1 x 2", 1, (peer,), error=lambda out: out, largest_error=0.01)
+    (only,) = race(FakeTimer(), "gemv", problem)
+    assert (only.us, only.relative_l2, only.note) == (9.0, 0.05, "")
+    assert "- coarse: relative L2 error up to 5.0e-02" in to_markdown(record(only))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ["ours", "Quick"]),
+        ({"peers": False}, ["ours"]),
+        ({"named_peers": ("slow",)}, ["ours", "Slow One"]),
+        ({"named_peers": ("quick", "SLOW")}, ["ours", "Quick", "Slow One"]),
+    ],
+)
+def test_peers_that_run_are_the_quick_ones_or_those_asked_for_by_name(asked, expected):
+    contestants = (
+        contestant("ours", "ours", 1.0),
+        contestant("Quick", "peer", 1.0),
+        Contestant("Slow One", "peer", lambda stream: Absent(""), is_slow=True),
+    )
+    request = Request((), **asked)
+    assert [one.name for one in contestants if request.wants(one)] == expected
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
