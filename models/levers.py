@@ -6,7 +6,7 @@ from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
 from kernel_muster.models.policy.moe import GROUPED_ROWS
 from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
-from kernel_muster.models.policy.projection import HOPPER_FROM
+from kernel_muster.models.policy.projection import HOPPER_FROM, SMALL_MI
 from kernel_muster.models.policy.tile import (
     DEEP_K,
     LEGACY_DEEP_K,
@@ -77,6 +77,19 @@ TILE_LEVERS = (
         "other_bits",
         "Least rows of the Hopper GEMM, on sm_90a; fewer go through GEMV tiers, above 16 in chunks.",
         least=1,
+    ),
+    _edge(
+        "MUSTER_W4A16_HOPPER_FROM_SMALL",
+        HOPPER_FROM,
+        "other_bits",
+        "The same for small weights: see MUSTER_W4A16_HOPPER_SMALL_MI.",
+        least=1,
+    ),
+    _edge(
+        "MUSTER_W4A16_HOPPER_SMALL_MI",
+        SMALL_MI,
+        "other_bits",
+        "Most elements N * K, in units of 2^20, of a weight that counts as small for the Hopper GEMM.",
     ),
     Lever(
         name="MUSTER_W4A16_ARM",
@@ -172,7 +185,7 @@ PROJECTION_LEVERS = (
         doc="Arm of the QKV and output projections of attention, from 4 rows of decode or verify up.",
         evidence=str(TILED_EVIDENCE),
         effects={
-            "auto": "tiers up to their edge and for an MTP verify, one GEMM where the Hopper one serves, else tiled",
+            "auto": "tiers up to their edge and in an MTP verify, each projection's arm from a GEMM's edge, else tiled",
             "tiled": "tiles of 3, 3, ... and 2 or 1 rows",
             "wide": "one GEMM over all rows",
             "per_seq": "row by row",

@@ -13,10 +13,10 @@ from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
 from kernel_muster.models.memory import copy_rows
-from kernel_muster.models.policy.attention import QKV_TILE, QkvArm, qkv_arm, qkv_edges
+from kernel_muster.models.policy.attention import BUILT_IN_EDGES, QKV_TILE, QkvArm, QkvEdges, qkv_arm, qkv_edges
 from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.policy.projection import covers_rows
+from kernel_muster.models.policy.projection import covers_rows, hopper_from
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
@@ -95,10 +95,18 @@ class AttentionProjections:
 
     def arm(self, rows: int, phase: Phase) -> QkvArm:
         """Return the arm of both the QKV and the output projection."""
-        has_tiers = all(isinstance(w, Nvfp4Linear) and covers_rows(rows, w.tiers) for w in self.linears.each)
-        has_hopper = isinstance(self.linears.o, Nvfp4Linear) and "hopper" in self.linears.o.tiles
-        edges = qkv_edges(self._levers, has_hopper)
-        return qkv_arm(rows, phase, str(self._levers["MUSTER_QKV_ARM"]), has_tiers, edges)
+        linears = self.linears.each
+        has_tiers = all(isinstance(w, Nvfp4Linear) and covers_rows(rows, w.tiers) for w in linears)
+        return qkv_arm(rows, phase, str(self._levers["MUSTER_QKV_ARM"]), has_tiers, self._edges())
+
+    def _edges(self) -> QkvEdges:
+        """Return the edges of NVFP4 projections; Q, K and V count as one weight."""
+        linears = self.linears
+        if not isinstance(linears.o, Nvfp4Linear):
+            return BUILT_IN_EDGES
+        features = sum(linear.weight.spec.shape[0] for linear in (linears.q, linears.k, linears.v))
+        edge = hopper_from(self._levers, features, linears.q.weight.spec.shape[1])
+        return qkv_edges(self._levers, edge if "hopper" in linears.o.tiles else 0)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
         """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""
@@ -143,7 +151,7 @@ class AttentionProjections:
     def _project_tile(self, x: Any, into: QkvRows, arm: QkvArm, phase: Phase) -> None:
         """Project one tile; of one row through the kernels of n = 1, whatever the arm."""
         user = _WIDE if x.shape[0] > QKV_TILE else _TILE
-        if arm == "wide" and self.linears.fused is not None:
+        if arm in ("wide", "own") and self.linears.fused is not None:
             self._project_fused(x, into, user, phase)
             return
         run = _runner(arm, phase)
@@ -194,11 +202,13 @@ class AttentionProjections:
 def _tiles(arm: QkvArm, rows: int) -> tuple[int, ...]:
     if arm == "per_seq":
         return row_tiles(rows, 1)
-    return row_tiles(rows, max(rows, 1) if arm in ("wide", "tiers") else QKV_TILE)
+    return row_tiles(rows, max(rows, 1) if arm in ("wide", "tiers", "own") else QKV_TILE)
 
 
 def _runner(arm: QkvArm, phase: Phase) -> _Run:
     """Return how an arm runs one projection over one of its tiles."""
     if arm == "wide":
         return lambda linear, x, out: linear.gemm(x, out, phase)
+    if arm == "own":
+        return lambda linear, x, out: linear.forward(x, out, phase)
     return lambda linear, x, out: linear.gemv(x, out)

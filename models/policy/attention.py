@@ -10,8 +10,8 @@ from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
 # single and fused: one launch at 1, at 2 or 3 rows; tiled: tiles of 3; wide: one GEMM over all rows; per_seq: row by
-# row; tiers: the batch tiers.
-QkvArm = Literal["single", "fused", "tiled", "wide", "per_seq", "tiers"]
+# row; tiers: the batch tiers; own: all rows at once, by each projection's own edges.
+QkvArm = Literal["single", "fused", "tiled", "wide", "per_seq", "tiers", "own"]
 QKV_ARMS: tuple[QkvArm, ...] = get_args(QkvArm)
 #: What MUSTER_QKV_ARM may say.
 ASKED_ARMS = ("auto", "tiled", "wide", "per_seq")
@@ -44,35 +44,34 @@ TILED_EVIDENCE = Evidence(
 
 @frozen
 class QkvEdges:
-    """Most rows in batch tiers or chunks of 16, and least rows of one GEMM that reads the weights once (0: never)."""
+    """Most rows in batch tiers or chunks of 16, and least rows at which a GEMM reads the weights once (0: never)."""
 
     tier_rows: int = QKV_TILE
-    wide_from: int = 0
+    own_from: int = 0
 
 
 BUILT_IN_EDGES = QkvEdges()
 
 
-def qkv_edges(levers: Levers, has_hopper: bool) -> QkvEdges:
-    """Return the edges of a device.
+def qkv_edges(levers: Levers, hopper_from: int) -> QkvEdges:
+    """Return the edges of a device; ``hopper_from`` is the Hopper GEMM's for Q, K and V together, 0 without it.
 
     Where even the widest tier is worth its launch, rows above it follow a single projection's: chunks up to the GEMM's
     edge, then the GEMM. Where nobody measured that, only the Hopper GEMM is worth more than tiles of 3.
     """
     tier_rows = int(levers["MUSTER_QKV_TIER_ROWS"] or 0)
-    if has_hopper:
-        wide_from = int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0)
-    else:
-        wide_from = int(levers["MUSTER_W4A16_CHUNKED_ROWS"] or 0) + 1 if tier_rows >= WIDEST_TIER else 0
-    return QkvEdges(wide_from - 1 if tier_rows >= WIDEST_TIER else tier_rows, wide_from)
+    own_from = hopper_from
+    if not hopper_from and tier_rows >= WIDEST_TIER:
+        own_from = int(levers["MUSTER_W4A16_CHUNKED_ROWS"] or 0) + 1
+    return QkvEdges(own_from - 1 if tier_rows >= WIDEST_TIER else tier_rows, own_from)
 
 
 def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdges = BUILT_IN_EDGES) -> QkvArm:
     """Return the arm for M rows of the QKV and output projections.
 
     Up to 3 rows are one launch. ``asked`` (MUSTER_QKV_ARM) governs decode and verify above that. Left at ``auto``, the
-    batch tiers serve, where they cover the rows, up to their edge and an MTP verify (up to 8 rows); then a GEMM from
-    its edge up; all else is tiled, never below parity in any regime tried. Prefill is always wide.
+    batch tiers serve, where they cover the rows, up to their edge and an MTP verify (up to 8 rows); from a GEMM's edge
+    up each projection goes its own way; all else is tiled, never below parity in any regime tried. Prefill is wide.
     """
     if asked not in ASKED_ARMS:
         raise UsageError(f"QKV arm {asked!r}: expected {', '.join(ASKED_ARMS)}")
@@ -84,4 +83,4 @@ def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdge
         return _NAMED[asked]
     if has_tiers and rows <= max(edges.tier_rows, MTP_VERIFY_ROWS if phase == "verify" else 0):
         return "tiers"
-    return "wide" if edges.wide_from and rows >= edges.wide_from else "tiled"
+    return "own" if edges.own_from and rows >= edges.own_from else "tiled"

@@ -10,7 +10,7 @@ from typing import Literal
 from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
 from kernel_muster.models.policy.gemv import WIDEST_TIER, gemv_tier, is_chunked
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.policy.tile import TileName
+from kernel_muster.models.policy.tile import GemmShape, TileName
 from kernel_muster.registry.levers import Levers
 
 Arm = Literal["gemv", "gemm"]
@@ -18,7 +18,8 @@ Arm = Literal["gemv", "gemm"]
 ASKED_ARMS = ("auto", "gemv", "tile", "hopper")
 
 # The Hopper GEMM from here up, where it is there. Built in: the first row count that no tier covers in one launch; its
-# place between chunks of 16 and the GEMM is a device's own, and measured tables move it.
+# place between chunks of 16 and the GEMM is a device's own, and measured tables move it. A small weight has an edge of
+# its own: its chunks take a few microseconds each, the GEMM takes ten before it is at speed.
 HOPPER_FROM = Threshold(
     "least rows of the Hopper GEMM",
     WIDEST_TIER + 1,
@@ -26,8 +27,23 @@ HOPPER_FROM = Threshold(
 )
 
 
-def projection_arm(rows: int, phase: Phase, tiers: Collection[int], tiles: Collection[TileName], levers: Levers) -> Arm:
-    """Return the arm for M rows. ``tiers`` and ``tiles`` are what is there, with the copies that they read.
+SMALL_MI = Threshold(
+    "most elements of a small weight, in units of 2^20",
+    0,
+    Evidence(GB10, "no Hopper GEMM there: no weight counts as small", "all sizes"),
+)
+
+
+def hopper_from(levers: Levers, n: int, k: int) -> int:
+    """Return the least rows of the Hopper GEMM for a weight ``(N, K)``."""
+    is_small = n * k <= int(levers["MUSTER_W4A16_HOPPER_SMALL_MI"] or 0) << 20
+    return int(levers["MUSTER_W4A16_HOPPER_FROM_SMALL" if is_small else "MUSTER_W4A16_HOPPER_FROM"] or 0)
+
+
+def projection_arm(
+    shape: GemmShape, phase: Phase, tiers: Collection[int], tiles: Collection[TileName], levers: Levers
+) -> Arm:
+    """Return the arm for a shape. ``tiers`` and ``tiles`` are what is there, with the copies that they read.
 
     Without tiers it is the GEMM, without a GEMM the tiers. MUSTER_W4A16_ARM forces one where both are there.
     """
@@ -38,17 +54,17 @@ def projection_arm(rows: int, phase: Phase, tiers: Collection[int], tiles: Colle
     asked = levers["MUSTER_W4A16_ARM"]
     if asked != "auto":
         return "gemv" if asked == "gemv" else "gemm"
-    return "gemv" if is_gemv(rows, phase, tiers, "hopper" in tiles, levers) else "gemm"
+    return "gemv" if is_gemv(shape, phase, tiers, "hopper" in tiles, levers) else "gemm"
 
 
-def is_gemv(rows: int, phase: Phase, tiers: Collection[int], has_hopper: bool, levers: Levers) -> bool:
-    """Whether GEMV tiers serve M rows: up to the Hopper GEMM's edge, in any phase; else as far as tiers and chunks go.
+def is_gemv(shape: GemmShape, phase: Phase, tiers: Collection[int], has_hopper: bool, levers: Levers) -> bool:
+    """Whether GEMV tiers serve a shape: up to the Hopper GEMM's edge, in any phase; else as far as tiers and chunks go.
 
     A tile GEMM, for more rows than a tier covers, is what chunks of 16 are weighed against in decode alone.
     """
     if has_hopper:
-        return rows < int(levers["MUSTER_W4A16_HOPPER_FROM"] or 0) and covers_rows(rows, tiers)
-    return gemv_tier(rows, tiers) is not None or is_chunked(rows, phase, tiers, levers)
+        return shape.m < hopper_from(levers, shape.n, shape.k) and covers_rows(shape.m, tiers)
+    return gemv_tier(shape.m, tiers) is not None or is_chunked(shape.m, phase, tiers, levers)
 
 
 def covers_rows(rows: int, tiers: Collection[int]) -> bool:

@@ -30,6 +30,8 @@ EDGES = {
     "MUSTER_QKV_TIER_ROWS": "same_bits",
     "MUSTER_W4A16_CHUNKED_ROWS": "other_bits",
     "MUSTER_W4A16_HOPPER_FROM": "other_bits",
+    "MUSTER_W4A16_HOPPER_FROM_SMALL": "other_bits",
+    "MUSTER_W4A16_HOPPER_SMALL_MI": "other_bits",
 }  # fmt: skip
 KILLS = [
     "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_muster.models.policy.attention import QkvEdges, qkv_arm, qkv_edges
 from kernel_muster.models.policy.gemv import TIERS
 from kernel_muster.models.policy.phase import PHASES
-from kernel_muster.models.policy.projection import projection_arm
+from kernel_muster.models.policy.projection import hopper_from, projection_arm
 from kernel_muster.models.policy.tile import TILE_NAMES, GemmShape, choose_tile, reachable_tiles
 from kernel_muster.registry.levers import Levers
 
@@ -16,6 +16,7 @@ Make = Callable[..., Levers]
 TILES = ("t", "k64", "k64_n64", "m128", "base")
 HOPPER = ("hopper", *TILES)
 FEW = (1, 2, 3)
+SHAPE = (14336, 5120)
 
 
 @pytest.mark.parametrize(("rows", "phase", "tiers", "tiles", "arm"), [
@@ -29,13 +30,16 @@ FEW = (1, 2, 3)
 def test_projection_arm_at_every_edge(
     make_levers: Make, rows: int, phase: str, tiers: tuple[int, ...], tiles: tuple[str, ...], arm: str
 ) -> None:
-    assert projection_arm(rows, phase, tiers, tiles, make_levers()) == arm  # type: ignore[arg-type]
+    assert projection_arm(GemmShape(rows, *SHAPE), phase, tiers, tiles, make_levers()) == arm  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("levers", "rows", "tiles", "arm"), [
     ({"W4A16_HOPPER_FROM": 33}, 32, HOPPER, "gemv"), ({"W4A16_HOPPER_FROM": 33}, 33, HOPPER, "gemm"),
     ({"W4A16_HOPPER_FROM": 9}, 8, HOPPER, "gemv"), ({"W4A16_HOPPER_FROM": 9}, 9, HOPPER, "gemm"),
     ({"W4A16_HOPPER_FROM": 9}, 16, TILES, "gemv"),
+    ({"W4A16_HOPPER_SMALL_MI": 69, "W4A16_HOPPER_FROM_SMALL": 49}, 17, HOPPER, "gemm"),
+    ({"W4A16_HOPPER_SMALL_MI": 70, "W4A16_HOPPER_FROM_SMALL": 49}, 48, HOPPER, "gemv"),
+    ({"W4A16_HOPPER_SMALL_MI": 70, "W4A16_HOPPER_FROM_SMALL": 49}, 49, HOPPER, "gemm"),
     ({"W4A16_CHUNKED_ROWS": 48}, 48, TILES, "gemv"), ({"W4A16_CHUNKED_ROWS": 0}, 17, TILES, "gemm"),
     ({"W4A16_CHUNKED_ROWS": 48}, 48, HOPPER, "gemm"),
     ({"W4A16_ARM": "gemv"}, 400, HOPPER, "gemv"), ({"W4A16_ARM": "tile"}, 1, TILES, "gemm"),
@@ -44,7 +48,7 @@ def test_projection_arm_at_every_edge(
 def test_projection_arm_follows_its_levers(
     make_levers: Make, levers: dict[str, object], rows: int, tiles: tuple[str, ...], arm: str
 ) -> None:
-    assert projection_arm(rows, "decode", TIERS, tiles, make_levers(**levers)) == arm  # type: ignore[arg-type]
+    assert projection_arm(GemmShape(rows, *SHAPE), "decode", TIERS, tiles, make_levers(**levers)) == arm  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("available", "name"), [
@@ -53,7 +57,7 @@ def test_projection_arm_follows_its_levers(
 def test_a_wide_verify_takes_what_the_layout_plan_left(
     make_levers: Make, available: tuple[str, ...], name: str
 ) -> None:
-    assert projection_arm(17, "verify", TIERS, available, make_levers()) == "gemm"  # type: ignore[arg-type]
+    assert projection_arm(GemmShape(17, *SHAPE), "verify", TIERS, available, make_levers()) == "gemm"  # type: ignore[arg-type]
     assert choose_tile(GemmShape(17, 14336, 5120), "verify", available, make_levers()) == name  # type: ignore[arg-type]
 
 
@@ -90,17 +94,18 @@ def test_what_a_shape_chooses_is_among_what_its_weight_reaches(
 
 @pytest.mark.parametrize(("levers", "hopper", "expected"), [
     ({}, False, {"decode": {3: "fused", 4: "tiled", 17: "tiled"}, "verify": {8: "tiers", 9: "tiled", 17: "tiled"}}),
-    ({}, True, {"decode": {4: "tiled", 16: "tiled", 17: "wide"}, "verify": {8: "tiers", 16: "tiled", 17: "wide"}}),
-    ({"QKV_TIER_ROWS": 16}, True, {"decode": {4: "tiers", 16: "tiers", 17: "wide"}, "verify": {16: "tiers"}}),
-    ({"QKV_TIER_ROWS": 16, "W4A16_HOPPER_FROM": 33}, True, {"decode": {32: "tiers", 33: "wide"}}),
-    ({"QKV_TIER_ROWS": 16, "W4A16_HOPPER_FROM": 9}, True, {"decode": {8: "tiers", 9: "wide", 17: "wide"}}),
-    ({"QKV_TIER_ROWS": 16}, False, {"decode": {16: "tiers", 32: "tiers", 33: "wide"}}),
-    ({"QKV_TIER_ROWS": 8}, True, {"decode": {8: "tiers", 9: "tiled", 17: "wide"}}),
+    ({}, True, {"decode": {4: "tiled", 16: "tiled", 17: "own"}, "verify": {8: "tiers", 16: "tiled", 17: "own"}}),
+    ({"QKV_TIER_ROWS": 16}, True, {"decode": {4: "tiers", 16: "tiers", 17: "own"}, "verify": {16: "tiers"}}),
+    ({"QKV_TIER_ROWS": 16, "W4A16_HOPPER_FROM": 33}, True, {"decode": {32: "tiers", 33: "own"}}),
+    ({"QKV_TIER_ROWS": 16, "W4A16_HOPPER_FROM": 9}, True, {"decode": {8: "tiers", 9: "own", 17: "own"}}),
+    ({"QKV_TIER_ROWS": 16}, False, {"decode": {16: "tiers", 32: "tiers", 33: "own"}}),
+    ({"QKV_TIER_ROWS": 8}, True, {"decode": {8: "tiers", 9: "tiled", 17: "own"}}),
 ])  # fmt: skip
 def test_qkv_arm_follows_the_edges_of_a_device(
     make_levers: Make, levers: dict[str, object], hopper: bool, expected: dict[str, dict[int, str]]
 ) -> None:
-    edges = qkv_edges(make_levers(**levers), hopper)
+    made = make_levers(**levers)
+    edges = qkv_edges(made, hopper_from(made, *SHAPE) if hopper else 0)
     got = {
         phase: {rows: qkv_arm(rows, phase, "auto", True, edges) for rows in arms}  # type: ignore[arg-type]
         for phase, arms in expected.items()

@@ -77,7 +77,14 @@ def test_no_arm_is_unreachable(make_context: Make) -> None:
         for phase in get_args(Phase)
         for arm in arms(layer_of(make_context, "native", QKV_ARM=asked), phase)
     }
-    assert reached == set(QKV_ARMS)
+    tuned = layer_of(make_context, "native", QKV_TIER_ROWS=16)  # as a device's table sets it
+    assert arms(tuned, "decode") == {**FEW, "tiers": (4, 32), "own": (33, 128)}
+    assert reached | {"own"} == set(QKV_ARMS)
+
+
+def test_weights_that_are_kept_in_bf16_have_no_edges_of_nvfp4(make_context: Make) -> None:
+    tuned = layer_of(make_context, "bf16", QKV_TIER_ROWS=16)
+    assert arms(tuned, "decode") == RECORDED["bf16", "decode"]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -118,6 +118,24 @@ def test_every_edge_is_a_lever_that_a_table_may_set(kernels):
     assert {question.lever for question in QUESTIONS} <= tunable
 
 
+def test_small_weights_get_an_edge_of_their_own_where_that_pays(built_in):
+    def rule(n, k, m):
+        chunks = math.ceil(m / 16)
+        small = n * k <= 8 << 20
+        return {"gemv": (4.0 if small else 20.0) * chunks, "hopper": 15.0 if small else 25.0}
+
+    found, timings = edges_of(rule, built_in, rows=(16, 17, 32, 48, 64))
+    values = {name: edge.value for name, edge in found.items()}
+    assert values == {
+        "MUSTER_W4A16_HOPPER_FROM": 17,
+        "MUSTER_W4A16_HOPPER_FROM_SMALL": 64,
+        "MUSTER_W4A16_HOPPER_SMALL_MI": 8,
+    }
+    taken = {(p.features, p.depth, p.rows): p.arm for p in picks(timings, with_values(built_in, values))}
+    assert [taken[4096, 2048, m] for m in (17, 48, 64)] == ["gemv", "gemv", "hopper"]
+    assert [taken[4096, 8192, m] for m in (16, 17)] == ["gemv", "hopper"]
+
+
 def test_picks_are_what_dispatch_takes_beside_the_fastest_and_cublas(built_in):
     found, timings = edges_of(h200_like, built_in)
     levers = with_values(built_in, {name: edge.value for name, edge in found.items()})

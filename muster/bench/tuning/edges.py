@@ -6,7 +6,7 @@ points it stands at the last one that its arm won: what was not measured is not 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kernel_muster.bench.tuning.source import GEMV, HOPPER, TILES_OF_3, Timing
@@ -70,6 +70,46 @@ def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]
         if edge is not None:
             found[question.lever] = edge
     yield from found.values()
+    yield from hopper_edges(timings, levers)
+
+
+def hopper_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
+    """Yield the Hopper GEMM's edge; where small weights have another one, that too, and which weights are small."""
+    by_size: dict[int, list[Point]] = {}
+    for timing in timings:
+        by_size.setdefault(size_mi(timing), []).extend(_points(_HOPPER, [timing], levers))
+    points = {size: found for size, found in sorted(by_size.items()) if found}
+    if not points:
+        return
+    never = _never("from", levers.setting(_HOPPER.lever).lever)
+    built_in = int(levers[_HOPPER.lever] or 0)
+
+    def split(most: int) -> tuple[list[Point], list[Point]]:
+        parts = [
+            [p for size, found in points.items() if (size <= most) is small for p in found] for small in (True, False)
+        ]
+        return parts[0], parts[1]
+
+    def cost(most: int) -> float:
+        return sum(_cost("from", part, _best("from", part, built_in, never)) for part in split(most) if part)
+
+    most = min((0, *list(points)[:-1]), key=lambda one: (cost(one), one))
+    noise = sum(point.spread for found in points.values() for point in found)
+    if cost(0) - cost(most) <= noise:
+        most = 0
+    small, large = split(most)
+    yield _edge(_HOPPER, large, _best("from", large, built_in, never), built_in)
+    if small:
+        question = replace(_HOPPER, lever="MUSTER_W4A16_HOPPER_FROM_SMALL")
+        yield _edge(question, small, _best("from", small, built_in, never), built_in)
+        each = [f"{size} Mi from M={_best('from', found, built_in, never)}" for size, found in points.items()]
+        spread = max(point.spread for found in points.values() for point in found)
+        yield FoundEdge(_SMALL, most, int(levers[_SMALL.lever] or 0), 0.0, spread, tuple(each))
+
+
+def size_mi(timing: Timing) -> int:
+    """Return the elements of a weight in units of 2^20, rounded up."""
+    return -(-timing.features * timing.depth >> 20)
 
 
 def with_values(levers: Levers, values: Mapping[str, int]) -> Levers:
@@ -83,7 +123,15 @@ def _find(question: Question, timings: Sequence[Timing], levers: Levers, built_i
     points = sorted(_points(question, timings, levers), key=lambda point: point.x)
     if not points:
         return None
-    value = _best(question.kind, points, built_in, _never(question.kind, levers.setting(question.lever).lever))
+    return _edge(
+        question,
+        points,
+        _best(question.kind, points, built_in, _never(question.kind, levers.setting(question.lever).lever)),
+        built_in,
+    )
+
+
+def _edge(question: Question, points: Sequence[Point], value: int, built_in: int) -> FoundEdge:
     losses = [math.exp(point.loss(_takes_above(question.kind, point.x, value))) - 1 for point in points]
     spread = max(point.spread for point in points)
     return FoundEdge(question, value, built_in, max(losses), spread, tuple(_figures(question, points)))
@@ -109,7 +157,7 @@ def _takes_above(kind: Kind, x: int, value: int) -> bool:
 
 def _best(kind: Kind, points: Sequence[Point], built_in: int, never: int) -> int:
     def cost(value: int) -> float:
-        return sum(point.loss(_takes_above(kind, point.x, value)) for point in points)
+        return _cost(kind, points, value)
 
     def noise(value: int) -> float:
         moved = (p for p in points if _takes_above(kind, p.x, value) != _takes_above(kind, p.x, built_in))
@@ -117,6 +165,10 @@ def _best(kind: Kind, points: Sequence[Point], built_in: int, never: int) -> int
 
     best = min({never, *(point.x for point in points)}, key=lambda value: (cost(value), value))
     return best if cost(built_in) - cost(best) > noise(best) else built_in
+
+
+def _cost(kind: Kind, points: Sequence[Point], value: int) -> float:
+    return sum(point.loss(_takes_above(kind, point.x, value)) for point in points)
 
 
 def _figures(question: Question, points: Sequence[Point]) -> Iterator[str]:
@@ -136,7 +188,7 @@ def _tiers(timing: Timing, levers: Levers) -> tuple[str, str] | None:
 
 
 def _narrow(timing: Timing, levers: Levers) -> tuple[str, str] | None:
-    if not is_deep(_shape(timing), levers):
+    if not is_deep(shape_of(timing), levers):
         return None
     return "k64_n64", "k64" if timing.rows <= int(levers["MUSTER_W4A16_M128_ABOVE"] or 0) else "m128"
 
@@ -164,10 +216,11 @@ def _hopper(timing: Timing, levers: Levers) -> tuple[str, str] | None:
 
 def blocks(timing: Timing) -> int:
     """Return the blocks of the wide grid."""
-    return _shape(timing).wide_blocks
+    return shape_of(timing).wide_blocks
 
 
-def _shape(timing: Timing) -> GemmShape:
+def shape_of(timing: Timing) -> GemmShape:
+    """Return the shape of a timing."""
     return GemmShape(timing.rows, timing.features, timing.depth)
 
 
@@ -177,7 +230,7 @@ def tile_of(timing: Timing, levers: Levers) -> TileName | None:
     there = [name for name in names if name in timing.us]
     if not there:
         return None
-    return choose_tile(_shape(timing), "decode", there, levers)
+    return choose_tile(shape_of(timing), "decode", there, levers)
 
 
 def _rows(timing: Timing) -> int:
@@ -192,5 +245,6 @@ QUESTIONS: tuple[Question, ...] = (
     _DEEP,
     Question("MUSTER_W4A16_M128_ABOVE", "most", "t or k64", "m128", "M", _tall, _rows),
     Question("MUSTER_W4A16_CHUNKED_ROWS", "most", "GEMV in chunks of 16", "tile GEMM", "M", _chunked, _rows),
-    Question("MUSTER_W4A16_HOPPER_FROM", "from", "GEMV", "Hopper GEMM", "M", _hopper, _rows),
 )
+_HOPPER = Question("MUSTER_W4A16_HOPPER_FROM", "from", "GEMV", "Hopper GEMM", "M", _hopper, _rows)
+_SMALL = replace(_HOPPER, lever="MUSTER_W4A16_HOPPER_SMALL_MI", kind="most", below="small", above="large", unit="Mi")

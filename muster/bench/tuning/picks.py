@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernel_muster.bench.tuning.edges import tile_of
+from kernel_muster.bench.tuning.edges import shape_of, tile_of
 from kernel_muster.bench.tuning.source import CUBLAS, GEMV, HOPPER, TILES_OF_3, Timing
 from kernel_muster.models.policy.gemv import TIERS
 from kernel_muster.models.policy.phase import Phase
@@ -46,6 +46,6 @@ def pick(timing: Timing, levers: Levers, phase: Phase) -> str:
     """Return the arm that a projection takes which has every measured one."""
     tile = tile_of(timing, levers)
     tiles: list[TileName] = ["hopper"] if HOPPER in timing.us else [] if tile is None else [tile]
-    if projection_arm(timing.rows, phase, TIERS if GEMV in timing.us else (), tiles, levers) == "gemv":
+    if projection_arm(shape_of(timing), phase, TIERS if GEMV in timing.us else (), tiles, levers) == "gemv":
         return GEMV
     return tiles[0]
