@@ -74,7 +74,7 @@ def _one(make: Callable[..., Workload], *arguments: Any) -> Iterator[Workload]:
     yield make(*arguments)
 
 
-def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int) -> Figure:
+def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int, *, peers: bool = True) -> Figure:
     """Measure one workload."""
     import cupy
 
@@ -94,7 +94,7 @@ def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int) -> Figu
         "floor": (moving(work.reads, work.writes, copies), timer.capture),
         "empty": (moving(0, 0, 2), timer.capture),
     }
-    peer = peer_of(work, sets)
+    peer = peer_of(work, sets, timer.stream) if peers else None
     if peer is not None:
         contestants["peer"] = (peer.launches, timer.capture_torch)
     graphs = {}
@@ -117,17 +117,19 @@ def main(arguments: Sequence[str]) -> int:
     from kernel_muster.api import open_registry
 
     file = arguments[arguments.index("--json") + 1] if "--json" in arguments else None
-    wanted = [text for text in arguments if text not in ("--json", file)]
+    peers = "--no-peers" not in arguments
+    wanted = [text for text in arguments if text not in ("--json", file, "--no-peers")]
     kernels = open_registry("cuda", levers={}, local_plugins={floor.NAME: floor})
     for key in {r.spec.kernel_key for r in kernels.catalog.kernels if is_device_backend(r.spec.backend)}:
-        kernels.try_kernel(key.module, key.func)  # all builds begin at once
+        if not wanted or any(text.split()[0] in str(key) for text in wanted):
+            kernels.try_kernel(key.module, key.func)  # all builds begin at once
     data, timer, figures = Data(), Timer(), []
     for group in workloads(data):
         for work in group():
             if wanted and not any(text in f"{work.model} {work.key} {work.label}" for text in wanted):
                 continue
             try:
-                figures.append(measure(kernels, work, timer, rounds=15))
+                figures.append(measure(kernels, work, timer, rounds=15, peers=peers))
             except Exception as error:  # noqa: BLE001  (the next workload may run all the same)
                 print(f"{work.model} {work.key} {work.label}: {type(error).__name__}: {error}", flush=True)
                 continue

@@ -17,13 +17,19 @@ class Peer:
     launches: list[Callable[[], Any]]
 
 
-def peer_of(work: Workload, sets: list[Arguments]) -> Peer | None:
-    """Return the peer of a workload; None where there is none, or torch is not installed."""
+def peer_of(work: Workload, sets: list[Arguments], stream: Any) -> Peer | None:
+    """Return the peer of a workload, which has run once on the stream; None where there is none, or no torch."""
     make = _MAKERS.get(work.key)
     if make is None or find_spec("torch") is None:
         return None
+    import torch
+
     name, launch = make
-    return Peer(name, [launch({key: _torch(value) for key, value in arguments.items()}) for arguments in sets])
+    launches = [launch({key: _torch(value) for key, value in arguments.items()}) for arguments in sets]
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        launches[0]()  # libraries make their handles and workspaces, which no capture may
+    torch.cuda.synchronize()
+    return Peer(name, launches)
 
 
 def _torch(value: Any) -> Any:

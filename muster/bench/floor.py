@@ -13,14 +13,19 @@ from kernel_muster.registry.specs import KernelSpec
 
 NAME = "muster_floor"
 VECTOR_BYTES = 16
-_ENTRY = EntryPoint("move_bytes", ("ptr", "ptr", "i64", "i64"))
-_VECTORS_A_BLOCK = 2048  # move.cu
+_ENTRIES = tuple(EntryPoint(f"move_bytes_{pieces}", ("ptr", "ptr", "i64", "i64")) for pieces in (1, 8))
+_THREADS = 256  # move.cu
+# From here on 8 pieces a thread leave no multiprocessor of any device idle.
+_MANY_VECTORS = 256 * 8 * 160
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     reads, writes = (int(bound.arguments[name]) // VECTOR_BYTES for name in ("reads", "writes"))
-    blocks = max(1, -(-max(reads, writes) // _VECTORS_A_BLOCK))
-    return LaunchPlan("move_bytes", (blocks, 1, 1), (bound.views["data"], bound.views["out"], reads, writes))
+    vectors = max(reads, writes)
+    pieces = 8 if vectors >= _MANY_VECTORS else 1
+    blocks = max(1, -(-vectors // (_THREADS * pieces)))
+    arguments = (bound.views["data"], bound.views["out"], reads, writes)
+    return LaunchPlan(f"move_bytes_{pieces}", (blocks, 1, 1), arguments)
 
 
 def _expected(arguments: Arguments, dims: Mapping[str, int]) -> Mapping[str, Any]:
@@ -44,5 +49,5 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the kernel."""
-    backend = CudaKernel(Path(__file__).parent / "move.cu", (_ENTRY,), _plan)
+    backend = CudaKernel(Path(__file__).parent / "move.cu", _ENTRIES, _plan)
     return [KernelSpec(key=f"{NAME}::move_bytes", contract="move_bytes", archs=("sm_80+",), backend=backend)]

@@ -59,32 +59,34 @@ class Workload:
 
 
 class Data:
-    """Makes arrays on the current device from one seed."""
+    """Makes arrays from one seed, by CuPy on the current device, or by the module given."""
 
-    def __init__(self) -> None:
-        import cupy
+    def __init__(self, module: Any = None) -> None:
+        if module is None:
+            import cupy
 
-        self._cupy = cupy
-        self._base = cupy.random.default_rng(7).standard_normal(2**22, dtype=cupy.float32)
+            module = cupy
+        self._module = module
+        self._base = module.random.default_rng(7).standard_normal(2**22, dtype=module.float32)
 
     def f32(self, *shape: int, low: float | None = None) -> Any:
         """Return Gaussian values, or values between ``low`` and 1."""
-        values = self._cupy.resize(self._base, shape)
-        return values if low is None else low + (1 - low) * (self._cupy.abs(values) % 1)
+        values = self._module.resize(self._base, shape)
+        return values if low is None else low + (1 - low) * (self._module.abs(values) % 1)
 
     def bf16(self, *shape: int) -> Any:
         """Return Gaussian values, truncated: as good as any for test data."""
-        bits = (self._base.view(self._cupy.uint32) >> 16).astype(self._cupy.uint16)
-        return self._cupy.resize(bits, shape).view(numpy_dtype("bf16"))
+        bits = (self._base.view(self._module.uint32) >> 16).astype(self._module.uint16)
+        return self._module.resize(bits, shape).view(numpy_dtype("bf16"))
 
     def empty(self, *shape: int, dtype: str = "bf16") -> Any:
         """Return an output."""
         kind = numpy_dtype(dtype)
-        return self._cupy.zeros(shape, f"u{kind.itemsize}").view(kind)
+        return self._module.zeros(shape, f"u{kind.itemsize}").view(kind)
 
     def i32(self, values: Any) -> Any:
         """Return integers given on the host."""
-        return self._cupy.asarray(np.asarray(values, np.int32))
+        return self._module.asarray(np.asarray(values, np.int32))
 
 
 def _bytes(arguments: Arguments, names: tuple[str, ...]) -> int:

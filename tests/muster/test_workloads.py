@@ -1,0 +1,58 @@
+"""What the small kernels are measured on, against their contracts."""
+
+from dataclasses import replace
+
+import kernel_muster as km
+import numpy as np
+import pytest
+from kernel_muster.bench import floor, workloads
+from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+
+MODELS = [replace(model, vocabulary=1000) for model in workloads.MODELS]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return km.open_registry("cpu", levers={}, local_plugins={floor.NAME: floor})
+
+
+def all_of(model, rows):
+    data = workloads.Data(np)
+    more = (
+        workloads.paged(data, model, rows, 100),
+        workloads.prefill(data, model, 20, 30),
+        workloads.gdn_prefill(data, model, 9),
+        workloads.dense(data, model, 20, 96, "gemm::dense_gemm_bf16"),
+    )
+    return (*workloads.step(data, model, rows), *more)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("rows", [1, 3, 32])
+def test_workload_has_the_arguments_of_its_contract(kernels, model, rows):
+    for work in all_of(model, rows):
+        handle = kernels.kernel(*work.key.split("::"))
+        bound = handle.contract.signature.bind(work.key, (), work.make())
+        assert not bound.is_empty
+        touched = sum(view.size * view.dtype.itemsize for view in bound.views.values())
+        assert 0 < work.writes <= touched
+        assert work.reads > 0
+
+
+def test_step_measures_every_device_kernel_of_its_families(kernels):
+    measured = {work.key for model in MODELS for rows in (1, 2) for work in all_of(model, rows)}
+    families = {key.partition("::")[0] for key in measured} - {"gemv", "gemm"}
+    offered = {
+        found.spec.key
+        for found in kernels.catalog.kernels
+        if is_device_backend(found.spec.backend) and found.spec.key.partition("::")[0] in families
+    }
+    # Forms that a measured one stands for: the same kernel with other arguments, or not part of a decode step.
+    stood_for = {
+        "causal_conv1d::causal_conv1d_update_prefill",
+        "causal_conv1d::causal_conv1d_verify_n",
+        "gated_delta_rule::gated_delta_rule_chunk2",
+        "gated_delta_rule::gated_delta_rule_chunk3",
+        "rope::rope_yarn",
+    }
+    assert offered - measured == stood_for
