@@ -124,6 +124,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     const Chunk chunk = chunk_of(cu_rows, M, S, rows_a_chunk, blockIdx.x / blocks_a_row);
     const int slot = slot_of(slots, chunk, R);
     bf16* own_state = state + (size_t)max(slot, 0) * C * (TAPS - 1) + place;
+    Raw<8> fresh[GROUP];
+    auto fetch = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i)
+            if (first + i < chunk.end) fresh[i] = load_raw<8>(x + (size_t)(first + i) * C, piece);
+    };
+    if (is_inside) fetch(chunk.begin);  // ahead of the state, whose place waits for the slot
     float w[8][TAPS], window[8][TAPS - 1] = {};
     taps.unpack(w);
     if (is_inside && slot >= 0) {
@@ -138,10 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
 
     // Stage 2: row after row, a few loads ahead.
     for (int first = chunk.begin; is_inside && first < chunk.end; first += GROUP) {
-        Raw<8> fresh[GROUP];
-#pragma unroll
-        for (int i = 0; i < GROUP; ++i)
-            if (first + i < chunk.end) fresh[i] = load_raw<8>(x + (size_t)(first + i) * C, piece);
+        if (first > chunk.begin) fetch(first);
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
             if (first + i >= chunk.end) continue;

@@ -35,18 +35,28 @@ __device__ __forceinline__ void cosine_and_sine(int position, double turns, doub
     sine = (float)(s * scale);
 }
 
+// A piece of a head, and the one that it turns with.
 template <int WIDTH>
-__device__ __forceinline__ void turn(bf16* low, bf16* high, int piece, const float* cosine, const float* sine) {
-    Values<WIDTH> a = load<WIDTH>(low, piece), b = load<WIDTH>(high, piece);
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) {
-        const float c = cosine[piece * WIDTH + i], s = sine[piece * WIDTH + i], first = a.at[i];
-        a.at[i] = first * c - b.at[i] * s;
-        b.at[i] = b.at[i] * c + first * s;
+struct Pieces {
+    bf16 *low, *high;
+    Raw<WIDTH> a, b;
+
+    __device__ __forceinline__ void load_from(bf16* low_, bf16* high_, int piece) {
+        low = low_ + piece * WIDTH, high = high_ + piece * WIDTH;
+        a = load_raw<WIDTH>(low, 0), b = load_raw<WIDTH>(high, 0);
     }
-    store<WIDTH>(low, piece, a);
-    store<WIDTH>(high, piece, b);
-}
+    __device__ __forceinline__ void turn(const float* cosine, const float* sine) const {
+        Values<WIDTH> x = widen(a), y = widen(b);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+            const float c = cosine[i], s = sine[i], first = x.at[i];
+            x.at[i] = first * c - y.at[i] * s;
+            y.at[i] = y.at[i] * c + first * s;
+        }
+        store<WIDTH>(low, 0, x);
+        store<WIDTH>(high, 0, y);
+    }
+};
 
 #define ROPE(WIDTH)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) rope_w##WIDTH(                                         \
@@ -61,9 +71,17 @@ __device__ __forceinline__ void turn(bf16* low, bf16* high, int piece, const flo
         const size_t row = blockIdx.x;                                                                           \
         for (int begin = 0; begin < half; begin += THREADS) {                                                    \
             const int count = min(half - begin, THREADS), i = begin + (int)threadIdx.x;                          \
-            /* Stage 1: angles of this round. */                                                                 \
+            /* Stage 1: angles of this round, while the first piece of every thread is on its way. */              \
             const double turns = turns_a_position(i, log2_step, ramp);                                           \
+            const int pieces = count / WIDTH, all = (Hq + Hk) * pieces;                                          \
+            auto fetch = [&](Pieces<WIDTH>& into, int at) {                                                      \
+                const int head = at / pieces, piece = at - head * pieces;                                        \
+                bf16* values = (head < Hq ? q + (row * Hq + head) * D : k + (row * Hk + head - Hq) * D) + begin; \
+                into.load_from(values, values + half, piece);                                                    \
+            };                                                                                                   \
+            Pieces<WIDTH> now;                                                                                   \
             wait_for_previous_launch();                                                                          \
+            if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                 \
             const int axis = i % 3 == 1 && i < 3 * section_h ? 1 : i % 3 == 2 && i < 3 * section_w ? 2 : 0;      \
             bool is_wrong = false;                                                                               \
             for (int a = 0; a < axes; ++a) is_wrong |= positions[(size_t)a * M + row] < 0;                       \
@@ -72,11 +90,10 @@ __device__ __forceinline__ void turn(bf16* low, bf16* high, int piece, const flo
                                 sine[threadIdx.x]);                                                              \
             __syncthreads();                                                                                     \
             /* Stage 2: all heads. */                                                                            \
-            const int pieces = count / WIDTH, all = is_wrong ? 0 : (Hq + Hk) * pieces;                           \
-            for (int at = threadIdx.x; at < all; at += THREADS) {                                                \
-                const int head = at / pieces, piece = at - head * pieces;                                        \
-                bf16* values = (head < Hq ? q + (row * Hq + head) * D : k + (row * Hk + head - Hq) * D) + begin; \
-                turn<WIDTH>(values, values + half, piece, cosine, sine);                                         \
+            for (int at = threadIdx.x; !is_wrong && at < all; at += THREADS) {                                   \
+                const int piece = at % pieces;                                                                   \
+                now.turn(cosine + piece * WIDTH, sine + piece * WIDTH);                                          \
+                if (at + THREADS < all) fetch(now, at + THREADS);                                                \
             }                                                                                                    \
             __syncthreads(); /* before the next round's angles */                                                \
         }                                                                                                        \
