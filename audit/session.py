@@ -110,6 +110,8 @@ class BootSession:
             self.levers,
             excused=lambda key: waivers[key].reason if key in waivers else "",
             runner=runner if wrap is None else wrap(runner),
+            # What ends the process where a kernel is missing is what serves requests.
+            serves=self._options.on_late_miss == "abort",
         )
 
     def __exit__(

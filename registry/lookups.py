@@ -79,8 +79,9 @@ class LookupSession:
         raises: bool = False,
         excused: Callable[[KernelKey], str] = lambda key: "",
         runner: Runner | None = None,
+        serves: bool = False,
     ) -> None:
-        self.catalog, self.target, self.levers = catalog, target, levers
+        self.catalog, self.target, self.levers, self.serves = catalog, target, levers, serves
         self.selector = Selector(catalog, target, levers)
         self.layouts = LayoutPlan()
         self.runner: Runner = runner or (HostRunner() if target.is_cpu else NoRunner())
@@ -271,6 +272,11 @@ class Lookups:
     def catalog(self) -> Catalog:
         """Everything that plugins registered."""
         return self._live.catalog
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process will serve requests: then a model's builder must be ready for production."""
+        return self._live.serves
 
     @property
     def layer(self) -> str:
