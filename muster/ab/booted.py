@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kernel_muster._version import __version__
+from kernel_muster.ab import nudge_plugin
 from kernel_muster.ab.decoders import Decoder, decoder_of
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
@@ -20,7 +21,7 @@ from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
-from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.running import Progress, Runner
 from kernel_muster.registry.specs import Stage, source_digest
 from kernel_muster.registry.values import frozen
@@ -86,11 +87,14 @@ class Booted:
 def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int | None = None) -> Booted:
     """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built."""
     seen: dict[str, Any] = {}
+    is_host = wanted.target == CPU
+    if nudge_seed is not None and not is_host:
+        wanted = replace(wanted, local_plugins={**wanted.local_plugins, nudge_plugin.NAME: nudge_plugin})
 
     def wrap(runner: Runner) -> Runner:
         if nudge_seed is not None:
-            runner = seen["nudger"] = Nudger(runner, nudge_seed)
-        seen["meter"] = Meter(runner, is_host=wanted.target == CPU)
+            runner = seen["nudger"] = Nudger(runner, nudge_seed, is_host=is_host)
+        seen["meter"] = Meter(runner, is_host=is_host)
         return seen["meter"]  # type: ignore[no-any-return]
 
     options = BootOptions(
@@ -118,6 +122,7 @@ def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int |
     booted = Booted(session, session.manifest, sized, model, decoder, seen["meter"], seen.get("nudger"))
     if booted.nudger is not None:
         booted.nudger.contracts = session.kernels.catalog.contracts
+        booted.nudger.find = lambda dtype: session.handle_of(KernelKey(nudge_plugin.NAME, f"nudge_{dtype}"))
     booted.kernels = _kernels(session)
     return booted
 

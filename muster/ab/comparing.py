@@ -174,11 +174,12 @@ class _Comparing:
         """Measure what rounding in the kernels that differ does to the reference arm."""
         if self._floor is None:
             self._floor = self._boot_floor()
-            for count in {*self._plan.sequences}:
-                self._floor.prepare(count)
         nudger = self._floor.nudger
         assert nudger is not None  # noqa: S101  (it was booted with one)
         nudger.keys = frozenset(differing)
+        self._floor.prepare(
+            len(prompts)
+        )  # as far as it is not: a graph moves what was to be moved when it was captured
         moved = self._floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
         return distance(a.logits, moved.logits, a.tokens, moved.tokens, self._plan.thresholds.top_k)
 
