@@ -71,6 +71,16 @@ def test_build_with_bf16_fp8_and_cooperative_groups_headers_compiles_from_wheels
     assert builder.build(make_request(text, ("bf16", "ptr"), "sm_80")).entries["scale"].parameters == ((0, 2), (8, 8))
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_build_with_a_tensor_map_has_it_aligned_to_64_wherever_the_parameters_begin(builder, make_request, arch):
+    text = "struct __align__(64) Map { unsigned char bytes[128]; };\n"
+    text += (
+        'extern "C" __global__ void scale(const __grid_constant__ Map m, float* out) { *out = m.bytes[threadIdx.x]; }'
+    )
+    (_, size), second = builder.build(make_request(text, ("tensormap", "ptr"), arch)).entries["scale"].parameters
+    assert (size, second[1]) == (128, 8)
+
+
 def test_build_that_spills_records_the_bytes_of_the_log(builder, make_request):
     body = "".join(f"float v{i} = out[{i} * threadIdx.x];" for i in range(96))
     body += "__syncthreads();" + "".join(f"out[{i} + threadIdx.x] = v{i} * v{(i * 7) % 96};" for i in range(96))
