@@ -1,0 +1,138 @@
+// Instructions of sm_90a that the GEMM is made of, one wrapper each (PTX ISA 8.0): barriers in shared memory, bulk copies,
+// and wgmma with the A operand in registers.
+#pragma once
+#include "launch.cuh"
+
+using u8 = unsigned char;
+using u64 = unsigned long long;
+
+// The driver's CUtensorMap, opaque.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ uint4 load_shared_16(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    return v;
+}
+__device__ __forceinline__ uint2 load_shared_8(u32 address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+    return v;
+}
+
+// --- barriers ---
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 size_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(size_bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+// 128 threads that share a number; 0 is __syncthreads.
+__device__ __forceinline__ void warpgroup_barrier(u32 number) {
+    asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
+}
+
+// --- bulk copies; the barrier counts their bytes ---
+
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 size_bytes, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(to), "l"(from), "r"(size_bytes), "r"(barrier), "l"(policy) : "memory");
+}
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int column, int row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// What is read once leaves the L2 first.
+__device__ __forceinline__ u64 l2_policy(bool is_read_once) {
+    u64 once, again;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(again));
+    return is_read_once ? once : again;
+}
+
+// --- registers of a warpgroup ---
+
+template <int COUNT>
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// --- wgmma ---
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// B in shared memory: rows of 64 BF16 k (128 bytes), swizzled in 128 bytes, 8 rows 1024 bytes apart from the next 8. The
+// tile begins at a multiple of 1024; 16 k are 32 bytes.
+__device__ __forceinline__ u64 b_descriptor(u32 address) {
+    constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (1024ull >> 4) << 32, UNUSED = 1ull << 16;
+    return SWIZZLE_128B | EIGHT_ROWS | UNUSED | (address >> 4);
+}
+
+// %0 to %127 and their registers, 16 at a time: wgmma takes N / 2 of them.
+#define D0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define D1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define D3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define D5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define D6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define D7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define R16(d, i) R4(d, i), R4(d, i + 4), R4(d, i + 8), R4(d, i + 12)
+#define R32(d, i) R16(d, i), R16(d, i + 16)
+#define R64(d, i) R32(d, i), R32(d, i + 32)
+#define ARGS(...) __VA_ARGS__
+
+// d [64 x N] (+)= a [64 x 16] b [16 x N]^T; d is overwritten where accumulate is 0.
+template <int N>
+struct Wgmma;
+#define WGMMA(N, D, REGISTERS, A0, A1, A2, A3, B, P)                                                              \
+    template <>                                                                                                  \
+    struct Wgmma<N> {                                                                                            \
+        static __device__ __forceinline__ void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, u32 accumulate) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, {" A0 ", " A1 ", " A2   \
+                         ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                                       \
+                         : REGISTERS                                                                             \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                 \
+        }                                                                                                        \
+    };
+
+WGMMA(32, D0, ARGS(R16(d, 0)), "%16", "%17", "%18", "%19", "%20", "%21")
+WGMMA(64, D0 ", " D1, ARGS(R32(d, 0)), "%32", "%33", "%34", "%35", "%36", "%37")
+WGMMA(96, D0 ", " D1 ", " D2, ARGS(R32(d, 0), R16(d, 32)), "%48", "%49", "%50", "%51", "%52", "%53")
+WGMMA(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66", "%67", "%68", "%69")
+WGMMA(160, D0 ", " D1 ", " D2 ", " D3 ", " D4, ARGS(R64(d, 0), R16(d, 64)), "%80", "%81", "%82", "%83", "%84", "%85")
+WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98", "%99", "%100", "%101")
+WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130", "%131", "%132", "%133")
