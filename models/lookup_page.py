@@ -7,9 +7,11 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.builders import choose_builder
 from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog
 from kernel_muster.registry.discovery import discover
@@ -18,7 +20,7 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import read_levers
 from kernel_muster.registry.lookups import Lookups, LookupSession
 from kernel_muster.registry.records import LookupEntry
-from kernel_muster.registry.target import CPU_TARGET
+from kernel_muster.registry.target import CPU_TARGET, Target
 
 #: Settings that change what is asked for, each beside the manifests' own.
 LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (
@@ -29,6 +31,8 @@ LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (
     {"MUSTER_FP32_ROUTING": "1"},
     {"MUSTER_FP4_PROJ_DECODE": "0"},
 )
+#: Where kernels are asked for that no other target has.
+HOPPER_TARGET = Target("sm_90a", parse_arch("sm_90a"))
 _ASKERS = (
     (r"mtp\..*\.attn", "MTP attention"), (r"mtp\..*\.(ffn|moe)", "MTP FFN"), (r"mtp.*", "MTP head"),
     (r"layers\.\d+\.attn", "attention"), (r"layers\.\d+\.gdn", "GDN"), (r"layers\.\d+\.ffn", "dense FFN"),
@@ -40,7 +44,7 @@ _HEADER = """# Lookups
 Every kernel that the shipped models ask for while they are built: by which layers, as required (R) or optional (O), on
 what condition, under which contract, and who of the built-in families provides it on which target. A chain (a > b) is
 asked in order; a member that is absent needs a waiver, and of a required chain one must be there. Made from plan builds
-of all models, under every lever setting that changes what they ask for, by
+of all models, under every lever setting and for every target that changes what they ask for, by
 `python -m kernel_muster.models.lookup_page docs/lookups.md`; a test keeps it current.
 """
 
@@ -53,14 +57,16 @@ def asker_of(layer: str) -> str:
     return next((name for pattern, name in _ASKERS if re.fullmatch(pattern, layer)), layer)
 
 
-def recorded_entries(catalog: Catalog, settings: Iterable[Mapping[str, str]] = LEVER_SETTINGS) -> Iterator[LookupEntry]:
+def recorded_entries(
+    catalog: Catalog, settings: Iterable[Mapping[str, str]] = LEVER_SETTINGS, target: Target = CPU_TARGET
+) -> Iterator[LookupEntry]:
     """Build a plan of every shipped model under every setting, and yield what was asked."""
     chosen = tuple(settings)
     for manifest in Catalogue.from_folders([manifest_folder()], levers=catalog.levers).manifests:
         builder = choose_builder(catalog.builders, manifest.model_type, manifest.name)
         for setting in chosen:
             levers, _ = read_levers(catalog.levers, [("given", setting), ("manifest", manifest.defaults)])
-            session = LookupSession(catalog, CPU_TARGET, levers)
+            session = LookupSession(catalog, target, levers)
             builder.build(manifest, Lookups(session), None)
             yield from session.entries("boot")
 
@@ -68,7 +74,7 @@ def recorded_entries(catalog: Catalog, settings: Iterable[Mapping[str, str]] = L
 def page_text(catalog: Catalog | None = None) -> str:
     """Return the page; MusterError if a built-in family does not load."""
     catalog = built_in_only(discover() if catalog is None else catalog)
-    roles = _roles(recorded_entries(catalog))
+    roles = _roles(chain(recorded_entries(catalog), recorded_entries(catalog, [{}], HOPPER_TARGET)))
     modules: dict[str, list[KernelKey]] = defaultdict(list)
     for key in sorted(roles):
         modules[key.module].append(key)

@@ -90,6 +90,11 @@ def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
         found["m128_v3"] = kernels.try_kernel(
             "w4a16_v3", "w4a16_gemm_t_m128_v3", when=_both(when, f"{_VARIANT}=v3"), requested_by=_VARIANT
         )
+    if wants_hopper(kernels):
+        found["hopper"] = kernels.try_kernel(
+            "w4a16_hopper", "w4a16_hopper_gemm", when=_both(when, f"the target is {HOPPER}"),
+            requested_by=_ARM if levers[_ARM] == "hopper" else None,
+        )  # fmt: skip
     return found
 
 
