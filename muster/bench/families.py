@@ -14,6 +14,7 @@ from kernel_muster.registry.lookups import Lookups
 #: Name of a family -> its module, which has ``FAMILY``; in the order they are measured.
 MODULES = {
     "gemv": "kernel_muster.bench.gemv",
+    "gemm": "kernel_muster.bench.gemm",
     "moe": "kernel_muster.bench.moe",
 }
 
