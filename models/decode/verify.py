@@ -5,55 +5,19 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.batch import Batch
+from kernel_muster.models.decode.recording import FixedInputs, new_tape
 from kernel_muster.models.decode.rung import replay_of
-from kernel_muster.models.decode.transfer import upload_to
-from kernel_muster.models.memory import Memory
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.state import ModelState
-from kernel_muster.registry.tape import Tape
 
-_NAMES = ("ids", "positions", "kv_slots", "context_lens", "state_slots", "block_table")
 _NOWHERE = -1
-_WORDS = 4
 
 
-class VerifyBuffers:
-    """Fixed arrays for one shape of verify pass, renewed by one copy."""
-
-    def __init__(self, memory: Memory, sequences: int, rows: int, pages: int) -> None:
-        count = sequences * rows
-        self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_NAMES[:3], (count,))
-        self._shapes.update(context_lens=(sequences,), state_slots=(sequences,), block_table=(sequences, pages))
-        self._places: dict[str, slice] = {}
-        words = 0
-        for name, shape in self._shapes.items():
-            size = int(np.prod(shape))
-            self._places[name] = slice(words, words + size)
-            words += -(-size // _WORDS) * _WORDS
-        pack = memory.zeros((words,), "i32")
-        self._words, self._upload = words, upload_to(memory, pack)
-        arrays = {name: pack[place].reshape(self._shapes[name]) for name, place in self._places.items()}
-        cu_rows = memory.put(np.arange(0, count + 1, rows, dtype=np.int32))
-        self.batch = Batch("verify", cu_rows=cu_rows, **arrays)
-
-    def clear(self, rows: int) -> None:
-        """Make every sequence padding: rows of one page that keep nothing."""
-        words = self._upload.stage()
-        words[:] = 0
-        words[self._places["kv_slots"]] = words[self._places["state_slots"]] = _NOWHERE
-        words[self._places["context_lens"]] = rows
-        self._upload.send(self._words)
-
-    def send(self, batch: Batch) -> None:
-        """Bring a batch of the host here."""
-        words = self._upload.stage()
-        words[:] = 0
-        for name, place in self._places.items():
-            if name != "block_table":
-                words[place] = getattr(batch, name)
-        table = words[self._places["block_table"]].reshape(self._shapes["block_table"])
-        table[:, : batch.block_table.shape[1]] = batch.block_table
-        self._upload.send(self._words)
+def _widened(table: Any, pages: int) -> Any:
+    """Return a block table with more columns, which no context reaches."""
+    wide = np.zeros((table.shape[0], pages), np.int32)
+    wide[:, : table.shape[1]] = table
+    return wide
 
 
 class VerifyStep:
@@ -64,15 +28,18 @@ class VerifyStep:
     ) -> None:  # fmt: skip
         memory = model.memory
         sequences, rows = shape
-        self._buffers = VerifyBuffers(memory, sequences, rows, pages)
-
-        def make_scratch(size: int) -> Any:
-            return memory.empty((size,), "u8")
-
+        count = sequences * rows
+        self._pages = pages
+        self._inputs = FixedInputs(memory, {
+            "ids": (count,), "positions": (count,), "kv_slots": (count,), "context_lens": (sequences,),
+            "state_slots": (sequences,), "block_table": (sequences, pages),
+        })  # fmt: skip
+        cu_rows = memory.put(np.arange(0, count + 1, rows, dtype=np.int32))
         with memory.active():
-            self._buffers.clear(rows)
-            with Tape(overlap=not memory.is_host, make_scratch=make_scratch) as tape:
-                done = model.run(self._buffers.batch, state, reads)
+            # Padding: rows of one page that keep nothing.
+            self._inputs.send({"kv_slots": _NOWHERE, "state_slots": _NOWHERE, "context_lens": rows})
+            with new_tape(memory) as tape:
+                done = model.run(Batch("verify", cu_rows=cu_rows, **self._inputs.arrays), state, reads)
                 self._logits: Any = model.lm_head.forward(done.hidden)
             self._hidden, self._features = done.hidden, done.features
             self._replay = replay_of(memory, tape)
@@ -82,7 +49,9 @@ class VerifyStep:
 
     def run(self, batch: Batch) -> Pass:
         """Enqueue the pass; its arrays hold until the next one of this shape."""
-        self._buffers.send(batch)
+        names = ("ids", "positions", "kv_slots", "context_lens", "state_slots")
+        table = _widened(batch.block_table, self._pages)
+        self._inputs.send({"block_table": table, **{name: getattr(batch, name) for name in names}})
         for pool, rows in self._snapshots:
             pool.rows = rows
         self._replay.launch()

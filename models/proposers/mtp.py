@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.memory import copy_rows
+from kernel_muster.models.decode.drafts import DraftSteps
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.proposers.interface import Committed
@@ -43,6 +43,7 @@ class MtpProposer:
         self._reads_prompts = levers.flag("MUSTER_MTP_PREFILL")
         self._state = ModelState(model.mtp.dims, sizes, model.memory.zeros)
         self._drafts: dict[int, _Draft] = {}
+        self._steps: dict[int, DraftSteps] = {}
 
     def open(self, sequence: SequenceState) -> None:
         """Begin a state for a sequence of the target."""
@@ -75,27 +76,16 @@ class MtpProposer:
             self._state.advance([draft.cache], [count])
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
-        """Draft token by token; the last ids are known from the commit already."""
+        """Draft token by token, recorded once a number of sequences; the last ids are known from the commit already."""
         drafts = [self._drafts[sequence.slot] for sequence in sequences]
-        lengths = [draft.cache.length for draft in drafts]
         rows = [draft.last for draft in drafts if draft.last is not None]
         if len(rows) != len(drafts):
             raise UsageError("an MTP proposer drafts behind a committed row, and there is none")
-        hidden = np.empty_like(rows[0], shape=(len(rows), rows[0].shape[1]))
-        for at, last in enumerate(rows):
-            copy_rows(hidden[at : at + 1], last)
-        found = [self._choose(hidden)]
-        for step in range(1, self.drafts):
-            positions = [draft.position + step for draft in drafts]
-            hidden, _ = self._run(drafts, [1] * len(drafts), found[-1], hidden, positions)
-            self._state.advance([draft.cache for draft in drafts], [1] * len(drafts))
-            found.append(self._choose(hidden))
-        for draft, length in zip(drafts, lengths, strict=True):
-            draft.cache.length = length
-        return i32(found).T.copy()
-
-    def _choose(self, hidden: Any) -> list[int]:
-        return self._model.greedy(self._model.lm_head.forward(hidden))
+        steps = self._steps.get(len(drafts))
+        if steps is None:
+            pages = self._state.sizes.pages
+            steps = self._steps[len(drafts)] = DraftSteps(self._model, self._state, len(drafts), self.drafts, pages)
+        return steps.run([draft.cache for draft in drafts], [draft.position for draft in drafts], rows)
 
     def _run(
         self, drafts: Sequence[_Draft], counts: Sequence[int], ids: Sequence[int], hidden: Any, positions: Sequence[int]

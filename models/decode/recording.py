@@ -1,0 +1,39 @@
+"""What recorded passes share: fixed i32 arrays renewed by one copy, and a tape that becomes one replay."""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from kernel_muster.models.decode.transfer import upload_to
+from kernel_muster.models.memory import Memory
+from kernel_muster.registry.tape import Tape
+
+# Arrays begin at multiples of 16 bytes, which kernels demand.
+_WORDS = 4
+
+
+class FixedInputs:
+    """Arrays of given shapes side by side in one; what is sent is zero where nobody fills it."""
+
+    def __init__(self, memory: Memory, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes, self._places = dict(shapes), dict[str, slice]()
+        words = 0
+        for name, shape in self._shapes.items():
+            self._places[name] = slice(words, words + prod(shape))
+            words += -(-prod(shape) // _WORDS) * _WORDS
+        pack = memory.zeros((max(words, _WORDS),), "i32")
+        self._words, self._upload = words, upload_to(memory, pack)
+        self.arrays = {name: pack[place].reshape(self._shapes[name]) for name, place in self._places.items()}
+
+    def send(self, values: Mapping[str, Any]) -> None:
+        """Fill arrays by name, with an array of their shape or one number, and enqueue the copy."""
+        words = self._upload.stage()
+        words[:] = 0
+        for name, value in values.items():
+            words[self._places[name]].reshape(self._shapes[name])[...] = value
+        self._upload.send(self._words)
+
+
+def new_tape(memory: Memory) -> Tape:
+    """Return a tape for a pass that writes no weight: on a device each kernel may begin early behind another."""
+    return Tape(overlap=not memory.is_host, make_scratch=lambda size: memory.empty((size,), "u8"))
