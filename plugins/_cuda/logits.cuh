@@ -55,35 +55,39 @@ struct Best {
     int index;
 };
 constexpr int NOWHERE = 0x7FFFFFFF;
+__device__ __forceinline__ Best no_best() { return {__int_as_float(0xFF800000), NOWHERE}; }
 
-__device__ __forceinline__ Best better(const Best& a, const Best& b) {
-    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+// The best of a warp's, in all of its lanes. Both zeros are one value.
+__device__ __forceinline__ Best best_of_warp(const Best& own) {
+    const u32 bits = __float_as_uint(own.value + 0.0f), order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const u32 top = __reduce_max_sync(0xFFFFFFFFu, order);
+    const u32 index = __reduce_min_sync(0xFFFFFFFFu, order == top ? (u32)own.index : (u32)NOWHERE);
+    return {__uint_as_float(top & 0x80000000u ? top & 0x7FFFFFFFu : ~top), (int)index};
 }
 
 // The best of the whole row, in every thread of every block. ``shared`` is for this alone, and stays in use until the
-// next cluster barrier. A row without a number above -infinity has its best at index 0.
+// next cluster barrier; it then holds the best of every warp, and the block's last. A row without a number above -infinity
+// has its best at index 0.
 template <int WIDTH, int THREADS>
 __device__ __forceinline__ Best best_of_row(const bf16* row, int V, u32 rank, Best (&shared)[THREADS / 32 + 1]) {
-    Best best{__int_as_float(0xFF800000), NOWHERE};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Best best = no_best();
     for_each_logit<WIDTH, THREADS>(row, V, rank, [&](int index, u32 bits) {
         const float value = __uint_as_float(bits << 16);
         if (value > best.value) best = {value, index};
     });
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1)
-        best = better(best, {__shfl_xor_sync(0xFFFFFFFFu, best.value, distance),
-                             __shfl_xor_sync(0xFFFFFFFFu, best.index, distance)});
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x / 32] = best;
+    best = best_of_warp(best);
+    if (lane == 0) shared[warp] = best;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int warp = 1; warp < THREADS / 32; ++warp) best = better(best, shared[warp]);
-        shared[THREADS / 32] = best;
+    if (warp == 0) {
+        best = best_of_warp(lane < THREADS / 32 ? shared[lane] : no_best());
+        if (lane == 0) shared[THREADS / 32] = best;
     }
     cluster_barrier();
     const Best& place = shared[THREADS / 32];
-    best = {__int_as_float(0xFF800000), NOWHERE};
-    for (u32 other = 0; other < TEAM; ++other)
-        best = better(best, {load_from_rank(&place.value, other),
-                             (int)word_of_rank(reinterpret_cast<const u32*>(&place.index), other)});
+    best = no_best();
+    if (lane < TEAM)  // a lane for each block
+        best = {load_from_rank(&place.value, lane), (int)word_of_rank(reinterpret_cast<const u32*>(&place.index), lane)};
+    best = best_of_warp(best);
     return {best.value, best.index == NOWHERE ? 0 : best.index};
 }

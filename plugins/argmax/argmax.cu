@@ -4,7 +4,7 @@
 // over; a row of nothing else gives 0. sm_80 and newer. Launched by launch.py.
 #include "logits.cuh"
 
-constexpr int THREADS = 512;
+constexpr int THREADS = 1024;  // a row of the models' vocabulary is one round of loads
 
 #define ARGMAX(WIDTH)                                                                                            \
     extern "C" __global__ void TEAM_BOUNDS(THREADS) argmax_bf16_w##WIDTH(                                        \

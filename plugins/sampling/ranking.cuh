@@ -58,7 +58,7 @@ struct Ranking {
         u64 list[BINS * 12 / 8];  // what top-k sorts, when nothing is searched any more
     };
     u32 low[LOW];
-    u32 buckets[THREADS];
+    __align__(16) u32 buckets[THREADS];
     Sum of_warp[WARPS];
     u32 count_of_warp[WARPS];
     Sum total;
@@ -67,6 +67,7 @@ struct Ranking {
     Found found;  // read by other blocks until they next meet: not for anything else
     u32 bucket, place, index;
     u32 selected;
+    u32 is_done;
     Best best[WARPS + 1];
 };
 

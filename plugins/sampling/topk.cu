@@ -1,38 +1,10 @@
 // The k largest logits of each row in falling order, of equal ones the lowest index first.
 //
-// The k-th is found without sorting (ranking.cuh); what is not behind it goes to out_ids in any order, and one block
-// sorts it by value and index: in shared memory up to SORTED_IN_SHARED, else in out_ids itself, which is slow. A cluster
-// of 8 blocks a row from sm_90 on, one block below. Values are exact. NaN, which the contract refuses, comes last.
-// sm_80 and newer. Launched by launch.py.
-#include "ranking.cuh"
-
-constexpr int SORTED_IN_SHARED = sizeof(Ranking::list) / sizeof(u64);
-
-__device__ __forceinline__ u32 key_at(const bf16* logits, u32 index) {
-    return key_of(*reinterpret_cast<const unsigned short*>(logits + index));
-}
-
-// What rises along the order: the complement of the key, then the index.
-__device__ __forceinline__ u64 order_of(const bf16* logits, u32 index) {
-    return ((u64)(0xFFFFu - key_at(logits, index)) << 32) | index;
-}
-
-// Bitonic, for any length: every exchange puts the smaller one first, so that what is beyond the end may be thought of as
-// the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
-template <class At, class Exchange>
-__device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
-    auto step = [&](int flip) {
-        for (int i = threadIdx.x; i < length; i += THREADS) {
-            const int other = i ^ flip;
-            if (other > i && other < length && at(other) < at(i)) exchange(i, other);
-        }
-        __syncthreads();
-    };
-    for (int size = 2; size / 2 < length; size *= 2) {
-        step(size - 1);
-        for (int distance = size / 4; distance > 0; distance /= 2) step(distance);
-    }
-}
+// Up to 256 of a row that is not sorted against us are found as largest.cuh says. Otherwise the k-th is found without
+// sorting (ranking.cuh); what is not behind it goes to out_ids in any order, and one block sorts it by value and index: in
+// shared memory up to LISTED, else in out_ids itself, which is slow. A cluster of 8 blocks a row from sm_90 on, one block
+// below. Values are exact. NaN, which the contract refuses, comes last. sm_80 and newer. Launched by launch.py.
+#include "largest.cuh"
 
 template <int WIDTH>
 __device__ __forceinline__ void select(const Row<WIDTH>& row, int k, int* ids) {
@@ -69,23 +41,38 @@ __device__ __forceinline__ void select(const Row<WIDTH>& row, int k, int* ids) {
 
 // By one block.
 __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* ids, float* values, u64* list) {
-    if (k <= SORTED_IN_SHARED) {
-        for (int i = threadIdx.x; i < k; i += THREADS) list[i] = order_of(logits, ids[i]);
+    if (k <= LISTED) {
+        for (int i = threadIdx.x; i < k; i += THREADS) list[i] = order_of(key_at(logits, ids[i]), ids[i]);
         __syncthreads();
-        sort(k, [&](int i) { return list[i]; },
-             [&](int i, int j) {
-                 const u64 kept = list[i];
-                 list[i] = list[j], list[j] = kept;
-             });
+        sort_list(list, k);
         for (int i = threadIdx.x; i < k; i += THREADS) ids[i] = (int)(u32)list[i];
     } else {
-        sort(k, [&](int i) { return order_of(logits, ids[i]); },
+        sort(k, [&](int i) { return order_of(key_at(logits, ids[i]), ids[i]); },
              [&](int i, int j) {
                  const int kept = ids[i];
                  ids[i] = ids[j], ids[j] = kept;
              });
     }
     for (int i = threadIdx.x; i < k; i += THREADS) values[i] = __bfloat162float(logits[ids[i]]);
+}
+
+// Whether the largest logits could be listed: then they are written.
+template <int WIDTH>
+__device__ __forceinline__ bool select_listed(const Row<WIDTH>& row, int k, int* ids, float* values) {
+    if (k > MOST_WANTED) return false;
+    Ranking& shared = row.shared;
+    best_of_row<WIDTH, THREADS>(row.logits, row.V, row.rank, shared.best);
+    const int listed = list_largest(row, k);
+    if (row.rank == 0) {
+        for (int i = threadIdx.x; i < k && k <= listed; i += THREADS) {
+            const u64 order = shared.list[i];
+            ids[i] = (int)(u32)order;
+            values[i] = value_of(key_in(order));
+        }
+        if (threadIdx.x == 0) shared.is_done = k <= listed;
+    }
+    cluster_barrier();
+    return word_of_rank(&shared.is_done, 0) != 0;
 }
 
 #define TOPK(WIDTH)                                                                                              \
@@ -100,8 +87,11 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
         const size_t m = blockIdx.x / TEAM;                                                                      \
         const Row<WIDTH> row{logits + m * V, V, team_rank(), shared};                                            \
         int* ids = out_ids + m * k;                                                                              \
-        select(row, k, ids);                                                                                     \
-        if (row.rank == 0) sort_and_write(row.logits, k, ids, out_values + m * k, shared.list);                  \
+        if (!select_listed(row, k, ids, out_values + m * k)) {                                                   \
+            select(row, k, ids);                                                                                 \
+            if (row.rank == 0) sort_and_write(row.logits, k, ids, out_values + m * k, shared.list);              \
+        }                                                                                                        \
+        cluster_barrier(); /* no block ends while another reads its shared memory */                             \
     }
 
 TOPK(1)

@@ -153,6 +153,37 @@ def test_top_k_of_infinities_zeros_and_ties_is_in_order(kernels, width):
     assert got["out_values"].tolist() == [[np.inf, 0, 0, 0, -1, -1]]
 
 
+@pytest.mark.parametrize("k", [1, 20, 256, 257, 5000])
+@pytest.mark.parametrize("kind", ["rising", "falling", "equal", "blocks"])
+def test_top_k_of_rows_that_no_sample_of_theirs_shows(kernels, kind, k):
+    width = 30_000
+    values = {
+        "rising": np.arange(width) / 100, "falling": -np.arange(width) / 100, "equal": np.ones(width),
+        "blocks": np.where(np.arange(width) // 2500 == 7, 3.0, -np.inf),  # one warp's share, the rest is nothing
+    }[kind]  # fmt: skip
+    logits = values.astype(BF16)[None]
+    got = launched(
+        kernels, "sampling::topk_bf16", logits=logits, k=k, out_values=full((1, k), 9, np.float32),
+        out_ids=full((1, k), 9, np.int32),
+    )  # fmt: skip
+    order = np.lexsort((np.arange(width), -logits[0].astype(np.float64)))[:k]
+    assert got["out_ids"][0].tolist() == order.tolist()
+    assert np.array_equal(got["out_values"][0], logits[0].astype(np.float32)[order])
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 0.7, 0.9999])
+@pytest.mark.parametrize("top_k", [0, 5, 300, 20_000])
+def test_sampling_of_equal_logits_takes_the_index_that_uniform_says(kernels, top_k, uniform):
+    width = 30_000
+    made = {
+        "temperature": np.array([0.5], np.float32), "top_k": np.array([top_k], np.int32),
+        "top_p": np.array([1.0], np.float32), "uniform": np.array([uniform], np.float32),
+    }  # fmt: skip
+    logits = full((1, width), 2.5)
+    out = launched(kernels, "sampling::sample_top_k_top_p", logits=logits, **made, out=full(1, -9, np.int32))["out"]
+    assert out.tolist() == [int(np.float64(made["uniform"][0]) * (top_k or width))]
+
+
 @pytest.mark.parametrize(
     "changed",
     [

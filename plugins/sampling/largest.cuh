@@ -1,0 +1,104 @@
+// The largest logits of a row, sorted, in one block: what top-k and sampling look at nearly always.
+//
+// Of the largest logits that the warps of a team met, the ``least``-th bounds the row's ``least``-th from below, and in a
+// row without an order of its own few logits beyond those wanted reach it. Those that do are listed, brought together by
+// block 0, and sorted. A row whose list gets too long, or what lies beyond a list, is left to ranking.cuh.
+#pragma once
+#include "ranking.cuh"
+
+constexpr int LISTED = sizeof(Ranking::list) / sizeof(u64);
+constexpr int MOST_WANTED = TEAM * WARPS;
+
+__device__ __forceinline__ u32 key_at(const bf16* logits, u32 index) {
+    return key_of(*reinterpret_cast<const unsigned short*>(logits + index));
+}
+
+// What rises along the order: the complement of the key, then the index.
+__device__ __forceinline__ u64 order_of(u32 key, u32 index) { return ((u64)(0xFFFFu - key) << 32) | index; }
+__device__ __forceinline__ u32 key_in(u64 order) { return 0xFFFFu - (u32)(order >> 32); }
+
+// Bitonic, for any length: every exchange puts the smaller one first, so that what is beyond the end may be thought of as
+// the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
+template <class At, class Exchange>
+__device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
+    auto step = [&](int flip) {
+        for (int i = threadIdx.x; i < length; i += THREADS) {
+            const int other = i ^ flip;
+            if (other > i && other < length && at(other) < at(i)) exchange(i, other);
+        }
+        __syncthreads();
+    };
+    for (int size = 2; size / 2 < length; size *= 2) {
+        step(size - 1);
+        for (int distance = size / 4; distance > 0; distance /= 2) step(distance);
+    }
+}
+
+__device__ __forceinline__ void sort_list(u64* list, int length) {
+    sort(length, [&](int i) { return list[i]; },
+         [&](int i, int j) {
+             const u64 kept = list[i];
+             list[i] = list[j], list[j] = kept;
+         });
+}
+
+// The key of the ``least``-th largest of what the warps of the team met, or of the last one of them; 0 where that is none.
+// Call after best_of_row: ``shared.best`` holds them.
+__device__ __forceinline__ u32 key_to_reach(Ranking& shared, u32 least) {
+    if (threadIdx.x < MOST_WANTED) {
+        const Best& place = shared.best[threadIdx.x % WARPS];
+        const float value = load_from_rank(&place.value, threadIdx.x / WARPS);
+        const bool is_one = (int)word_of_rank(reinterpret_cast<const u32*>(&place.index), threadIdx.x / WARPS) != NOWHERE;
+        shared.buckets[threadIdx.x] = is_one ? key_of(__float_as_uint(value) >> 16) : 0;
+    }
+    if (threadIdx.x == 0) shared.bin = 0;
+    __syncthreads();
+    if (threadIdx.x < MOST_WANTED) {
+        const u32 own = shared.buckets[threadIdx.x];
+        u32 ahead = 0, ones = 0;
+#pragma unroll 8
+        for (int i = 0; i < MOST_WANTED; i += 4) {
+            const uint4 keys = *reinterpret_cast<const uint4*>(&shared.buckets[i]);
+            const u32 four[4] = {keys.x, keys.y, keys.z, keys.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                ahead += four[e] > own || (four[e] == own && i + e < (int)threadIdx.x);
+                ones += four[e] != 0;
+            }
+        }
+        if (own != 0 && ahead + 1 == min(least, ones)) shared.bin = own;
+    }
+    __syncthreads();
+    return shared.bin;
+}
+
+// Lists the largest logits of the row in order in block 0's ``list``, and returns there how many they are: 0 if they are
+// too many, less than ``least`` if the row is short. All threads of the team; a cluster barrier must follow.
+template <int WIDTH>
+__device__ __forceinline__ u32 list_largest(const Row<WIDTH>& row, u32 least) {
+    Ranking& shared = row.shared;
+    const u32 reach = key_to_reach(shared, least);
+    if (threadIdx.x == 0) shared.selected = 0;
+    __syncthreads();
+    row.each([&](int index, u32 bits) {
+        const u32 key = key_of(bits);
+        if (key >= reach && reach != 0) {
+            const u32 place = atomicAdd(&shared.selected, 1u);
+            if (place < LISTED) shared.list[place] = order_of(key, index);
+        }
+    });
+    cluster_barrier();
+    if (row.rank != 0) return 0;
+    u32 total = shared.selected;
+    for (u32 other = 1; other < TEAM; ++other) {
+        const u32 count = word_of_rank(&shared.selected, other), before = min(total, (u32)LISTED);
+        const u32* list = reinterpret_cast<const u32*>(shared.list);
+        for (u32 i = threadIdx.x; i < min(count, LISTED - before); i += THREADS)
+            shared.list[before + i] = word_of_rank(list + 2 * i, other) | (u64)word_of_rank(list + 2 * i + 1, other) << 32;
+        total += count;
+    }
+    __syncthreads();
+    if (total > LISTED) return 0;
+    sort_list(shared.list, total);
+    return total;
+}
