@@ -50,14 +50,22 @@ extern "C" __global__ void HEAD_BOUNDS delta_rule_norm_128(
     float* const place = pool + ((size_t)(is_padding ? 0 : slot) * value_heads + head) * heads.state_size() +
                          (size_t)(warp * 32 + (lane >> 3) * ROWS) * VALUE_DIM + column;
 
-    // Stage 1: the step.
+    // Stage 1: the step, while what the norm needs is on its way.
+    const size_t at = (size_t)index * VALUE_DIM + column;
+    uint2 raw_gates = make_uint2(0, 0);
+    float weights[4] = {};
     float4 mixed = make_float4(0, 0, 0, 0);
     if (!is_padding) {
         RowInputs in;
         StatePart state;
-        in.load(heads, qkv, decay, beta, sequence, head, column, lane);
+        in.load(heads, qkv, decay, beta, sequence, head, column, warp, lane);
         state.load(place, VALUE_DIM);
-        mixed = widen(narrow(step(state, in, exchange[own_tile], 0, warp, lane)));
+        if (warp == 0 && lane < 8) {
+            raw_gates = *reinterpret_cast<const uint2*>(gate + at);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) weights[i] = norm_weight(weight, is_bf16, column + i);
+        }
+        mixed = widen(narrow(step(state, RowStep(in), exchange[own_tile], 0, warp, lane)));
         state.store(place, VALUE_DIM);
     }
 
@@ -73,13 +81,10 @@ extern "C" __global__ void HEAD_BOUNDS delta_rule_norm_128(
 
     // Stage 3: norm and gate.
     if (warp == 0 && lane < 8) {
-        const size_t at = (size_t)index * VALUE_DIM + column;
         const float scale = 1.0f / sqrtf(total / VALUE_DIM + eps);
-        const float4 gates = widen(*reinterpret_cast<const uint2*>(gate + at));
-        const float4 normed = make_float4(gated(mixed.x * scale, norm_weight(weight, is_bf16, column), gates.x),
-                                          gated(mixed.y * scale, norm_weight(weight, is_bf16, column + 1), gates.y),
-                                          gated(mixed.z * scale, norm_weight(weight, is_bf16, column + 2), gates.z),
-                                          gated(mixed.w * scale, norm_weight(weight, is_bf16, column + 3), gates.w));
+        const float4 gates = widen(raw_gates);
+        const float4 normed = make_float4(gated(mixed.x * scale, weights[0], gates.x), gated(mixed.y * scale, weights[1], gates.y),
+                                          gated(mixed.z * scale, weights[2], gates.z), gated(mixed.w * scale, weights[3], gates.w));
         *reinterpret_cast<uint2*>(out + at) = is_padding ? make_uint2(0, 0) : narrow(normed);
     }
     cluster_barrier();  // nobody leaves while others read its shared memory

@@ -5,7 +5,8 @@
 // k and q of the head's key head, scaled to length 1 (q also by Dk^-0.5). Columns of S do not depend on each other: a
 // tile of 32 columns belongs to 128 threads, Dk = 128. Lane (rows, quad) = (lane / 8, lane % 8) of warp w holds columns
 // 4 quad .. + 3 of rows 32 w + 8 rows .. + 7. Both products of a row are summed before the state moves, as
-// q . S_new = q . S_old + (q . k) delta, so that a row takes one barrier.
+// q . S_new = q . S_old + (q . k) delta, so that a row takes one barrier. Scales stay outside the sums: lengths and decay
+// multiply results. What a row needs besides the state is made ready while the row before it is at work.
 //
 // Numerics: FP32; sums over Dk in an order that depends on nothing, so that a state does not depend on how its rows were
 // cut into launches: all forms of many rows are this loop. One rounding of the output. The state is read once and
@@ -63,34 +64,63 @@ __device__ __forceinline__ float4 fma4(float a, float4 x, float4 y) {
     return make_float4(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y), fmaf(a, x.z, y.z), fmaf(a, x.w, y.w));
 }
 
+// Explicit, as everywhere here: all forms must round alike.
+__device__ __forceinline__ float dot4(float4 x, float4 y) {
+    return fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, x.x * y.x)));
+}
+
+__device__ __forceinline__ float4 scale4(float a, float4 x) { return make_float4(a * x.x, a * x.y, a * x.z, a * x.w); }
+
 __device__ __forceinline__ float4 add4(float4 x, float4 y) {
     return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
-__device__ __forceinline__ float4 over_rows(float4 v) {  // the sum over the four row groups of a warp
-#pragma unroll
-    for (int distance = 8; distance <= 16; distance <<= 1)
-        v = add4(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, distance), __shfl_xor_sync(0xffffffffu, v.y, distance),
-                                __shfl_xor_sync(0xffffffffu, v.z, distance), __shfl_xor_sync(0xffffffffu, v.w, distance)));
-    return v;
-}
-
-// One row as a thread loads it: q and k at 4 lane .. + 3, v of its columns.
+// One row as a thread loads it: q and k at 4 lane .. + 3 for their lengths and at its own 8 rows, v of its columns.
 struct RowInputs {
     uint2 q, k, v;
+    uint4 own_q, own_k;
     float decay, beta;
 
     __device__ __forceinline__ void load(const Heads& heads, const __nv_bfloat16* qkv, const float* decays,
-                                         const float* betas, int row, int head, int column, int lane) {
-        const __nv_bfloat16* at = qkv + row * heads.width();
-        const size_t keys = (size_t)heads.key_heads * KEY_DIM, key = (size_t)heads.key_head(head) * KEY_DIM + 4 * lane;
-        q = *reinterpret_cast<const uint2*>(at + key);
-        k = *reinterpret_cast<const uint2*>(at + keys + key);
-        v = *reinterpret_cast<const uint2*>(at + 2 * keys + (size_t)head * heads.value_dim + column);
+                                         const float* betas, int row, int head, int column, int warp, int lane) {
+        const __nv_bfloat16* at = qkv + row * heads.width() + (size_t)heads.key_head(head) * KEY_DIM;
+        const size_t keys = (size_t)heads.key_heads * KEY_DIM;
+        const int own = warp * 32 + (lane >> 3) * ROWS;
+        q = *reinterpret_cast<const uint2*>(at + 4 * lane);
+        k = *reinterpret_cast<const uint2*>(at + keys + 4 * lane);
+        own_q = *reinterpret_cast<const uint4*>(at + own);
+        own_k = *reinterpret_cast<const uint4*>(at + keys + own);
+        v = *reinterpret_cast<const uint2*>(qkv + row * heads.width() + 2 * keys + (size_t)head * heads.value_dim + column);
         decay = decays[(size_t)row * heads.value_heads + head];
         beta = betas[(size_t)row * heads.value_heads + head];
     }
 };
+
+// What a row does to the state: everything that does not depend on it.
+struct RowStep {
+    uint4 q, k;  // of this thread's rows, as they were loaded
+    uint2 v;
+    float decay, beta, unit_q, unit_k, qk;
+
+    RowStep() = default;
+    __device__ __forceinline__ explicit RowStep(const RowInputs& in)
+        : q(in.own_q), k(in.own_k), v(in.v), decay(in.decay), beta(in.beta) {
+        const float4 a = widen(in.q), b = widen(in.k);
+        const float qq = warp_total(dot4(a, a)), kk = warp_total(dot4(b, b)), both = warp_total(dot4(a, b));
+        unit_q = rsqrtf(qq + LENGTH_EPS) * rsqrtf((float)KEY_DIM);
+        unit_k = rsqrtf(kk + LENGTH_EPS);
+        qk = both * unit_q * unit_k;
+    }
+};
+
+__device__ __forceinline__ void unpack(float (&to)[ROWS], uint4 raw) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        to[2 * i] = __uint_as_float(words[i] << 16);
+        to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
 
 // A thread's part of a tile of the state.
 struct StatePart {
@@ -106,52 +136,56 @@ struct StatePart {
     }
 };
 
-// Sums over warps, of one row while the one before may still be read.
+// Sums over warps, [k or q][warp][columns], of one row while the one before may still be read.
 struct Exchange {
-    float4 parts[2][TILE_WARPS][2][COLUMNS / 4];
+    float4 parts[2][2][TILE_WARPS][COLUMNS / 4];
+
+    __device__ __forceinline__ float4 total(int parity, int which, int quad) const {
+        float4 sum = parts[parity][which][0][quad];
+#pragma unroll
+        for (int w = 1; w < TILE_WARPS; ++w) sum = add4(sum, parts[parity][which][w][quad]);
+        return sum;
+    }
 };
 
-// Moves a tile of the state by one row and returns the output of this thread's columns, before rounding. All threads of
-// the block come here.
-__device__ __forceinline__ float4 step(StatePart& state, const RowInputs& in, Exchange& exchange, int parity, int warp,
-                                       int lane) {
-    const float4 q = widen(in.q), k = widen(in.k), v = widen(in.v);
-    const float qq = warp_total(q.x * q.x + q.y * q.y + q.z * q.z + q.w * q.w);
-    const float kk = warp_total(k.x * k.x + k.y * k.y + k.z * k.z + k.w * k.w);
-    const float qk = warp_total(q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w);
-    const float unit_q = 1.0f / sqrtf(qq + LENGTH_EPS) * rsqrtf((float)KEY_DIM), unit_k = 1.0f / sqrtf(kk + LENGTH_EPS);
-    const float qs[4] = {q.x * unit_q, q.y * unit_q, q.z * unit_q, q.w * unit_q};
-    const float ks[4] = {k.x * unit_k, k.y * unit_k, k.z * unit_k, k.w * unit_k};
-    const int source = warp * 8 + (lane >> 3) * 2, quad = lane & 7;
+// Sums both products over the four row groups of a warp and puts them where all warps find them. Each exchange halves what
+// a lane holds: first one of the products, then two of its columns.
+__device__ __forceinline__ void share_sums(Exchange& exchange, int parity, float4 read_k, float4 read_q, int warp, int lane) {
+    const bool is_q = lane & 8, is_high = lane & 16;
+    const float4 give = is_q ? read_k : read_q;
+    const float4 mine = add4(is_q ? read_q : read_k,
+                             make_float4(__shfl_xor_sync(0xffffffffu, give.x, 8), __shfl_xor_sync(0xffffffffu, give.y, 8),
+                                         __shfl_xor_sync(0xffffffffu, give.z, 8), __shfl_xor_sync(0xffffffffu, give.w, 8)));
+    const float x = __shfl_xor_sync(0xffffffffu, is_high ? mine.x : mine.z, 16);
+    const float y = __shfl_xor_sync(0xffffffffu, is_high ? mine.y : mine.w, 16);
+    const float2 kept = is_high ? make_float2(mine.z + x, mine.w + y) : make_float2(mine.x + x, mine.y + y);
+    reinterpret_cast<float2*>(&exchange.parts[parity][is_q][warp][lane & 7])[is_high] = kept;
+}
 
+// Moves a tile of the state by one row and returns, in warp 0, the output of this thread's columns before rounding. All
+// threads of the tile come here.
+__device__ __forceinline__ float4 step(StatePart& state, const RowStep& in, Exchange& exchange, int parity, int warp,
+                                       int lane) {
+    float q[ROWS], k[ROWS];
+    unpack(q, in.q);
+    unpack(k, in.k);
     float4 read_k = make_float4(0, 0, 0, 0), read_q = read_k;
-    float own_k[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        own_k[r] = __shfl_sync(0xffffffffu, ks[r & 3], source + (r >> 2));
-        const float own_q = __shfl_sync(0xffffffffu, qs[r & 3], source + (r >> 2));
-        float4& s = state.rows[r];
-        s = make_float4(s.x * in.decay, s.y * in.decay, s.z * in.decay, s.w * in.decay);
-        read_k = fma4(own_k[r], s, read_k);
-        read_q = fma4(own_q, s, read_q);
+        read_k = fma4(k[r], state.rows[r], read_k);
+        read_q = fma4(q[r], state.rows[r], read_q);
     }
-    read_k = over_rows(read_k);
-    read_q = over_rows(read_q);
-    if (lane < 8) {
-        exchange.parts[parity][warp][0][quad] = read_k;
-        exchange.parts[parity][warp][1][quad] = read_q;
-    }
+    share_sums(exchange, parity, read_k, read_q, warp, lane);
     __syncthreads();
-    read_k = exchange.parts[parity][0][0][quad];
-    read_q = exchange.parts[parity][0][1][quad];
+    read_k = exchange.total(parity, 0, lane & 7);
+    const float seen = in.unit_k * in.decay;
+    const float4 v = widen(in.v);
+    const float4 delta = make_float4(fmaf(-seen, read_k.x, v.x) * in.beta, fmaf(-seen, read_k.y, v.y) * in.beta,
+                                     fmaf(-seen, read_k.z, v.z) * in.beta, fmaf(-seen, read_k.w, v.w) * in.beta);
+    const float4 learned = scale4(in.unit_k, delta);
 #pragma unroll
-    for (int w = 1; w < TILE_WARPS; ++w) {
-        read_k = add4(read_k, exchange.parts[parity][w][0][quad]);
-        read_q = add4(read_q, exchange.parts[parity][w][1][quad]);
-    }
-    const float4 delta = make_float4((v.x - read_k.x) * in.beta, (v.y - read_k.y) * in.beta, (v.z - read_k.z) * in.beta,
-                                     (v.w - read_k.w) * in.beta);
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) state.rows[r] = fma4(own_k[r], delta, state.rows[r]);
-    return fma4(qk * unit_q * unit_k, delta, read_q);
+    for (int r = 0; r < ROWS; ++r) state.rows[r] = fma4(k[r], learned, scale4(in.decay, state.rows[r]));
+    if (warp > 0) return make_float4(0, 0, 0, 0);
+    read_q = exchange.total(parity, 1, lane & 7);
+    return fma4(in.qk, delta, scale4(in.unit_q * in.decay, read_q));
 }

@@ -36,7 +36,9 @@ def _plan(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]
     if not heads:
         return ()  # the pool alone is no work
     if dims["key_dim"] == KEY_DIM and dims["value_dim"] % COLUMNS == 0:
-        return LaunchPlan("delta_rule_128", (heads * dims["value_dim"] // COLUMNS, 1, 1), arguments)
+        # A single row has nothing to prepare ahead, and needs the registers for more blocks.
+        name = "delta_rule_rows_128" if "cu_rows" in views or is_chunk else "delta_rule_one_128"
+        return LaunchPlan(name, (heads * dims["value_dim"] // COLUMNS, 1, 1), arguments)
     return LaunchPlan("delta_rule_any", (heads, 1, 1), arguments)
 
 
@@ -59,7 +61,7 @@ _PLAIN = ("ptr",) * 8 + ("i32",) * 7
 _NORM = ("ptr",) * 8 + ("f32",) + ("i32",) * 6
 DELTA_RULE = _kernel(
     _FOLDER / "gated_delta_rule.cu",
-    tuple(EntryPoint(f"delta_rule_{size}", _PLAIN) for size in ("128", "any")),
+    tuple(EntryPoint(f"delta_rule_{size}", _PLAIN) for size in ("one_128", "rows_128", "any")),
     _plan,
 )
 DECODE_NORM = _kernel(
