@@ -3,9 +3,11 @@
 //
 //   out[h, :] = sum_t softmax_t(scale * q[h, :] . k[t, :]) * v[t, :]        h: up to 8 query heads of one key head
 //
-// A cluster of 8 blocks of 8 warps (one block below sm_90) takes a row and a key head; its warps take tiles of 16 tokens
-// in turn, a function of the context's length only. Loads go straight to registers, the next tile's while this one is
-// multiplied; the cache is read once for all heads of a key head.
+// A context is cut into up to 8 pieces by its length alone: tiles of 16 tokens go round pieces, ranks of a cluster and
+// warps. A cluster of 8 blocks of 4 warps (one block below sm_90) takes one piece after the other, or, where there are too
+// few rows for a device, several clusters share a row's pieces: a row has the same bits either way. Loads go straight to
+// registers, the next tile's while this one is multiplied, also over the end of a piece; two blocks an SM, so that one
+// streams while the other combines. The cache is read once for all heads of a key head.
 //
 //   scores    A = q (16 x 16: 8 heads, 8 rows of zeros), B = k (16 x 8 tokens)
 //   result    A = v transposed (16 d x 16 tokens, paired by byte_perm), B = the weights (16 tokens x 8 heads)
@@ -14,21 +16,24 @@
 // use the same order of d, chosen for 16-byte loads of whole sectors.
 //
 // Numerics: scores, softmax and sums in FP32; a weight goes to the tensor core as two BF16, which hold it to 2^-17; one
-// rounding at the end. Partial results are combined warp after warp, then rank after rank. What lies beyond the context
-// is not read. A length outside its pages, or a page outside the cache, gives a row of zeros.
+// rounding at the end. Partial results are combined warp after warp, then rank after rank, then piece after piece. What
+// lies beyond the context is not read. A length outside its pages, or a page outside the cache, gives a row of zeros.
 #pragma once
 #include <cuda_bf16.h>
 #include "cluster.cuh"
 
-constexpr int HEADS = 8, TOKENS = 16, CHUNK = 64, WARPS = 8;
+constexpr int HEADS = 8, TOKENS = 16, CHUNK = 64, WARPS = 4, THREADS = WARPS * 32;
 #if __CUDA_ARCH__ >= 900
 constexpr int RANKS = 8;
-#define ATTENTION_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(WARPS * 32, 1)
+#define ATTENTION_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
 #else
 constexpr int RANKS = 1;
-#define ATTENTION_BOUNDS __launch_bounds__(WARPS * 32, 1)
+#define ATTENTION_BOUNDS __launch_bounds__(THREADS, 2)
 #endif
-constexpr int STEP = RANKS * WARPS * TOKENS;
+// A piece has at least so many tokens, a context at most so many pieces (launch.py has both numbers too).
+constexpr int PIECE_TOKENS = 1024, MOST_PIECES = 8;
+constexpr int STEP = RANKS * WARPS * TOKENS;  // tokens of a piece that a cluster has in hand
+constexpr int NO_PIECE = 0x7fffffff;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
@@ -65,6 +70,16 @@ struct Row {
     __nv_bfloat16* out;
     const int* table;
     int heads, key_head, length;
+
+    __device__ __forceinline__ int pieces() const { return min(MOST_PIECES, (length + PIECE_TOKENS - 1) / PIECE_TOKENS); }
+};
+
+// A block among those that work on one row and key head: rank ``rank`` of the ``cluster``-th of ``clusters``. If there are
+// several, ``slices`` holds their results [MOST_PIECES, RANKS] and ``arrivals`` [RANKS] counts them; it is left at zero.
+struct Team {
+    int rank, cluster, clusters;
+    float* slices;
+    u32* arrivals;
 };
 
 // Where a token stands in the cache; 0, and is_bad, for a page that is not there.
@@ -81,6 +96,29 @@ __device__ __forceinline__ int tile_place(const Cache& cache, const Row& row, in
     const int token = first + (lane & (TOKENS - 1));
     return first < row.length ? place_of(cache, row.table, token < row.length ? token : first, is_bad) : 0;
 }
+
+// What the table says for a warp's first tile, read before the length of the context is known: the page of this lane's
+// token, and of the tile's first one.
+struct FirstPages {
+    int own = -1, first = -1;
+
+    __device__ __forceinline__ FirstPages(const Cache& cache, const int* table, int entries, int token, int lane) {
+        if (entries > 0 && cache.page_size > 0) {
+            own = table[min((token + (lane & (TOKENS - 1))) / cache.page_size, entries - 1)];
+            first = table[min(token / cache.page_size, entries - 1)];
+        }
+    }
+    // tile_place, of these pages.
+    __device__ __forceinline__ int place(const Cache& cache, const Row& row, int tile, int lane, bool& is_bad) const {
+        const int token = tile + (lane & (TOKENS - 1));
+        if (tile >= row.length) return 0;
+        const bool is_own = token < row.length;
+        const int page = is_own ? own : first;
+        const bool is_there = (u32)page < (u32)cache.pages;
+        is_bad |= !is_there;
+        return is_there ? page * cache.page_size + (is_own ? token : tile) % cache.page_size : 0;
+    }
+};
 
 __device__ __forceinline__ u32 pair(float low, float high) {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
@@ -208,15 +246,235 @@ __device__ __forceinline__ void score(float (&s)[2][2][4], const Queries<C>& q, 
     }
 }
 
-// A warp's share of the context: tiles first, first + STEP, ...
+// Where a warp is in the context: at a tile of 16 tokens from ``token`` on, in ``piece``.
+struct Walk {
+    int piece, token;
+
+    __device__ __forceinline__ Walk(int piece_, int warp_of_team)
+        : piece(piece_), token((piece_ * RANKS * WARPS + warp_of_team) * TOKENS) {}
+
+    // The next tile; the next piece of the cluster after a piece's last one.
+    __device__ __forceinline__ void advance(const Row& row, const Team& team, int pieces, int warp_of_team) {
+        token += pieces * STEP;
+        if (token >= row.length) {
+            *this = Walk(piece + team.clusters, warp_of_team);
+            end_beyond(row, pieces);
+        }
+    }
+    __device__ __forceinline__ void end_beyond(const Row& row, int pieces) {
+        if (piece >= pieces || token >= row.length) piece = NO_PIECE, token = row.length;
+    }
+};
+
+// What counts of a partial result among others whose largest score is ``top``.
+__device__ __forceinline__ float share(float largest, float top) {
+    return largest == no_score() ? 0.0f : power(__fsub_rn(largest, top));
+}
+
+// Largest score and sum of weights.
+using Stats = float2;
+
+// Results of pieces, taken in one after the other by the thread that owns some columns of one head.
+struct Running {
+    float top = no_score(), weight = 0.0f;
+
+    // Returns what the values so far, and the new ones, count.
+    __device__ __forceinline__ float2 take(Stats piece) {
+        const float largest = fmaxf(top, piece.x), old_share = share(top, largest), new_share = share(piece.x, largest);
+        weight = __fmaf_rn(new_share, piece.y, __fmul_rn(weight, old_share));
+        top = largest;
+        return make_float2(old_share, new_share);
+    }
+};
+
+__device__ __forceinline__ float2 mix(float2 total, float2 value, float2 shares) {
+    return make_float2(__fmaf_rn(shares.y, value.x, __fmul_rn(total.x, shares.x)),
+                       __fmaf_rn(shares.y, value.y, __fmul_rn(total.y, shares.x)));
+}
+
+// Writes 8 bytes of another rank's shared memory.
+__device__ __forceinline__ void store_to_rank(float2* p, int rank, float2 value) {
+#if __CUDA_ARCH__ >= 900
+    u32 address = (u32)__cvta_generic_to_shared(p), remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(value.x), "f"(value.y) : "memory");
+#else
+    *p = value;
+#endif
+}
+
+// A block may write another's shared memory once all of the cluster have begun.
+__device__ __forceinline__ void announce_sending() {
+#if __CUDA_ARCH__ >= 900
+    cluster_arrive_relaxed();
+#endif
+}
+__device__ __forceinline__ void begin_sending() {
+#if __CUDA_ARCH__ >= 900
+    cluster_wait();
+#endif
+}
+
+// Shared memory of a block. Of each head a rank owns D / RANKS columns, whose partial results the others send it.
 template <int C>
-__device__ __forceinline__ void attend_tiles(Softmax<C>& softmax, const Cache& cache, const Row& row,
-                                             const Queries<C>& q, float scale, int first, int lane, bool& is_bad) {
-    constexpr int D = C * CHUNK;
-    const int g = lane >> 2, t = lane & 3;
+struct Shared {
+    static constexpr int D = C * CHUNK, OWN = D / RANKS, BUFFERS = RANKS > 1 ? 2 : 1;
+    static constexpr int PASS_CHUNKS = RANKS > 1 ? C : 1, PASS = PASS_CHUNKS * CHUNK;  // below sm_90 48 KB are all
+    Queries<C> q;
+    float partial[WARPS][HEADS][PASS + 4];
+    Stats of_warp[WARPS][HEADS];
+    float2 incoming[BUFFERS][RANKS][HEADS][OWN / 2];
+    Stats of_rank[BUFFERS][RANKS][HEADS];
+    float2 bad_of_rank[BUFFERS][RANKS];
+    float2 total[HEADS][OWN / 2];  // each element is one thread's
+    u32 is_last;
+};
+
+// Sends every rank its columns of this block's result of a piece, and the statistics of all heads.
+template <int C>
+__device__ __forceinline__ void send(Shared<C>& shared, const Softmax<C>& softmax, bool is_bad, int buffer, int rank,
+                                     bool is_first) {
+    using S = Shared<C>;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    float sum = softmax.sum;
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+    if (t == 0) shared.of_warp[warp][g] = make_float2(softmax.largest, sum);
+#pragma unroll
+    for (int pass = 0; pass < C / S::PASS_CHUNKS; ++pass) {
+        if (pass > 0) __syncthreads();
+#pragma unroll
+        for (int c = 0; c < S::PASS_CHUNKS; ++c)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    *reinterpret_cast<float2*>(&shared.partial[warp][2 * t + h][c * CHUNK + 8 * g + 2 * j]) =
+                        make_float2(softmax.o[pass * S::PASS_CHUNKS + c][j][h], softmax.o[pass * S::PASS_CHUNKS + c][j][2 + h]);
+        const bool any_bad = __syncthreads_or(is_bad);
+        if (pass == 0) {
+            if (is_first) begin_sending();
+            for (int i = threadIdx.x; i < HEADS * RANKS; i += THREADS) {
+                const int head = i / RANKS;
+                float top = no_score(), total = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) top = fmaxf(top, shared.of_warp[w][head].x);
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w)
+                    total = __fmaf_rn(share(shared.of_warp[w][head].x, top), shared.of_warp[w][head].y, total);
+                store_to_rank(&shared.of_rank[buffer][rank][head], i % RANKS, make_float2(top, total));
+            }
+            if (threadIdx.x < RANKS)
+                store_to_rank(&shared.bad_of_rank[buffer][rank], threadIdx.x, make_float2(any_bad ? 1.0f : 0.0f, 0.0f));
+        }
+#pragma unroll
+        for (int i = threadIdx.x; i < HEADS * S::PASS / 2; i += THREADS) {
+            const int head = i / (S::PASS / 2), at = i % (S::PASS / 2), pair = pass * (S::PASS / 2) + at;
+            float top = no_score();
+            float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) top = fmaxf(top, shared.of_warp[w][head].x);
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const float counts = share(shared.of_warp[w][head].x, top);
+                const float2 value = *reinterpret_cast<const float2*>(&shared.partial[w][head][2 * at]);
+                total = make_float2(__fmaf_rn(counts, value.x, total.x), __fmaf_rn(counts, value.y, total.y));
+            }
+            store_to_rank(&shared.incoming[buffer][rank][head][pair % (S::OWN / 2)], pair / (S::OWN / 2), total);
+        }
+    }
+}
+
+// A thread's head, and the first of its pairs of columns among those of its rank: every 16th is its own.
+constexpr int PAIR_STEP = THREADS / HEADS;
+__device__ __forceinline__ int own_head() { return threadIdx.x / PAIR_STEP; }
+__device__ __forceinline__ int own_pair() { return threadIdx.x % PAIR_STEP; }
+
+// What the ranks sent of a piece: the statistics of this thread's head, then its columns.
+template <int C>
+struct Piece {
+    Stats stats;
+    float shares[RANKS];
+
+    __device__ __forceinline__ Piece(const Shared<C>& shared, int buffer) {
+        float top = no_score(), weight = 0.0f;
+        Stats ranks[RANKS];
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r) {
+            ranks[r] = shared.of_rank[buffer][r][own_head()];
+            top = fmaxf(top, ranks[r].x);
+        }
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r) {
+            shares[r] = share(ranks[r].x, top);
+            weight = __fmaf_rn(shares[r], ranks[r].y, weight);
+        }
+        stats = make_float2(top, weight);
+    }
+    __device__ __forceinline__ float2 columns(const Shared<C>& shared, int buffer, int pair) const {
+        float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r) {
+            const float2 value = shared.incoming[buffer][r][own_head()][pair];
+            total = make_float2(__fmaf_rn(shares[r], value.x, total.x), __fmaf_rn(shares[r], value.y, total.y));
+        }
+        return total;
+    }
+};
+
+// A slice holds what one rank has of one piece: its columns of all heads, then the heads' statistics, then is_bad.
+template <int C>
+struct Slice {
+    static constexpr int PAIRS = HEADS * Shared<C>::OWN / 2, FLOATS = 2 * PAIRS + 32;
+    float2* at;
+
+    __device__ __forceinline__ Slice(const Team& team, int piece)
+        : at(reinterpret_cast<float2*>(team.slices + (size_t)(piece * RANKS + team.rank) * FLOATS)) {}
+    __device__ __forceinline__ float2* columns(int pair) const { return at + own_head() * (Shared<C>::OWN / 2) + pair; }
+    __device__ __forceinline__ float2* stats() const { return at + PAIRS + own_head(); }
+    __device__ __forceinline__ float2* bad() const { return at + PAIRS + HEADS; }
+};
+
+// Whether this block is the last of its rank to come here, of so many; all threads ask. It then sees what the others wrote.
+__device__ __forceinline__ bool is_last_of(u32* arrivals, u32 count, u32& shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        shared = atomicAdd(arrivals, 1u) == count - 1;
+        if (shared) *arrivals = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return shared != 0;
+}
+
+template <int C>
+__device__ __forceinline__ void finish(const Row& row, int rank, int pair, float2 total, float weight, bool is_zero) {
+    constexpr int D = C * CHUNK, OWN = D / RANKS;
+    if (own_head() >= row.heads) return;
+    const float low = is_zero ? 0.0f : __fdiv_rn(total.x, weight), high = is_zero ? 0.0f : __fdiv_rn(total.y, weight);
+    *reinterpret_cast<u32*>(row.out + own_head() * D + rank * OWN + 2 * pair) = ::pair(low, high);
+}
+
+// One row. Launch: THREADS threads, RANKS blocks a cluster; all threads of all of them come here, once their memory is
+// there to be read. scale includes log2(e).
+template <int C>
+__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const FirstPages& pages, float scale,
+                                       const Team& team) {
+    constexpr int D = C * CHUNK, PAIRS = Shared<C>::OWN / 2;
+    __shared__ Shared<C> shared;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int warp_of_team = team.rank * WARPS + warp, pieces = row.pieces();
+    if (team.cluster > 0 && team.cluster >= pieces) return;  // the whole cluster
+    announce_sending();
+
+    // Stage 1: the first tile, and the queries.
+    Walk now(team.cluster, warp_of_team);
+    now.end_beyond(row, pieces);
+    bool is_bad = false;
     Tile<C> tile;
-    int place = tile_place(cache, row, first, lane, is_bad);
-    {
+    int place = pages.place(cache, row, now.token, lane, is_bad);
+    if (now.piece != NO_PIECE) {
         const KeyPointers keys(cache, row.key_head, D, place, g, t);
         const ValuePointers values(cache, row.key_head, D, place, g, t);
 #pragma unroll
@@ -224,126 +482,90 @@ __device__ __forceinline__ void attend_tiles(Softmax<C>& softmax, const Cache& c
 #pragma unroll
         for (int c = 0; c < C; ++c) tile.load_v(values.at, c);
     }
-    int next_place = tile_place(cache, row, first + STEP, lane, is_bad);
-#pragma unroll 1
-    for (int token = first; token < row.length; token += STEP) {
-        const bool has_next = token + STEP < row.length;
-        place = next_place;
-        next_place = tile_place(cache, row, token + 2 * STEP, lane, is_bad);
-        const KeyPointers keys(cache, row.key_head, D, place, g, t);
-        float parts[2][2][4] = {};
-#pragma unroll
-        for (int c = 0; c < C; ++c) {
-            score<C>(parts, q, tile, c, lane);
-            if (has_next) tile.load_k(keys.at, c);
-        }
-        float s[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int h = i >> 1, at = token + 8 * h + 2 * t + (i & 1);
-            const float product = __fmul_rn(__fadd_rn(parts[h][0][i & 1], parts[h][1][i & 1]), scale);
-            s[i] = at < row.length ? product : no_score();
-        }
-        u32 high[2], low[2];
-        softmax.weigh(s, t, high, low);
-        const ValuePointers values(cache, row.key_head, D, place, g, t);
-#pragma unroll
-        for (int c = 0; c < C; ++c) {
-            softmax.add(c, tile.v[c], high, low);
-            if (has_next) tile.load_v(values.at, c);
-        }
-    }
-}
-
-// What a partial result counts among others whose largest score is ``top``.
-__device__ __forceinline__ float share(float largest, float top) {
-    return largest == no_score() ? 0.0f : power(__fsub_rn(largest, top));
-}
-
-// One row. Launch: WARPS * 32 threads, RANKS blocks; all threads of all of them come here. scale includes log2(e).
-template <int C>
-__device__ __forceinline__ void attend(const Cache& cache, const Row& row, float scale, int rank) {
-    constexpr int D = C * CHUNK;
-    __shared__ Queries<C> q;
-    __shared__ float partial[WARPS][HEADS][CHUNK + 4];
-    __shared__ float mine[HEADS * D];
-    __shared__ float largest[WARPS][HEADS], sums[WARPS][HEADS];
-    __shared__ float block_largest[HEADS], block_sum[HEADS], block_bad[1];
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-
-    // Stage 1: each warp attends to its tiles.
-    load_queries<C>(q, row);
+    Walk next = now;
+    if (now.piece != NO_PIECE) next.advance(row, team, pieces, warp_of_team);
+    int next_place = tile_place(cache, row, next.token, lane, is_bad);
+    load_queries<C>(shared.q, row);
+    for (int i = own_pair(); i < PAIRS; i += PAIR_STEP) shared.total[own_head()][i] = make_float2(0.0f, 0.0f);
     __syncthreads();
-    Softmax<C> softmax;
-    bool is_bad = false;
-    const int first = (rank * WARPS + warp) * TOKENS;
-    if (first < row.length) attend_tiles<C>(softmax, cache, row, q, scale, first, lane, is_bad);
-    float sum = softmax.sum;
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-    if (t == 0) {
-        largest[warp][g] = softmax.largest;
-        sums[warp][g] = sum;
-    }
-    const bool any_bad = __syncthreads_or(is_bad);
 
-    // Stage 2: sums over warps in rising order, 64 columns at a time.
-    float even_top = no_score(), odd_top = no_score();
+    // Stage 2: piece after piece.
+    Running running;
+    bool any_bad = false, is_first = true;
+    int buffer = 0;
+#pragma unroll 1
+    for (int piece = team.cluster; piece < pieces; piece += team.clusters) {
+        Softmax<C> softmax;
+#pragma unroll 1
+        while (now.piece == piece) {
+            const int token = now.token;
+            const bool has_next = next.piece != NO_PIECE;
+            now = next;
+            place = next_place;
+            if (has_next) next.advance(row, team, pieces, warp_of_team);
+            next_place = tile_place(cache, row, next.token, lane, is_bad);
+            const KeyPointers keys(cache, row.key_head, D, place, g, t);
+            float parts[2][2][4] = {};
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-        even_top = fmaxf(even_top, largest[w][2 * t]);
-        odd_top = fmaxf(odd_top, largest[w][2 * t + 1]);
-    }
-    const float even = share(largest[warp][2 * t], even_top), odd = share(largest[warp][2 * t + 1], odd_top);
+            for (int c = 0; c < C; ++c) {
+                score<C>(parts, shared.q, tile, c, lane);
+                if (has_next) tile.load_k(keys.at, c);
+            }
+            float s[4];
 #pragma unroll
-    for (int c = 0; c < C; ++c) {
+            for (int i = 0; i < 4; ++i) {
+                const int h = i >> 1, at = token + 8 * h + 2 * t + (i & 1);
+                const float product = __fmul_rn(__fadd_rn(parts[h][0][i & 1], parts[h][1][i & 1]), scale);
+                s[i] = at < row.length ? product : no_score();
+            }
+            u32 high[2], low[2];
+            softmax.weigh(s, t, high, low);
+            const ValuePointers values(cache, row.key_head, D, place, g, t);
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                partial[warp][2 * t + (i & 1)][8 * g + 2 * j + (i >> 1)] = __fmul_rn(softmax.o[c][j][i], i & 1 ? odd : even);
-        __syncthreads();
-        for (int i = threadIdx.x; i < HEADS * CHUNK; i += WARPS * 32) {
-            const int head = i / CHUNK, d = i % CHUNK;
-            float total = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; ++w) total = __fadd_rn(total, partial[w][head][d]);
-            mine[head * D + c * CHUNK + d] = total;
+            for (int c = 0; c < C; ++c) {
+                softmax.add(c, tile.v[c], high, low);
+                if (has_next) tile.load_v(values.at, c);
+            }
         }
-        __syncthreads();
+        send<C>(shared, softmax, is_bad, buffer, team.rank, is_first);
+        is_first = false;
+        cluster_barrier();
+        const Piece<C> result(shared, buffer);
+        bool piece_bad = false;
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r) piece_bad |= shared.bad_of_rank[buffer][r].x != 0.0f;
+        any_bad |= piece_bad;
+        if (team.clusters > 1) {
+            const Slice<C> slice(team, piece);
+            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP) *slice.columns(i) = result.columns(shared, buffer, i);
+            if (own_pair() == 0) *slice.stats() = result.stats;
+            if (threadIdx.x == 0) *slice.bad() = make_float2(piece_bad ? 1.0f : 0.0f, 0.0f);
+        } else {
+            const float2 shares = running.take(result.stats);
+            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
+                shared.total[own_head()][i] = mix(shared.total[own_head()][i], result.columns(shared, buffer, i), shares);
+        }
+        if (Shared<C>::BUFFERS > 1) buffer ^= 1;
+        else __syncthreads();  // the next piece writes what this one reads
     }
-    if (threadIdx.x < HEADS) {
-        const int head = threadIdx.x;
-        float top = no_score(), total = 0.0f;
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, largest[w][head]);
-        for (int w = 0; w < WARPS; ++w) total = __fmaf_rn(share(largest[w][head], top), sums[w][head], total);
-        block_largest[head] = top;
-        block_sum[head] = total;
-    }
-    if (threadIdx.x == 0) block_bad[0] = any_bad ? 1.0f : 0.0f;
 
-    // Stage 3: each rank sums its columns over ranks in rising order, and stores.
-    cluster_barrier();
-    constexpr int OWN = HEADS * D / RANKS;
-    for (int i = rank * OWN + threadIdx.x; i < (rank + 1) * OWN; i += WARPS * 32) {
-        const int head = i / D;
-        float top = no_score(), total = 0.0f, weight = 0.0f, bad = 0.0f, tops[RANKS];
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r) {
-            tops[r] = load_from_rank(&block_largest[head], r);
-            bad = bad + load_from_rank(&block_bad[0], r);
-            top = fmaxf(top, tops[r]);
+    if (pieces == 0) begin_sending();  // what was announced ends here
+
+    // Stage 3: pieces of other clusters, by the last of them to end; then the results.
+    if (team.clusters > 1 && pieces > 0) {
+        if (!is_last_of(team.arrivals + team.rank, min(team.clusters, pieces), shared.is_last)) return;
+        any_bad = false;
+#pragma unroll 1
+        for (int piece = 0; piece < pieces; ++piece) {
+            const Slice<C> slice(team, piece);
+            any_bad |= __ldcg(slice.bad()).x != 0.0f;
+            const float2 shares = running.take(__ldcg(slice.stats()));
+            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
+                shared.total[own_head()][i] = mix(shared.total[own_head()][i], __ldcg(slice.columns(i)), shares);
         }
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r) {
-            const float counts = share(tops[r], top);
-            weight = __fmaf_rn(counts, load_from_rank(&block_sum[head], r), weight);
-            total = __fmaf_rn(counts, load_from_rank(&mine[i], r), total);
-        }
-        const bool is_zero = row.length == 0 || bad != 0.0f;
-        if (head < row.heads) row.out[i] = __float2bfloat16_rn(is_zero ? 0.0f : __fdiv_rn(total, weight));
     }
-    cluster_barrier();  // nobody leaves while others read its shared memory
+    for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
+        finish<C>(row, team.rank, i, shared.total[own_head()][i], running.weight, any_bad || row.length == 0);
 }
 
 // The simple way, for any D up to 8 * 128: one block of 128 threads a query head. ``row`` has one head.
@@ -402,17 +624,31 @@ __device__ __forceinline__ int checked_length(int length, const Cache& cache, in
     return fits ? length : 0;
 }
 
-// Which row, key head and eight of its query heads a block works on. Grid: rows * key_heads * ceil(per_key / 8) * RANKS.
+// Which row, key head and eight of its query heads a block works on, and in which team. Grid: clusters * rows * key_heads *
+// ceil(per_key / 8) * RANKS, the first cluster of every row first.
 struct BlockPlace {
-    int row, key_head, head, heads, rank;
+    int row, key_head, head, heads, team, rank, cluster;
 
-    __device__ __forceinline__ BlockPlace(int key_heads, int per_key) {
+    __device__ __forceinline__ BlockPlace(int teams, int key_heads, int per_key) {
         const int groups = (per_key + HEADS - 1) / HEADS, index = blockIdx.x / RANKS;
         rank = blockIdx.x % RANKS;
-        const int group = index % groups;
-        key_head = index / groups % key_heads;
-        row = index / groups / key_heads;
+        cluster = index / teams;
+        team = index % teams;
+        const int group = team % groups;
+        key_head = team / groups % key_heads;
+        row = team / groups / key_heads;
         head = key_head * per_key + group * HEADS;
         heads = min(HEADS, per_key - group * HEADS);
+    }
+
+    // The first token of this warp.
+    __device__ __forceinline__ int first_token() const {
+        return ((cluster * RANKS + rank) * WARPS + (int)(threadIdx.x >> 5)) * TOKENS;
+    }
+
+    // Scratch and counters of this block's team, of which there are several clusters.
+    template <int C>
+    __device__ __forceinline__ Team team_of(int clusters, float* slices, u32* arrivals) const {
+        return {rank, cluster, clusters, slices + (size_t)team * MOST_PIECES * RANKS * Slice<C>::FLOATS, arrivals + team * RANKS};
     }
 };

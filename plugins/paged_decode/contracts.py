@@ -119,6 +119,13 @@ DECODE = Contract(
         Case("drafter", _dims(1, (32, 4, 128), (19, 64, 19), 1200), {"scale": 128**-0.5}, attention_tolerance(1200)),
         Case("model_35b", _dims(2, (16, 2, _WIDEST), (45, 16, 23), 355), _MODEL_SCALE, attention_tolerance(355)),
         Case("model_27b", _dims(3, (24, 4, _WIDEST), (600, 16, 200), 3189), _MODEL_SCALE, attention_tolerance(3189)),
+        Case("every_piece", _dims(1, (16, 2, _WIDEST), (600, 16, 600), 9500), _MODEL_SCALE, attention_tolerance(9500)),
+        Case(
+            "more_rows_than_clusters",
+            _dims(33, (4, 2, 64), (140, 16, 132), 2100),
+            {"scale": 0.125},
+            attention_tolerance(2100),
+        ),
         Case("no_sequences", _dims(0, (4, 2, 16), (2, 8, 2), 1), {"scale": 0.25}),
     ),
     ATTENTION_TOLERANCE,

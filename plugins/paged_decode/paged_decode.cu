@@ -10,15 +10,18 @@
         const int* __restrict__ block_table,       /* [S, L] */                                                    \
         const int* __restrict__ context_lens,      /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                \
-        float scale, int L, int P, int B, int Hk, int per_key) {                                                   \
+        float* slices, unsigned int* arrivals, /* of teams of several clusters */                                  \
+        float scale, int L, int P, int B, int Hk, int per_key, int clusters, int teams) {                          \
         allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
         const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace at(Hk, per_key);                                                                          \
+        const BlockPlace at(teams, Hk, per_key);                                                                   \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
+        const int* const table = block_table + (size_t)at.row * L;                                                 \
+        const FirstPages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
         const int length = checked_length(context_lens[at.row], cache, L);                                         \
-        const Row row{q + first, out + first, block_table + (size_t)at.row * L, at.heads, at.key_head, length};    \
-        attend<D / CHUNK>(cache, row, scale, at.rank);                                                             \
+        const Row row{q + first, out + first, table, at.heads, at.key_head, length};                               \
+        attend<D / CHUNK>(cache, row, pages, scale, at.team_of<D / CHUNK>(clusters, slices, arrivals));            \
     }
 
 PAGED_DECODE(64)

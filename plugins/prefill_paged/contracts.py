@@ -87,6 +87,7 @@ PREFILL = Contract(
             _MODEL_SCALE,
             attention_tolerance(70 * 16),
         ),
+        Case("late_rows", _dims(3, 1, 3000, (16, 2, 256), (190, 16, 189)), _MODEL_SCALE, attention_tolerance(189 * 16)),
         Case("no_rows", _dims(0, 2, 5, (4, 2, 16), (2, 8, 2)), {"scale": 0.25}),
         Case("no_sequences", _dims(0, 0, 0, (4, 2, 16), (2, 8, 2)), {"scale": 0.25}),
     ),

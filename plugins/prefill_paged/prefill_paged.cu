@@ -34,16 +34,18 @@ struct Prefix {
         const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
         const int* __restrict__ context_lens,      /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
-        float scale, int S, int L, int P, int B, int Hk, int per_key) {                                            \
+        float scale, int S, int L, int P, int B, int Hk, int per_key, int teams) {                                 \
         allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
         const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace at(Hk, per_key);                                                                          \
+        const BlockPlace at(teams, Hk, per_key);                                                                   \
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                     \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
-        const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, at.heads, at.key_head,    \
-                      checked_length(prefix.length, cache, L)};                                                    \
-        attend<D / CHUNK>(cache, row, scale, at.rank);                                                             \
+        const int* const table = block_table + (size_t)prefix.sequence * L;                                        \
+        const FirstPages pages(cache, table, S > 0 ? L : 0, at.first_token(), threadIdx.x & 31);                   \
+        const int length = checked_length(prefix.length, cache, L);                                                \
+        const Row row{q + first, out + first, table, at.heads, at.key_head, length};                               \
+        attend<D / CHUNK>(cache, row, pages, scale, Team{at.rank, 0, 1, nullptr, nullptr});                        \
     }
 
 PREFILL_PAGED(64)

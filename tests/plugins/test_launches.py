@@ -8,6 +8,7 @@ from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.moe import expert_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.contracts import Case, random_weight
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.nvfp4 import transpose
@@ -86,6 +87,24 @@ def test_attention_has_a_cluster_for_every_eight_heads_of_a_key_head():
     assert (plan.entry, plan.grid) == ("paged_decode_d128", (2 * 2 * 2 * 8, 1, 1))
 
 
+@pytest.mark.parametrize(
+    ("teams", "longest", "clusters"),
+    [(2, 1024, 1), (2, 1025, 2), (2, 4096, 4), (2, 1 << 20, 8), (32, 1 << 20, 2), (64, 1 << 20, 1), (1000, 4096, 1)],
+)
+def test_attention_of_few_rows_shares_long_contexts_among_clusters(teams, longest, clusters):
+    assert paged_launch.clusters_a_team(teams, longest) == clusters
+
+
+def test_attention_shared_among_clusters_has_scratch_for_every_piece():
+    (plan,) = paged_launch.DECODE.plan(attention(L=1125, P=1125, longest=9000), {"paged_decode_d128": CLUSTERED})
+    scratch = next(value for value in plan.arguments if isinstance(value, Scratch))
+    counters = next(value for value in plan.arguments if isinstance(value, Counters))
+    teams = 2 * 2
+    assert plan.grid == (8 * teams * 8, 1, 1)
+    assert scratch.size_bytes == teams * 8 * 4 * (8 * 128 + 8 * 32)  # pieces of FP32 results, and 32 floats a rank
+    assert counters.size_bytes == 4 * teams * 8
+
+
 def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():
     (plan,) = paged_launch.DECODE.plan(attention(D=96), {})
     assert (plan.entry, plan.grid, plan.arguments[-1]) == ("paged_decode_any", (16, 1, 1), 96)
@@ -106,8 +125,17 @@ def test_delta_rule_without_sequences_launches_nothing(form):
     assert backend.plan(bound(f"gated_delta_rule_{form}", dims), {}) == ()
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim", "size"), [(128, 96, "128"), (128, 40, "any"), (64, 128, "any")])
+@pytest.mark.parametrize(("key_dim", "value_dim", "size"), [(128, 96, "one_128"), (128, 40, "any"), (64, 128, "any")])
 def test_delta_rule_of_uncommon_sizes_takes_the_kernel_for_any(key_dim, value_dim, size):
     dims = {"S": 1, "R": 2, "key_heads": 1, "key_dim": key_dim, "value_heads": 2, "value_dim": value_dim}
     (plan,) = delta_launch.DELTA_RULE.plan(bound("gated_delta_rule_decode", dims), {})
     assert plan.entry == f"delta_rule_{size}"
+
+
+@pytest.mark.parametrize("form", ["prefill", "verify_n", "chunk2"])
+def test_delta_rule_of_several_rows_takes_the_kernel_that_looks_ahead(form):
+    dims = {"M": 2, "S": 1, "R": 2, "key_heads": 1, "key_dim": 128, "value_heads": 2, "value_dim": 128}
+    if form == "chunk2":
+        del dims["S"]
+    (plan,) = delta_launch.DELTA_RULE.plan(bound(f"gated_delta_rule_{form}", dims), {})
+    assert plan.entry == "delta_rule_rows_128"
