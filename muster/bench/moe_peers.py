@@ -108,15 +108,20 @@ def torch_gathered(data: MoeData, rows: int, routings: Routings) -> Entry | Abse
 
     weights = _bf16_weights(data)
     x = as_torch(data.x[:rows])
+    chosen = {id(one): (as_torch(one.ids).flatten().long(), _shares(one)) for one in routings}
 
     def run(routing: Routing, copy: int) -> Any:
-        ids, share = as_torch(routing.ids).flatten().long(), as_torch(routing.weights).bfloat16()[:, :, None]
-        up, down = weights[copy]
+        (ids, share), (up, down) = chosen[id(routing)], weights[copy]
         h = torch.bmm(x.repeat_interleave(data.choices, 0).unsqueeze(1), up[ids].transpose(1, 2)).squeeze(1)
         y = torch.bmm(_activated(h).unsqueeze(1), down[ids].transpose(1, 2)).squeeze(1)
         return (y.view(rows, data.choices, -1) * share).sum(1)
 
     return _entry(data, rows, routings, run, 2)
+
+
+def _shares(routing: Routing) -> Any:
+    """Return the weights of a routing as BF16 ``[M, T, 1]``; made before, for a capture cannot hand arrays over."""
+    return as_torch(routing.weights).bfloat16()[:, :, None]
 
 
 def _aligned(ids: Any, experts: int, block: int) -> tuple[Any, Any, Any]:
@@ -156,6 +161,7 @@ def humming(data: MoeData, rows: int, routings: Routings) -> Entry | Absent:
         for one in (up, down)
     ]
     x = as_torch(data.x[:rows])
+    shares = {id(one): _shares(one) for one in routings}
 
     def multiply(which: int, routing: Routing, copy: int, given: Any, features: int, top_k: int) -> Any:
         layer, (ids, experts, count) = (up, down)[which], orders[id(routing)][which]
@@ -172,8 +178,7 @@ def humming(data: MoeData, rows: int, routings: Routings) -> Entry | Absent:
     def run(routing: Routing, copy: int) -> Any:
         h = multiply(0, routing, copy, x, 2 * data.intermediate, data.choices)
         y = multiply(1, routing, copy, _activated(h), data.hidden, 1)
-        share = as_torch(routing.weights).bfloat16()[:, :, None]
-        return (y.view(rows, data.choices, -1) * share).sum(1)
+        return (y.view(rows, data.choices, -1) * shares[id(routing)]).sum(1)
 
     return _entry(data, rows, routings, run, 0.5625)
 
