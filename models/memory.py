@@ -12,7 +12,7 @@ import numpy as np
 from kernel_muster.registry.arrays import ArrayView, stream_pointer, view_of
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ContractError, UsageError
-from kernel_muster.registry.tape import enqueue
+from kernel_muster.registry.tape import Lane, enqueue
 from kernel_muster.registry.target import Target
 
 
@@ -37,6 +37,9 @@ class Memory(Protocol):
 
     def get(self, array: Any) -> Any:
         """Return a copy of an array as NumPy's; waits for what was enqueued before."""
+
+    def lane(self) -> Lane | None:
+        """Return a second stream for launches that may run beside others, if there is such a thing."""
 
     def wait(self) -> None:
         """Wait for everything that was enqueued."""
@@ -73,6 +76,9 @@ class HostMemory:
     def get(self, array: Any) -> Any:
         """Return a copy."""
         return np.array(array)
+
+    def lane(self) -> None:
+        """Return nothing: the host runs one launch after another."""
 
     def wait(self) -> None:
         """Do nothing: launches have run when they return."""
@@ -130,6 +136,11 @@ class DeviceMemory:
         with self.active():
             return self._cupy.asnumpy(array)
 
+    def lane(self) -> "DeviceLane":
+        """Return a second stream beside this memory's."""
+        with self.device:
+            return DeviceLane(self._cupy)
+
     def wait(self) -> None:
         """Wait for the stream."""
         self.stream.synchronize()
@@ -142,6 +153,27 @@ class DeviceMemory:
         """Wait, and give what is free back to the device."""
         self.wait()
         self.pool.free_all_blocks()
+
+
+class DeviceLane:
+    """A second stream, and the events that tie it to the first."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self.stream = cupy.cuda.Stream()
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+
+    def fork(self, stream: Any) -> None:
+        """Let the second stream wait for the first."""
+        self._tie(stream or self._cupy.cuda.get_current_stream(), self.stream, self._events[0])
+
+    def join(self, stream: Any) -> None:
+        """Let the first stream wait for the second."""
+        self._tie(self.stream, stream or self._cupy.cuda.get_current_stream(), self._events[1])
+
+    def _tie(self, first: Any, then: Any, event: Any) -> None:
+        event.record(first)
+        then.wait_event(event)
 
 
 def memory_of(target: Target) -> Memory:

@@ -4,14 +4,29 @@ While a tape is open in this thread (or task), every call of a handle is prepare
 arguments are arrays, not values: whoever enqueues the tape again writes new values into the same arrays first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kernel_muster.registry.running import Launch
 
 _OPEN: ContextVar["Tape | None"] = ContextVar("tape", default=None)
+
+
+class Lane(Protocol):
+    """A second stream beside the one that a tape is enqueued on."""
+
+    @property
+    def stream(self) -> object:
+        """The second stream."""
+
+    def fork(self, stream: object | None) -> None:
+        """Let what is enqueued on the second stream from now on wait for what is on the first."""
+
+    def join(self, stream: object | None) -> None:
+        """Let the first stream wait for the second."""
 
 
 class Tape:
@@ -19,13 +34,18 @@ class Tape:
 
     It keeps the arguments' memory alive. ``make_scratch(bytes)`` gives the launches on it a workspace that they share:
     they follow each other on one stream. Without it each launch has its own. ``follows`` is a tape that is always
-    enqueued right before this one.
+    enqueued right before this one. ``lane`` is where :func:`beside` puts its launches; without it they stay in line.
     """
 
     def __init__(
-        self, *, overlap: bool = False, make_scratch: Callable[[int], Any] | None = None, follows: "Tape | None" = None
+        self,
+        *,
+        overlap: bool = False,
+        make_scratch: Callable[[int], Any] | None = None,
+        follows: "Tape | None" = None,
+        lane: "Lane | None" = None,
     ) -> None:
-        self._overlap, self._make_scratch = overlap, make_scratch
+        self._overlap, self._make_scratch, self.lane = overlap, make_scratch, lane
         self._scratch: Any = None
         self._scratch_bytes = 0
         self.is_behind_kernel: bool = follows is not None and follows.is_behind_kernel
@@ -33,7 +53,10 @@ class Tape:
         self.launches: list[Launch] = []
 
     def __len__(self) -> int:
-        return len(self.launches)
+        """The number of launches, those beside the others too."""
+        beside = [len(launch.tape) - 1 for launch in self.launches if isinstance(launch, _Fork)]
+        joins = sum(isinstance(launch, _Join) for launch in self.launches)
+        return len(self.launches) + sum(beside) - joins
 
     def __enter__(self) -> Self:
         self._token = _OPEN.set(self)
@@ -64,10 +87,65 @@ class Tape:
             self._scratch, self._scratch_bytes = self._make_scratch(size_bytes), size_bytes
         return self._scratch
 
+    def child(self) -> "Tape":
+        """Return a tape for launches beside this one's: they share no workspace with it."""
+        return Tape(overlap=self._overlap, make_scratch=self._make_scratch)
+
     def add(self, launch: Launch, *, is_kernel: bool) -> None:
         """Keep a launch."""
         self.launches.append(launch)
         self.is_behind_kernel = is_kernel
+
+
+class _Fork:
+    """Launches that begin here and run beside what follows."""
+
+    def __init__(self, lane: Lane, tape: Tape) -> None:
+        self.lane, self.tape = lane, tape
+
+    def __call__(self, stream: object | None = None) -> None:
+        self.lane.fork(stream)
+        self.tape(self.lane.stream)
+
+
+class _Join:
+    """The end of what ran beside."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def __call__(self, stream: object | None = None) -> None:
+        self._lane.join(stream)
+
+
+class Beside:
+    """Launches that run beside others until :meth:`join`."""
+
+    def __init__(self, tape: Tape | None = None) -> None:
+        self._tape = tape
+
+    def join(self) -> None:
+        """Let what follows wait for them; once, and before anything reads what they write."""
+        tape, self._tape = self._tape, None
+        if tape is not None and tape.lane is not None:
+            tape.add(_Join(tape.lane), is_kernel=tape.is_behind_kernel)
+
+
+@contextmanager
+def beside() -> Iterator[Beside]:
+    """Put the block's launches beside what follows it, until ``join()``; one block at a time.
+
+    They depend on what was enqueued before the block. Whoever uses it sees to it that what follows, up to the join,
+    neither writes what they read nor touches what they write. Without a tape that has a lane, and while one is
+    recorded, everything runs in line.
+    """
+    tape = _OPEN.get()
+    if tape is None or tape.lane is None:
+        yield Beside()
+        return
+    with tape.child() as child:
+        yield Beside(tape)
+    tape.launches.append(_Fork(tape.lane, child))
 
 
 def open_tape() -> Tape | None:

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from kernel_muster.models.decode.buffers import StepBuffers
-from kernel_muster.models.decode.rung import Replay, Rung
+from kernel_muster.models.decode.recording import Replay
+from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
 from kernel_muster.models.decode.verify import VerifyStep
 from kernel_muster.models.generate import Gate, Generated, GreedyDecoder

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from kernel_muster.models.decode.transfer import upload_to
-from kernel_muster.models.memory import Memory
+from kernel_muster.models.memory import DeviceMemory, Memory
 from kernel_muster.registry.tape import Tape
 
 # Arrays begin at multiples of 16 bytes, which kernels demand.
@@ -36,4 +36,47 @@ class FixedInputs:
 
 def new_tape(memory: Memory) -> Tape:
     """Return a tape for a pass that writes no weight: on a device each kernel may begin early behind another."""
-    return Tape(overlap=not memory.is_host, make_scratch=lambda size: memory.empty((size,), "u8"))
+    overlap = not memory.is_host
+    return Tape(overlap=overlap, make_scratch=lambda size: memory.empty((size,), "u8"), lane=memory.lane())
+
+
+class Replay(Protocol):
+    """A recorded step, ready to be enqueued."""
+
+    def launch(self) -> None:
+        """Enqueue all of it: no lookup, no check, no allocation."""
+
+
+class _TapeReplay:
+    """The launches themselves, one by one: what the host does."""
+
+    def __init__(self, *tapes: Tape) -> None:
+        self._tapes = tapes
+
+    def launch(self) -> None:
+        for tape in self._tapes:
+            tape()
+
+
+class GraphReplay:
+    """The launches as one CUDA graph; tapes keep the memory that the graph's nodes point to."""
+
+    def __init__(self, memory: DeviceMemory, *tapes: Tape) -> None:
+        self._stream, self._tapes = memory.stream, tapes
+        with memory.active():
+            memory.stream.begin_capture()
+            try:
+                for tape in tapes:
+                    tape(memory.stream)
+            finally:
+                self._graph = memory.stream.end_capture()
+            self._graph.upload(memory.stream)
+
+    def launch(self) -> None:
+        """Enqueue the graph."""
+        self._graph.launch(self._stream)
+
+
+def replay_of(memory: Memory, *tapes: Tape) -> Replay:
+    """Return tapes as one graph on a device, and as they are on the host."""
+    return GraphReplay(memory, *tapes) if isinstance(memory, DeviceMemory) else _TapeReplay(*tapes)

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.batch import Batch
-from kernel_muster.models.decode.recording import FixedInputs, new_tape
-from kernel_muster.models.decode.rung import replay_of
+from kernel_muster.models.decode.recording import FixedInputs, new_tape, replay_of
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.state import ModelState
 

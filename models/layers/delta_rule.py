@@ -16,11 +16,16 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class GdnInputs:
-    """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``."""
+    """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``.
+
+    ``decay`` and ``beta`` are what the gates make of ba, FP32 ``(M, value_heads)``.
+    """
 
     qkv: Any
     z: Any
     ba: Any
+    decay: Any
+    beta: Any
 
 
 class DeltaRule:
@@ -49,17 +54,15 @@ class DeltaRule:
         self._dims, self._eps = dims, eps
         self.used: dict[GdnArm, int] = {}
 
-    def mix(
-        self, inputs: GdnInputs, decay: Any, beta: Any, batch: Batch, states: Recurrent
-    ) -> tuple[Any, bool]:  # fmt: skip
+    def mix(self, inputs: GdnInputs, batch: Batch, states: Recurrent) -> tuple[Any, bool]:
         """Return mixed rows ``(M, value_heads * value_dim)``, and whether the gated norm is in them already."""
         out = new_rows(inputs.z, self._dims.z_dim)
         arm = self._arm(batch)
         self.used[arm] = self.used.get(arm, 0) + 1
         if batch.phase == "verify":
-            self._verify_rows(arm, inputs, decay, beta, batch, states, out)
+            self._verify_rows(arm, inputs, batch, states, out)
             return out, False
-        shared = {"decay": decay, "beta": beta, **self.heads, "state": states.ssm}
+        shared = {"decay": inputs.decay, "beta": inputs.beta, **self.heads, "state": states.ssm}
         if batch.phase == "prefill":
             qkv = self._convolved(inputs.qkv, batch, states)
             self._prefill(qkv=qkv, cu_rows=batch.cu_rows, **shared, slots=batch.state_slots, out=out)
@@ -75,7 +78,7 @@ class DeltaRule:
             self._strided(qkv=qkv, **shared, slots=batch.state_slots, out=out)
         else:
             for row in range(batch.rows):
-                self._step(slice(row, row + 1), batch.state_slots[row : row + 1], qkv, decay, beta, states, out)
+                self._step(slice(row, row + 1), batch.state_slots[row : row + 1], qkv, inputs, states, out)
         return out, arm == "norm_strided"
 
     def _arm(self, batch: Batch) -> GdnArm:
@@ -95,19 +98,20 @@ class DeltaRule:
         return out
 
     def _verify_rows(
-        self, arm: GdnArm, inputs: GdnInputs, decay: Any, beta: Any, batch: Batch, states: Recurrent, out: Any
-    ) -> None:
+        self, arm: GdnArm, inputs: GdnInputs, batch: Batch, states: Recurrent, out: Any
+    ) -> None:  # fmt: skip
         """Advance the states and keep them after each row, so that rejected rows can be taken back."""
         conv_rows, ssm_rows = states.snapshots(batch.rows)
         qkv = self._convolved_rows(inputs.qkv, batch, states, conv_rows)
-        shared = {"decay": decay, "beta": beta, **self.heads, "state": states.ssm, "slots": batch.state_slots}
+        gates = {"decay": inputs.decay, "beta": inputs.beta}
+        shared = {**gates, **self.heads, "state": states.ssm, "slots": batch.state_slots}
         if arm == "chunk":
             self._chunks[batch.rows](qkv=qkv, **shared, out=out, out_states=ssm_rows)
         elif arm == "verify_n":
             self._verify(qkv=qkv, cu_rows=batch.cu_rows, **shared, out=out, out_states=ssm_rows)
         else:
             for row, slot in _rows_and_slots(batch):
-                self._step(slice(row, row + 1), slot, qkv, decay, beta, states, out)
+                self._step(slice(row, row + 1), slot, qkv, inputs, states, out)
                 ssm_rows[row] = states.ssm[int(slot[0])]
 
     def _convolved_rows(self, x: Any, batch: Batch, states: Recurrent, conv_rows: Any) -> Any:
@@ -125,10 +129,10 @@ class DeltaRule:
         return out
 
     def _step(
-        self, rows: slice, slots: Any, qkv: Any, decay: Any, beta: Any, states: Recurrent, out: Any
+        self, rows: slice, slots: Any, qkv: Any, inputs: GdnInputs, states: Recurrent, out: Any
     ) -> None:  # fmt: skip
         """Advance one sequence by one row."""
-        gates = {"decay": decay[rows], "beta": beta[rows]}
+        gates = {"decay": inputs.decay[rows], "beta": inputs.beta[rows]}
         self._decode(qkv=qkv[rows], **gates, **self.heads, state=states.ssm, slots=slots, out=out[rows])
 
 

@@ -19,6 +19,7 @@ from kernel_muster.models.memory import Memory
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.state import Recurrent
 from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.tape import beside
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
 
@@ -79,8 +80,7 @@ class Gdn:
         A verify pass leaves the states after each row in ``states.rows``.
         """
         inputs = self.project(x, batch.phase)
-        decay, beta = self.gates(inputs.ba)
-        mixed, is_normed = self.rule.mix(inputs, decay, beta, batch, states)
+        mixed, is_normed = self.rule.mix(inputs, batch, states)
         if not is_normed:
             return self.output(mixed, inputs.z, batch.phase)
         out = new_rows(mixed, self.out.weight.spec.shape[0])
@@ -88,9 +88,16 @@ class Gdn:
         return out
 
     def project(self, x: Any, phase: Phase) -> GdnInputs:
-        """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it."""
+        """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it.
+
+        The small kernels of the gates run beside that.
+        """
         dims = self.dims
-        found = GdnInputs(new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim), new_rows(x, dims.ba_rows))
+        ba = new_rows(x, dims.ba_rows)
+        with beside() as side:
+            self.ba.forward(x, ba, phase)
+            decay, beta = self.gates(ba)
+        found = GdnInputs(new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim), ba, decay, beta)
         into = {**self.rule.heads, "out_qkv": found.qkv, "out_z": found.z}
         if x.shape[0] == 1 and self._qkvz_one is not None:
             self._qkvz_one(x=x, w=self.qkvz.weight.copy_for(self._qkvz_one), **into)
@@ -99,7 +106,7 @@ class Gdn:
             with self._scratch.lease("gdn.qkvz", _USER, (x.shape[0], dims.qkvz_rows)) as fused:
                 self.qkvz.forward(x, fused, phase)
                 self._split_qkvz(qkvz=fused, **into)
-        self.ba.forward(x, found.ba, phase)
+        side.join()
         return found
 
     def gates(self, ba: Any) -> tuple[Any, Any]:

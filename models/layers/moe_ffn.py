@@ -1,6 +1,8 @@
 """The MoE FFN: router, routed experts, and a shared expert that every token passes."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kernel_muster.models.dims import MoeDims
@@ -16,6 +18,7 @@ from kernel_muster.models.policy.moe import moe_grouped_decode
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.tape import beside
 
 _SHARED = "the model has a shared expert"
 _USER = "moe"
@@ -36,12 +39,16 @@ class SharedExpert:
         self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", (hidden, intermediate), tiers, duals, tiles, silu_mul)
         self._gate = ctx.array("shared_expert_gate", hidden)
         self._scratch = ctx.scratch
-        ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (5, 6))
+        ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))
 
-    def add(self, x: Any, out: Any, phase: Phase) -> None:
-        """Add the gated shared expert to out."""
+    @contextmanager
+    def beside(self, x: Any, out: Any, phase: Phase) -> Iterator[None]:
+        """Compute the shared expert beside the block, which fills out, and then add it, gated."""
         with self._scratch.lease("moe.shared", _USER, x.shape) as shared:
-            self.swiglu.run(x, shared, "auto", phase)
+            with beside() as side:
+                self.swiglu.run(x, shared, "auto", phase)
+            yield
+            side.join()
             self._gate_add(x=x, gate_weight=needed(self._gate, "shared_expert_gate"), shared=shared, out=out)
 
 
@@ -105,7 +112,7 @@ class MoeFfn:
             self._scratch.lease("moe.ids", _USER, shape, "i32") as ids,
             self._scratch.lease("moe.weights", _USER, shape, "f32") as weights,
         ):
-            self.router.route(x, ids, weights)
-            self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"))
-            if self.shared is not None:
-                self.shared.add(x, out, phase)
+            shared = nullcontext() if self.shared is None else self.shared.beside(x, out, phase)
+            with shared:
+                self.router.route(x, ids, weights)
+                self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"))

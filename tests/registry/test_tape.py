@@ -1,12 +1,13 @@
 """Tapes: what is called while one is open can be enqueued again, and nothing else is kept."""
 
+from contextlib import nullcontext
 from types import ModuleType
 
 import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.tape import Tape, enqueue, open_tape
+from kernel_muster.registry.tape import Tape, beside, enqueue, open_tape
 
 
 def triple(x, out):
@@ -99,3 +100,68 @@ def test_scratch_of_a_tape_is_as_large_as_the_largest_launch_asks():
     assert tape.scratch(16) is made[1]
     assert [len(one) for one in made] == [8, 16]
     assert Tape().scratch(8) is None
+
+
+class Streams:
+    """A lane that says what is tied to what, on streams that are names."""
+
+    stream = "side"
+
+    def __init__(self):
+        self.order = []
+
+    def fork(self, stream):
+        self.order.append(("fork", stream))
+
+    def join(self, stream):
+        self.order.append(("join", stream))
+
+    def launch(self, name):
+        return lambda stream=None: self.order.append((name, stream))
+
+
+def test_launches_beside_run_on_the_lane_between_fork_and_join():
+    lane = Streams()
+    with Tape(lane=lane) as tape:
+        enqueue(lane.launch("before"))
+        with beside() as side:
+            enqueue(lane.launch("aside"))
+        enqueue(lane.launch("main"))
+        side.join()
+        side.join()
+        enqueue(lane.launch("after"))
+    # While it is recorded, everything runs in line.
+    assert lane.order == [(name, None) for name in ("before", "aside", "main", "after")]
+    lane.order.clear()
+    tape("stream")
+    assert lane.order == [
+        ("before", "stream"), ("fork", "stream"), ("aside", "side"), ("main", "stream"), ("join", "stream"),
+        ("after", "stream"),
+    ]  # fmt: skip
+    assert len(tape) == 4
+
+
+@pytest.mark.parametrize("tape", [None, Tape()])
+def test_launches_beside_stay_in_line_without_a_lane(tape):
+    order = []
+    with nullcontext() if tape is None else tape:
+        with beside() as side:
+            enqueue(lambda stream=None: order.append("aside"))
+        enqueue(lambda stream=None: order.append("main"))
+        side.join()
+    assert order == ["aside", "main"]
+    if tape is not None:
+        tape()
+        assert order == ["aside", "main"] * 2
+
+
+def test_first_kernel_beside_waits_for_what_is_before_it(handle):
+    with Tape(overlap=True, lane=Streams()) as tape:
+        handle(x=f32(1), out=f32(0))
+        with beside() as side:
+            assert not open_tape().overlap
+            handle(x=f32(1), out=f32(0))
+            assert open_tape().overlap
+        assert tape.overlap
+        side.join()
+        assert tape.overlap
