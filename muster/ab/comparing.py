@@ -2,59 +2,29 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 from kernel_muster.ab.arms import A, Arm, B, wanted_for
-from kernel_muster.ab.booted import ArmRefused, Booted, Building, Sized, boot_arm
+from kernel_muster.ab.booted import ArmRefused, Booted, boot_arm
 from kernel_muster.ab.coherence import coherence
 from kernel_muster.ab.decoders import Decoded
 from kernel_muster.ab.judging import allowed_kl, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.logits import Distance, digests, distance, first_difference, is_near_tie
 from kernel_muster.ab.metering import differing_kernels, uses_of
-from kernel_muster.ab.prompts import Prompt, Prompts, longest_prompt, made_prompts, read_prompts
-from kernel_muster.ab.result import Kernels, ModelResult, Proof, Row, Side, Speculation, Speed, Thresholds
+from kernel_muster.ab.plan import DRAFTS, Plan
+from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
+from kernel_muster.ab.result import Check, Kernels, ModelResult, Proof, Row, Side, Speculation, Speed
+from kernel_muster.ab.runs import ArmStopped, Run, Timed, stops
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.diff import compare
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import Report
 from kernel_muster.registry.keys import parse_key
-from kernel_muster.registry.running import Progress
-from kernel_muster.registry.specs import Stage
-from kernel_muster.registry.values import frozen
-
-#: Drafts a step where a model has a head for them and nobody says how many.
-DRAFTS = 3
-Say = Callable[[str], None]
-
-
-@frozen(kw_only=True)
-class Plan:
-    """What is run. ``drafts`` None: as many as usual where the model has a head for them, else none."""
-
-    sequences: tuple[int, ...]
-    tokens: int
-    repeats: int
-    drafts: int | None
-    prompts: tuple[str, ...]
-    seed: int
-    sized: Sized
-    thresholds: Thresholds = Thresholds()
-    folder: Path | None = None
-    stage: Stage | None = None
-    progress: Progress | None = None
-    say: Say = lambda text: None
-
-    def building(self) -> Building:
-        """Return how each arm's model is built."""
-        return Building(
-            sized=self.sized, folder=self.folder, seed=self.seed, sequences=max(self.sequences),
-            context=longest_prompt(self.prompts) + self.tokens + (self.drafts or DRAFTS) + 1, stage=self.stage,
-            progress=self.progress,
-        )  # fmt: skip
 
 
 def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
@@ -69,7 +39,7 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
             plan.say(f"{base.model or base.manifest}: boot of arm {name}")
             try:
                 booted[name] = boot_arm(name, wanted[name], building)
-                stack.callback(booted[name].decoder.close)
+                stack.callback(_close, booted[name])
             except ArmRefused as error:
                 refused.append((name, error.report, error.why))
         if refused:
@@ -81,23 +51,28 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
 
         def boot_floor() -> Booted:
             floor = boot_arm(A, wanted[A], building, nudge_seed=plan.seed)
-            stack.callback(floor.decoder.close)
+            stack.callback(_close, floor)
             return floor
 
         return _Comparing(plan, booted[A], booted[B], boot_floor).result()
+
+
+def _close(booted: Booted) -> None:
+    """Give memory back; a device that has stopped says so again, and it was said already."""
+    with suppress(Exception):
+        booted.decoder.close()
 
 
 @dataclass
 class _Alone:
     """What each prompt gives when it is decoded alone."""
 
-    booted: Booted
-    tokens: int
+    generate: Callable[..., Decoded]
     found: dict[Prompt, tuple[bytes, ...]] = field(default_factory=dict)
 
     def digests(self, prompt: Prompt) -> tuple[bytes, ...]:
         if prompt not in self.found:
-            alone = self.booted.decoder.generate([prompt], self.tokens, keep_logits=True)
+            alone = self.generate([prompt], keep_logits=True)
             (self.found[prompt],) = digests(alone.logits)
         return self.found[prompt]
 
@@ -108,7 +83,7 @@ class _Comparing:
     def __init__(self, plan: Plan, a: Booted, b: Booted, boot_floor: Callable[[], Booted]) -> None:
         self._plan, self._a, self._b, self._boot_floor = plan, a, b, boot_floor
         self._floor: Booted | None = None
-        self._alone = {name: _Alone(booted, plan.tokens) for name, booted in ((A, a), (B, b))}
+        self._alone = {name: _Alone(partial(self._generate, name)) for name in (A, B)}
         self._changed = frozenset(key for key in {*a.kernels, *b.kernels} if a.kernels.get(key) != b.kernels.get(key))
         vocab = a.sized.model.vocab_size or 1
         self._prompts: Prompts = (
@@ -119,18 +94,21 @@ class _Comparing:
     def result(self) -> ModelResult:
         """Run everything and judge it."""
         a, plan = self._a, self._plan
-        for count in {1, *plan.sequences}:
-            for booted in (a, self._b):
-                booted.prepare(count)
-        rows = tuple(self._row(count) for count in plan.sequences)
+        rows, stopped = [], []
+        try:
+            self._prepare()
+            for count in plan.sequences:
+                rows.append(self._row(count))
+        except ArmStopped as error:
+            stopped.append(Check(name="decode", where=error.where, outcome="failed", text=str(error)))
         proofs = tuple(self._proofs())
         report = a.report
         return ModelResult(
             model=a.manifest.name, manifest=str(a.manifest.path), size=size_text(a.manifest, a.sized),
             layers=len(a.sized.model.layer_kinds), weights=weights_text(plan.folder, plan.seed),
             prompts=self._prompts.origin, target=report.arch, device=report.device,
-            difference=compare(a.report, self._b.report), code=tuple(self._code()), rows=rows, proofs=proofs,
-            checks=(*judge_proofs(proofs), *judge_rows(rows, plan.thresholds)),
+            difference=compare(a.report, self._b.report), code=tuple(self._code()), rows=tuple(rows), proofs=proofs,
+            checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds)),
         )  # fmt: skip
 
     def _code(self) -> Iterator[tuple[str, str, str]]:
@@ -143,8 +121,8 @@ class _Comparing:
         plan.say(f"{self._a.manifest.name}: {count} sequences")
         self._a.meter.restart()
         self._b.meter.restart()
-        a = self._a.decoder.generate(prompts, plan.tokens, keep_logits=True)
-        b = self._b.decoder.generate(prompts, plan.tokens, keep_logits=True)
+        a = self._generate(A, prompts, keep_logits=True)
+        b = self._generate(B, prompts, keep_logits=True)
         differing = self._differing(count)
         found = distance(a.logits, b.logits, a.tokens, b.tokens, plan.thresholds.top_k)
         floor = self._rounding(prompts, a, differing) if differing else None
@@ -158,13 +136,25 @@ class _Comparing:
             distance=found, floor=floor, allowed_kl=allowed_kl(plan.thresholds, floor),
         )  # fmt: skip
 
+    def _generate(self, name: str, prompts: Sequence[Prompt], **options: Any) -> Decoded:
+        """Decode in one arm."""
+        booted = self._a if name == A else self._b
+        with stops(name, f"C={len(prompts)}"):
+            return booted.decoder.generate(prompts, self._plan.tokens, **options)
+
+    def _prepare(self) -> None:
+        for name, booted in ((A, self._a), (B, self._b)):
+            for count in sorted({1, *self._plan.sequences}):
+                with stops(name, f"C={count}"):
+                    booted.prepare(count)
+
     def _differing(self, count: int) -> tuple[str, ...]:
         """Return the kernels that were other work in the runs just made, and in their recorded steps."""
         in_runs = differing_kernels(self._a.meter.uses, self._b.meter.uses, self._changed)
         one, other = uses_of(self._a.recorded[count]), uses_of(self._b.recorded[count])
         return tuple(sorted(in_runs | differing_kernels(one, other, self._changed)))
 
-    def _kernels(self, count: int, differing: tuple[str, ...], timed: "_Timed") -> Kernels:
+    def _kernels(self, count: int, differing: tuple[str, ...], timed: Timed) -> Kernels:
         device = self._a.session.target.device
         if device is None:
             return host_kernels(differing, timed.kernels_a, timed.kernels_b)
@@ -183,22 +173,20 @@ class _Comparing:
         moved = self._floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
         return distance(a.logits, moved.logits, a.tokens, moved.tokens, self._plan.thresholds.top_k)
 
-    def _timed(self, prompts: Sequence[Prompt], first: tuple[Decoded, Decoded]) -> "_Timed":
+    def _timed(self, prompts: Sequence[Prompt], first: tuple[Decoded, Decoded]) -> Timed:
         """Run both arms in turn, A first and B first by turns, so that whatever drifts hits both alike."""
-        timed = _Timed()
+        timed = Timed()
         for turn in range(self._plan.repeats):
             pair = {}
             for name in (A, B) if turn % 2 == 0 else (B, A):
                 booted = self._a if name == A else self._b
-                pair[name] = booted.decoder.generate(prompts, self._plan.tokens)
+                pair[name] = self._generate(name, prompts)
                 uses = timed.kernels_a if name == A else timed.kernels_b
                 uses.append({key: use.seconds for key, use in booted.meter.steps.items()})
             timed.add(pair[A], pair[B], first)
         return timed
 
-    def _side(
-        self, name: str, prompts: Sequence[Prompt], found: Decoded, runs: list["_Run"], repeats_agree: bool
-    ) -> Side:
+    def _side(self, name: str, prompts: Sequence[Prompt], found: Decoded, runs: list[Run], repeats_agree: bool) -> Side:
         broken = self._broken(name, prompts, found)
         speeds = [run.speed(self._plan.tokens) for run in runs]
         measure = coherence(found.tokens)
@@ -221,8 +209,7 @@ class _Comparing:
         return None
 
     def _speculation(self, name: str, prompts: Sequence[Prompt], plain: Decoded) -> Speculation:
-        booted = self._a if name == A else self._b
-        found = booted.decoder.generate(prompts, self._plan.tokens, drafts=self._drafts)
+        found = self._generate(name, prompts, drafts=self._drafts)
         partings = [first_difference(mine, other) for mine, other in zip(plain.tokens, found.tokens, strict=True)]
         ties = [is_near_tie(rows[at]) for rows, at in zip(plain.logits, partings, strict=True) if at is not None]
         return Speculation(
@@ -249,37 +236,3 @@ class _Comparing:
                     arm=name, key=key, provider=str(handle.provider), cases=len(cases),
                     worst=max((case.worst for case in cases), default=0.0), problems=tuple(problems),
                 )  # fmt: skip
-
-
-@frozen
-class _Run:
-    prefill_s: float
-    decode_s: float
-
-    def speed(self, tokens: int) -> float:
-        """Return tokens a second of one sequence, after its first token."""
-        return (tokens - 1) / self.decode_s if self.decode_s > 0 else float("inf")
-
-
-@dataclass
-class _Timed:
-    """Runs of both arms, pair by pair; whether each gave the tokens of the first run; kernels' seconds a run."""
-
-    a: list[_Run] = field(default_factory=list)
-    b: list[_Run] = field(default_factory=list)
-    agree: tuple[bool, bool] = (True, True)
-    kernels_a: list[dict[str, float]] = field(default_factory=list)
-    kernels_b: list[dict[str, float]] = field(default_factory=list)
-
-    @property
-    def ratios(self) -> list[float]:
-        """B's speed over A's, pair by pair."""
-        return [a.decode_s / b.decode_s if b.decode_s > 0 else 1.0 for a, b in zip(self.a, self.b, strict=True)]
-
-    def add(self, a: Decoded, b: Decoded, first: tuple[Decoded, Decoded]) -> None:
-        self.a.append(_Run(a.prefill_s, sum(a.step_s)))
-        self.b.append(_Run(b.prefill_s, sum(b.step_s)))
-        self.agree = (
-            self.agree[0] and a.tokens == first[0].tokens,
-            self.agree[1] and b.tokens == first[1].tokens,
-        )

@@ -52,9 +52,9 @@ def log_softmax(row: Any) -> NDArray[np.float64]:
 
 def top_k_kl(reference: Any, other: Any, k: int = TOP_K) -> float:
     """Return the top-k KL of one row of logits from the reference's; infinite where one of them is not finite."""
-    p, q = log_softmax(reference), log_softmax(other)
-    if not (np.isfinite(p).all() and np.isfinite(q).all()):
+    if not all(np.isfinite(np.asarray(row).astype(np.float64)).all() for row in (reference, other)):
         return float("inf")
+    p, q = log_softmax(reference), log_softmax(other)
     chosen = np.argpartition(p, -min(k, p.size))[-min(k, p.size) :]
     kl = float((np.exp(p[chosen]) * (p[chosen] - q[chosen])).sum())
     rest_p, rest_q = (max(1 - float(np.exp(x[chosen]).sum()), 0.0) for x in (p, q))

@@ -9,7 +9,8 @@ from pathlib import Path
 from kernel_muster._version import __version__
 from kernel_muster.ab.arms import Arm
 from kernel_muster.ab.booted import Sized
-from kernel_muster.ab.comparing import Plan, compare_model
+from kernel_muster.ab.comparing import compare_model
+from kernel_muster.ab.plan import Plan
 from kernel_muster.ab.result import Comparison, Thresholds
 from kernel_muster.ab.sizes import DEVICE, HOST, sizing
 from kernel_muster.audit.opening import Wanted

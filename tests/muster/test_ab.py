@@ -36,6 +36,8 @@ def muster_kernels():
     ]
 """
 QUICK = ("--target", "cpu", "--tokens", "8", "--repeats", "1", "--drafts", "0")
+#: Short prompts: a host reads rows one by one.
+SHORT = tuple(part for text in ("abc", "bde", "cfg", "dhi") for part in ("--prompt", text))
 TWO = ("w4a16_gemv_batch2",)
 #: The reduced delta net's last projection: no case of the contract has its shape; one row and two take these tiers.
 OUT = "if w.shape == (64, 64)"
@@ -46,7 +48,8 @@ TIERS = ("w4a16_gemv", "w4a16_gemv_batch2")
 @pytest.fixture
 def ab(cli: Any) -> Callable[..., Any]:
     def run(*arguments: object, model: str = "qwen3.6-27b", sequences: str = "1,2") -> Any:
-        return cli("ab", model, *QUICK, "--sequences", sequences, *arguments)
+        prompts = () if "--prompt" in arguments else SHORT
+        return cli("ab", model, *QUICK, *prompts, "--sequences", sequences, *arguments)
 
     return run
 
@@ -156,6 +159,16 @@ def test_kernel_that_differs_from_run_to_run_is_caught(planted: Callable[..., An
     ran, found = planted(f"{state}; out[...] = -right if planted.calls % 7 == 0 else right", names=TIERS)
     assert ran.code == 1
     assert {"contract", "repeats"} <= failed(found)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for arithmetic on what is no number
+def test_arm_whose_kernel_gives_no_numbers_is_caught_and_named(planted: Callable[..., Any]) -> None:
+    ran, found = planted("out[...] = np.nan")
+    assert (ran.code, found["verdict"]) == (1, "differ")
+    assert failed(found) == {"contract", "decode"}
+    (stopped,) = [check for check in found["models"][0]["checks"] if check["name"] == "decode"]
+    assert stopped["text"].startswith("arm B stopped: ContractError: argmax_bf16: NaN in row 0 of logits")
+    assert found["headline"].startswith("DIFFER: B cannot stand in for A: contract at w4a16_gemv::w4a16_gemv_batch2")
 
 
 def test_advisory_prints_the_verdict_and_exits_0(planted: Callable[..., Any]) -> None:

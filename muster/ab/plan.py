@@ -1,0 +1,41 @@
+"""What a comparison runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kernel_muster.ab.booted import Building, Sized
+from kernel_muster.ab.prompts import longest_prompt
+from kernel_muster.ab.result import Thresholds
+from kernel_muster.registry.running import Progress
+from kernel_muster.registry.specs import Stage
+from kernel_muster.registry.values import frozen
+
+#: Drafts a step where a model has a head for them and nobody says how many.
+DRAFTS = 3
+Say = Callable[[str], None]
+
+
+@frozen(kw_only=True)
+class Plan:
+    """What is run. ``drafts`` None: as many as usual where the model has a head for them, else none."""
+
+    sequences: tuple[int, ...]
+    tokens: int
+    repeats: int
+    drafts: int | None
+    prompts: tuple[str, ...]
+    seed: int
+    sized: Sized
+    thresholds: Thresholds = Thresholds()
+    folder: Path | None = None
+    stage: Stage | None = None
+    progress: Progress | None = None
+    say: Say = lambda text: None
+
+    def building(self) -> Building:
+        """Return how each arm's model is built."""
+        return Building(
+            sized=self.sized, folder=self.folder, seed=self.seed, sequences=max(self.sequences),
+            context=longest_prompt(self.prompts) + self.tokens + (self.drafts or DRAFTS) + 1, stage=self.stage,
+            progress=self.progress,
+        )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Runs of an arm: their time, and what ends them early."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kernel_muster.ab.decoders import Decoded
+from kernel_muster.registry.values import frozen
+
+
+class ArmStopped(Exception):
+    """An arm that booted did not decode to its end."""
+
+    def __init__(self, arm: str, where: str, error: Exception) -> None:
+        super().__init__(f"arm {arm} stopped: {type(error).__name__}: {error}")
+        self.where = where
+
+
+@contextmanager
+def stops(arm: str, where: str) -> Iterator[None]:
+    """Turn whatever a kernel raises, or makes another one or the driver raise, into ArmStopped."""
+    try:
+        yield
+    except Exception as error:
+        raise ArmStopped(arm, where, error) from error
+
+
+@frozen
+class Run:
+    """The seconds of one run."""
+
+    prefill_s: float
+    decode_s: float
+
+    def speed(self, tokens: int) -> float:
+        """Return tokens a second of one sequence, after its first token."""
+        return (tokens - 1) / self.decode_s if self.decode_s > 0 else float("inf")
+
+
+@dataclass
+class Timed:
+    """Runs of both arms, pair by pair; whether each gave the tokens of the first run; kernels' seconds a run."""
+
+    a: list[Run] = field(default_factory=list)
+    b: list[Run] = field(default_factory=list)
+    agree: tuple[bool, bool] = (True, True)
+    kernels_a: list[dict[str, float]] = field(default_factory=list)
+    kernels_b: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """B's speed over A's, pair by pair."""
+        return [a.decode_s / b.decode_s if b.decode_s > 0 else 1.0 for a, b in zip(self.a, self.b, strict=True)]
+
+    def add(self, a: Decoded, b: Decoded, first: tuple[Decoded, Decoded]) -> None:
+        """Take a pair of runs, and whether they gave the tokens of the first."""
+        self.a.append(Run(a.prefill_s, sum(a.step_s)))
+        self.b.append(Run(b.prefill_s, sum(b.step_s)))
+        self.agree = (
+            self.agree[0] and a.tokens == first[0].tokens,
+            self.agree[1] and b.tokens == first[1].tokens,
+        )
