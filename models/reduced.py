@@ -5,14 +5,17 @@ Sizes suit the kernels of every target: heads of 64, states of 128, rows that be
 
 from dataclasses import replace
 
-from kernel_muster.models.dims import AttentionDims, ModelDims, MoeDims, RopeDims
+from kernel_muster.models.dims import AttentionDims, DrafterDims, ModelDims, MoeDims, RopeDims
 
 HIDDEN, VOCAB, INTERMEDIATE = 256, 512, 512
 _LAYERS = 4
 
 
 def reduced(dims: ModelDims) -> ModelDims:
-    """Return small dimensions with the layers, options and quantisation of a model. Drafters have no reduced size."""
+    """Return small dimensions with the layers, options and quantisation of a model.
+
+    A drafter's fit its target's: it reads the first and the last two layers.
+    """
     kinds = dims.layer_kinds[:_LAYERS]
     if len(set(kinds)) < len(set(dims.layer_kinds)):  # the first group has only one kind of several
         kinds = (*kinds[1:], next(kind for kind in dims.layer_kinds if kind not in kinds))
@@ -25,11 +28,16 @@ def reduced(dims: ModelDims) -> ModelDims:
         gdn=None if dims.gdn is None else replace(dims.gdn, key_heads=2, key_dim=128, value_heads=8, value_dim=128),
         intermediate=INTERMEDIATE if dims.intermediate else 0,
         moe=None if dims.moe is None else _moe(dims.moe),
+        drafter=None if dims.drafter is None else _drafter(dims.drafter),
     )
 
 
 def _attention(dims: AttentionDims) -> AttentionDims:
     return replace(dims, q_heads=4, kv_heads=2, head_dim=64, rope=None if dims.rope is None else _rope(dims.rope))
+
+
+def _drafter(dims: DrafterDims) -> DrafterDims:
+    return replace(dims, gamma=4, window=32, mask_id=VOCAB - 1, target_layers=(0, _LAYERS - 2, _LAYERS - 1))
 
 
 def _rope(rope: RopeDims) -> RopeDims:

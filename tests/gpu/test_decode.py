@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine, Sampling
+from kernel_muster.models.drafter import drafter_from_dims
 from kernel_muster.models.generate import Generated
 from kernel_muster.models.manifest_dims import model_dims
 from kernel_muster.models.model import Model
+from kernel_muster.models.proposers.dflash import DflashProposer
 from kernel_muster.models.proposers.mtp import MtpProposer
 from kernel_muster.models.random_weights import RandomWeights
 from kernel_muster.models.reduced import reduced
@@ -117,6 +119,21 @@ def test_drafted_and_plain_decode_give_the_same_tokens(pair: Any) -> None:
     drafted = engine.generate(PROMPTS[:2], NEW, keep_logits=True, proposer=proposer)
     assert drafted.verify_steps > 0
     # Two sequences with three drafts are 8 rows: GEMV kernels, whose rows have the bits of one row.
+    assert drafted.tokens == plain.tokens
+
+
+def test_block_diffusion_drafts_change_no_token(cache: str) -> None:
+    model, _ = built("qwen3.6-35b-a3b", "cuda", cache)
+    levers = {"MUSTER_CACHE_DIR": cache}
+    with km.boot("qwen3.6-35b-a3b-dflash", target="cuda", levers=levers, stage="loaded") as boot:
+        weights = RandomWeights(2, plain_norms=("norm", "norm.weight"))
+        drafter = drafter_from_dims(reduced(model_dims(boot.manifest)), boot.kernels, weights, model, 64)
+        proposer = DflashProposer(drafter, boot.levers, SIZES)
+    with DecodeEngine(model, SIZES, 256) as engine:
+        plain = engine.generate(PROMPTS[:1], NEW, keep_logits=True)
+        drafted = engine.generate(PROMPTS[:1], NEW, proposer=proposer)
+    assert drafted.verify_steps > 0
+    # One sequence with four drafts: 5 rows, GEMV kernels.
     assert drafted.tokens == plain.tokens
 
 
