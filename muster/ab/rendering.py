@@ -6,15 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 from kernel_muster.ab.logits import MARGIN
-from kernel_muster.ab.result import Comparison, ModelResult, Row, Side
+from kernel_muster.ab.result import Comparison, ModelResult, Row
 from kernel_muster.audit.diff import render_diff
 from kernel_muster.audit.render_plain import plural
 from kernel_muster.audit.render_sections import Section, Table, finding_sections
 
-_SPEED = (
-    "C", "A tok/s", "B tok/s", "A sum", "B sum", "B/A", "range", "kernels B/A", "verify ms A", "verify ms B",
-    "steps A", "steps B", "accepted A", "accepted B",
-)  # fmt: skip
+_SPEED = ("C", "A tok/s", "B tok/s", "A sum", "B sum", "B/A", "range", "kernels B/A")
+_DRAFTING = ("C", "verify ms A", "verify ms B", "steps A", "steps B", "accepted A", "accepted B")
 _SAME = (
     "C", "bits A, B", "KL median", "allowed", "KL mean", "KL max", "parts at", "n = 1 bits A", "n = 1 bits B",
     "repeats A", "repeats B",
@@ -100,6 +98,7 @@ def _model(model: ModelResult, found: Comparison) -> Iterator[Section]:
     yield Section(f"Speed, {found.tokens} tokens a sequence, median of {plural(found.repeats, 'pair')} of runs",
                   table=Table(_SPEED, tuple(map(_speed_cells, model.rows))),
                   lines=tuple(_kernel_lines(model.rows)))  # fmt: skip
+    yield from _drafting(model.rows)
     yield Section("Same results", table=Table(_SAME, tuple(map(_same_cells, model.rows))))
     notes = tuple(f"{c.where}: {c.text}" for c in model.checks if c.outcome == "informs")
     notes += tuple(c.text for c in model.checks if c.name == "contract" and c.outcome == "passed")
@@ -123,18 +122,23 @@ def _speed_cells(row: Row) -> tuple[str, ...]:
         str(row.sequences), f"{row.a.speed.per_sequence:.1f}", f"{row.b.speed.per_sequence:.1f}",
         f"{row.a.speed.aggregate:.1f}", f"{row.b.speed.aggregate:.1f}", f"{row.speed:.2f}",
         f"{row.speed_low:.2f}..{row.speed_high:.2f}", "-" if kernels is None else f"{kernels:.2f}",
-        *_drafting_cells(row.a, row.b),
     )  # fmt: skip
 
 
-def _drafting_cells(a: Side, b: Side) -> tuple[str, ...]:
-    one, other = a.speculation, b.speculation
-    if one is None or other is None:
-        return ("-",) * 6
-    return (
-        f"{one.step_ms:.2f}", f"{other.step_ms:.2f}", str(one.steps), str(other.steps), f"{one.acceptance:.0%}",
-        f"{other.acceptance:.0%}",
-    )  # fmt: skip
+def _drafting(rows: Iterable[Row]) -> Iterator[Section]:
+    pairs = [(row.sequences, row.a.speculation, row.b.speculation) for row in rows]
+    cells = [
+        (
+            str(count), f"{one.step_ms:.2f}", f"{other.step_ms:.2f}", str(one.steps), str(other.steps),
+            f"{one.acceptance:.0%}", f"{other.acceptance:.0%}",
+        )
+        for count, one, other in pairs
+        if one is not None and other is not None
+    ]  # fmt: skip
+    if cells:
+        drafts = next(one.drafts for _, one, _ in pairs if one is not None)
+        title = f"Drafting, {plural(drafts, 'draft')} a step; a verify step is timed with its drafting"
+        yield Section(title, table=Table(_DRAFTING, tuple(cells)))
 
 
 def _kernel_lines(rows: Iterable[Row]) -> Iterator[str]:
