@@ -30,9 +30,20 @@ from record import header
 
 PROMPT, PAGE = 16, 64
 READ_BYTES = 1 << 30
-ARMS = ("auto", "tiled", "wide", "per_seq")
-TRANSPOSED = "w4a16::w4a16_gemm_t_p3,w4a16::w4a16_gemm_t,w4a16::w4a16_gemm_t_k64,w4a16::w4a16_gemm_t_k64_p3," \
-    "w4a16::w4a16_gemm_t_k64_n64_p3,w4a16::w4a16_gemm_t_m128,w4a16::w4a16_gemm_hopper"  # fmt: skip
+TRANSPOSED = tuple(
+    f"w4a16::w4a16_gemm_t{twin}" for twin in ("", "_p3", "_k64", "_k64_p3", "_k64_n64_p3", "_m128")
+)  # fmt: skip
+_PORTABLE = {"MUSTER_QKV_ARM": "wide", "MUSTER_W4A16_ARM": "tile"}
+#: Arms of the QKV and output projections: label, levers, and keys that are absent on purpose.
+ARMS: tuple[tuple[str, dict[str, str], Sequence[str]], ...] = (
+    ("auto", {}, ()),
+    ("tiled", {"MUSTER_QKV_ARM": "tiled"}, ()),
+    ("per_seq", {"MUSTER_QKV_ARM": "per_seq"}, ()),
+    ("wide", {"MUSTER_QKV_ARM": "wide"}, ()),
+    ("wide, portable tiles", _PORTABLE, ()),
+    ("wide, no transposed copy", {**_PORTABLE, "MUSTER_DISABLE": ",".join(TRANSPOSED)}, TRANSPOSED),
+)
+KEPT = ("auto, BF16 kept", {"MUSTER_FP4_PROJ_DECODE": "0"}, ())
 
 
 @dataclass(frozen=True)
@@ -115,16 +126,8 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str]
         if not options.arms:
             yield name, "auto", {}, ()
             continue
-        for arm in ARMS:
-            yield name, arm, {"MUSTER_QKV_ARM": arm}, ()
-        # Without transposed copies the wide arm is the kernel on untransposed weights; a kill switch is a refusal
-        # that the measurement takes on purpose.
-        yield (
-            name,
-            "wide, no transposed",
-            {"MUSTER_QKV_ARM": "wide", "MUSTER_DISABLE": TRANSPOSED},
-            TRANSPOSED.split(","),
-        )
+        for label, levers, absent in (*ARMS, *([KEPT] if name.startswith("ornith") else [])):
+            yield name, label, levers, absent
 
 
 def device_line() -> str:
