@@ -3,11 +3,11 @@
 python -m kernel_muster.bench.common [part of a key ...] [--json FILE]
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kernel_muster.bench import floor
@@ -116,9 +116,9 @@ def main(arguments: Sequence[str]) -> int:
     import cupy
     from kernel_muster.api import open_registry
 
-    file = arguments[arguments.index("--json") + 1] if "--json" in arguments else None
+    file = arguments[arguments.index("--record") + 1] if "--record" in arguments else None
     peers = "--no-peers" not in arguments
-    wanted = [text for text in arguments if text not in ("--json", file, "--no-peers")]
+    wanted = [text for text in arguments if text not in ("--record", file, "--no-peers")]
     kernels = open_registry("cuda", levers={}, local_plugins={floor.NAME: floor})
     for key in {r.spec.kernel_key for r in kernels.catalog.kernels if is_device_backend(r.spec.backend)}:
         if not wanted or any(text.split()[0] in str(key) for text in wanted):
@@ -136,8 +136,10 @@ def main(arguments: Sequence[str]) -> int:
             print(figures[-1], flush=True)
         cupy.get_default_memory_pool().free_all_blocks()
     if file is not None:
-        with open(file, "w", encoding="utf-8") as out:
-            json.dump([asdict(figure) for figure in figures], out, indent=1)
+        from kernel_muster.bench.common_record import to_markdown
+
+        command = f"python -m kernel_muster.bench.common {' '.join(wanted)}".strip()
+        Path(file).write_text(to_markdown(figures, kernels.target, command), encoding="utf-8")
     return 0
 
 

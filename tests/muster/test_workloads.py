@@ -6,6 +6,8 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor, workloads
+from kernel_muster.bench.common import Figure
+from kernel_muster.bench.common_record import to_markdown
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 
 MODELS = [replace(model, vocabulary=1000) for model in workloads.MODELS]
@@ -56,3 +58,15 @@ def test_step_measures_every_device_kernel_of_its_families(kernels):
         "rope::rope_yarn",
     }
     assert offered - measured == stood_for
+
+
+def test_record_has_a_row_for_every_figure_under_its_model(kernels):
+    figures = [
+        Figure("27b", "norm::rms_norm", "1 x 5120", 20480, 10240, 3.0, 0.01, 2.0, 0.5, "torch", 4.0),
+        Figure("35b", "argmax::argmax_bf16", "1 x 9", 18, 4, 1.0, 0.002, 0.5, 0.5),
+    ]
+    text = to_markdown(figures, kernels.target, "the command")
+    assert "- command: `the command`" in text
+    first, second = text.split("## 27b")[1].split("## 35b")
+    assert "| norm::rms_norm | 1 x 5120 | 3.00 | 1.0% | 2.00 | 1.50 | 0.50 | 4.00 (torch) |" in first
+    assert "| argmax::argmax_bf16 | 1 x 9 | 1.00 | 0.2% | 0.50 | 2.00 | 0.50 | - |" in second
