@@ -9,10 +9,10 @@ from kernel_muster.registry.target import Target
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "torch")
 _METHOD = (
-    "CUDA graph replays over copies of all arguments (at least 320 MiB together, but at most 40 copies: what is smaller "
-    "than 8 MiB is partly found in L2, as in a step), plain launches, contestants in turn, median of the rounds. floor = a "
-    "kernel that reads the same bytes and writes as many of them back as ours writes; empty = a launch that does "
-    "nothing. Both are timed in the same call."
+    "CUDA graph replays over copies of all arguments (at least 320 MiB together, but at most 40 copies: what is "
+    "smaller than 8 MiB is partly found in L2, as in a step), plain launches, contestants in turn, median of the "
+    "rounds. floor = a kernel that reads the same bytes and writes as many of them back as ours writes; empty = a "
+    "launch that does nothing. Both are timed in the same call."
 )
 
 
