@@ -222,6 +222,32 @@ def test_arms_of_cpu_are_the_tiers_and_tiles_that_it_has():
 # The command
 
 
+def test_levers_of_a_target_show_the_tables_value_origin_and_evidence(kernels, cli, tmp_path):
+    file = tmp_path / "a1.json"
+    tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file)
+    cli.monkeypatch.setenv("MUSTER_TUNING_TABLE", str(file))
+    text = cli("levers", "--target", "sm_90a").out
+    assert "MUSTER_W4A16_K64_MIN_K=4096 (table)" in text
+    evidence = next(line for line in text.splitlines() if "t / k64 or its narrow twin" in line)
+    assert evidence.strip().startswith(f"evidence: Acme A1 (sm_90a, 100 SMs), table {file} of ")
+    moved = {row["name"]: row for row in cli("levers", "--target", "sm_90a", "--format", "json").json["levers"]}
+    assert moved["MUSTER_W4A16_K64_MIN_K"]["measured_elsewhere"] == ""
+    assert "measured on GB10" in moved["MUSTER_NO_K64_N64"]["measured_elsewhere"]
+    cli.monkeypatch.setenv("MUSTER_W4A16_K64_MIN_K", "512")
+    assert "MUSTER_W4A16_K64_MIN_K=512 (environment)" in cli("levers", "--target", "sm_90a").out
+
+
+def test_table_that_is_none_is_a_bad_lever_of_every_command(cli, tmp_path):
+    file = tmp_path / "a1.json"
+    file.write_text("{}")
+    cli.monkeypatch.setenv("MUSTER_TUNING_TABLE", str(file))
+    for command in (("levers", "--target", "sm_90a"), ("audit", "qwen3.6-27b", "--target", "cpu")):
+        ran = cli(*command)
+        assert ran.code == 1
+        assert "BAD_LEVER" in ran.out
+        assert "is no tuning table" in ran.out
+
+
 def test_tune_without_a_device_refuses_and_writes_nothing(cli, tmp_path):
     file = tmp_path / "t.json"
     for target in ((), ("--target", "cpu"), ("--target", "sm_90a")):
