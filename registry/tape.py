@@ -128,7 +128,8 @@ class Beside:
         """Let what follows wait for them; once, and before anything reads what they write."""
         tape, self._tape = self._tape, None
         if tape is not None and tape.lane is not None:
-            tape.add(_Join(tape.lane), is_kernel=tape.is_behind_kernel)
+            # What comes next waits for both streams in full: it does not begin early behind one of them.
+            tape.add(_Join(tape.lane), is_kernel=False)
 
 
 @contextmanager

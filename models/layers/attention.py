@@ -44,7 +44,7 @@ class Attention(AttentionProjections):
     def forward(self, x: Any, batch: Batch, cache: KvCache) -> Any:
         """Return the mixed rows ``(M, H)`` of normalised rows x; their keys and values are in the cache then."""
         rows = self.qkv(x, batch.phase)
-        q, k = self.queries(rows.q), self.keys(rows.k)
+        q, k = self.queries(rows.q), rows.keys
         self.rotary.turn(q, k, batch.positions)
         self.append(cache, k, rows.v, batch.kv_slots)
         if batch.phase == "decode":

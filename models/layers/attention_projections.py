@@ -5,6 +5,8 @@ Activations are BF16 ``(M, features)``. Each arm cuts rows into tiles of its own
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from kernel_muster.models.dims import AttentionDims, ModelDims
@@ -18,6 +20,7 @@ from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import covers_rows, hopper_from
 from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.tape import beside
 from kernel_muster.registry.values import frozen
 
 _GATED, _NVFP4 = "attention is gated", "attention weights are NVFP4, stored or requantised"
@@ -30,17 +33,17 @@ class QkvRows:
     """The projections of M rows, each BF16 ``(M, features)`` without gaps; gate is None if ungated.
 
     Four arrays and not one with rows ``[Q | gate | K | V]``: a tile's kernels then write where its rows belong, and
-    nothing is left to scatter.
+    nothing is left to scatter. ``keys (M, Hk, D)`` are K's heads, normalised where the model does that.
     """
 
     q: Any
     gate: Any | None
     k: Any
     v: Any
+    keys: Any = None
 
-    def tile(self, start: int, size: int) -> "QkvRows":
+    def tile(self, rows: slice) -> "QkvRows":
         """Return the views of some rows."""
-        rows = slice(start, start + size)
         return QkvRows(self.q[rows], None if self.gate is None else self.gate[rows], self.k[rows], self.v[rows])
 
 
@@ -109,17 +112,33 @@ class AttentionProjections:
         return qkv_edges(self._levers, edge if "hopper" in linears.o.tiles else 0)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
-        """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""
+        """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result.
+
+        K and V are small: what they need, with the norm of K's heads, runs beside Q.
+        """
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         dims = self.dims
         gate = new_rows(x, dims.q_dim) if dims.gated else None
         found = QkvRows(new_rows(x, dims.q_dim), gate, new_rows(x, dims.kv_dim), new_rows(x, dims.kv_dim))
         self.used[chosen] += 1
-        start = 0
-        for size in _tiles(chosen, x.shape[0]):
-            self._project_tile(x[start : start + size], found.tile(start, size), chosen, phase)
-            start += size
-        return found
+        if chosen in ("wide", "own") and self.linears.fused is not None:
+            self._project_fused(x, found, phase)
+            return replace(found, keys=self.keys(found.k))
+        sizes = _tiles(chosen, x.shape[0])
+        tiles = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        run, is_exact = _runner(chosen, phase), chosen in ("single", "fused", "tiled", "per_seq")
+        with beside() as side:
+            for rows in tiles:
+                self._project_kv(x[rows], found.k[rows], found.v[rows], run, is_exact)
+            keys = self.keys(found.k)
+        for rows in tiles:
+            self._project_q(x[rows], found.tile(rows), run, is_exact)
+        side.join()
+        return replace(found, keys=keys)
+
+    def keys(self, k: Any) -> Any:
+        """Return projected keys ``(M, kv_dim)`` as heads ``(M, Hk, D)``."""
+        return k.reshape(k.shape[0], -1, self.dims.head_dim)
 
     def key_value(self, x: Any, phase: Phase) -> tuple[Any, Any]:
         """Project rows ``x (M, H)`` to keys and values ``(M, kv_dim)`` alone."""
@@ -148,27 +167,17 @@ class AttentionProjections:
             run(self.linears.o, x[start : start + size], out[start : start + size])
             start += size
 
-    def _project_tile(self, x: Any, into: QkvRows, arm: QkvArm, phase: Phase) -> None:
-        """Project one tile; of one row through the kernels of n = 1, whatever the arm."""
-        user = _WIDE if x.shape[0] > QKV_TILE else _TILE
-        if arm in ("wide", "own") and self.linears.fused is not None:
-            self._project_fused(x, into, user, phase)
-            return
-        run = _runner(arm, phase)
-        is_exact = arm in ("single", "fused", "tiled", "per_seq")
-        self._project_q(x, into, run, is_exact, user)
-        self._project_kv(x, into.k, into.v, run, is_exact)
-
-    def _project_fused(self, x: Any, into: QkvRows, user: str, phase: Phase) -> None:
+    def _project_fused(self, x: Any, into: QkvRows, phase: Phase) -> None:
         """Project Q, K and V with one GEMM over a copy that holds all their rows, and take them apart."""
         q_rows, kv_dim = self.dims.q_rows, self.dims.kv_dim
-        with self._scratch.lease("attn.fused", user, (x.shape[0], q_rows + 2 * kv_dim)) as fused:
+        with self._scratch.lease("attn.fused", _user(x), (x.shape[0], q_rows + 2 * kv_dim)) as fused:
             fused_tile(self.linears).gemm(x, fused, phase)
             self._split(fused[:, :q_rows], into)
             copy_rows(into.k, fused[:, q_rows : q_rows + kv_dim])
             copy_rows(into.v, fused[:, q_rows + kv_dim :])
 
-    def _project_q(self, x: Any, into: QkvRows, run: _Run, is_exact: bool, user: str) -> None:
+    def _project_q(self, x: Any, into: QkvRows, run: _Run, is_exact: bool) -> None:
+        """Project a tile's queries; of one row through the kernel of n = 1, whatever the arm."""
         handle = self._qg.get(x.shape[0]) if is_exact else None
         if handle is not None:
             w = self.linears.q.weight.copy_for(handle)
@@ -177,7 +186,7 @@ class AttentionProjections:
         elif into.gate is None:
             run(self.linears.q, x, into.q)
         else:
-            with self._scratch.lease("attn.fused", user, (x.shape[0], self.dims.q_rows)) as fused:
+            with self._scratch.lease("attn.fused", _user(x), (x.shape[0], self.dims.q_rows)) as fused:
                 run(self.linears.q, x, fused)
                 self._split(fused, into)
 
@@ -197,6 +206,10 @@ class AttentionProjections:
         else:
             run(self.linears.k, x, k)
             run(self.linears.v, x, v)
+
+
+def _user(x: Any) -> str:
+    return _WIDE if x.shape[0] > QKV_TILE else _TILE
 
 
 def _tiles(arm: QkvArm, rows: int) -> tuple[int, ...]:
