@@ -13,6 +13,7 @@ from kernel_muster.models.policy.tile import (
     M128_ABOVE,
     NARROW_BLOCKS,
     P3_EVIDENCE,
+    TINY_MI,
     V2_EVIDENCE,
 )
 from kernel_muster.registry.levers import Lever, Tuning, Value
@@ -90,6 +91,12 @@ TILE_LEVERS = (
         SMALL_MI,
         "other_bits",
         "Most elements N * K, in units of 2^20, of a weight that counts as small for the Hopper GEMM.",
+    ),
+    _edge(
+        "MUSTER_W4A16_HOPPER_TINY_MI",
+        TINY_MI,
+        "other_bits",
+        "Most elements N * K, in units of 2^20, of a weight that tile GEMMs serve instead of the Hopper GEMM.",
     ),
     Lever(
         name="MUSTER_W4A16_ARM",

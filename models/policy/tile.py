@@ -50,6 +50,13 @@ M128_ABOVE = Threshold(
     Evidence(GB10, "m128 58-74 TFLOP/s at prefill; M=16: within 4% of t", "the edge itself"),
 )
 
+# The Hopper GEMM shares a tile among many blocks and adds their parts up; a weight of a few tiles waits for that.
+TINY_MI = Threshold(
+    "most elements of a tiny weight, in units of 2^20",
+    0,
+    Evidence(GB10, "no Hopper GEMM there: no weight counts as tiny", "all sizes"),
+)
+
 P3_EVIDENCE = Evidence(
     GB10,
     "one block an SM waits for its only copy group: 40 blocks reach 38% of the rate, lm_head's 1938 reach 83%",
@@ -108,14 +115,19 @@ def m128_variant(phase: Phase, levers: Levers) -> TileName:
     return "m128_v3" if asked == "v3" and phase == "prefill" else "m128"
 
 
+def is_tiny(n: int, k: int, levers: Levers) -> bool:
+    """Whether a weight is so small that tile GEMMs come before the Hopper one, unless that is forced."""
+    return levers["MUSTER_W4A16_ARM"] != "hopper" and n * k <= int(levers["MUSTER_W4A16_HOPPER_TINY_MI"] or 0) << 20
+
+
 def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName], levers: Levers) -> TileName:
     """Return the kernel for a shape among those that are there: the Hopper one, else the tile variant that fits.
 
     Without a transposed copy that is ``base``. UsageError if there is none at all.
     """
     deep = is_deep(shape, levers)
-    order = _preferences(deep, deep and is_narrow(shape, levers), is_small(shape, levers), phase, levers)
-    for name in order:
+    tiles = _tiles(deep, deep and is_narrow(shape, levers), is_small(shape, levers), phase, levers)
+    for name in _order(tiles, is_tiny(shape.n, shape.k, levers)):
         if name in available:
             return name
     raise UsageError(f"no W4A16 tile GEMM is available for M={shape.m} N={shape.n} K={shape.k}")
@@ -124,22 +136,27 @@ def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName],
 def reachable_tiles(n: int, k: int, available: Collection[TileName], levers: Levers) -> frozenset[TileName]:
     """Return the kernels that some number of rows in some phase reaches: the copies that others read are not built."""
     fewest = GemmShape(1, n, k)
-    deep = is_deep(fewest, levers)
+    deep, tiny = is_deep(fewest, levers), is_tiny(n, k, levers)
     found: set[TileName] = set()
     for phase in PHASES:
         for small in (True, False) if is_small(fewest, levers) else (False,):
             # The wide grid grows with the rows, so that what is not narrow at one row never is.
             for narrow in (True, False) if deep and is_narrow(fewest, levers) else (False,):
-                order = _preferences(deep, narrow, small, phase, levers)
+                order = _order(_tiles(deep, narrow, small, phase, levers), tiny)
                 found.update([name for name in order if name in available][:1])
     return frozenset(found)
 
 
-def _preferences(deep: bool, narrow: bool, small: bool, phase: Phase, levers: Levers) -> list[TileName]:
-    order: list[TileName] = ["hopper"]
+def _order(tiles: list[TileName], is_tiny: bool) -> list[TileName]:
+    """Put the Hopper GEMM and the arm on untransposed weights to the tiles."""
+    return [*tiles, "hopper", "base"] if is_tiny else ["hopper", *tiles, "base"]
+
+
+def _tiles(deep: bool, narrow: bool, small: bool, phase: Phase, levers: Levers) -> list[TileName]:
+    order: list[TileName] = []
     if deep and narrow:
         order.append("k64_n64")
     if small:
         order += ["k64", "t"] if deep else ["t"]
-    # What a missing variant leaves: v1 first, then the small tile, then the arm on untransposed weights.
-    return [*order, m128_variant(phase, levers), "m128", "t", "base"]
+    # What a missing variant leaves: v1 first, then the small tile.
+    return [*order, m128_variant(phase, levers), "m128", "t"]

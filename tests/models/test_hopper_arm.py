@@ -94,6 +94,14 @@ def test_hopper_gemm_serves_from_its_edge_and_saves_the_copies_of_tiles(planned:
     assert ctx.kernels.layouts.missing == ()
 
 
+def test_tiny_weights_keep_the_copy_of_tiles_and_get_none_of_the_hopper_gemm(planned: Make) -> None:
+    ctx, linear = planned(shape=(512, 2048), W4A16_HOPPER_TINY_MI=1)
+    assert LAYOUT not in {copy.layout for copy in ctx.kernels.layouts.copies}
+    assert nvfp4.TRANSPOSED in {copy.layout for copy in ctx.kernels.layouts.copies}
+    assert KEY in asked_keys(ctx)
+    assert "hopper" not in linear.tiles
+
+
 @pytest.mark.parametrize("levers", [{"NO_W4A16_HOPPER": "1"}, {"W4A16_ARM": "tile"}])
 def test_hopper_gemm_switched_off_is_not_looked_up_and_tiles_get_their_copy(
     planned: Make, levers: dict[str, str]

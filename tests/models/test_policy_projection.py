@@ -70,6 +70,10 @@ def test_a_wide_verify_takes_what_the_layout_plan_left(
     (14336, 5120, TILES, {"W4A16_M128_ABOVE": 0}, {"m128"}),
     (14336, 5120, (*TILES, "m128_v3"), {"W4A16_VARIANT": "v3"}, {"t", "m128", "m128_v3"}),
     (14336, 5120, (), {}, set()),
+    (512, 2048, HOPPER, {"W4A16_HOPPER_TINY_MI": 1}, {"t", "m128"}),
+    (513, 2048, HOPPER, {"W4A16_HOPPER_TINY_MI": 1}, {"hopper"}),
+    (512, 2048, HOPPER, {"W4A16_HOPPER_TINY_MI": 1, "W4A16_ARM": "hopper"}, {"hopper"}),
+    (512, 2048, ("hopper", "base"), {"W4A16_HOPPER_TINY_MI": 1}, {"hopper"}),
 ])  # fmt: skip
 def test_only_copies_that_some_rows_reach_are_read(
     make_levers: Make, n: int, k: int, available: tuple[str, ...], levers: dict[str, object], reached: set[str]
@@ -81,12 +85,12 @@ def test_only_copies_that_some_rows_reach_are_read(
 @given(
     m=st.integers(1, 4096), n=st.integers(1, 300).map(lambda n: 64 * n), k=st.integers(1, 500).map(lambda k: 16 * k),
     available=st.sets(st.sampled_from(TILE_NAMES), min_size=1), phase=st.sampled_from(PHASES),
-    variant=st.sampled_from(["v1", "v2", "v3"]),
+    variant=st.sampled_from(["v1", "v2", "v3"]), tiny=st.sampled_from([0, 1, 64]),
 )  # fmt: skip
 def test_what_a_shape_chooses_is_among_what_its_weight_reaches(
-    make_levers: Make, m: int, n: int, k: int, available: set[str], phase: str, variant: str
+    make_levers: Make, m: int, n: int, k: int, available: set[str], phase: str, variant: str, tiny: int
 ) -> None:
-    levers = make_levers(W4A16_VARIANT=variant)
+    levers = make_levers(W4A16_VARIANT=variant, W4A16_HOPPER_TINY_MI=tiny)
     usable = available | {"base"}
     chosen = choose_tile(GemmShape(m, n, k), phase, usable, levers)  # type: ignore[arg-type]
     assert chosen in reachable_tiles(n, k, usable, levers)  # type: ignore[arg-type]

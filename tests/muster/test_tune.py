@@ -52,14 +52,14 @@ def h200_like(n, k, m):
     """A device whose tiers cost the same at any row count, whose deep tile wins from K = 4096, and that is wide."""
     chunks = math.ceil(m / 16)
     wide = math.ceil(n / 128) * math.ceil(m / 64)
-    us = {"gemv": 10.0 * chunks, "hopper": 14.0 + m / 10, "cublas_bf16": 40.0}
+    us = {"gemv": 10.0 * chunks, "hopper": 12.0 + m / 40, "cublas_bf16": 40.0}
     if m <= 16:
         return us | {"tiles3": 10.0 * math.ceil(m / 3)}
-    tall = math.ceil(m / 128) / math.ceil(m / 64)
+    waves, tall = math.ceil(m / 64), math.ceil(m / 128)
     return us | {
-        "t": 30.0,
-        "k64": 24.0 if k >= 4096 else 33.0,
-        "k64_n64": 15.0 if wide <= 32 and k >= 4096 else 60.0,
+        "t": 30.0 * waves,
+        "k64": (24.0 if k >= 4096 else 33.0) * waves,
+        "k64_n64": (15.0 if wide <= 32 and k >= 4096 else 60.0) * waves,
         "m128": 31.0 * tall,
     }
 
@@ -77,7 +77,7 @@ def test_edges_stand_where_the_measured_arms_cross(built_in):
         "MUSTER_W4A16_NARROW_BLOCKS": 32,
         "MUSTER_W4A16_K64_MIN_K": 4096,
         "MUSTER_W4A16_M128_ABOVE": 64,
-        "MUSTER_W4A16_CHUNKED_ROWS": 32,
+        "MUSTER_W4A16_HOPPER_TINY_MI": 0,
         "MUSTER_W4A16_HOPPER_FROM": 17,
     }
     assert found["MUSTER_W4A16_K64_MIN_K"].built_in == 6144
@@ -116,6 +116,27 @@ def test_edge_is_left_out_where_one_of_its_arms_is_not_there(built_in):
 def test_every_edge_is_a_lever_that_a_table_may_set(kernels):
     tunable = {lever.name for lever in kernels.catalog.levers if lever.tuning}
     assert {question.lever for question in QUESTIONS} <= tunable
+
+
+def test_without_the_hopper_gemm_chunks_are_weighed_against_tiles(built_in):
+    found, _ = edges_of(lambda n, k, m: {a: us for a, us in h200_like(n, k, m).items() if a != "hopper"}, built_in)
+    assert found["MUSTER_W4A16_CHUNKED_ROWS"].value == 32
+    assert not any("HOPPER" in name for name in found)
+
+
+def test_tiny_weights_go_to_the_tiles_that_win_there(built_in):
+    def rule(n, k, m):
+        is_tiny = n * k <= 8 << 20
+        us = {"gemv": 10.0 * math.ceil(m / 16), "hopper": 30.0 if is_tiny else 12.0}
+        return us | ({"t": 15.0, "m128": 20.0} if m > 16 else {})
+
+    found, timings = edges_of(rule, built_in, rows=(16, 17, 32, 64))
+    values = {name: edge.value for name, edge in found.items()}
+    assert values["MUSTER_W4A16_HOPPER_TINY_MI"] == 8
+    assert values["MUSTER_W4A16_CHUNKED_ROWS"] == 0
+    taken = {(p.features, p.depth, p.rows): p.arm for p in picks(timings, with_values(built_in, values))}
+    assert [taken[4096, 2048, m] for m in (16, 17, 64)] == ["gemv", "t", "t"]
+    assert [taken[4096, 8192, m] for m in (16, 17)] == ["gemv", "hopper"]
 
 
 def test_small_weights_get_an_edge_of_their_own_where_that_pays(built_in):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kernel_muster.bench.tuning.source import GEMV, HOPPER, TILES_OF_3, Timing
-from kernel_muster.models.policy.tile import DEEP_K_STEP, GemmShape, TileName, choose_tile, is_deep
+from kernel_muster.models.policy.tile import DEEP_K_STEP, GemmShape, TileName, choose_tile, is_deep, is_tiny
 from kernel_muster.registry.levers import Lever, Levers, Setting
 
 #: ``from``: the second arm serves from the value up; ``most``: the first arm serves up to the value.
@@ -58,7 +58,7 @@ class FoundEdge:
 
 
 def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
-    """Yield the edges; one without times is left out.
+    """Yield the edges; one without times is left out, or all of whose arms something faster replaces.
 
     ``levers`` give the built-in values; what is found replaces them for the questions after it. The deep-K edge is
     asked twice: it and the narrow twin's depend on each other.
@@ -69,8 +69,16 @@ def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]
         edge = _find(question, timings, known, int(levers[question.lever] or 0))
         if edge is not None:
             found[question.lever] = edge
-    yield from found.values()
-    yield from hopper_edges(timings, levers)
+    known = with_values(levers, {name: edge.value for name, edge in found.items()})
+    # Chunks of 16 are weighed against the GEMM that serves there: the Hopper one has an edge of its own.
+    tiled = [timing for timing in timings if not _takes_hopper(timing, known)]
+    edge = _find(_CHUNKED, tiled, known, int(levers[_CHUNKED.lever] or 0))
+    yield from (*found.values(), *([] if edge is None else [edge]))
+    yield from hopper_edges([timing for timing in timings if _takes_hopper(timing, known)], levers)
+
+
+def _takes_hopper(timing: Timing, levers: Levers) -> bool:
+    return HOPPER in timing.us and not is_tiny(timing.features, timing.depth, levers)
 
 
 def hopper_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
@@ -214,6 +222,11 @@ def _hopper(timing: Timing, levers: Levers) -> tuple[str, str] | None:
     return GEMV, HOPPER
 
 
+def _tiny(timing: Timing, levers: Levers) -> tuple[str, str] | None:
+    tile = tile_of(timing, levers)
+    return None if tile is None else (tile, HOPPER)
+
+
 def blocks(timing: Timing) -> int:
     """Return the blocks of the wide grid."""
     return shape_of(timing).wide_blocks
@@ -226,11 +239,17 @@ def shape_of(timing: Timing) -> GemmShape:
 
 def tile_of(timing: Timing, levers: Levers) -> TileName | None:
     """Return the tile GEMM that dispatch takes among those that were measured; None if there are none."""
-    names: tuple[TileName, ...] = ("t", "k64", "k64_n64", "m128")
+    return _chosen(timing, ("t", "k64", "k64_n64", "m128"), levers)
+
+
+def choice_of(timing: Timing, levers: Levers) -> TileName | None:
+    """Return the GEMM that dispatch takes among those that were measured; None if there are none."""
+    return _chosen(timing, ("hopper", "t", "k64", "k64_n64", "m128"), levers)
+
+
+def _chosen(timing: Timing, names: Sequence[TileName], levers: Levers) -> TileName | None:
     there = [name for name in names if name in timing.us]
-    if not there:
-        return None
-    return choose_tile(shape_of(timing), "decode", there, levers)
+    return choose_tile(shape_of(timing), "decode", there, levers) if there else None
 
 
 def _rows(timing: Timing) -> int:
@@ -244,7 +263,8 @@ QUESTIONS: tuple[Question, ...] = (
     Question("MUSTER_W4A16_NARROW_BLOCKS", "most", "k64_n64", "k64 or m128", "blocks", _narrow, blocks),
     _DEEP,
     Question("MUSTER_W4A16_M128_ABOVE", "most", "t or k64", "m128", "M", _tall, _rows),
-    Question("MUSTER_W4A16_CHUNKED_ROWS", "most", "GEMV in chunks of 16", "tile GEMM", "M", _chunked, _rows),
+    Question("MUSTER_W4A16_HOPPER_TINY_MI", "most", "tile GEMM", "Hopper GEMM", "Mi", _tiny, size_mi),
 )
+_CHUNKED = Question("MUSTER_W4A16_CHUNKED_ROWS", "most", "GEMV in chunks of 16", "tile GEMM", "M", _chunked, _rows)
 _HOPPER = Question("MUSTER_W4A16_HOPPER_FROM", "from", "GEMV", "Hopper GEMM", "M", _hopper, _rows)
 _SMALL = replace(_HOPPER, lever="MUSTER_W4A16_HOPPER_SMALL_MI", kind="most", below="small", above="large", unit="Mi")

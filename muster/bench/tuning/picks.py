@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernel_muster.bench.tuning.edges import shape_of, tile_of
-from kernel_muster.bench.tuning.source import CUBLAS, GEMV, HOPPER, TILES_OF_3, Timing
+from kernel_muster.bench.tuning.edges import choice_of, shape_of
+from kernel_muster.bench.tuning.source import CUBLAS, GEMV, TILES_OF_3, Timing
 from kernel_muster.models.policy.gemv import TIERS
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
-from kernel_muster.models.policy.tile import TileName
 from kernel_muster.registry.levers import Levers
 
 
@@ -44,8 +43,8 @@ def picks(timings: Sequence[Timing], levers: Levers, phase: Phase = "decode") ->
 
 def pick(timing: Timing, levers: Levers, phase: Phase) -> str:
     """Return the arm that a projection takes which has every measured one."""
-    tile = tile_of(timing, levers)
-    tiles: list[TileName] = ["hopper"] if HOPPER in timing.us else [] if tile is None else [tile]
-    if projection_arm(shape_of(timing), phase, TIERS if GEMV in timing.us else (), tiles, levers) == "gemv":
+    gemm = choice_of(timing, levers)
+    there = () if gemm is None else (gemm,)
+    if projection_arm(shape_of(timing), phase, TIERS if GEMV in timing.us else (), there, levers) == "gemv":
         return GEMV
-    return tiles[0]
+    return str(gemm)
