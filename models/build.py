@@ -17,7 +17,7 @@ from kernel_muster.models.layers.mtp import MtpHead
 from kernel_muster.models.layers.sampler import Sampler
 from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims
-from kernel_muster.models.memory import HostMemory, Memory, memory_of, need_device
+from kernel_muster.models.memory import HostMemory, Memory, enough_memory, memory_of, need_device
 from kernel_muster.models.model import Model
 from kernel_muster.models.random_weights import in_memory
 from kernel_muster.models.scratch import Scratch, ScratchPlan
@@ -68,8 +68,13 @@ def build_from_dims(
 ) -> Model:
     """Build a model of any size; the dimensions are the caller's to check."""
     ctx = open_context(dims, kernels, weights, max_rows)
-    with ctx.memory.active():
-        model = _build(ctx, dims, kernels)
+    try:
+        with enough_memory(ctx.memory, f"{dims.name} with weights"), ctx.memory.active():
+            model = _build(ctx, dims, kernels)
+    except UsageError as error:
+        if isinstance(error.__cause__, MemoryError):
+            kernels.request_failed(f"weights of {dims.name}", str(error))
+        raise
     ctx.memory.release()
     return model
 

@@ -181,6 +181,18 @@ def memory_of(target: Target) -> Memory:
     return HostMemory() if target.device is None else DeviceMemory(target.device.ordinal)
 
 
+@contextmanager
+def enough_memory(memory: Memory, what: str) -> Iterator[None]:
+    """Turn running out of memory into a UsageError that says for what, and what was held by then."""
+    try:
+        yield
+    except MemoryError as error:
+        held = f"{memory.used_bytes() / 2**30:.1f} GiB held by then"
+        raise UsageError(
+            f"{what} does not fit into memory ({held}): {error}; fewer sequences, pages or copies of weights need less"
+        ) from error
+
+
 def copy_rows(into: Any, source: Any) -> None:
     """Copy rows, with or without gaps between them, bit for bit; on an open tape the copy is kept like a launch.
 

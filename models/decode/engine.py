@@ -15,6 +15,7 @@ from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
 from kernel_muster.models.decode.verify import VerifyStep
 from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
+from kernel_muster.models.memory import enough_memory
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.models.proposers.interface import Proposer
@@ -36,7 +37,7 @@ class DecodeEngine:
         self.model, self.sizes = model, sizes
         self._rows = padded_rows(sizes.sequences)
         self._pages = min(-(-longest // sizes.page_size), sizes.pages)
-        with model.memory.active():
+        with enough_memory(model.memory, f"a state of {sizes}"), model.memory.active():
             self._state: ModelState | None = model.new_state(sizes)
             self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
         self._rungs: dict[int, Rung] = {}
@@ -84,7 +85,8 @@ class DecodeEngine:
         if rows > self._rows:
             raise UsageError(f"{sequences} sequences: this engine has room for {self.sizes.sequences}")
         if rows not in self._rungs:
-            self._rungs[rows] = Rung(self.model, self.state, self.buffers, rows)
+            with enough_memory(self.model.memory, f"a step of {rows} rows"):
+                self._rungs[rows] = Rung(self.model, self.state, self.buffers, rows)
             self._fed = []  # recording has written its own choice where tokens stand
         return self._rungs[rows]
 

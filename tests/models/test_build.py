@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.MODEL_toml.schema import ModelTable
-from kernel_muster.models.build import MODEL_TYPES, build_model
+from kernel_muster.models.build import MODEL_TYPES, build_from_dims, build_model
+from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.layers.ffn import NoneFfn
 from kernel_muster.models.manifest_dims import model_dims
 from kernel_muster.models.state import StateSizes
@@ -15,7 +16,7 @@ from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.target import Target
+from kernel_muster.registry.target import CPU_TARGET, Target
 
 Make = Callable[..., LookupSession]
 TINY: dict[str, Any] = {
@@ -138,3 +139,22 @@ def test_weights_for_an_architecture_without_a_device_are_refused(
 
 def test_model_types_are_those_of_the_family() -> None:
     assert set(MODEL_TYPES) == {"qwen3_5", "qwen3_5_moe", "qwen3_6_moe"}
+
+
+class Full(SyntheticWeights):
+    """Weights of a machine whose memory ends."""
+
+    def find(self, spec: Any) -> Any:
+        if spec.name == "layers.2.gdn.out_proj":
+            raise MemoryError("no more")
+        return super().find(spec)
+
+
+def test_weights_that_do_not_fit_into_memory_are_a_finding(
+    catalog: Catalog, make_levers: Callable[..., Levers], tiny_dims: dict[str, ModelDims]
+) -> None:
+    session = LookupSession(catalog, CPU_TARGET, make_levers())
+    with pytest.raises(UsageError, match="tiny with weights does not fit into memory"):
+        build_from_dims(tiny_dims["dense"], Lookups(session), Full(1), 16)
+    [request] = session.requests
+    assert "does not fit into memory" in request.why

@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from kernel_muster.models.memory import DeviceMemory, HostMemory, copy_rows, memory_of, need_device, zero
+from kernel_muster.models.memory import (
+    DeviceMemory,
+    HostMemory,
+    copy_rows,
+    enough_memory,
+    memory_of,
+    need_device,
+    zero,
+)
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ContractError, UsageError
@@ -58,3 +66,11 @@ def test_architecture_without_a_device_has_the_hosts_memory_and_no_weights() -> 
     with pytest.raises(UsageError, match="tiny with weights: sm_90a is an architecture without a device"):
         need_device(target, "tiny with weights")
     need_device(CPU_TARGET, "tiny with weights")
+
+
+def test_full_memory_is_a_usage_error_that_says_for_what() -> None:
+    said = r"a cache does not fit into memory \(0\.0 GiB held by then\): 9 GiB; fewer"
+    with pytest.raises(UsageError, match=said), enough_memory(HostMemory(), "a cache"):
+        raise MemoryError("9 GiB")
+    with pytest.raises(ValueError, match="other"), enough_memory(HostMemory(), "a cache"):
+        raise ValueError("other")
