@@ -8,8 +8,9 @@ import kernel_muster as km
 import pytest
 from kernel_muster.audit.tuning.table import read_table
 from kernel_muster.bench.tuning.device import find_gemms, find_tiers
-from kernel_muster.bench.tuning.edges import QUESTIONS, find_edges, with_values
+from kernel_muster.bench.tuning.edges import find_edges
 from kernel_muster.bench.tuning.picks import picks
+from kernel_muster.bench.tuning.questions import QUESTIONS, with_values
 from kernel_muster.bench.tuning.shapes import ROWS, tuned_shapes
 from kernel_muster.bench.tuning.source import Timing
 from kernel_muster.bench.tuning.write import to_markdown
@@ -79,6 +80,7 @@ def test_edges_stand_where_the_measured_arms_cross(built_in):
         "MUSTER_W4A16_M128_ABOVE": 64,
         "MUSTER_W4A16_HOPPER_TINY_MI": 0,
         "MUSTER_W4A16_HOPPER_FROM": 17,
+        "MUSTER_W4A16_HOPPER_SMALL_MI": 0,
     }
     assert found["MUSTER_W4A16_K64_MIN_K"].built_in == 6144
     assert all(edge.spread == 0.01 and edge.figures for edge in found.values())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernel_muster.bench.tuning.edges import choice_of, shape_of
+from kernel_muster.bench.tuning.questions import choice_of, shape_of
 from kernel_muster.bench.tuning.source import CUBLAS, GEMV, TILES_OF_3, Timing
 from kernel_muster.models.policy.gemv import TIERS
 from kernel_muster.models.policy.phase import Phase

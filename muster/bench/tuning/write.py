@@ -6,8 +6,9 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.audit.tuning.table import SCHEMA, VERSION, Table, parse_table
-from kernel_muster.bench.tuning.edges import FoundEdge, with_values
+from kernel_muster.bench.tuning.edges import FoundEdge
 from kernel_muster.bench.tuning.picks import Pick, picks
+from kernel_muster.bench.tuning.questions import with_values
 from kernel_muster.bench.tuning.source import Source, Timing
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.target import Device
