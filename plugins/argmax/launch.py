@@ -1,25 +1,32 @@
-"""Launching argmax: the blocks of a cluster share a row where there are clusters."""
+"""Launching the argmax: as many blocks a row as have something to read, up to a limit."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import cuda_kernel, team_grid, width_of
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.backends.workspace import Counters
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
+# argmax.cu: loads of a block that are on their way together. More blocks a row only wait for each other at the end.
+_LOADS_A_BLOCK, _MOST_BLOCKS = 1024, 64
+
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
-    views, dims = bound.views, bound.dims
-    if dims["V"] == 0:
-        raise ContractError(f"logits has shape {views['logits'].shape}, expected at least one logit a row")
-    entry = f"argmax_bf16_w{width_of(dims['V'])}"
-    return LaunchPlan(entry, team_grid(entries[entry], dims["M"]), (views["logits"], views["out"], dims["V"]))
+    rows, width = bound.dims["M"], bound.dims["V"]
+    if width == 0:
+        raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
+    vector = width_of(width)
+    blocks = min(_MOST_BLOCKS, ceil_div(width // vector, _LOADS_A_BLOCK))
+    workspace = Counters(8 * rows, "best"), Counters(4 * rows, "arrivals")
+    arguments = (bound.views["logits"], bound.views["out"], *workspace, width, blocks)
+    return LaunchPlan(f"argmax_bf16_w{vector}", (rows * blocks, 1, 1), arguments)
 
 
 ARGMAX = cuda_kernel(
     Path(__file__).with_name("argmax.cu"),
-    tuple(EntryPoint(f"argmax_bf16_w{width}", ("ptr", "ptr", "i32")) for width in (1, 8)),
+    tuple(EntryPoint(f"argmax_bf16_w{width}", ("ptr", "ptr", "ptr", "ptr", "i32", "i32")) for width in (1, 8)),
     _plan,
 )
