@@ -53,21 +53,28 @@ __device__ __forceinline__ u32 key_to_reach(Ranking& shared, u32 least) {
     }
     if (threadIdx.x == 0) shared.bin = 0;
     __syncthreads();
-    if (threadIdx.x < MOST_WANTED) {
-        const u32 own = shared.buckets[threadIdx.x];
-        u32 ahead = 0, ones = 0;
+    // LANES threads for each of them, which all finish at once.
+    constexpr int LANES = THREADS / MOST_WANTED;
+    static_assert(LANES <= 32 && MOST_WANTED % (4 * LANES) == 0 || TEAM == 1);
+    const int index = threadIdx.x / LANES, part = threadIdx.x % LANES;
+    const u32 own = shared.buckets[index];
+    u32 ahead = 0, ones = 0;
 #pragma unroll 8
-        for (int i = 0; i < MOST_WANTED; i += 4) {
-            const uint4 keys = *reinterpret_cast<const uint4*>(&shared.buckets[i]);
-            const u32 four[4] = {keys.x, keys.y, keys.z, keys.w};
+    for (int i = 4 * part; i < MOST_WANTED; i += 4 * LANES) {
+        const uint4 keys = *reinterpret_cast<const uint4*>(&shared.buckets[i]);
+        const u32 four[4] = {keys.x, keys.y, keys.z, keys.w};
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                ahead += four[e] > own || (four[e] == own && i + e < (int)threadIdx.x);
-                ones += four[e] != 0;
-            }
+        for (int e = 0; e < 4; ++e) {
+            ahead += four[e] > own || (four[e] == own && i + e < index);
+            ones += four[e] != 0;
         }
-        if (own != 0 && ahead + 1 == min(least, ones)) shared.bin = own;
     }
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        ahead += __shfl_xor_sync(ALL_LANES, ahead, distance);
+        ones += __shfl_xor_sync(ALL_LANES, ones, distance);
+    }
+    if (part == 0 && own != 0 && ahead + 1 == min(least, ones)) shared.bin = own;
     __syncthreads();
     return shared.bin;
 }
@@ -89,16 +96,19 @@ __device__ __forceinline__ u32 list_largest(const Row<WIDTH>& row, u32 least) {
     });
     cluster_barrier();
     if (row.rank != 0) return 0;
-    u32 total = shared.selected;
-    for (u32 other = 1; other < TEAM; ++other) {
-        const u32 count = word_of_rank(&shared.selected, other), before = min(total, (u32)LISTED);
-        const u32* list = reinterpret_cast<const u32*>(shared.list);
-        for (u32 i = threadIdx.x; i < min(count, LISTED - before); i += THREADS)
-            shared.list[before + i] = word_of_rank(list + 2 * i, other) | (u64)word_of_rank(list + 2 * i + 1, other) << 32;
-        total += count;
+    u32 total = 0, begin = 0, count = 0;  // of all blocks; and the part that this thread's share of the threads brings over
+    const u32 source = threadIdx.x / (THREADS / TEAM);
+#pragma unroll
+    for (u32 other = 0; other < TEAM; ++other) {
+        const u32 selected = word_of_rank(&shared.selected, other);
+        if (other == source) begin = total, count = selected;
+        total += selected;
     }
-    __syncthreads();
     if (total > LISTED) return 0;
+    const u32* list = reinterpret_cast<const u32*>(shared.list);
+    for (u32 i = threadIdx.x % (THREADS / TEAM); source > 0 && i < count; i += THREADS / TEAM)
+        shared.list[begin + i] = word_of_rank(list + 2 * i, source) | (u64)word_of_rank(list + 2 * i + 1, source) << 32;
+    __syncthreads();
     sort_list(shared.list, total);
     return total;
 }
