@@ -19,6 +19,8 @@ Entries = Mapping[str, EntryResources]
 # few tiles, more warps share one.
 _STATIC_K = (2048, 4096, 5120, 6144, 17408)
 _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
+# BF16 weights of so few features (gates, routers) are shared by the blocks of a cluster; like the split, by N alone.
+DENSE_FEW_FEATURES = 512
 _SPLITS = ("any", *(f"k{k}" for k in _STATIC_K), *(f"k{k}_few" for k in _FEW_AT_K))
 
 
@@ -93,9 +95,10 @@ def _plan_dense(bound: Bound, entries: Entries) -> LaunchPlan:
     weight = view_of(bound.arguments["w"].values)
     if not weight.is_contiguous:
         raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
-    entry = f"dense_gemv_m{8 if dims['M'] <= 8 else 16}"
+    few = "few_" if dims["N"] <= DENSE_FEW_FEATURES else ""
+    entry = f"dense_gemv_{few}m{8 if dims['M'] <= 8 else 16}"
     arguments = (weight, x, bound.views["out"], stride, dims["M"], dims["N"], dims["K"])
-    return LaunchPlan(entry, (_tiles(dims["N"]), 1, 1), arguments)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), arguments)
 
 
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
@@ -109,6 +112,8 @@ DUAL = _kernel(
 )
 DENSE = _kernel(
     _FOLDER / "dense_gemv.cu",
-    tuple(EntryPoint(f"dense_gemv_m{rows}", ("ptr",) * 3 + ("i32",) * 4) for rows in (8, 16)),
+    tuple(
+        EntryPoint(f"dense_gemv_{few}m{rows}", ("ptr",) * 3 + ("i32",) * 4) for few in ("", "few_") for rows in (8, 16)
+    ),
     _plan_dense,
 )
