@@ -1,4 +1,4 @@
-"""Drafts of an MTP head, recorded: all steps of one proposal for so many sequences as one replay."""
+"""What an MTP head does between verify passes, recorded: all steps of a proposal, and the commit of what was kept."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,12 +67,7 @@ class DraftSteps:
             copy_rows(self._hidden[at : at + 1], row)
         lengths = [cache.length for cache in caches]
         self._state.reserve(caches, [length + len(self._steps) for length in lengths])
-        table = self._state.table(caches)
-        if table.shape[1] > self._pages:
-            raise UsageError(f"a sequence has {table.shape[1]} pages, drafts are recorded for {self._pages}")
-        wide = np.zeros((len(caches), self._pages), np.int32)
-        wide[:, : table.shape[1]] = table
-        values: dict[str, Any] = {"table": wide}
+        values: dict[str, Any] = {"table": _wide_table(self._state, caches, self._pages)}
         for step in self._steps:
             places = [length + step - 1 for length in lengths]
             values[f"positions{step}"] = [at + step for at in positions]
@@ -83,3 +78,73 @@ class DraftSteps:
         self._inputs.send(values)
         self._replay.launch()
         return self._memory.get(self._ids)[:, : len(caches)].T.copy()
+
+
+class CommitStep:
+    """Reads up to ``rows`` committed rows of each sequence into the head's cache, recorded once a shape.
+
+    A sequence with fewer rows begins with padding, which keeps nothing; its own rows are its last ones.
+    """
+
+    def __init__(self, model: Model, state: ModelState, shape: tuple[int, int], pages: int) -> None:
+        if model.mtp is None:
+            raise UsageError(f"{model.dims.name} has no MTP head")
+        memory = model.memory
+        self._state, self._pages = state, pages
+        self._sequences, self._rows = shape
+        count = self._sequences * self._rows
+        self._inputs = FixedInputs(memory, {
+            "ids": (count,), "positions": (count,), "kv_slots": (count,), "picks": (count,),
+            "context_lens": (self._sequences,), "block_table": (self._sequences, pages),
+        })  # fmt: skip
+        arrays = dict(self._inputs.arrays)
+        picks = arrays.pop("picks")
+        self._hidden = memory.zeros((count, model.dims.hidden), "bf16")
+        cu_rows = memory.put(np.arange(0, count + 1, self._rows, dtype=np.int32))
+        with memory.active():
+            self._inputs.send({"kv_slots": _NOWHERE, "context_lens": self._rows})
+            with new_tape(memory) as tape:
+                hidden = model.embedding.gather(self._hidden, picks)
+                embedded = model.embedding.forward(arrays["ids"])
+                batch = Batch("verify", cu_rows=cu_rows, state_slots=None, **arrays)
+                self._out: Any = model.mtp.forward(embedded, hidden, batch, state.kv[0])
+            self._replay = replay_of(memory, tape)
+            memory.wait()
+
+    def takes(self, caches: Sequence[SequenceState], counts: Sequence[int]) -> bool:
+        """Whether so many rows fit: padding must lie inside what a sequence has already."""
+        fits = (0 < count <= self._rows <= cache.length + count for cache, count in zip(caches, counts, strict=True))
+        return len(caches) == self._sequences and all(fits)
+
+    def run(
+        self, caches: Sequence[SequenceState], counts: Sequence[int], ids: Sequence[int], positions: Sequence[int],
+        hidden: Any,
+    ) -> list[Any]:  # fmt: skip
+        """Return the head's last row ``(1, H)`` of each sequence, valid until the next commit of this shape."""
+        copy_rows(self._hidden[: len(ids)], hidden)
+        self._state.reserve(caches, [cache.length + count for cache, count in zip(caches, counts, strict=True)])
+        count = self._sequences * self._rows
+        values: dict[str, Any] = {name: np.zeros(count, np.int32) for name in ("ids", "positions", "picks")}
+        values["kv_slots"] = np.full(count, _NOWHERE, np.int32)
+        row = 0
+        for at, (cache, own) in enumerate(zip(caches, counts, strict=True)):
+            into, of = slice((at + 1) * self._rows - own, (at + 1) * self._rows), slice(row, row + own)
+            values["ids"][into], values["positions"][into] = ids[of], positions[of]
+            values["picks"][into] = range(row, row + own)
+            values["kv_slots"][into] = self._state.slots(cache, range(cache.length, cache.length + own))
+            row += own
+        values["context_lens"] = [cache.length + own for cache, own in zip(caches, counts, strict=True)]
+        values["block_table"] = _wide_table(self._state, caches, self._pages)
+        self._inputs.send(values)
+        self._replay.launch()
+        return [self._out[end - 1 : end] for end in range(self._rows, count + 1, self._rows)]
+
+
+def _wide_table(state: ModelState, caches: Sequence[SequenceState], pages: int) -> Any:
+    """Return the caches' block table with as many columns as a recorded pass has."""
+    table = state.table(caches)
+    if table.shape[1] > pages:
+        raise UsageError(f"a sequence has {table.shape[1]} pages, a pass is recorded for {pages}")
+    wide = np.zeros((len(caches), pages), np.int32)
+    wide[:, : table.shape[1]] = table
+    return wide

@@ -24,7 +24,10 @@ class Embedding:
 
     def pick(self, rows: Any, places: Sequence[int]) -> Any:
         """Return some rows of BF16 ``(M, F)``, in the order of their places, through the same kernel."""
-        ids = self._memory.put(np.array(places, np.int32))
-        out = np.empty_like(rows, shape=(len(ids), rows.shape[1]))
-        self._gather(table=rows, ids=ids, out=out)
+        return self.gather(rows, self._memory.put(np.array(places, np.int32)))
+
+    def gather(self, rows: Any, places: Any) -> Any:
+        """Return some rows of BF16 ``(M, F)`` for places i32 that lie where the rows do."""
+        out = np.empty_like(rows, shape=(len(places), rows.shape[1]))
+        self._gather(table=rows, ids=places, out=out)
         return out

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.decode.drafts import DraftSteps
+from kernel_muster.models.decode.drafts import CommitStep, DraftSteps
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.proposers.interface import Committed
@@ -44,6 +44,7 @@ class MtpProposer:
         self._state = ModelState(model.mtp.dims, sizes, model.memory.zeros)
         self._drafts: dict[int, _Draft] = {}
         self._steps: dict[int, DraftSteps] = {}
+        self._commits: dict[int, CommitStep] = {}
 
     def open(self, sequence: SequenceState) -> None:
         """Begin a state for a sequence of the target."""
@@ -70,10 +71,26 @@ class MtpProposer:
             row += count
         ids = [rows.next_ids[at] for at in chosen]
         hidden = rows.hidden if chosen == list(range(row)) else self._model.embedding.pick(rows.hidden, chosen)
+        lasts = self._commit(drafts, counts, ids, hidden, positions, rows.is_prompt)
+        for draft, last, end in zip(drafts, lasts, accumulate(counts), strict=True):
+            draft.last, draft.position = last, positions[end - 1]
+        self._state.advance([draft.cache for draft in drafts], counts)
+
+    def _commit(
+        self, drafts: Sequence[_Draft], counts: Sequence[int], ids: Sequence[int], hidden: Any,
+        positions: Sequence[int], is_prompt: bool,
+    ) -> list[Any]:  # fmt: skip
+        """Run committed rows through the head; what a verify pass has kept goes through its recording."""
+        caches = [draft.cache for draft in drafts]
+        if not is_prompt and max(counts) <= self.drafts + 1:
+            step = self._commits.get(len(drafts))
+            if step is None:
+                shape, pages = (len(drafts), self.drafts + 1), self._state.sizes.pages
+                step = self._commits[len(drafts)] = CommitStep(self._model, self._state, shape, pages)
+            if step.takes(caches, counts):
+                return step.run(caches, counts, ids, positions, hidden)
         out, ends = self._run(drafts, counts, ids, hidden, positions)
-        for draft, count, end in zip(drafts, counts, ends, strict=True):
-            draft.last, draft.position = out[end : end + 1], positions[end]
-            self._state.advance([draft.cache], [count])
+        return [out[end : end + 1] for end in ends]
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
         """Draft token by token, recorded once a number of sequences; the last ids are known from the commit already."""
