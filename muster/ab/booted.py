@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.decoders import Decoder, decoder_of
+from kernel_muster.ab.decoders import Decoder, EngineDecoder, reads_alone
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
 from kernel_muster.ab.weights import weights_of
@@ -109,8 +109,8 @@ def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int |
                 raise MusterError(f"{boot.manifest.name} drafts for another model: it decodes nothing by itself")
             sized = building.sized(boot.manifest)
             weights = weights_of(building.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
-            model = _built(sized, boot, weights)
-            decoder = decoder_of(
+            model = reads_alone(_built(sized, boot, weights))
+            decoder = EngineDecoder(
                 model, boot.levers, building.sequences, building.context, lambda: seen["meter"].restart_steps()
             )
     except BootRefused:

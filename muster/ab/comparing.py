@@ -13,7 +13,8 @@ from kernel_muster.ab.coherence import coherence
 from kernel_muster.ab.decoders import Decoded
 from kernel_muster.ab.judging import allowed_kl, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
-from kernel_muster.ab.logits import Distance, digests, distance, first_difference, is_near_tie
+from kernel_muster.ab.locating import locate
+from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, margin
 from kernel_muster.ab.metering import differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
@@ -196,7 +197,8 @@ class _Comparing:
                 aggregate=statistics.median(speeds) * len(prompts),
                 prefill_s=statistics.median(run.prefill_s for run in runs),
             ),
-            is_identical=broken is None, broken=broken, repeats_agree=repeats_agree, repeated=measure.repeated,
+            is_identical=broken is None, broken=broken, place=self._place(name, prompts, broken),
+            repeats_agree=repeats_agree, repeated=measure.repeated,
             loop=measure.loop, speculation=self._speculation(name, prompts, found) if self._drafts else None,
         )  # fmt: skip
 
@@ -208,14 +210,28 @@ class _Comparing:
                 return at, first
         return None
 
+    def _place(self, name: str, prompts: Sequence[Prompt], broken: tuple[int, int] | None) -> str:
+        """Say where in the model bits part; it informs, and is no measurement."""
+        if broken is None:
+            return ""
+        self._plan.say(f"where sequence {broken[0]} of arm {name} parts from itself alone")
+        booted = self._a if name == A else self._b
+        with stops(name, f"C={len(prompts)}"):
+            return locate(booted, prompts, *broken)
+
     def _speculation(self, name: str, prompts: Sequence[Prompt], plain: Decoded) -> Speculation:
         found = self._generate(name, prompts, drafts=self._drafts)
-        partings = [first_difference(mine, other) for mine, other in zip(plain.tokens, found.tokens, strict=True)]
-        ties = [is_near_tie(rows[at]) for rows, at in zip(plain.logits, partings, strict=True) if at is not None]
+        decided = (
+            (margin(plain.logits[at][first]), at, first)
+            for at, (mine, other) in enumerate(zip(plain.tokens, found.tokens, strict=True))
+            if (first := first_difference(mine, other)) is not None
+        )
+        worst = max(decided, default=(0.0, 0, 0))
         return Speculation(
             drafts=self._drafts, steps=found.verify_steps,
             step_ms=1e3 * statistics.median(found.verify_s) if found.verify_s else 0.0, accepted=found.accepted,
-            drafted=found.drafted, same_tokens=plain.tokens == found.tokens, is_tie=all(ties),
+            drafted=found.drafted, same_tokens=plain.tokens == found.tokens,
+            parted=worst[1:] if worst[0] > NEAR_TIE else None, margin=worst[0],
         )  # fmt: skip
 
     def _proofs(self) -> Iterator[Proof]:

@@ -1,14 +1,15 @@
 """What a comparison asks of a decoder, and the decode engine as one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.generate import Gate
-from kernel_muster.models.model import Model
+from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.proposers.mtp import MtpProposer
-from kernel_muster.models.state import StateSizes
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
@@ -48,20 +49,36 @@ class Decoder(Protocol):
         """Give memory back."""
 
 
-def decoder_of(
-    model: Any, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None] = lambda: None
-) -> Decoder:
-    """Return a decoder for so many sequences of so many tokens; MusterError if the model is none that decodes.
+class ReadsAlone(Model):
+    """A model that reads each prompt in passes of its own, whose kernels therefore do not depend on other prompts.
 
-    ``on_steps`` is called when the prefill of a plain run is over.
+    So that what C sequences change, they change in decode.
     """
+
+    def prefill(
+        self,
+        state: ModelState,
+        sequences: Sequence[SequenceState],
+        prompts: Sequence[Sequence[int]],
+        reads: Sequence[int] = (),
+    ) -> Iterator[Pass]:
+        """Yield the passes of each prompt, one prompt after the other."""
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            yield from super().prefill(state, [sequence], [prompt], reads)
+
+
+def reads_alone(model: Any) -> ReadsAlone:
+    """Return a built model that reads prompts one by one; MusterError if it is none that decodes."""
     if not isinstance(model, Model):
         raise MusterError(f"the builder made a {type(model).__name__}, which decodes nothing by itself")
-    return EngineDecoder(model, levers, sequences, context, on_steps)
+    return ReadsAlone(**{item.name: getattr(model, item.name) for item in fields(model)})
 
 
 class EngineDecoder:
-    """Decodes with the engine: one recorded step a number of sequences, a graph on a device."""
+    """Decodes with the engine: one recorded step a number of sequences, a graph on a device.
+
+    ``on_steps`` is called when the prefill of a plain run is over.
+    """
 
     def __init__(
         self, model: Model, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None]

@@ -15,7 +15,7 @@ def allowed_kl(thresholds: Thresholds, floor: Distance | None) -> float:
     """
     if thresholds.max_kl is not None:
         return thresholds.max_kl
-    return MARGIN * floor.worst if floor is not None else 0.0
+    return MARGIN * floor.median if floor is not None else 0.0
 
 
 def judge_rows(rows: Iterable[Row], thresholds: Thresholds) -> Iterator[Check]:
@@ -78,7 +78,8 @@ def _identity(row: Row, where: str, thresholds: Thresholds) -> Iterator[Check]:
 def _identity_text(name: str, side: Side) -> str:
     if side.broken is None:
         return f"{name}: every sequence has the bits of n = 1"
-    return f"{name}: sequence {side.broken[0]} has other bits than n = 1 from token {side.broken[1]} on"
+    text = f"{name}: sequence {side.broken[0]} has other bits than n = 1 from token {side.broken[1]} on"
+    return f"{text}, first behind {side.place}" if side.place else text
 
 
 def _drafted(row: Row, where: str) -> Iterator[Check]:
@@ -88,10 +89,14 @@ def _drafted(row: Row, where: str) -> Iterator[Check]:
             continue
         if found.same_tokens:
             text, outcome = f"{name}: drafting gives the tokens of plain decode", "passed"
-        elif found.is_tie:
+        elif found.parted is None:
             text, outcome = f"{name}: drafting parts from plain decode at near ties only", "informs"
         else:
-            text, outcome = f"{name}: drafting gives other tokens than plain decode, where it was decided", "failed"
+            text = (
+                f"{name}: drafting gives another token than plain decode in sequence {found.parted[0]} at token "
+                f"{found.parted[1]}, where the two likeliest logits are {found.margin:.1%} apart"
+            )
+            outcome = "failed"
         yield Check(name="drafting", where=where, outcome=outcome, text=text)  # type: ignore[arg-type]
 
 

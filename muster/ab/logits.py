@@ -63,11 +63,16 @@ def top_k_kl(reference: Any, other: Any, k: int = TOP_K) -> float:
     return max(kl, 0.0)
 
 
-def is_near_tie(row: Any) -> bool:
-    """Whether the two largest logits of a row are equal up to a rounding."""
+def margin(row: Any) -> float:
+    """Return how far the two largest logits of a row are apart, relative to the larger."""
     values = np.asarray(row).astype(np.float64)
     second, largest = np.partition(values, -2)[-2:]
-    return bool(largest - second <= NEAR_TIE * abs(largest))
+    return float((largest - second) / abs(largest)) if largest != second else 0.0
+
+
+def is_near_tie(row: Any) -> bool:
+    """Whether the two largest logits of a row are equal up to a rounding."""
+    return margin(row) <= NEAR_TIE
 
 
 @frozen(kw_only=True)
@@ -81,6 +86,7 @@ class Distance:
 
     positions: int
     same_bits: bool
+    median: float
     mean: float
     largest: float
     worst: float
@@ -113,7 +119,8 @@ def distance(
     parted = [at for at in partings if at is not None]
     ties = [is_near_tie(rows[at]) for rows, at in zip(reference, partings, strict=True) if at is not None]
     return Distance(
-        positions=together.size, same_bits=same, mean=float(together.mean()), largest=float(together.max()),
+        positions=together.size, same_bits=same, median=float(np.median(together)), mean=float(together.mean()),
+        largest=float(together.max()),
         worst=medians[worst], worst_sequence=worst,
         divergence=min(parted, default=None), diverged=len(parted), is_tie=all(ties),
     )  # fmt: skip

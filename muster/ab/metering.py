@@ -1,7 +1,7 @@
 """A runner that sees every launch of a boot: how often each kernel ran, how long on the host, and the launches."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,7 @@ class Meter:
         self._recorded: list[tuple[str, Launch]] | None = None
         self.uses: Uses = {}
         self.steps: Uses = {}
+        self.seen: Callable[[str, dict[str, Any]], None] | None = None  # told of each launch and its arguments
 
     def restart(self) -> None:
         """Begin a new span of ``uses``."""
@@ -76,6 +77,8 @@ class Meter:
         launch = self._inner.prepare(owner, spec, bound, options)
         if self._recorded is not None:
             self._recorded.append((owner, launch))
+        if self.seen is not None:
+            return self._shown(owner, bound, launch)
         if not self._is_host:
             self._count(owner, 0.0)
             return launch
@@ -86,6 +89,14 @@ class Meter:
             self._count(owner, time.perf_counter() - start)
 
         return metered
+
+    def _shown(self, owner: str, bound: Bound, launch: Launch) -> Launch:
+        def shown(stream: Any = None) -> None:
+            launch(stream)
+            if self.seen is not None:
+                self.seen(owner, bound.arguments)
+
+        return shown
 
     def _count(self, owner: str, seconds: float) -> None:
         for span in (self.uses, self.steps):

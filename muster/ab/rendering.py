@@ -183,8 +183,8 @@ def _rules(found: Comparison) -> Iterator[str]:
     limits = found.thresholds
     if limits.max_kl is None:
         yield (
-            f"KL: the worst sequence's median, at most {MARGIN:g} times that of A with the results of the kernels that "
-            "differ moved by one BF16 unit in the last place, at random: twice the deviation of what rounding explains"
+            f"KL: the worst sequence's median, at most {MARGIN:g} times the median of A with the results of the "
+            "kernels that differ moved by one unit in the last place of BF16, at random: twice what rounding explains"
         )
     else:
         yield f"KL: the worst sequence's median, at most {limits.max_kl:g}"

@@ -42,7 +42,11 @@ class Speed:
 
 @frozen(kw_only=True)
 class Speculation:
-    """What drafting did: ``steps`` are sequences times verify passes."""
+    """What drafting did: ``steps`` are sequences times verify passes.
+
+    ``parted`` is the first sequence, and its first token, that differ from plain decode although the two largest logits
+    there are further apart than a near tie; ``margin`` is how far, relative to the larger.
+    """
 
     drafts: int
     steps: int
@@ -50,7 +54,8 @@ class Speculation:
     accepted: int
     drafted: int
     same_tokens: bool
-    is_tie: bool
+    parted: tuple[int, int] | None
+    margin: float
 
     @property
     def acceptance(self) -> float:
@@ -60,11 +65,15 @@ class Speculation:
 
 @frozen(kw_only=True)
 class Side:
-    """One arm at one number of sequences. ``broken`` is the first sequence and token whose bits are not n = 1's."""
+    """One arm at one number of sequences.
+
+    ``broken`` is the first sequence and token whose bits are not n = 1's, ``place`` where in the model that began.
+    """
 
     speed: Speed
     is_identical: bool
     broken: tuple[int, int] | None
+    place: str
     repeats_agree: bool
     repeated: float
     loop: int

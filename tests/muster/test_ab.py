@@ -1,6 +1,7 @@
 """``muster ab``: equal arms are called equal, wrong kernels are caught and named, refusals keep their reports."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,9 @@ def test_kernel_whose_rows_depend_on_their_number_is_caught_by_bits_of_one(plant
     (row,) = found["models"][0]["rows"]
     assert row["a"]["is_identical"]
     assert row["b"]["broken"][0] == 0
+    # ... and the layer where that began is named, with what ran there in company and not alone.
+    (text,) = [check["text"] for check in found["models"][0]["checks"] if check["outcome"] == "failed"]
+    assert re.search(r"first behind layers\.0\.gdn, where .*w4a16_gemv::w4a16_gemv_batch2.* ran$", text)
     assert row["distance"]["worst"] <= row["allowed_kl"]
 
 
