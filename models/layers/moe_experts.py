@@ -86,6 +86,7 @@ class Experts:
         ctx.plan_scratch(_PAIR, "moe.act", 2 * 3 * self._moe.top_k * self._moe.intermediate, (0, 0))
         ctx.plan_scratch(_GROUP, "moe.slots", 4 * slots, (1, 4))
         ctx.plan_scratch(_GROUP, "moe.offsets", 4 * (len(self.owned) + 1), (1, 3))
+        ctx.plan_scratch(_GROUP, "moe.work", 4 * 4 * len(self.owned), (1, 3))
         ctx.plan_scratch(_GROUP, "moe.act", 2 * slots * self._moe.intermediate, (2, 3))
         ctx.plan_scratch(_GROUP, "moe.sorted", 2 * slots * self._hidden, (3, 4))
         if self._local_ids is not None:
@@ -129,16 +130,18 @@ class Experts:
                 return stack.enter_context(self._scratch.lease(buffer, _GROUP, shape, dtype))
 
             slots, offsets = lease("moe.slots", (slot_count,), "i32"), lease("moe.offsets", (experts + 1,), "i32")
-            self._sort(ids=ids, experts=experts, out_slots=slots, out_offsets=offsets)
+            work = lease("moe.work", (experts, 4), "i32")
+            self._sort(ids=ids, experts=experts, out_slots=slots, out_offsets=offsets, out_work=work)
+            order = {"slots": slots, "offsets": offsets, "work": work}
             act = lease("moe.act", (slot_count, moe.intermediate))
             w_gate, w_up = self.gate.copy_for(self._gate_up), self.up.copy_for(self._gate_up)
-            self._gate_up(x=x, w_gate=w_gate, w_up=w_up, slots=slots, offsets=offsets, top_k=moe.top_k, out=act)
+            self._gate_up(x=x, w_gate=w_gate, w_up=w_up, **order, top_k=moe.top_k, out=act)
             if atomic:
                 w_down = self.down.copy_for(self.atomic)
-                self.atomic(h=act, w_down=w_down, slots=slots, offsets=offsets, weights=weights, out=out)
+                self.atomic(h=act, w_down=w_down, **order, weights=weights, out=out)
                 return
             y = lease("moe.sorted", (slot_count, self._hidden))
-            self._down(h=act, w_down=self.down.copy_for(self._down), slots=slots, offsets=offsets, out=y)
+            self._down(h=act, w_down=self.down.copy_for(self._down), **order, out=y)
             self._unpermute(y=y, slots=slots, weights=weights, out=out)
 
 

@@ -57,10 +57,11 @@ class Block:
             choice = {"top_k": data.choices, "out_ids": routing.ids, "out_weights": routing.weights}
             launches.append(prepare(self.topk, {"logits": routing.logits, **choice}))
         if before:
-            routing = replace(routing, slots=_like(routing.slots), offsets=_like(routing.offsets))
-            order = {"out_slots": routing.slots, "out_offsets": routing.offsets}
-            launches.append(prepare(self.sort, {"ids": routing.ids, "experts": data.experts, **order}))
-        order = {"slots": routing.slots, "offsets": routing.offsets}
+            parts = ("slots", "offsets", "work")
+            routing = replace(routing, **{part: _like(getattr(routing, part)) for part in parts})
+            made = {f"out_{part}": getattr(routing, part) for part in parts}
+            launches.append(prepare(self.sort, {"ids": routing.ids, "experts": data.experts, **made}))
+        order = {"slots": routing.slots, "offsets": routing.offsets, "work": routing.work}
         up = {"w_gate": weights["gate"], "w_up": weights["up"], "top_k": data.choices, "out": act}
         back = {"y": y, "slots": routing.slots, "weights": routing.weights, "out": out}
         return [

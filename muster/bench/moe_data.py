@@ -22,7 +22,7 @@ class Routing:
     """Who goes where in one launch, on the device, and how many different experts that reads.
 
     ``ids`` i32 and ``weights`` f32 ``[M, T]``, weights falling; ``logits`` f32 ``[M, E]`` that a softmax router makes
-    them of; ``slots`` and ``offsets`` as sorted by expert.
+    them of; ``slots``, ``offsets`` and ``work`` as sorted by expert.
     """
 
     ids: Any
@@ -30,6 +30,7 @@ class Routing:
     logits: Any
     slots: Any
     offsets: Any
+    work: Any
     distinct: int
 
 
@@ -121,9 +122,12 @@ def _routing(ids: Any, experts: int, rng: "np.random.Generator") -> Routing:
     flat = ids.ravel()
     offsets = np.concatenate([[0], np.cumsum(np.bincount(flat, minlength=experts))]).astype(np.int32)
     slots = np.argsort(flat, kind="stable").astype(np.int32)
-    distinct = len(np.unique(flat))
-    ids, weights, logits, slots, offsets = map(cupy.asarray, (ids, weights, logits, slots, offsets))
-    return Routing(ids, weights, logits, slots, offsets, distinct)
+    owners = np.unique(flat)
+    work = np.zeros((experts, 4), np.int32)
+    work[:, 0] = -1
+    work[: len(owners), :3] = np.stack([owners, offsets[owners], offsets[owners + 1]], axis=1)
+    ids, weights, logits, slots, offsets, work = map(cupy.asarray, (ids, weights, logits, slots, offsets, work))
+    return Routing(ids, weights, logits, slots, offsets, work, len(owners))
 
 
 def make_moe_data(experts: int, choices: int, hidden: int, intermediate: int) -> MoeData:

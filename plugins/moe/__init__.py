@@ -116,6 +116,10 @@ def _experts_on_a_device() -> Iterable[KernelSpec]:
         yield _expert_spec(key=key, contract=contract.name, backend=backend)
         # The same kernel: what it multiplies at a time is 64 k.
         yield _expert_spec(key=f"{key}_k64", contract=contract.name, backend=backend, bit_identical_to=(key,))
+    atomic = experts.GROUPED_DOWN_ATOMIC.name
+    yield _expert_spec(
+        key=f"moe_w4a16::{atomic}", contract=atomic, backend=expert_launch.GROUPED_DOWN_ATOMIC, deterministic=False
+    )
     for (two, three), backend in (
         (experts.PAIRWISE_GATE_UP, expert_launch.PAIRWISE_GATE_UP),
         (experts.PAIRWISE_DOWN, expert_launch.PAIRWISE_DOWN),

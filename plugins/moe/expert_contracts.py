@@ -15,7 +15,7 @@ from kernel_muster.plugins._contracts import (
     f64,
     silu_mul_contract,
 )
-from kernel_muster.plugins.moe.router_contracts import exact_sort, random_ids
+from kernel_muster.plugins.moe.router_contracts import exact_sort, exact_work, random_ids
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.dtypes import numpy_dtype
@@ -26,7 +26,7 @@ _IDS = TensorParam("ids", "i32", ("M", "T"))
 _WEIGHTS = TensorParam("weights", "f32", ("M", "T"))
 _W_GATE, _W_UP = (WeightParam(name, "nvfp4", ("E", "I", "H")) for name in ("w_gate", "w_up"))
 _W_DOWN = WeightParam("w_down", "nvfp4", ("E", "H", "I"))
-_OFFSETS = TensorParam("offsets", "i32", ("E + 1",))
+_OFFSETS, _WORK = TensorParam("offsets", "i32", ("E + 1",)), TensorParam("work", "i32", ("E", 4))
 _WHOLE_H, _WHOLE_I = (("H", nvfp4.GROUP),), (("I", nvfp4.GROUP),)
 
 # Inputs are scaled so that gate, up and an expert's result are unit Gaussians; five deviations bound them.
@@ -127,6 +127,7 @@ def _routing(dims: Dims, rng: "np.random.Generator") -> Arguments:
         "ids": ids,
         "slots": slots.astype(np.int32),
         "offsets": offsets.astype(np.int32),
+        "work": exact_work(offsets).astype(np.int32),
         "weights": (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32),
     }
 
@@ -217,6 +218,7 @@ GROUPED_GATE_UP = Contract(
             _W_UP,
             TensorParam("slots", "i32", ("M*top_k",)),
             _OFFSETS,
+            _WORK,
             ScalarParam("top_k", "i32", minimum=1),
             TensorParam("out", "bf16", ("M*top_k", "I"), "out"),
         ),
@@ -225,7 +227,7 @@ GROUPED_GATE_UP = Contract(
     _exact_grouped_gate_up,
     _cases(_GROUPED_ROWS, _activation, "H"),
     _activation(_DEEPEST),
-    inputs=_inputs("x", ("M", "H"), "slots", "offsets"),
+    inputs=_inputs("x", ("M", "H"), "slots", "offsets", "work"),
 )
 GROUPED_DOWN = Contract(
     "moe_w4a16_grouped_down",
@@ -236,6 +238,7 @@ GROUPED_DOWN = Contract(
             _W_DOWN,
             TensorParam("slots", "i32", ("S",)),
             _OFFSETS,
+            _WORK,
             TensorParam("out", "bf16", ("S", "H"), "out"),
         ),
         multiples=_WHOLE_I,
@@ -243,7 +246,7 @@ GROUPED_DOWN = Contract(
     _exact_grouped_down,
     _slot_cases(_down),
     _down(_DEEPEST),
-    inputs=_inputs("h", ("S", "I"), "slots", "offsets"),
+    inputs=_inputs("h", ("S", "I"), "slots", "offsets", "work"),
 )
 GROUPED_DOWN_ATOMIC = Contract(
     "moe_w4a16_grouped_down_atomic_c4",
@@ -254,6 +257,7 @@ GROUPED_DOWN_ATOMIC = Contract(
             _W_DOWN,
             TensorParam("slots", "i32", ("M*T",)),
             _OFFSETS,
+            _WORK,
             _WEIGHTS,
             TensorParam("out", "bf16", ("M", "H"), "out"),
         ),
@@ -262,7 +266,7 @@ GROUPED_DOWN_ATOMIC = Contract(
     _exact_atomic,
     _slot_cases(_reduction),
     _reduction(_DEEPEST),
-    inputs=_inputs("h", ("S", "I"), "slots", "offsets", "weights"),
+    inputs=_inputs("h", ("S", "I"), "slots", "offsets", "work", "weights"),
 )
 UNPERMUTE_REDUCE = Contract(
     "moe_unpermute_reduce_indexed",

@@ -23,36 +23,40 @@ from kernel_muster.plugins.moe.router_cpu import check_ids
 from kernel_muster.registry.errors import ContractError
 
 
-def grouped_gate_up(x: Array, w_gate: Any, w_up: Any, slots: Array, offsets: Array, top_k: int, out: Array) -> None:
+def grouped_gate_up(
+    x: Array, w_gate: Any, w_up: Any, slots: Array, offsets: Array, work: Array, top_k: int, out: Array
+) -> None:
     """Write ``out [S, I]`` BF16 in sorted order: ``silu(x w_gate^T) * (x w_up^T)`` of each slot's token and expert.
 
-    ``x [M, H]`` BF16; weights ``(E, I, H)`` NVFP4; ``slots [S]`` and ``offsets [E + 1]`` int32 as
+    ``x [M, H]`` BF16; weights ``(E, I, H)`` NVFP4; ``slots [S]``, ``offsets [E + 1]`` and ``work [E, 4]`` int32 as
     ``moe_sort_by_expert`` makes them, S = M * top_k; anything else there raises ContractError. Rows of no expert are
     zeros.
     """
-    _check_order("moe_w4a16_grouped_gate_up", slots, offsets)
+    _check_order("moe_w4a16_grouped_gate_up", slots, offsets, work)
     out[offsets[-1] :] = 0
     for expert, rows in _groups(offsets):
         out[rows] = _gate_up(x[slots[rows] // top_k], w_gate[expert], w_up[expert])
 
 
-def grouped_down(h: Array, w_down: Any, slots: Array, offsets: Array, out: Array) -> None:
+def grouped_down(h: Array, w_down: Any, slots: Array, offsets: Array, work: Array, out: Array) -> None:
     """Write ``out [S, H]`` BF16 in sorted order: ``h [S, I]`` BF16 times its expert of ``w_down (E, H, I)`` NVFP4.
 
     Rows of no expert are zeros.
     """
-    _check_order("moe_w4a16_grouped_down", slots, offsets)
+    _check_order("moe_w4a16_grouped_down", slots, offsets, work)
     out[offsets[-1] :] = 0
     for expert, rows in _groups(offsets):
         out[rows] = project(h[rows], w_down[expert])
 
 
-def grouped_down_atomic(h: Array, w_down: Any, slots: Array, offsets: Array, weights: Array, out: Array) -> None:
+def grouped_down_atomic(
+    h: Array, w_down: Any, slots: Array, offsets: Array, work: Array, weights: Array, out: Array
+) -> None:
     """Write ``out [M, H]`` BF16: the sum of every slot's down projection times its weight of ``weights [M, T]`` FP32.
 
     On a device the additions are atomic, in no fixed order; here they run by expert.
     """
-    _check_order("moe_w4a16_grouped_down_atomic_c4", slots, offsets)
+    _check_order("moe_w4a16_grouped_down_atomic_c4", slots, offsets, work)
     choices = weights.shape[1]
     total = np.zeros(out.shape, np.float32)
     for expert, rows in _groups(offsets):
@@ -147,7 +151,7 @@ def _check_slots(owner: str, slots: Array) -> None:
         raise ContractError(f"{owner}: slots names a slot twice, expected each of 0 to {slots.size - 1} at most once")
 
 
-def _check_order(owner: str, slots: Array, offsets: Array) -> None:
+def _check_order(owner: str, slots: Array, offsets: Array, work: Array) -> None:
     _check_slots(owner, slots)
     count = int((slots >= 0).sum())
     if (slots[:count] < 0).any():
@@ -155,3 +159,7 @@ def _check_order(owner: str, slots: Array, offsets: Array) -> None:
     if offsets[0] != 0 or offsets[-1] != count or (np.diff(offsets) < 0).any():
         text = np.array2string(offsets, threshold=16)
         raise ContractError(f"{owner}: offsets is {text}, expected to rise from 0 to the {count} slots")
+    owners = np.flatnonzero(np.diff(offsets))
+    listed = np.stack([owners, offsets[owners], offsets[owners + 1]], axis=1)
+    if (work[: owners.size, :3] != listed).any() or (work[owners.size :, 0] != -1).any():
+        raise ContractError(f"{owner}: work does not list the {owners.size} experts that offsets give slots")

@@ -1,126 +1,245 @@
-// A tile of 16 outputs of one expert, for all rows that chose it: the weights of a tile are read from memory once a
-// launch, whatever the number of rows, and multiplied by the tensor cores with eight rows as the mma's N side
-// (nvfp4_mma.cuh).
+// Tiles of 16 outputs of experts for up to eight rows each: the weights are the A operand of a tensor-core mma, the rows its
+// N side (nvfp4_mma.cuh), so that eight rows cost what one costs.
 //
-// WARPS_K warps split K, supertile by supertile; a block of 8 warps has 8 / WARPS_K tiles. For more than eight rows the
-// weights come again from L2. (Kept in registers over the groups of rows, the assembler decodes all of them ahead of the
-// loop and spills 400 bytes a thread.) The split depends on K only: a row's bits depend neither on other rows nor on its
-// place among them.
+// K is summed in CHAINS chains: chain c has supertiles c, c + CHAINS, ... A team of WARPS_K warps shares the chains of a tile
+// out, whatever their number: a chain is summed by one warp in order, chains are added in rising order. CHAINS depends on K
+// only, so that a row's bits depend neither on other rows, nor on its place among them, nor on how many warps there were.
 //
-// Numerics: products exact, FP32 sums over WARPS_K warps in rising order, then the expert's global scale.
+// A warp streams through its supertiles with one of each matrix, or one at all, on its way: each part of it is loaded again
+// as soon as it is decoded, over the ends of chains, matrices and tiles. Numerics: products exact, FP32 sums, then the
+// expert's global scale.
+//
+// Lost on an H200: weights through shared memory (cp.async) instead of registers, 10 to 30%; persistent blocks with equal
+// shares, which pay for finding them; decoded weights kept for more than eight rows, which spills.
 #pragma once
 #include "bf16.cuh"
 #include "launch.cuh"
 #include "nvfp4_mma.cuh"
 
-constexpr int WARPS = 8, THREADS = WARPS * 32, GROUP_ROWS = 8;
+constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
+
+// --- instruction wrappers (PTX ISA 7.0) ---
+
+// What a launch before may still write: never from L1, and never moved over a wait.
+__device__ __forceinline__ int load_fresh(const int* p) {
+    int v;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint4 load_vector(const bf16* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint4 load_shared(u32 p) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ void copy_to_shared(u32 to, const bf16* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.commit_group;\n\tcp.async.wait_group 0;" ::: "memory");
+}
+
+// --- device functions ---
 
 // Experts [E][tiles][supertiles][2304] with their global scales [E].
 struct Experts {
     const u8* data;
     const float* scales;
 
-    __device__ __forceinline__ const u8* tile(int expert, int tile, int N, int supertiles) const {
-        const size_t tiles = (N + TILE_N - 1) / TILE_N;
-        return data + (expert * tiles + tile) * supertiles * SUPERTILE_BYTES;
-    }
     __device__ __forceinline__ float scale(int expert) const { return scales[expert] * EXPONENT_GAP; }
 };
 
-// One warp's share of a tile of one or two matrices.
-template <int WARPS_K, int MATRICES>
-struct Share {
-    const u8* tiles[MATRICES];
-    int first, supertiles, lane;
+// How a block's warps stand: WARPS of them, in teams of WARPS_K. With a STATIC_K that is known when compiled, bounds are
+// dropped and rows may lie in shared memory; 0 stands for any K.
+template <int CHAINS_, int STATIC_K_, int WARPS>
+struct Form {
+    static constexpr int CHAINS = CHAINS_, STATIC_K = STATIC_K_, WARPS_K = CHAINS < WARPS ? CHAINS : WARPS;
+    static constexpr int TEAMS = WARPS / WARPS_K, THREADS = WARPS * 32;
+    static_assert(CHAINS % WARPS_K == 0 && WARPS % WARPS_K == 0 && STATIC_K % TILE_K == 0);
+};
 
-    // sums[m] are those of rows 2t, 2t + 1 and outputs g, g + 8, as an mma has them. ``x`` is the row of lane group g, null
-    // for none.
-    __device__ __forceinline__ void multiply(float (&sums)[MATRICES][4], const bf16* x, int K) const {
-        float c[MATRICES][4][1][4] = {};
-#pragma unroll 1
-        for (int s = first; s < supertiles; s += WARPS_K) {
-            Supertile weights[MATRICES];
+// Where a warp stands, and the sizes that it needs for that.
+template <class F>
+struct Place {
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int warp_k = (threadIdx.x >> 5) % F::WARPS_K, team = (threadIdx.x >> 5) / F::WARPS_K;
+    int N, K, tiles, supertiles, chains;
+
+    __device__ __forceinline__ Place(int N, int k)
+        : N(N), K(F::STATIC_K > 0 ? F::STATIC_K : k), tiles((N + TILE_N - 1) / TILE_N),
+          supertiles((K + TILE_K - 1) / TILE_K), chains(min(F::CHAINS, supertiles)) {}
+
+    // Where a tile of an expert begins, and this warp's part of it, in every matrix.
+    __device__ __forceinline__ size_t offset(int expert, int tile) const {
+        return (((size_t)expert * tiles + tile) * supertiles + warp_k) * SUPERTILE_BYTES;
+    }
+    __device__ __forceinline__ size_t stride() const { return (size_t)F::TEAMS * supertiles * SUPERTILE_BYTES; }
+};
+
+// A row of activations in global memory, as lane group g reads it; null for none. All of a supertile's values are asked for
+// at once: they come from L2.
+template <class F>
+struct GlobalRow {
+    const bf16* row;
+    uint4 xs[4][1][2];
+
+    __device__ __forceinline__ void begin(int s, const Place<F>& at) {
 #pragma unroll
-            for (int m = 0; m < MATRICES; ++m) weights[m].load(tiles[m] + (size_t)s * SUPERTILE_BYTES, lane);
-            uint4 xs[4][1][2];
-#pragma unroll
-            for (int b = 0; b < 4; ++b) {
-                const int k = s * TILE_K + b * 64 + (lane & 3) * 16;
-                xs[b][0][0] = xs[b][0][1] = make_uint4(0, 0, 0, 0);
-                if (x && k < K) {  // K is a multiple of 16
-                    const uint4* at = reinterpret_cast<const uint4*>(x + k);
-                    xs[b][0][0] = at[0];
-                    xs[b][0][1] = at[1];
-                }
+        for (int b = 0; b < 4; ++b) {
+            const int k = s * TILE_K + b * 64 + at.t * 16;
+            xs[b][0][0] = xs[b][0][1] = make_uint4(0, 0, 0, 0);
+            if (row && (F::STATIC_K > 0 || k < at.K)) {  // K is a multiple of 16
+                xs[b][0][0] = load_vector(row + k);
+                xs[b][0][1] = load_vector(row + k + 8);
             }
+        }
+    }
+    __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] { return xs[b]; }
+};
+
+// A row in shared memory, at a multiple of 16 bytes.
+template <class F>
+struct SharedRow {
+    u32 row;
+    bool is_there;
+    uint4 xs[2][1][2];
+
+    __device__ __forceinline__ void read(int s, int b, const Place<F>& at) {
+        uint4(&v)[1][2] = xs[b % 2];
+        v[0][0] = v[0][1] = make_uint4(0, 0, 0, 0);
+        if (is_there) {
+            const u32 p = row + (s * TILE_K + b * 64 + at.t * 16) * (u32)sizeof(bf16);
+            v[0][0] = load_shared(p);
+            v[0][1] = load_shared(p + 16);
+        }
+    }
+    int s;
+    __device__ __forceinline__ void begin(int own, const Place<F>& at) {
+        s = own;
+        read(s, 0, at);
+    }
+    __device__ __forceinline__ const uint4 (&block(int b, const Place<F>& at))[1][2] {
+        if (b < 3) read(s, b + 1, at);
+        return xs[b % 2];
+    }
+};
+
+// What a warp has on its way: a supertile of each matrix where SLOTS is their number, else of one of them.
+template <class F, int MATRICES, int SLOTS>
+struct Stream {
+    static_assert(SLOTS == 1 || SLOTS == MATRICES);
+    Supertile ring[SLOTS];
+
+    // Begins with a tile.
+    __device__ __forceinline__ void start(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
+        if (at.warp_k >= at.chains) return;
 #pragma unroll
-            for (int m = 0; m < MATRICES; ++m)
+        for (int i = 0; i < SLOTS; ++i) ring[i].load(experts[i].data + tile, at.lane);
+    }
+
+    // One supertile; loads ``next`` in its place, null for nothing.
+    template <class Row>
+    __device__ __forceinline__ void multiply(float (&c)[4][1][4], Supertile& own, Row& x, int s, const u8* next,
+                                             const Place<F>& at) {
+        x.begin(s, at);
 #pragma unroll
-                for (int b = 0; b < 4; ++b) {
-                    const u32 scales = b < 2 ? weights[m].scales.x : weights[m].scales.y;
-                    multiply_block<1>(c[m], weights[m].codes[b], scale_pair(scales, 2 * (b & 1)),
-                                      scale_pair(scales, 2 * (b & 1) + 1), xs[b]);
+        for (int b = 0; b < 4; ++b) {
+            const auto& xs = x.block(b, at);
+            const u32 word = b < 2 ? own.scales.x : own.scales.y;
+            multiply_block<1>(c, own.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
+            if (next) own.load_block(next, b, at.lane);
+        }
+        if (next) own.scales = load_scales(next + CODE_BYTES + at.lane * 8);
+    }
+
+    // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8, as an
+    // mma has them. ``after`` is the tile that comes next, if any does.
+    template <class Row, class Finish>
+    __device__ __forceinline__ void multiply_tile(const Experts (&experts)[MATRICES], size_t tile, size_t after,
+                                                  bool has_after, Row& x, const Place<F>& at, Finish finish) {
+#pragma unroll
+        for (int m = 0; m < MATRICES; ++m) {
+            // Behind this matrix: its own next tile, or the next matrix of this tile.
+            constexpr bool HAS_OWN_SLOT = SLOTS == MATRICES;
+            const bool is_last = HAS_OWN_SLOT || m + 1 == MATRICES;
+#pragma unroll 1
+            for (int chain = at.warp_k; chain < at.chains; chain += F::WARPS_K) {
+                float c[4][1][4] = {};
+#pragma unroll 1
+                for (int s = chain; s < at.supertiles; s += F::CHAINS) {
+                    int in_tile = s + F::CHAINS;
+                    if (in_tile >= at.supertiles) in_tile = chain + F::WARPS_K < at.chains ? chain + F::WARPS_K : 0;
+                    const u8* next = experts[m].data + tile + (in_tile - at.warp_k) * SUPERTILE_BYTES;
+                    bool has_next = true;
+                    if (in_tile == 0) {
+                        next = is_last ? experts[HAS_OWN_SLOT ? m : 0].data + after : experts[(m + 1) % MATRICES].data + tile;
+                        has_next = !is_last || has_after;
+                    }
+                    multiply(c, ring[HAS_OWN_SLOT ? m : 0], x, s, has_next ? next : nullptr, at);
                 }
+                float sums[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[i] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
+                finish(m, chain, sums);
+            }
         }
-#pragma unroll
-        for (int m = 0; m < MATRICES; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[m][i] = (c[m][0][0][i] + c[m][1][0][i]) + (c[m][2][0][i] + c[m][3][0][i]);
     }
 };
 
-// Where the warps of a block stand.
-template <int WARPS_K>
-struct BlockTiles {
-    static constexpr int COUNT = WARPS / WARPS_K;
-    int in_block = (threadIdx.x >> 5) / WARPS_K, tile = blockIdx.x * COUNT + in_block;
-    int warp_k = (threadIdx.x >> 5) % WARPS_K, lane = threadIdx.x & 31;
+// Where sums of chains meet: [TEAMS][MATRICES][CHAINS][TILE_VALUES], row-major values [8 rows][16 outputs].
+template <class F, int MATRICES>
+struct Exchange {
+    float at[F::CHAINS == 1 ? 1 : F::TEAMS][MATRICES][F::CHAINS][F::CHAINS == 1 ? 1 : TILE_VALUES];
 };
 
-// Multiplies the tiles of a block by groups of eight rows and hands every sum on.
-//
-// ``count`` rows, the same for all threads; ``row(i)`` is row i of x; ``store(i, output, sums)`` takes the sums of the
-// matrices, before the global scale. All threads of the block come here.
-template <int WARPS_K, int MATRICES, class Row, class Store>
-__device__ __forceinline__ void multiply_rows(const Share<WARPS_K, MATRICES>& share, const BlockTiles<WARPS_K>& at,
-                                              int N, int K, int count, Row row, Store store) {
-    constexpr int TILES = BlockTiles<WARPS_K>::COUNT, VALUES = TILES * GROUP_ROWS * TILE_N;
-    __shared__ float partial[WARPS_K][MATRICES][VALUES];
-    const int g = at.lane >> 2, t = at.lane & 3;
-    for (int first = 0; first < count; first += GROUP_ROWS) {
-        float sums[MATRICES][4];
-        share.multiply(sums, first + g < count ? row(first + g) : nullptr, K);
-#pragma unroll
-        for (int m = 0; m < MATRICES; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                partial[at.warp_k][m][(at.in_block * GROUP_ROWS + 2 * t + (i & 1)) * TILE_N + g + 8 * (i >> 1)] = sums[m][i];
-        __syncthreads();
-        for (int i = threadIdx.x; i < VALUES; i += THREADS) {
-            const int own = first + i / TILE_N % GROUP_ROWS;
-            const int output = (blockIdx.x * TILES + i / TILE_N / GROUP_ROWS) * TILE_N + i % TILE_N;
-            float totals[MATRICES] = {};
-#pragma unroll
-            for (int w = 0; w < WARPS_K; ++w)
-#pragma unroll
-                for (int m = 0; m < MATRICES; ++m) totals[m] += partial[w][m][i];
-            if (own < count && output < N) store(own, output, totals);
-        }
-        __syncthreads();
-    }
+template <class F>
+__device__ __forceinline__ void team_barrier(int team) {
+    if constexpr (F::TEAMS == 1) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(F::WARPS_K * 32) : "memory");
 }
 
-template <int WARPS_K, int MATRICES>
-__device__ __forceinline__ Share<WARPS_K, MATRICES> share_of(const Experts (&experts)[MATRICES],
-                                                             const BlockTiles<WARPS_K>& at, int expert, int N, int K) {
-    const int supertiles = (K + TILE_K - 1) / TILE_K;
-    Share<WARPS_K, MATRICES> share;
+// Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global scale.
+template <class F, int MATRICES, int SLOTS, class Row, class Store>
+__device__ __forceinline__ void multiply_rows(Stream<F, MATRICES, SLOTS>& stream, Exchange<F, MATRICES>& exchange,
+                                              const Experts (&experts)[MATRICES], size_t offset, size_t after,
+                                              bool has_after, Row& x, int rows, int tile, const Place<F>& at, Store store) {
+    if constexpr (F::CHAINS == 1) {
+        float sums[MATRICES][4] = {};
+        stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&own)[4]) {
 #pragma unroll
-    for (int m = 0; m < MATRICES; ++m) share.tiles[m] = experts[m].tile(expert, at.tile, N, supertiles);
-    share.first = at.warp_k;
-    share.supertiles = at.tile * TILE_N < N ? supertiles : 0;  // a tile beyond the last has none
-    share.lane = at.lane;
-    return share;
+            for (int i = 0; i < 4; ++i) sums[m][i] = own[i];
+        });
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int own = 2 * at.t + (i & 1), output = tile * TILE_N + at.g + 8 * (i >> 1);
+            float values[MATRICES];
+#pragma unroll
+            for (int m = 0; m < MATRICES; ++m) values[m] = sums[m][i];
+            if (own < rows && output < at.N) store(own, output, values);
+        }
+    } else {
+        auto& partial = exchange.at[at.team];
+        stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int chain, const float (&own)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) partial[m][chain][(2 * at.t + (i & 1)) * TILE_N + at.g + 8 * (i >> 1)] = own[i];
+        });
+        team_barrier<F>(at.team);
+        for (int i = at.warp_k * 32 + at.lane; i < rows * TILE_N; i += F::WARPS_K * 32) {
+            const int output = tile * TILE_N + i % TILE_N;
+            float totals[MATRICES] = {};
+#pragma unroll
+            for (int c = 0; c < F::CHAINS; ++c)
+#pragma unroll
+                for (int m = 0; m < MATRICES; ++m)
+                    if (F::STATIC_K > 0 || c < at.chains) totals[m] += partial[m][c][i];
+            if (output < at.N) store(i / TILE_N, output, totals);
+        }
+        team_barrier<F>(at.team);  // before the next tile's sums
+    }
 }
 
 __device__ __forceinline__ bf16 rounded(float value) { return __float2bfloat16_rn(value); }
@@ -132,5 +251,7 @@ __device__ __forceinline__ bf16 activated(float gate, float up) {
     return rounded(gate * sigmoid(gate) * up);
 }
 
-// The splits of K that entry points exist for: name, WARPS_K. The launcher chooses by K.
-#define FOR_EACH_SPLIT(ENTRY) ENTRY(k512, 2) ENTRY(k1024, 4) ENTRY(any, 8)
+// The splits of K that entry points exist for: name, CHAINS and STATIC_K. The launcher chooses: CHAINS is 1 up to K = 512,
+// 2 up to 1024, else 8.
+#define FOR_EACH_SPLIT(ENTRY) \
+    ENTRY(k512, 1, 512) ENTRY(k2048, 8, 2048) ENTRY(to_512, 1, 0) ENTRY(to_1024, 2, 0) ENTRY(any, 8, 0)

@@ -159,21 +159,32 @@ def exact_sort(ids: Array, experts: int) -> tuple[Array, Array]:
     return slots, np.concatenate([[0], np.cumsum(counts)])
 
 
+def exact_work(offsets: Array) -> Array:
+    """Return the work list ``[E, 4]``: (expert, begin, end, 0) of each expert that has slots, in order."""
+    owners = np.flatnonzero(np.diff(offsets))
+    work = np.zeros((len(offsets) - 1, 4), np.int64)
+    work[:, 0] = -1
+    work[: len(owners), :3] = np.stack([owners, offsets[owners], offsets[owners + 1]], axis=1)
+    return work
+
+
 def _exact_sort_by_expert(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
     slots, offsets = exact_sort(arguments["ids"], dims["experts"])
-    return {"out_slots": slots, "out_offsets": offsets}
+    return {"out_slots": slots, "out_offsets": offsets, "out_work": exact_work(offsets)}
 
 
 SORT_BY_EXPERT = Contract(
     "moe_sort_by_expert",
     "slots ordered by expert, then by slot; offsets[e] is where expert e begins, offsets[experts] where the last ends; "
-    "a slot of id -1 is left out, and as many -1 are at the end",
+    "a slot of id -1 is left out, and as many -1 are at the end; the work list has (expert, begin, end, 0) of each "
+    "expert that has slots, in order, and (-1, 0, 0, 0) behind them",
     Signature(
         (
             TensorParam("ids", "i32", ("M", "T")),
             ScalarParam("experts", "i32", minimum=1),
             TensorParam("out_slots", "i32", ("M*T",), "out"),
             TensorParam("out_offsets", "i32", ("experts + 1",), "out"),
+            TensorParam("out_work", "i32", ("experts", 4), "out"),
         )
     ),
     _exact_sort_by_expert,
@@ -187,6 +198,7 @@ SORT_BY_EXPERT = Contract(
                 ("many_tokens", 65, 8, 256),
                 ("odd", 33, 3, 7),
                 ("whole_ladder", 128, 8, 256),
+                ("more_experts_than_a_warp_has_words", 9, 8, 1100),
                 ("no_tokens", 0, 2, 4),
             )
         ),

@@ -45,11 +45,12 @@ def moe_topk_sigmoid(logits: Array, bias: Array | None, top_k: int, out_ids: Arr
         out_weights[row] = _renormalised(scores[chosen])
 
 
-def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: Array) -> None:
+def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: Array, out_work: Array) -> None:
     """Write the slots of ``ids [M, T]`` int32 by expert, then by slot, and where each expert's slots begin.
 
-    ``out_slots [M*T]`` and ``out_offsets [experts + 1]`` are int32. A slot of id -1 is left out; -1 fills the end. Any
-    other id outside the experts raises ContractError.
+    ``out_slots [M*T]`` and ``out_offsets [experts + 1]`` are int32, and so is the work list ``out_work [experts, 4]``:
+    (expert, begin, end, 0) for each expert that has slots, in order, then (-1, 0, 0, 0). A slot of id -1 is left out;
+    -1 fills the end. Any other id outside the experts raises ContractError.
     """
     check_ids("moe_sort_by_expert", ids, experts)
     start = 0
@@ -60,6 +61,9 @@ def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: 
         start += slots.size
     out_offsets[experts] = start
     out_slots[start:] = -1
+    out_work[...] = (-1, 0, 0, 0)
+    owners = np.flatnonzero(np.diff(out_offsets))
+    out_work[: owners.size, :3] = np.stack([owners, out_offsets[owners], out_offsets[owners + 1]], axis=1)
 
 
 def moe_local_ids(ids: Array, first: int, experts: int, out: Array) -> None:

@@ -17,7 +17,7 @@ Entries = Mapping[str, EntryResources]
 _NO_ARRAY = 0  # a null pointer
 _WIDTHS = (1, 8)
 
-_SORT_WARPS = 8  # experts a block of sort.cu
+_SORT_WARPS, MOST_EXPERTS = 8, 32768  # sort.cu: experts a block, and at all
 _LOCAL_THREADS = 256  # sort.cu
 _ROUTER_TILE = 8  # experts and rows a block of router_logits.cu
 _COMBINE_THREADS = 256  # combine.cu
@@ -34,7 +34,9 @@ def _plan_topk(kind: str, bound: Bound, entries: Entries) -> LaunchPlan:
 
 def _plan_sort(bound: Bound, entries: Entries) -> LaunchPlan:
     views, experts = bound.views, bound.dims["experts"]
-    arrays = (views["ids"], views["out_slots"], views["out_offsets"])
+    if experts > MOST_EXPERTS:
+        raise ContractError(f"experts is {experts}, expected at most {MOST_EXPERTS}")
+    arrays = tuple(views[name] for name in ("ids", "out_slots", "out_offsets", "out_work"))
     return LaunchPlan(
         "sort_by_expert", (ceil_div(experts, _SORT_WARPS), 1, 1), (*arrays, views["out_slots"].size, experts)
     )
@@ -86,7 +88,7 @@ _COMBINE_ENTRIES = (
 TOPK_SOFTMAX = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "softmax"))
 TOPK_SIGMOID = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "sigmoid"))
 _SORT_ENTRIES = (
-    EntryPoint("sort_by_expert", ("ptr",) * 3 + ("i32",) * 2),
+    EntryPoint("sort_by_expert", ("ptr",) * 4 + ("i32",) * 2),
     EntryPoint("local_ids", ("ptr",) * 2 + ("i32",) * 3),
 )
 SORT = cuda_kernel(_FOLDER / "sort.cu", _SORT_ENTRIES, _plan_sort)

@@ -1,11 +1,13 @@
 // Slots by expert: a stable counting sort, one warp an expert. Each warp counts the ids below its own, which is where its
-// slots begin, and then writes its slots in order: no scratch, no atomics, any number of experts and slots.
+// slots begin, and then writes its slots in order: no scratch, no sums over blocks, any number of slots. The work list takes
+// the rank of an expert among those that have slots: each block notes all ids in a bit an expert.
 //
 // An id outside the experts is sorted nowhere; as many slots as there are such ids are -1, at the end. Launched by
 // router_launch.py. Grid: ceil(experts / 8); of local_ids ceil(count / 256).
 #include "launch.cuh"
 
-constexpr int WARPS = 8, AHEAD = 4;  // AHEAD loads in flight
+constexpr int WARPS = 8, THREADS = WARPS * 32, AHEAD = 4;  // AHEAD loads in flight
+constexpr int MOST_EXPERTS = 32768;                        // a bit each in shared memory
 
 struct Ids {
     int at[AHEAD];
@@ -19,14 +21,32 @@ struct Ids {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_by_expert(
+// The experts below one that have slots; the same for all lanes.
+__device__ __forceinline__ int rank_of(const u32* has_slots, int expert, int lane) {
+    int rank = 0;
+    for (int word = lane; word * 32 < expert; word += 32) {
+        const int bits = expert - word * 32;
+        rank += __popc(has_slots[word] & (bits < 32 ? (1u << bits) - 1 : 0xffffffffu));
+    }
+    return __reduce_add_sync(0xffffffffu, rank);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
     const int* __restrict__ ids,  // [slots]
     int* __restrict__ sorted,     // [slots]
     int* __restrict__ offsets,    // [experts + 1]
+    int* __restrict__ work,       // [experts, 4]
     int slots, int experts) {
+    __shared__ u32 has_slots[MOST_EXPERTS / 32];
     allow_next_launch();
     wait_for_previous_launch();
     const int lane = threadIdx.x & 31, expert = blockIdx.x * WARPS + (threadIdx.x >> 5);
+    for (int word = threadIdx.x; word * 32 < experts; word += THREADS) has_slots[word] = 0;
+    __syncthreads();
+    for (int slot = threadIdx.x; slot < slots; slot += THREADS) {
+        const u32 id = ids[slot];
+        if (id < (u32)experts) atomicOr(&has_slots[id / 32], 1u << id % 32);
+    }
     int below = 0, own = 0;
     for (int first = 0; first < slots; first += AHEAD * 32) {
         const Ids chunk(ids, first, slots, lane);
@@ -36,8 +56,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_by_expert(
             own += __popc(__ballot_sync(0xffffffffu, chunk.at[i] == expert));
         }
     }
+    __syncthreads();
     if (expert >= experts) return;  // no barrier follows
-    if (lane == 0) offsets[expert] = below;
+    const int rank = rank_of(has_slots, expert, lane), count = rank_of(has_slots, experts, lane);
+    if (lane == 0) {
+        offsets[expert] = below;
+        // Those without slots are behind all that have some.
+        int4* const place = reinterpret_cast<int4*>(work) + (own > 0 ? rank : count + expert - rank);
+        *place = own > 0 ? make_int4(expert, below, below + own, 0) : make_int4(-1, 0, 0, 0);
+    }
     int place = below;
     for (int first = 0; own > 0 && first < slots; first += AHEAD * 32) {
         const Ids chunk(ids, first, slots, lane);

@@ -65,18 +65,45 @@ def test_layout_of_experts_with_a_negative_scale_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("depth", "split"), [(16, "k512"), (512, "k512"), (528, "k1024"), (1040, "any"), (7168, "any")]
-)
-def test_split_of_experts_depends_on_depth(depth, split):
-    assert expert_launch.split_of(depth)[0] == split
+    ("depth", "split", "chains"),
+    [
+        (16, "to_512", 1), (512, "k512", 1), (528, "to_1024", 2), (1040, "any", 8), (2048, "k2048", 8),
+        (7168, "any", 8),
+    ],
+)  # fmt: skip
+def test_split_of_experts_depends_on_depth(depth, split, chains):
+    found = expert_launch.split_of(depth)
+    assert (found.name, found.chains) == (split, chains)
+
+
+def grouped_plans(backend, contract, dims):
+    args = bound(contract, dims)
+    prepared = {
+        name: to_mma_layout(args.arguments[name]) for name in ("w_gate", "w_up", "w_down") if name in args.arguments
+    }
+    return backend.plan(bound(contract, dims, **prepared), {})
 
 
 def test_grouped_experts_have_no_more_groups_than_slots():
     dims = {"M": 1, "E": 40, "T": 2, "top_k": 2, "H": 1024, "I": 48}
-    args = bound("moe_w4a16_grouped_gate_up", dims)
-    prepared = {name: to_mma_layout(args.arguments[name]) for name in ("w_gate", "w_up")}
-    (plan,) = expert_launch.GROUPED_GATE_UP.plan(bound("moe_w4a16_grouped_gate_up", dims, **prepared), {})
-    assert (plan.entry, plan.grid) == ("grouped_gate_up_k1024", (2, 2, 1))
+    (plan,) = grouped_plans(expert_launch.GROUPED_GATE_UP, "moe_w4a16_grouped_gate_up", dims)
+    assert (plan.entry, plan.grid) == ("grouped_gate_up_to_1024", (2, 2, 1))
+
+
+def test_atomic_down_clears_and_rounds_sums_that_its_launches_share():
+    dims = {"M": 3, "E": 4, "T": 2, "top_k": 2, "S": 6, "H": 48, "I": 16}
+    clear, add, round_ = grouped_plans(expert_launch.GROUPED_DOWN_ATOMIC, "moe_w4a16_grouped_down_atomic_c4", dims)
+    sums = Scratch(4 * 3 * 48, "sums")
+    assert [plan.entry for plan in (clear, add, round_)] == ["clear_sums", "grouped_down_atomic_to_512", "round_sums"]
+    assert all(sums in plan.arguments for plan in (clear, add, round_))
+    assert add.grid == (1, 4, 1)
+
+
+def test_tiles_of_a_block_never_shrink_with_more_slots():
+    for form in ("gate_up", "down"):
+        found = [expert_launch.repeats_of(form, slots) for slots in (1, 8, 64, 65, 512, 1 << 20)]
+        assert found == sorted(found)
+        assert found[0] == 1
 
 
 # Attention

@@ -59,20 +59,20 @@ class Layer:
 
     def grouped(self, x, ids, weights, twin=""):
         tokens, choices = ids.shape
-        slots, offsets = sort(ids, self.experts)
+        slots, offsets, work = sort(ids, self.experts)
         h, y, out = empty(ids.size, INTERMEDIATE), empty(ids.size, HIDDEN), empty(tokens, HIDDEN)
         gate_up = kernel(f"moe_w4a16::moe_w4a16_grouped_gate_up{twin}")
-        gate_up(x, self.gate, self.up, slots, offsets, choices, h)
-        kernel(f"moe_w4a16::moe_w4a16_grouped_down{twin}")(h, self.down, slots, offsets, y)
+        gate_up(x, self.gate, self.up, slots, offsets, work, choices, h)
+        kernel(f"moe_w4a16::moe_w4a16_grouped_down{twin}")(h, self.down, slots, offsets, work, y)
         kernel("moe::moe_unpermute_reduce_indexed")(y, slots, weights, out)
         return out
 
     def atomic(self, x, ids, weights):
-        slots, offsets = sort(ids)
+        slots, offsets, work = sort(ids)
         h, out = empty(ids.size, INTERMEDIATE), empty(len(x), HIDDEN)
         gate_up = kernel("moe_w4a16::moe_w4a16_grouped_gate_up")
-        gate_up(x, self.gate, self.up, slots, offsets, ids.shape[1], h)
-        kernel("moe_w4a16::moe_w4a16_grouped_down_atomic_c4")(h, self.down, slots, offsets, weights, out)
+        gate_up(x, self.gate, self.up, slots, offsets, work, ids.shape[1], h)
+        kernel("moe_w4a16::moe_w4a16_grouped_down_atomic_c4")(h, self.down, slots, offsets, work, weights, out)
         return out
 
     def pairwise(self, x, ids, weights, rows):
@@ -97,8 +97,9 @@ class Layer:
 
 def sort(ids, experts=EXPERTS):
     slots, offsets = empty(ids.size, dtype=np.int32), empty(experts + 1, dtype=np.int32)
-    kernel("moe::moe_sort_by_expert")(ids, experts, slots, offsets)
-    return slots, offsets
+    work = np.full((experts, 4), 9, np.int32)
+    kernel("moe::moe_sort_by_expert")(ids, experts, slots, offsets, work)
+    return slots, offsets, work
 
 
 def all_on_one(tokens):
@@ -240,20 +241,23 @@ def test_topk_sigmoid_of_scores_that_all_vanish_is_refused():
 
 
 def test_sort_by_expert_is_stable_and_counts_experts_without_tokens():
-    slots, offsets = sort(np.array([[5, 0], [0, 3], [5, 0]], np.int32))
+    slots, offsets, work = sort(np.array([[5, 0], [0, 3], [5, 0]], np.int32))
     assert slots.tolist() == [1, 2, 5, 3, 0, 4]
     assert offsets.tolist() == [0, 3, 3, 3, 4, 4, 6]
+    assert work.tolist() == [[0, 0, 3, 0], [3, 3, 4, 0], [5, 4, 6, 0], *[[-1, 0, 0, 0]] * 3]
 
 
 def test_sort_by_expert_leaves_absent_choices_out_and_fills_the_end():
-    slots, offsets = sort(np.array([[5, -1], [-1, -1], [5, 0]], np.int32))
+    slots, offsets, work = sort(np.array([[5, -1], [-1, -1], [5, 0]], np.int32))
     assert slots.tolist() == [5, 0, 4, -1, -1, -1]
     assert offsets.tolist() == [0, 1, 1, 1, 1, 1, 3]
+    assert work.tolist() == [[0, 0, 1, 0], [5, 1, 3, 0], *[[-1, 0, 0, 0]] * 4]
 
 
 def test_sort_by_expert_without_tokens_writes_all_offsets():
-    slots, offsets = sort(np.zeros((0, 2), np.int32))
+    slots, offsets, work = sort(np.zeros((0, 2), np.int32))
     assert slots.size == 0
+    assert work.tolist() == [[-1, 0, 0, 0]] * EXPERTS
     assert offsets.tolist() == [0] * (EXPERTS + 1)
 
 
@@ -302,12 +306,23 @@ def test_expert_outside_the_layer_is_refused(wrong):
 )
 def test_grouped_with_an_order_that_leaves_a_slot_out_is_refused(slots, offsets, message):
     layer = Layer()
-    out = empty(3, INTERMEDIATE)
+    out, work = empty(3, INTERMEDIATE), sort(np.array([[0, 1, 2]], np.int32))[2]
     with pytest.raises(ContractError, match=message):
         kernel("moe_w4a16::moe_w4a16_grouped_gate_up")(
-            layer.tokens(3), layer.gate, layer.up, np.array(slots, np.int32), np.array(offsets, np.int32), 1, out
+            layer.tokens(3), layer.gate, layer.up, np.array(slots, np.int32), np.array(offsets, np.int32), work, 1, out
         )
     assert np.isnan(out.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(("place", "wrong"), [((0, 0), 1), ((1, 1), 0), ((2, 2), 2), ((3, 0), 3)])
+def test_grouped_with_a_work_list_of_other_offsets_is_refused(place, wrong):
+    layer = Layer()
+    slots, offsets, work = sort(np.array([[0, 1, 2]], np.int32))
+    work[place] = wrong
+    with pytest.raises(ContractError, match="work does not list the 3 experts that offsets give slots"):
+        kernel("moe_w4a16::moe_w4a16_grouped_down")(
+            empty(3, INTERMEDIATE), layer.down, slots, offsets, work, empty(3, HIDDEN)
+        )
 
 
 def test_reduce_adds_in_order_of_choice_whatever_the_order_of_slots():
