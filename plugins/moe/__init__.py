@@ -19,6 +19,7 @@ from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
 
+_expert_host_spec = partial(host_spec, shares=(router_cpu,))
 _expert_spec = partial(device_spec, weight_layout=nvfp4_layout.LAYOUT, prepare=nvfp4_layout.to_mma_layout)
 
 
@@ -46,9 +47,9 @@ def muster_kernels() -> Iterable[KernelSpec]:
         weight_layout=weights.BF16_ROW_MAJOR,
         opt_in="MUSTER_FP32_ROUTING",
     )
-    yield host_spec("moe::moe_silu_mul", experts.SILU_MUL, expert_cpu.moe_silu_mul)
-    yield host_spec("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, expert_cpu.unpermute_reduce)
-    yield host_spec("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, expert_cpu.moe_shared_gate_add)
+    yield _expert_host_spec("moe::moe_silu_mul", experts.SILU_MUL, expert_cpu.moe_silu_mul)
+    yield _expert_host_spec("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, expert_cpu.unpermute_reduce)
+    yield _expert_host_spec("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, expert_cpu.moe_shared_gate_add)
     yield from _grouped()
     yield from _pairwise()
     yield from _on_a_device()
@@ -62,10 +63,10 @@ def _grouped() -> Iterable[KernelSpec]:
         (experts.GROUPED_DOWN, expert_cpu.grouped_down),
     ):
         key = f"moe_w4a16::{contract.name}"
-        yield host_spec(key, contract, function, weight_layout=layout)
-        yield host_spec(f"{key}_k64", contract, function, weight_layout=layout, bit_identical_to=(key,))
+        yield _expert_host_spec(key, contract, function, weight_layout=layout)
+        yield _expert_host_spec(f"{key}_k64", contract, function, weight_layout=layout, bit_identical_to=(key,))
     atomic = experts.GROUPED_DOWN_ATOMIC
-    yield host_spec(
+    yield _expert_host_spec(
         f"moe_w4a16::{atomic.name}",
         atomic,
         expert_cpu.grouped_down_atomic,
@@ -80,9 +81,9 @@ def _pairwise() -> Iterable[KernelSpec]:
         (experts.PAIRWISE_DOWN, expert_cpu.pairwise_down),
     ):
         key = f"moe_fused_batch2::{two.name}"
-        yield host_spec(key, two, function, weight_layout=nvfp4.ROW_MAJOR)
+        yield _expert_host_spec(key, two, function, weight_layout=nvfp4.ROW_MAJOR)
         other = f"moe_fused_batch3::{three.name}"
-        yield host_spec(other, three, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=(key,))
+        yield _expert_host_spec(other, three, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=(key,))
 
 
 def _on_a_device() -> Iterable[KernelSpec]:
