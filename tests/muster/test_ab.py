@@ -240,6 +240,14 @@ def test_arm_that_does_not_boot_is_refused_with_its_report(ab: Callable[..., Any
     assert ab("--b", "MUSTER_W4A16_VARIANT=v3", "--format", "json").json["models"][0]["refused"][0][0] == "B"
 
 
+def test_plugin_that_is_not_there_is_refused(ab: Callable[..., Any]) -> None:
+    ran = ab("--b-plugin", "nobody")
+    assert ran.code == 1
+    assert ran.out.startswith("REFUSED: ")
+    assert "Arm B of qwen3.6-27b: To act on: 1 PLUGIN_NOT_FOUND" in ran.out
+    assert "PLUGIN_NOT_FOUND nobody" in ran.out
+
+
 @pytest.mark.parametrize(
     ("lever", "code"), [("MUSTER_QKV_ARM=tilde", "BAD_LEVER"), ("MUSTER_QVK_ARM=tiled", "UNKNOWN_LEVER")]
 )

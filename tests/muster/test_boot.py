@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 CPU = ("--target", "cpu")
 
@@ -107,6 +111,56 @@ def test_boot_with_a_bad_option_is_a_usage_error(cli: Any, arguments: tuple[str,
     ran = cli("boot", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
+
+
+SMALL = """
+hidden_size = 32
+num_layers = 2
+layer_pattern = ["full"]
+ffn = "dense"
+intermediate_size = 48
+vocab_size = 64
+rms_norm_eps = 1e-6
+[model.attention]
+heads = 2
+kv_heads = 1
+head_dim = 64
+[model.rope]
+theta = 1e4
+"""
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write a dense BF16 model of two layers."""
+    rng = np.random.default_rng(0)
+    shapes = {"model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,), "lm_head.weight": (64, 32)}
+    for layer in ("model.layers.0", "model.layers.1"):
+        shapes |= {f"{layer}.{name}.weight": (32,) for name in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {f"{layer}.self_attn.{n}_proj.weight": (rows, 32) for n, rows in (("q", 128), ("k", 64), ("v", 64))}
+        shapes |= {f"{layer}.self_attn.o_proj.weight": (32, 128), f"{layer}.mlp.down_proj.weight": (32, 48)}
+        shapes |= {f"{layer}.mlp.{name}_proj.weight": (48, 32) for name in ("gate", "up")}
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    tensors = {name: (rng.standard_normal(shape) / 4).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_boot_decodes_a_checkpoint_at_full_size(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    write_checkpoint(folder)
+    text = '[model]\nname = "small"\nquant = "bf16"\nmodel_type = "qwen3_5"\n' + SMALL
+    manifest = cli.folder / "MODEL.toml"
+    manifest.write_text(text)
+    common = ("boot", "--manifest", manifest, *CPU, "--format", "json", "--prompt", "a prompt")
+    ran = cli(*common, "--weights", folder)
+    assert ran.code == 0, ran.out
+    assert ran.json["decode"]["size"] == ""
+    assert ran.json["decode"]["weights"] == f"the checkpoint in {folder}"
+    assert ran.json["decode"]["tokens"] != cli(*common, "--full").json["decode"]["tokens"]
+    (folder / "model.safetensors").unlink()
+    broken = cli(*common, "--weights", folder)
+    assert (broken.code, broken.out) == (2, "")
+    assert "model.safetensors" in broken.err
 
 
 def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> None:
