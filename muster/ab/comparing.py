@@ -107,7 +107,8 @@ class _Comparing:
         return ModelResult(
             model=a.manifest.name, manifest=str(a.manifest.path), size=size_text(a.manifest, a.sized),
             layers=len(a.sized.model.layer_kinds), weights=weights_text(plan.folder, plan.seed),
-            prompts=self._prompts.origin, target=report.arch, device=report.device,
+            prompts=self._prompts.origin, target=report.arch, device=_device_text(a),
+            set_hashes=(report.set_hash, self._b.report.set_hash),
             difference=compare(a.report, self._b.report), code=tuple(self._code()), rows=tuple(rows), proofs=proofs,
             checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds)),
         )  # fmt: skip
@@ -252,3 +253,11 @@ class _Comparing:
                     arm=name, key=key, provider=str(handle.provider), cases=len(cases),
                     worst=max((case.worst for case in cases), default=0.0), problems=tuple(problems),
                 )  # fmt: skip
+
+
+def _device_text(booted: Booted) -> str:
+    """Name the device as its driver describes it; empty for the host."""
+    device = booted.session.target.device
+    if device is None:
+        return ""
+    return f"{device.name}, {device.multiprocessors} SMs, driver for CUDA {device.driver}"

@@ -86,6 +86,8 @@ def _arms(found: Comparison) -> Iterator[str]:
 def _model(model: ModelResult, found: Comparison) -> Iterator[Section]:
     device = f"{model.target}{f' ({model.device})' if model.device else ''}"
     lines = [f"target {device}, {model.layers} layers, weights: {model.weights}, prompts: {model.prompts}"]
+    if model.set_hashes:
+        lines.append("set hash " + ", ".join(f"{a} {h[:16]}" for a, h in zip("AB", model.set_hashes, strict=True)))
     if model.size:
         lines.append(f"REDUCED SIZE, figures say nothing about the full model: {model.size}")
     if not model.device:

@@ -136,7 +136,11 @@ class Check:
 
 @frozen(kw_only=True)
 class ModelResult:
-    """One model. ``sources`` are keys whose code differs although provider and version do not."""
+    """One model.
+
+    ``code`` names the keys whose code is not the same, with that of A and of B; ``set_hashes`` are those of the arms'
+    reports; ``refused`` holds, for an arm that did not boot, its report and what its builder raised.
+    """
 
     model: str
     manifest: str
@@ -146,6 +150,7 @@ class ModelResult:
     prompts: str
     target: str
     device: str
+    set_hashes: tuple[str, ...] = ()
     difference: Difference | None = None
     code: tuple[tuple[str, str, str], ...] = ()
     rows: tuple[Row, ...] = ()
