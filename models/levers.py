@@ -6,7 +6,7 @@ from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
 from kernel_muster.models.policy.moe import GROUPED_ROWS
 from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
-from kernel_muster.models.policy.projection import HOPPER_FROM, SMALL_MI
+from kernel_muster.models.policy.projection import HOPPER_FROM, SMALL_FROM, SMALL_MI
 from kernel_muster.models.policy.tile import (
     DEEP_K,
     LEGACY_DEEP_K,
@@ -81,7 +81,7 @@ TILE_LEVERS = (
     ),
     _edge(
         "MUSTER_W4A16_HOPPER_FROM_SMALL",
-        HOPPER_FROM,
+        SMALL_FROM,
         "other_bits",
         "The same for small weights: see MUSTER_W4A16_HOPPER_SMALL_MI.",
         least=1,

@@ -7,7 +7,7 @@ GEMM, and which one depends on the layout plan: ``tiles`` holds only kernels who
 from collections.abc import Collection
 from typing import Literal
 
-from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.models.policy.evidence import H200, Evidence, Threshold
 from kernel_muster.models.policy.gemv import WIDEST_TIER, gemv_tier, is_chunked
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.tile import GemmShape, TileName
@@ -17,20 +17,30 @@ Arm = Literal["gemv", "gemm"]
 #: What MUSTER_W4A16_ARM may say.
 ASKED_ARMS = ("auto", "gemv", "tile", "hopper")
 
-# The Hopper GEMM from here up, where it is there. Built in: the first row count that no tier covers in one launch; its
-# place between chunks of 16 and the GEMM is a device's own, and measured tables move it. A small weight has an edge of
-# its own: its chunks take a few microseconds each, the GEMM takes ten before it is at speed.
+# The Hopper GEMM from here up, where it is there: its place between one tier, chunks of 16 and the GEMM. A small weight
+# has an edge of its own: its chunks take a few microseconds each, the GEMM takes ten before it is at speed.
+# H200, CUDA 13.0, cold L2, medians of 11, us GEMV / Hopper at M=16, 17, 32, 64. Again: muster tune
+#   14336x5120 18.5/23.3 33.3/24.3 36.9/22.6 74.2/25.6      5120x6144 9.2/15.1 16.8/15.4 18.3/15.1 36.5/16.2
+#   9216x2048 6.7/10.7 11.9/10.9 13.5/10.7 26.7/11.8        2048x4096 4.4/8.9 7.3/9.0 8.3/9.0 16.2/10.7
 HOPPER_FROM = Threshold(
     "least rows of the Hopper GEMM",
     WIDEST_TIER + 1,
-    Evidence(GB10, "no Hopper GEMM there: the first row count above the widest tier", "17..64 rows"),
+    Evidence(
+        H200, "time over GEMV, weights from 18 Mi: M=16 1.16..1.65, M=17 0.67..0.92, M=32 0.58..0.82, M=64 0.33..0.45"
+    ),
 )
-
-
+SMALL_FROM = Threshold(
+    "least rows of the Hopper GEMM for a small weight",
+    64,
+    Evidence(
+        H200,
+        "time over GEMV, weights of 5 and 8 Mi: M=17 1.23..1.51, M=32 1.08..1.40, M=48 0.87..1.15, M=64 0.66..0.87",
+    ),
+)
 SMALL_MI = Threshold(
     "most elements of a small weight, in units of 2^20",
-    0,
-    Evidence(GB10, "no Hopper GEMM there: no weight counts as small", "all sizes"),
+    8,
+    Evidence(H200, "the Hopper GEMM wins from M=64 for 5 Mi, M=48 for 8 Mi, M=17 for 18 Mi and more", "9..17 Mi"),
 )
 
 

@@ -33,7 +33,9 @@ def run(tmp_path_factory) -> Callable[..., dict[str, int]]:
     cache = str(tmp_path_factory.mktemp("cache") / "cubins")
 
     def project(rows: int, phase: str = "decode", **levers: object) -> dict[str, int]:
-        given = {f"MUSTER_{name}": value for name, value in levers.items()}
+        # No weight here is large: none shall count as small or tiny unless the test says so.
+        sizes = {"W4A16_HOPPER_SMALL_MI": 0, "W4A16_HOPPER_TINY_MI": 0}
+        given = {f"MUSTER_{name}": value for name, value in (sizes | levers).items()}
         kernels = km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache, "MUSTER_TUNING_TABLE": "none", **given})
         memory = memory_of(kernels.target)
         with memory.active():
