@@ -135,16 +135,36 @@ class DeviceSource:
 
         def make(stream: Any) -> Entry:
             out = poisoned((rows, data.features))
+            scratch = _Scratch()
+
+            def launch(part: slice, handle: Handle, number: int) -> Launch:
+                given = {"x": data.x[part], "w": copies.of(handle)[number], "out": out[part]}
+                return launch_of(handle, stream, scratch=scratch.of(handle.scratch_bytes(**given)), **given)
+
             launches = tuple(
-                _in_turn([
-                    launch_of(handle, stream, x=data.x[part], w=copies.of(handle)[number], out=out[part])
-                    for part, handle in parts
-                ])
+                _in_turn([launch(part, handle, number) for part, handle in parts])
                 for number in range(copies_of(data.weight_bytes))
-            )  # fmt: skip
+            )
             return Entry(launches, out, data.weight_bytes * len(parts), 2.0 * rows * data.features * data.depth)
 
         return Contestant(arm, "ours", make, handles)
+
+
+class _Scratch:
+    """The workspace that launches on one stream share, as those of a decode step do: it is warm."""
+
+    def __init__(self) -> None:
+        self._held: Any = None
+
+    def of(self, size_bytes: int) -> Any:
+        """Return workspace of at least so many bytes, or None where none is needed."""
+        if not size_bytes:
+            return None
+        if self._held is None or self._held.nbytes < size_bytes:
+            import cupy
+
+            self._held = cupy.empty(size_bytes, cupy.uint8)
+        return self._held
 
 
 def _in_turn(launches: Sequence[Launch]) -> Launch:
