@@ -1,0 +1,118 @@
+"""What decides in ``muster ab``, check by check."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_muster.ab.judging import allowed_kl, judge_proofs, judge_rows
+from kernel_muster.ab.logits import MARGIN, Distance, distance
+from kernel_muster.ab.result import Kernels, Proof, Row, Side, Speculation, Speed, Thresholds
+
+SPEED = Speed(per_sequence=10.0, low=9.0, high=11.0, aggregate=40.0, prefill_s=0.1)
+SIDE = Side(speed=SPEED, is_identical=True, broken=None, place="", repeats_agree=True, repeated=0.0, loop=0)
+DRAFTED = Speculation(
+    drafts=3, steps=40, step_ms=1.0, accepted=12, drafted=120, same_tokens=True, parted=None, margin=0.0
+)
+SAME = distance([[np.arange(4.0)]], [[np.arange(4.0)]], [[1]], [[1]])
+OTHER: Distance = replace(SAME, same_bits=False, worst=1e-3, worst_sequence=2, median=1e-3)
+ROW = Row(
+    sequences=4, prompts=4, a=SIDE, b=SIDE, speed=1.1, speed_low=1.0, speed_high=1.2,
+    kernels=Kernels(differing=("m::f",), seconds_a=2.0, seconds_b=1.0, method="by hand"), distance=SAME, floor=SAME,
+    allowed_kl=0.0,
+)  # fmt: skip
+
+
+def checks(row: Row, **thresholds: Any) -> dict[str, tuple[str, str]]:
+    """Return the last check of each name that did not pass."""
+    found = judge_rows([row], Thresholds(**thresholds))
+    return {check.name: (check.outcome, check.text) for check in found if check.outcome != "passed"}
+
+
+def test_row_of_equal_arms_passes_every_check() -> None:
+    assert checks(ROW) == {}
+    assert checks(replace(ROW, a=replace(SIDE, speculation=DRAFTED), b=replace(SIDE, speculation=DRAFTED))) == {}
+
+
+def test_kl_is_allowed_up_to_four_times_what_rounding_does() -> None:
+    floor = replace(SAME, median=2e-4)
+    assert allowed_kl(Thresholds(), floor) == MARGIN * 2e-4
+    assert allowed_kl(Thresholds(max_kl=0.5), floor) == 0.5
+    assert allowed_kl(Thresholds(), None) == 0
+    row = replace(ROW, distance=OTHER)
+    assert checks(replace(row, allowed_kl=1e-3)) == {}
+    outcome, text = checks(replace(row, allowed_kl=0.9e-3))["kl"]
+    assert (outcome, "sequence 2 has a median KL of 1.00e-03, allowed 9.00e-04" in text) == ("failed", True)
+
+
+def test_other_bits_of_the_same_kernels_fail() -> None:
+    outcome, text = checks(replace(ROW, distance=replace(OTHER, worst=0.0), floor=None))["kl"]
+    assert outcome == "failed"
+    assert text.endswith("a kernel is not deterministic")
+
+
+BROKEN = replace(SIDE, is_identical=False, broken=(3, 7), place="layers.1.ffn, where m::f ran")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "identity", "outcome"),
+    [
+        (SIDE, BROKEN, "reference", "failed"),
+        (BROKEN, SIDE, "reference", "informs"),
+        (BROKEN, BROKEN, "reference", "informs"),
+        (BROKEN, SIDE, "always", "failed"),
+        (SIDE, BROKEN, "always", "failed"),
+        (SIDE, BROKEN, "off", "informs"),
+    ],
+)
+def test_identity_decides_by_policy(a: Side, b: Side, identity: Any, outcome: str) -> None:
+    found, text = checks(replace(ROW, a=a, b=b), identity=identity)["identity"]
+    assert found == outcome
+    assert text.endswith(
+        "sequence 3 has other bits than n = 1 from token 7 on, first behind layers.1.ffn, where m::f ran"
+    )
+
+
+def test_repeats_that_differ_fail() -> None:
+    assert checks(replace(ROW, b=replace(SIDE, repeats_agree=False)))["repeats"] == (
+        "failed", "B: repeats gave other tokens",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("parted", "outcome"), [(None, "informs"), ((5, 9), "failed")])
+def test_drafts_may_turn_near_ties_only(parted: tuple[int, int] | None, outcome: str) -> None:
+    drafted = replace(DRAFTED, same_tokens=False, parted=parted, margin=0.12)
+    found, text = checks(replace(ROW, b=replace(SIDE, speculation=drafted)))["drafting"]
+    assert found == outcome
+    if parted is not None:
+        assert "in sequence 5 at token 9, where the two likeliest logits are 12.0% apart" in text
+
+
+@pytest.mark.parametrize(("steps", "fails"), [(15, True), (16, False)])
+def test_verify_must_have_run(steps: int, fails: bool) -> None:
+    row = replace(ROW, a=replace(SIDE, speculation=replace(DRAFTED, steps=steps)))
+    assert ("verify" in checks(row)) is fails
+
+
+@pytest.mark.parametrize(("least", "fails"), [(None, False), (1.1, False), (1.11, True)])
+def test_speed_decides_when_a_least_is_given(least: float | None, fails: bool) -> None:
+    assert ("speed" in checks(ROW, least_speed=least)) is fails
+
+
+def test_coherence_informs() -> None:
+    row = replace(ROW, b=replace(SIDE, repeated=0.5))
+    assert checks(row)["coherence"] == ("informs", "B repeats 50% of its 4-grams, A 0%")
+
+
+@pytest.mark.parametrize("problems", [(), ("NUMERICS_FAILED: case one", "UNWRITTEN_OUTPUT: case two")])
+def test_contract_of_a_kernel_that_one_arm_has_decides(problems: tuple[str, ...]) -> None:
+    proof = Proof(arm="B", key="m::f", provider="acme 1.0", cases=3, worst=0.5, problems=problems)
+    (check,) = judge_proofs([proof])
+    assert (check.outcome == "failed") is bool(problems)
+    assert check.text.startswith("m::f of arm B by acme 1.0: ")
+    assert problems == () or "NUMERICS_FAILED: case one (and 1 more)" in check.text
+
+
+def test_kernels_that_were_not_timed_have_no_ratio() -> None:
+    assert ROW.kernels.speed == 2.0
+    assert replace(ROW.kernels, seconds_b=0.0).speed is None
