@@ -2,18 +2,19 @@
 //
 //   out = norm(bf16(q . S)) * weight * silu(gate)
 //
-// A head's tiles of columns are a cluster of four blocks, which share their sums of squares; below sm_90 they are one
-// block. Numerics: as delta_rule.cuh, then FP32, sums over tiles in rising order, one rounding. Launched by launch.py.
+// A head's tiles of columns share their sums of squares: as one block, or, so that few heads reach more multiprocessors, as
+// a cluster of four (from sm_90 on); the bits are the same. Numerics: as delta_rule.cuh, then FP32, sums over tiles in
+// rising order, one rounding. Launched by launch.py.
 #include "any_size.cuh"
 #include "cluster.cuh"
 
 constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS;
 #if __CUDA_ARCH__ >= 900
-constexpr int BLOCK_TILES = 1;
-#define HEAD_BOUNDS __cluster_dims__(HEAD_TILES, 1, 1) __launch_bounds__(TILE_THREADS)
+constexpr int SPREAD_TILES = 1;  // of a head that a block has
+#define SPREAD_BOUNDS __cluster_dims__(HEAD_TILES, 1, 1) __launch_bounds__(TILE_THREADS)
 #else
-constexpr int BLOCK_TILES = HEAD_TILES;
-#define HEAD_BOUNDS __launch_bounds__(HEAD_TILES * TILE_THREADS)
+constexpr int SPREAD_TILES = HEAD_TILES;
+#define SPREAD_BOUNDS __launch_bounds__(HEAD_TILES * TILE_THREADS)
 #endif
 
 __device__ __forceinline__ float norm_weight(const void* weight, bool is_bf16, int column) {
@@ -25,47 +26,47 @@ __device__ __forceinline__ float gated(float normalised, float weight, float gat
     return gate * (1.0f / (1.0f + expf(-gate))) * (normalised * weight);
 }
 
-// Dk = Dv = 128. Grid: S * value_heads heads, each a cluster of four blocks or one block.
-extern "C" __global__ void HEAD_BOUNDS delta_rule_norm_128(
-    const __nv_bfloat16* __restrict__ qkv,   // [S, 2 key_heads Dk + value_heads Dv]
-    const float* __restrict__ decay,         // [S, value_heads]
-    const float* __restrict__ beta,          // [S, value_heads]
-    const __nv_bfloat16* __restrict__ gate,  // [S, value_heads Dv]
-    const void* __restrict__ weight,         // [Dv], FP32 or BF16
-    float* __restrict__ pool,                // [slots, value_heads, Dk, Dv]
-    const int* __restrict__ slots,           // [S]
-    __nv_bfloat16* __restrict__ out,         // [S, value_heads Dv]
-    float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
+template <int BLOCK_TILES>
+__device__ __forceinline__ void meet_head() {
+    if constexpr (BLOCK_TILES == 1) cluster_barrier();
+    else __syncthreads();
+}
+
+// Dk = Dv = 128. Grid: S * value_heads heads, each BLOCK_TILES tiles of a block.
+template <int BLOCK_TILES>
+__device__ __forceinline__ void delta_rule_norm(const __nv_bfloat16* qkv, const float* decay, const float* beta,
+                                                const __nv_bfloat16* gate, const void* weight, float* pool,
+                                                const int* slots, __nv_bfloat16* out, float eps, bool is_bf16,
+                                                int pool_slots, const Heads& heads) {
     __shared__ Exchange exchange[BLOCK_TILES];
     __shared__ float squares[BLOCK_TILES];
+    __shared__ float4 gates[BLOCK_TILES][COLUMNS / 4], weights[BLOCK_TILES][COLUMNS / 4];
     allow_next_launch();
     wait_for_previous_launch();
-    const Heads heads{key_heads, key_dim, value_heads, value_dim};
     const int own_tile = threadIdx.x / TILE_THREADS, warp = threadIdx.x / 32 % TILE_WARPS, lane = threadIdx.x & 31;
     const int tile = BLOCK_TILES == 1 ? blockIdx.x % HEAD_TILES : own_tile;
     const int index = BLOCK_TILES == 1 ? blockIdx.x / HEAD_TILES : blockIdx.x;
-    const int head = index % value_heads, sequence = index / value_heads, column = tile * COLUMNS + 4 * (lane & 7);
+    const int head = index % heads.value_heads, sequence = index / heads.value_heads, column = tile * COLUMNS + 4 * (lane & 7);
     const int slot = slots[sequence];
     const bool is_padding = (u32)slot >= (u32)pool_slots;
-    float* const place = pool + ((size_t)(is_padding ? 0 : slot) * value_heads + head) * heads.state_size() +
+    float* const place = pool + ((size_t)(is_padding ? 0 : slot) * heads.value_heads + head) * heads.state_size() +
                          (size_t)(warp * 32 + (lane >> 3) * ROWS) * VALUE_DIM + column;
-
-    // Stage 1: the step, while what the norm needs is on its way.
     const size_t at = (size_t)index * VALUE_DIM + column;
-    uint2 raw_gates = make_uint2(0, 0);
-    float weights[4] = {};
+
+    // Stage 1: the step; one warp brings what the norm needs.
     float4 mixed = make_float4(0, 0, 0, 0);
     if (!is_padding) {
         RowInputs in;
         StatePart state;
         in.load(heads, qkv, decay, beta, sequence, head, column, warp, lane);
         state.load(place, VALUE_DIM);
-        if (warp == 0 && lane < 8) {
-            raw_gates = *reinterpret_cast<const uint2*>(gate + at);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) weights[i] = norm_weight(weight, is_bf16, column + i);
+        if (warp == 1 && lane < 8) {
+            gates[own_tile][lane] = widen(*reinterpret_cast<const uint2*>(gate + at));
+            weights[own_tile][lane] =
+                make_float4(norm_weight(weight, is_bf16, column), norm_weight(weight, is_bf16, column + 1),
+                            norm_weight(weight, is_bf16, column + 2), norm_weight(weight, is_bf16, column + 3));
         }
-        mixed = widen(narrow(step(state, RowStep(in), exchange[own_tile], 0, warp, lane)));
+        mixed = widen(narrow(step(state, RowStep(in), exchange[own_tile], warp, lane)));
         state.store(place, VALUE_DIM);
     }
 
@@ -74,7 +75,7 @@ extern "C" __global__ void HEAD_BOUNDS delta_rule_norm_128(
 #pragma unroll
     for (int distance = 1; distance < 8; distance <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     if (warp == 0 && lane == 0) squares[own_tile] = sum;
-    cluster_barrier();
+    meet_head<BLOCK_TILES>();
     float total = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_TILES; ++i) total += BLOCK_TILES == 1 ? load_from_rank(&squares[0], i) : squares[i % BLOCK_TILES];
@@ -82,13 +83,31 @@ extern "C" __global__ void HEAD_BOUNDS delta_rule_norm_128(
     // Stage 3: norm and gate.
     if (warp == 0 && lane < 8) {
         const float scale = 1.0f / sqrtf(total / VALUE_DIM + eps);
-        const float4 gates = widen(raw_gates);
-        const float4 normed = make_float4(gated(mixed.x * scale, weights[0], gates.x), gated(mixed.y * scale, weights[1], gates.y),
-                                          gated(mixed.z * scale, weights[2], gates.z), gated(mixed.w * scale, weights[3], gates.w));
+        const float4 g = gates[own_tile][lane], w = weights[own_tile][lane];
+        const float4 normed = make_float4(gated(mixed.x * scale, w.x, g.x), gated(mixed.y * scale, w.y, g.y),
+                                          gated(mixed.z * scale, w.z, g.z), gated(mixed.w * scale, w.w, g.w));
         *reinterpret_cast<uint2*>(out + at) = is_padding ? make_uint2(0, 0) : narrow(normed);
     }
-    cluster_barrier();  // nobody leaves while others read its shared memory
+    if (BLOCK_TILES == 1) meet_head<BLOCK_TILES>();  // nobody leaves while others read its shared memory
 }
+
+#define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
+    extern "C" __global__ void BOUNDS delta_rule_norm_##NAME(                                                        \
+        const __nv_bfloat16* __restrict__ qkv,  /* [S, 2 key_heads Dk + value_heads Dv] */                           \
+        const float* __restrict__ decay,        /* [S, value_heads] */                                               \
+        const float* __restrict__ beta,         /* [S, value_heads] */                                               \
+        const __nv_bfloat16* __restrict__ gate, /* [S, value_heads Dv] */                                            \
+        const void* __restrict__ weight,        /* [Dv], FP32 or BF16 */                                             \
+        float* __restrict__ pool,               /* [slots, value_heads, Dk, Dv] */                                   \
+        const int* __restrict__ slots,          /* [S] */                                                            \
+        __nv_bfloat16* __restrict__ out,        /* [S, value_heads Dv] */                                            \
+        float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {        \
+        delta_rule_norm<TILES>(qkv, decay, beta, gate, weight, pool, slots, out, eps, is_bf16, pool_slots,           \
+                               Heads{key_heads, key_dim, value_heads, value_dim});                                   \
+    }
+
+DELTA_RULE_NORM(spread_128, SPREAD_TILES, SPREAD_BOUNDS)
+DELTA_RULE_NORM(block_128, HEAD_TILES, __launch_bounds__(HEAD_TILES * TILE_THREADS, 2))
 
 // Any Dk and Dv. Grid: S * value_heads.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(

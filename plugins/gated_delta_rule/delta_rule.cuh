@@ -6,7 +6,7 @@
 // tile of 32 columns belongs to 128 threads, Dk = 128. Lane (rows, quad) = (lane / 8, lane % 8) of warp w holds columns
 // 4 quad .. + 3 of rows 32 w + 8 rows .. + 7. Both products of a row are summed before the state moves, as
 // q . S_new = q . S_old + (q . k) delta, so that a row takes one barrier. Scales stay outside the sums: lengths and decay
-// multiply results. What a row needs besides the state is made ready while the row before it is at work.
+// multiply results.
 //
 // Numerics: FP32; sums over Dk in an order that depends on nothing, so that a state does not depend on how its rows were
 // cut into launches: all forms of many rows are this loop. One rounding of the output. The state is read once and
@@ -96,6 +96,18 @@ struct RowInputs {
     }
 };
 
+// What the lengths of q and k make of them; a warp has 4 elements of each a lane.
+struct Units {
+    float q, k, qk;
+
+    __device__ __forceinline__ Units(float4 a, float4 b) {
+        const float qq = warp_total(dot4(a, a)), kk = warp_total(dot4(b, b)), both = warp_total(dot4(a, b));
+        q = rsqrtf(qq + LENGTH_EPS) * rsqrtf((float)KEY_DIM);
+        k = rsqrtf(kk + LENGTH_EPS);
+        qk = both * q * k;
+    }
+};
+
 // What a row does to the state: everything that does not depend on it.
 struct RowStep {
     uint4 q, k;  // of this thread's rows, as they were loaded
@@ -105,11 +117,8 @@ struct RowStep {
     RowStep() = default;
     __device__ __forceinline__ explicit RowStep(const RowInputs& in)
         : q(in.own_q), k(in.own_k), v(in.v), decay(in.decay), beta(in.beta) {
-        const float4 a = widen(in.q), b = widen(in.k);
-        const float qq = warp_total(dot4(a, a)), kk = warp_total(dot4(b, b)), both = warp_total(dot4(a, b));
-        unit_q = rsqrtf(qq + LENGTH_EPS) * rsqrtf((float)KEY_DIM);
-        unit_k = rsqrtf(kk + LENGTH_EPS);
-        qk = both * unit_q * unit_k;
+        const Units units(widen(in.q), widen(in.k));
+        unit_q = units.q, unit_k = units.k, qk = units.qk;
     }
 };
 
@@ -162,10 +171,23 @@ __device__ __forceinline__ void share_sums(Exchange& exchange, int parity, float
     reinterpret_cast<float2*>(&exchange.parts[parity][is_q][warp][lane & 7])[is_high] = kept;
 }
 
-// Moves a tile of the state by one row and returns, in warp 0, the output of this thread's columns before rounding. All
-// threads of the tile come here.
-__device__ __forceinline__ float4 step(StatePart& state, const RowStep& in, Exchange& exchange, int parity, int warp,
-                                       int lane) {
+// What a row learns, of four columns whose products with k are summed in ``read_k``.
+__device__ __forceinline__ float4 delta_of(const RowStep& in, float4 read_k) {
+    const float seen = in.unit_k * in.decay;
+    const float4 v = widen(in.v);
+    return make_float4(fmaf(-seen, read_k.x, v.x) * in.beta, fmaf(-seen, read_k.y, v.y) * in.beta,
+                       fmaf(-seen, read_k.z, v.z) * in.beta, fmaf(-seen, read_k.w, v.w) * in.beta);
+}
+
+// Its output before rounding, of four columns whose products with q are summed in ``read_q``.
+__device__ __forceinline__ float4 output_of(const RowStep& in, float4 delta, float4 read_q) {
+    return fma4(in.qk, delta, scale4(in.unit_q * in.decay, read_q));
+}
+
+// Moves a tile of the state by one row; returns what it learnt. All threads of the tile come here, and to ``sync``.
+template <class Sync>
+__device__ __forceinline__ float4 learn(StatePart& state, const RowStep& in, Exchange& exchange, int parity, int warp,
+                                        int lane, Sync sync) {
     float q[ROWS], k[ROWS];
     unpack(q, in.q);
     unpack(k, in.k);
@@ -176,16 +198,17 @@ __device__ __forceinline__ float4 step(StatePart& state, const RowStep& in, Exch
         read_q = fma4(q[r], state.rows[r], read_q);
     }
     share_sums(exchange, parity, read_k, read_q, warp, lane);
-    __syncthreads();
-    read_k = exchange.total(parity, 0, lane & 7);
-    const float seen = in.unit_k * in.decay;
-    const float4 v = widen(in.v);
-    const float4 delta = make_float4(fmaf(-seen, read_k.x, v.x) * in.beta, fmaf(-seen, read_k.y, v.y) * in.beta,
-                                     fmaf(-seen, read_k.z, v.z) * in.beta, fmaf(-seen, read_k.w, v.w) * in.beta);
-    const float4 learned = scale4(in.unit_k, delta);
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) state.rows[r] = fma4(k[r], learned, scale4(in.decay, state.rows[r]));
-    if (warp > 0) return make_float4(0, 0, 0, 0);
-    read_q = exchange.total(parity, 1, lane & 7);
-    return fma4(in.qk, delta, scale4(in.unit_q * in.decay, read_q));
+    for (int r = 0; r < ROWS; ++r) state.rows[r] = scale4(in.decay, state.rows[r]);
+    sync();
+    const float4 delta = delta_of(in, exchange.total(parity, 0, lane & 7)), learnt = scale4(in.unit_k, delta);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) state.rows[r] = fma4(k[r], learnt, state.rows[r]);
+    return delta;
+}
+
+// One row alone. Returns, in warp 0, the output of this thread's columns before rounding.
+__device__ __forceinline__ float4 step(StatePart& state, const RowStep& in, Exchange& exchange, int warp, int lane) {
+    const float4 delta = learn(state, in, exchange, 0, warp, lane, [] { __syncthreads(); });
+    return warp > 0 ? make_float4(0, 0, 0, 0) : output_of(in, delta, exchange.total(0, 1, lane & 7));
 }

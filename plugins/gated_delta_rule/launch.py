@@ -16,6 +16,8 @@ Entries = Mapping[str, EntryResources]
 # What delta_rule.cuh is written for: that of all models. Other sizes take the simple kernels.
 KEY_DIM, COLUMNS, VALUE_DIM = 128, 32, 128
 _SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
+# From so many heads on one block each fills a device; with fewer, four blocks of a cluster share a head.
+_MANY_HEADS = 192
 _NO_ARRAY = 0  # a null pointer
 
 
@@ -30,16 +32,16 @@ def _plan(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]
     sequences = 1 if is_chunk else dims["S"]
     rows = dims.get("M", sequences)
     arrays = tuple(views[name] for name in ("qkv", "decay", "beta", "state", "slots"))
-    optional = tuple(views.get(name, _NO_ARRAY) for name in ("cu_rows", "out", "out_states"))
-    arguments = (*arrays, *optional, rows, dims["R"], rows if is_chunk else 1, *_sizes(bound))
     heads = sequences * dims["value_heads"]
     if not heads:
         return ()  # the pool alone is no work
-    if dims["key_dim"] == KEY_DIM and dims["value_dim"] % COLUMNS == 0:
-        # A single row has nothing to prepare ahead, and needs the registers for more blocks.
-        name = "delta_rule_rows_128" if "cu_rows" in views or is_chunk else "delta_rule_one_128"
-        return LaunchPlan(name, (heads * dims["value_dim"] // COLUMNS, 1, 1), arguments)
-    return LaunchPlan("delta_rule_any", (heads, 1, 1), arguments)
+    is_128 = dims["key_dim"] == KEY_DIM and dims["value_dim"] % COLUMNS == 0
+    grid = (heads * dims["value_dim"] // COLUMNS if is_128 else heads, 1, 1)
+    if is_128 and "cu_rows" not in views and not is_chunk:
+        return LaunchPlan("delta_rule_one_128", grid, (*arrays, views["out"], dims["R"], *_sizes(bound)))
+    optional = tuple(views.get(name, _NO_ARRAY) for name in ("cu_rows", "out", "out_states"))
+    arguments = (*arrays, *optional, rows, dims["R"], rows if is_chunk else 1, *_sizes(bound))
+    return LaunchPlan(f"delta_rule_{'rows_128' if is_128 else 'any'}", grid, arguments)
 
 
 def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
@@ -52,8 +54,9 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
         return ()
     if (dims["key_dim"], dims["value_dim"]) != (KEY_DIM, VALUE_DIM):
         return LaunchPlan("delta_rule_norm_any", (heads, 1, 1), arguments)
-    cluster = entries["delta_rule_norm_128"].cluster
-    return LaunchPlan("delta_rule_norm_128", (heads * (cluster[0] if cluster else 1), 1, 1), arguments)
+    entry = f"delta_rule_norm_{'block' if heads >= _MANY_HEADS else 'spread'}_128"
+    cluster = entries[entry].cluster
+    return LaunchPlan(entry, (heads * (cluster[0] if cluster else 1), 1, 1), arguments)
 
 
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
@@ -61,11 +64,15 @@ _PLAIN = ("ptr",) * 8 + ("i32",) * 7
 _NORM = ("ptr",) * 8 + ("f32",) + ("i32",) * 6
 DELTA_RULE = _kernel(
     _FOLDER / "gated_delta_rule.cu",
-    tuple(EntryPoint(f"delta_rule_{size}", _PLAIN) for size in ("one_128", "rows_128", "any")),
+    (
+        EntryPoint("delta_rule_one_128", ("ptr",) * 6 + ("i32",) * 5),
+        EntryPoint("delta_rule_rows_128", _PLAIN),
+        EntryPoint("delta_rule_any", _PLAIN),
+    ),
     _plan,
 )
 DECODE_NORM = _kernel(
     _FOLDER / "decode_norm.cu",
-    tuple(EntryPoint(f"delta_rule_norm_{size}", _NORM) for size in ("128", "any")),
+    tuple(EntryPoint(f"delta_rule_norm_{size}", _NORM) for size in ("spread_128", "block_128", "any")),
     _plan_norm,
 )
