@@ -155,7 +155,16 @@ def _dense(name: str, rows: int | None) -> Contract:
 
 def _gemm_cases() -> tuple[Case, ...]:
     """Return cases of many rows: whole tiles and one above, few features and many, K that no step divides."""
-    sizes = ((128, 640, 256), (129, 513, 264), (257, 520, 1016), (70, 1, 8), (65, 1030, 2048), (300, 96, 5120))
+    sizes = (
+        (128, 640, 256),
+        (129, 513, 264),
+        (257, 520, 1016),
+        (70, 1, 8),
+        (65, 1030, 2048),
+        (300, 96, 5120),
+        (1100, 70, 400),
+        (1030, 4100, 64),
+    )
     return tuple(Case(f"m_{m}_n_{n}_k_{k}", {"M": m, "N": n, "K": k}, tolerance=dot_tolerance(k)) for m, n, k in sizes)
 
 

@@ -12,16 +12,26 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
 # dense_gemm.cu: rows and features of a tile, and its shared memory.
-_TILES = {"narrow": (32, 64), "wide": (128, 128), "any": (16, 16)}
+_TILES = {"narrow": (32, 64), "spread": (32, 64), "wide": (128, 128), "any": (16, 16)}
 _SHARED_BYTES = 96 * 1024
 # Up to here a prompt has too few wide tiles for a device's multiprocessors, whatever its length; and so have few rows.
 NARROW_FEATURES, NARROW_ROWS = 512, 64
+# Fewer narrow tiles leave most of a device idle. H200, us spread / narrow: 64 x 96 x 5120 7.7 / 16.9,
+# 512 x 96 x 5120 11.2 / 16.5, 2048 x 64 x 2048 12.7 / 8.9, 64 x 4096 x 2048 20.4 / 9.9 (M x N x K).
+_FEW_NARROW_TILES = 33
 _MOST_ELEMENTS = 2**32 - 1
 
 
 def tile_of(rows: int, features: int) -> str:
-    """Return the tile's name; up to 512 features it does not depend on M, so that no row's bits do."""
-    return "narrow" if features <= NARROW_FEATURES or rows <= NARROW_ROWS else "wide"
+    """Return the tile's name."""
+    if features <= NARROW_FEATURES or rows <= NARROW_ROWS:
+        return "spread" if _tiles("narrow", rows, features) < _FEW_NARROW_TILES else "narrow"
+    return "wide"
+
+
+def _tiles(tile: str, rows: int, features: int) -> int:
+    tile_rows, tile_features = _TILES[tile]
+    return ceil_div(rows, tile_rows) * ceil_div(features, tile_features)
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -32,8 +42,8 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     _check_size(x, stride, weight)
     is_aligned = depth % VECTOR == 0 and stride % VECTOR == 0
     tile = tile_of(rows, features) if is_aligned else "any"
-    tile_rows, tile_features = _TILES[tile]
-    grid = (ceil_div(rows, tile_rows) * ceil_div(features, tile_features), 1, 1)
+    cluster = entries[f"dense_gemm_{tile}"].cluster
+    grid = (_tiles(tile, rows, features) * (cluster[0] if cluster else 1), 1, 1)
     arguments = (x, weight, bound.views["out"], stride, rows, features, depth)
     return LaunchPlan(f"dense_gemm_{tile}", grid, arguments, dynamic_shared_bytes=_SHARED_BYTES if is_aligned else 0)
 
@@ -49,9 +59,10 @@ _PARAMETERS = ("ptr", "ptr", "ptr", "i32", "i32", "i32", "i32")
 DENSE_GEMM = CudaKernel(
     Path(__file__).with_name("dense_gemm.cu"),
     (
-        EntryPoint("dense_gemm_narrow", _PARAMETERS, dynamic_shared_bytes=_SHARED_BYTES),
-        EntryPoint("dense_gemm_wide", _PARAMETERS, dynamic_shared_bytes=_SHARED_BYTES),
-        EntryPoint("dense_gemm_any", _PARAMETERS),
+        *(
+            EntryPoint(f"dense_gemm_{tile}", _PARAMETERS, dynamic_shared_bytes=0 if tile == "any" else _SHARED_BYTES)
+            for tile in _TILES
+        ),
     ),
     _plan,
     include_dirs=(INCLUDE_DIR,),

@@ -11,6 +11,7 @@ from kernel_muster import plugins
 from kernel_muster.audit.proofs import device_memory, prove
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.weights import Bf16Weight
 
 pytestmark = pytest.mark.gpu
 
@@ -257,3 +258,18 @@ def test_rows_with_gaps_give_the_bits_of_rows_without(kernels, key, sliced, outp
     memory.wait()
     for name, array in made.items():
         assert memory.back(array).tobytes() == without[name].tobytes()
+
+
+# tiles
+
+
+@pytest.mark.parametrize(("features", "rows", "fewer"), [(96, 300, 17), (4100, 1030, 130)])
+def test_dense_gemm_of_fewer_rows_has_the_same_bits(kernels, features, rows, fewer):
+    handle, memory = kernels.kernel("gemm", "dense_gemm_bf16"), device_memory(0)
+    x, weight = memory.to(numbers(rows, 264)), Bf16Weight(memory.to(numbers(features, 264)))
+    outs = [memory.to(full((count, features), 9)) for count in (rows, fewer)]
+    for out in outs:
+        handle(x=x[: out.shape[0]], w=weight, out=out)
+    memory.wait()
+    whole, part = (memory.back(out) for out in outs)
+    assert np.array_equal(whole[:fewer], part)
