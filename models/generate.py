@@ -4,7 +4,7 @@ The target chooses every token: a draft only says where to look ahead. Where a v
 from decode (tile GEMMs, above 8 rows), two logits that are equal up to that rounding may change places, and only those.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -73,8 +73,8 @@ class _Live:
 class GreedyDecoder:
     """Runs prompts to their end. The state is the caller's; a proposer's state is its own.
 
-    ``decode`` and ``verify`` run passes in the model's place: the same ones, recorded. Logits are kept on demand only:
-    on a device each row is a copy to the host.
+    ``decode``, ``verify`` and ``prefill`` run passes in the model's place: the same ones, recorded. Logits are kept on
+    demand only: on a device each row is a copy to the host.
     """
 
     model: Model
@@ -84,6 +84,7 @@ class GreedyDecoder:
     keep_logits: bool = True
     decode: Callable[..., Pass] | None = None
     verify: Callable[..., Pass] | None = None
+    prefill: Callable[..., Iterator[Pass]] | None = None
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         """Return ``new_tokens`` tokens behind each prompt."""
@@ -135,7 +136,8 @@ class GreedyDecoder:
 
     def _prefill(self, live: Sequence[_Live], prompts: Sequence[Sequence[int]], found: Generated) -> None:
         by_slot = {one.sequence.slot: one for one in live}
-        for done in self.model.prefill(self.state, [one.sequence for one in live], prompts, self._reads):
+        prefill = self.prefill or self.model.prefill
+        for done in prefill(self.state, [one.sequence for one in live], prompts, self._reads):
             slots = done.batch.state_slots.tolist()
             part = [by_slot[slot] for slot in slots]
             ends = dict(zip(slots, done.batch.context_lens.tolist(), strict=True))

@@ -26,6 +26,9 @@ class Memory(Protocol):
     def active(self) -> Any:
         """Return a context: its device, its stream, and its pool for every allocation inside."""
 
+    def recording(self) -> Any:
+        """Return :meth:`active` for a pass that is recorded: what it allocates only other recorded passes use again."""
+
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return an array that holds nothing yet."""
 
@@ -60,6 +63,8 @@ class HostMemory:
     def active(self) -> Iterator[None]:
         """Do nothing: there is no stream."""
         yield
+
+    recording = active
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return an uninitialised array."""
@@ -101,6 +106,8 @@ class DeviceMemory:
 
         self._cupy, self.device = cupy, cupy.cuda.Device(ordinal)
         self.pool = cupy.cuda.MemoryPool()
+        # Recorded passes run one after the other, so that they may share what they only pass on inside.
+        self._passes = cupy.cuda.MemoryPool()
         with self.device:
             self.stream = cupy.cuda.Stream()
 
@@ -108,6 +115,12 @@ class DeviceMemory:
     def active(self) -> Iterator[None]:
         """Work on this device, its stream and its pool."""
         with self.device, self._cupy.cuda.using_allocator(self.pool.malloc), self.stream:
+            yield
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Work on this device and its stream, on memory that recorded passes share."""
+        with self.device, self._cupy.cuda.using_allocator(self._passes.malloc), self.stream:
             yield
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
@@ -147,12 +160,14 @@ class DeviceMemory:
 
     def used_bytes(self) -> int:
         """Return the bytes of live arrays."""
-        return int(self.pool.used_bytes())
+        return int(self.pool.used_bytes() + self._passes.used_bytes())
 
     def release(self) -> None:
         """Wait, and give what is free back to the device."""
         self.wait()
         self.pool.free_all_blocks()
+        if not self._passes.used_bytes():  # a recorded pass points to memory that nobody holds
+            self._passes.free_all_blocks()
 
 
 class DeviceLane:

@@ -88,7 +88,7 @@ class Model:
         """
         if any(not prompt for prompt in prompts):
             raise UsageError("a prompt is empty, expected at least one token")
-        for part in _parts([len(prompt) for prompt in prompts], self.max_rows):
+        for part in parts([len(prompt) for prompt in prompts], self.max_rows):
             chosen = [sequences[index] for index, _ in part]
             ids = [prompts[index][rows] for index, rows in part]
             batch = state.batch(chosen, ids, "prefill")
@@ -141,7 +141,7 @@ class _Features:
             copy_rows(self.rows[:, start : start + self._width], residual)
 
 
-def _parts(counts: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:
+def parts(counts: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:
     """Cut rows of several sequences into passes of at most ``most`` rows, each sequence's own in order."""
     part: list[tuple[int, slice]] = []
     room = most

@@ -87,6 +87,13 @@ class Tape:
             self._scratch, self._scratch_bytes = self._make_scratch(size_bytes), size_bytes
         return self._scratch
 
+    def release(self) -> None:
+        """Keep only launches that own memory, once a graph holds what all of them do: arguments are let go."""
+        for launch in self.launches:
+            if isinstance(launch, _Fork):
+                launch.tape.release()
+        self.launches = [one for one in self.launches if isinstance(one, _Fork) or getattr(one, "owns_memory", False)]
+
     def child(self) -> "Tape":
         """Return a tape for launches beside this one's: they share no workspace with it."""
         return Tape(overlap=self._overlap, make_scratch=self._make_scratch)

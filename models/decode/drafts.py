@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.batch import Batch
-from kernel_muster.models.decode.recording import FixedInputs, new_tape, replay_of
+from kernel_muster.models.decode.recording import FixedInputs, let_go, new_tape, replay_of
 from kernel_muster.models.memory import copy_rows
 from kernel_muster.models.model import Model
 from kernel_muster.models.state import ModelState, SequenceState
@@ -34,11 +34,12 @@ class DraftSteps:
         self._hidden = memory.zeros((sequences, model.dims.hidden), "bf16")
         self.logits: list[Any] = []  # of each draft (S, V), until the next proposal
         nowhere = {f"kv_slots{step}": _NOWHERE for step in self._steps}
-        with memory.active():
+        with memory.recording():
             self._inputs.send({**nowhere, **{f"context_lens{step}": 1 for step in self._steps}})
             with new_tape(memory) as tape:
                 self._record(model, state)
             self._replay = replay_of(memory, tape)
+            let_go(memory, tape)
             memory.wait()
 
     def _record(self, model: Model, state: ModelState) -> None:
@@ -101,7 +102,7 @@ class CommitStep:
         picks = arrays.pop("picks")
         self._hidden = memory.zeros((count, model.dims.hidden), "bf16")
         cu_rows = memory.put(np.arange(0, count + 1, self._rows, dtype=np.int32))
-        with memory.active():
+        with memory.recording():
             self._inputs.send({"kv_slots": _NOWHERE, "context_lens": self._rows})
             with new_tape(memory) as tape:
                 hidden = model.embedding.gather(self._hidden, picks)
@@ -109,6 +110,7 @@ class CommitStep:
                 batch = Batch("verify", cu_rows=cu_rows, state_slots=None, **arrays)
                 self._out: Any = model.mtp.forward(embedded, hidden, batch, state.kv[0])
             self._replay = replay_of(memory, tape)
+            let_go(memory, tape)
             memory.wait()
 
     def takes(self, caches: Sequence[SequenceState], counts: Sequence[int]) -> bool:

@@ -4,12 +4,13 @@ The hot path looks nothing up, compiles nothing, allocates nothing on the device
 is enqueued before the host has seen the tokens of the one before.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from kernel_muster.models.decode.buffers import StepBuffers
+from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.decode.recording import Replay
 from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
@@ -42,6 +43,10 @@ class DecodeEngine:
             self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
         self._rungs: dict[int, Rung] = {}
         self._verifies: dict[tuple[tuple[int, int], tuple[int, ...]], VerifyStep] = {}
+        # The host gains nothing from a recording, and padding costs it.
+        self._prefill: Callable[..., Iterator[Pass]] | None = (
+            model.prefill if model.memory.is_host else Prefill(model, self.state, self._pages)
+        )
         self._fed: list[SequenceState] = []  # whose tokens the next step finds in the buffers
 
     def __enter__(self) -> Self:
@@ -66,12 +71,19 @@ class DecodeEngine:
             raise UsageError("this decode engine is closed")
         return self._buffers
 
+    @property
+    def prefill(self) -> Callable[..., Iterator[Pass]]:
+        """Return what reads prompts as ``Model.prefill`` does, on a device from recordings; UsageError once closed."""
+        if self._prefill is None:
+            raise UsageError("this decode engine is closed")
+        return self._prefill
+
     def close(self) -> None:
         """Let go of everything and give its memory back."""
         self.model.memory.wait()
         self._rungs.clear()
         self._verifies.clear()
-        self._fed, self._state, self._buffers = [], None, None
+        self._fed, self._state, self._buffers, self._prefill = [], None, None, None
         self.model.memory.release()
 
     def prepare(self, sequences: Iterable[int]) -> None:
@@ -165,7 +177,7 @@ class DecodeEngine:
                 raise UsageError(f"{sampling}: drafts are accepted by the greedy choice only")
             self._fed = []
             decoder = GreedyDecoder(
-                self.model, self.state, proposer, gate or Gate(), keep_logits, self.decode, self.verify
+                self.model, self.state, proposer, gate or Gate(), keep_logits, self.decode, self.verify, self.prefill
             )
             return decoder.run(prompts, new_tokens)
         with self.model.memory.active():
@@ -209,7 +221,7 @@ class _PlainRun:
         found: Generated,
     ) -> None:  # fmt: skip
         by_slot = {one.slot: index for index, one in enumerate(live)}
-        for done in self._engine.model.prefill(self._engine.state, live, prompts):
+        for done in self._engine.prefill(self._engine.state, live, prompts):
             which = [by_slot[slot] for slot in done.batch.state_slots.tolist()]
             ends = done.batch.context_lens.tolist()
             complete = [at for at, index in enumerate(which) if ends[at] == len(prompts[index])]

@@ -59,7 +59,7 @@ class _TapeReplay:
 
 
 class GraphReplay:
-    """The launches as one CUDA graph; tapes keep the memory that the graph's nodes point to."""
+    """The launches as one CUDA graph; tapes keep what their launches own."""
 
     def __init__(self, memory: DeviceMemory, *tapes: Tape) -> None:
         self._stream, self._tapes = memory.stream, tapes
@@ -75,6 +75,12 @@ class GraphReplay:
     def launch(self) -> None:
         """Enqueue the graph."""
         self._graph.launch(self._stream)
+
+
+def let_go(memory: Memory, *tapes: Tape) -> None:
+    """Let the arrays of tapes go that a graph holds now: other recorded passes may use them again."""
+    for tape in () if memory.is_host else tapes:
+        tape.release()
 
 
 def replay_of(memory: Memory, *tapes: Tape) -> Replay:

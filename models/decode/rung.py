@@ -3,7 +3,7 @@
 from typing import Any
 
 from kernel_muster.models.decode.buffers import StepBuffers
-from kernel_muster.models.decode.recording import Replay, new_tape, replay_of
+from kernel_muster.models.decode.recording import Replay, let_go, new_tape, replay_of
 from kernel_muster.models.model import Model
 from kernel_muster.models.state import ModelState
 from kernel_muster.registry.tape import Tape
@@ -19,7 +19,7 @@ class Rung:
     def __init__(self, model: Model, state: ModelState, buffers: StepBuffers, rows: int) -> None:
         memory = model.memory
         self.rows = rows
-        with memory.active():
+        with memory.recording():
             buffers.clear()
             with new_tape(memory) as body:
                 done = model.run(buffers.batch(rows), state)
@@ -30,6 +30,7 @@ class Rung:
             self.launches = len(body) + len(greedy)
             self.greedy = replay_of(memory, body, greedy)
             self.sampled = self._sampled(model, buffers, body) if model.sampler.can_sample else None
+            let_go(memory, body, greedy)
             memory.wait()
 
     def _sampled(self, model: Model, buffers: StepBuffers, body: Tape) -> Replay:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.batch import Batch
-from kernel_muster.models.decode.recording import FixedInputs, new_tape, replay_of
+from kernel_muster.models.decode.recording import FixedInputs, let_go, new_tape, replay_of
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.state import ModelState
 
@@ -34,7 +34,7 @@ class VerifyStep:
             "state_slots": (sequences,), "block_table": (sequences, pages),
         })  # fmt: skip
         cu_rows = memory.put(np.arange(0, count + 1, rows, dtype=np.int32))
-        with memory.active():
+        with memory.recording():
             # Padding: rows of one page that keep nothing.
             self._inputs.send({"kv_slots": _NOWHERE, "state_slots": _NOWHERE, "context_lens": rows})
             with new_tape(memory) as tape:
@@ -42,9 +42,10 @@ class VerifyStep:
                 self._logits: Any = model.lm_head.forward(done.hidden)
             self._hidden, self._features = done.hidden, done.features
             self._replay = replay_of(memory, tape)
+            self.launches = len(tape)
+            let_go(memory, tape)
             memory.wait()
         self._snapshots = [(pool, pool.rows) for pool in state.recurrent.values()]
-        self.launches = len(tape)
 
     def run(self, batch: Batch) -> Pass:
         """Enqueue the pass; its arrays hold until the next one of this shape."""

@@ -80,6 +80,11 @@ class PreparedLaunch:
         self._stream: object = self  # no stream yet
         self._keep = (module, values, pointers, plan.arguments, attributes, places)
 
+    @property
+    def owns_memory(self) -> bool:
+        """Whether scratch or counters are among what it keeps: they must live as long as it may run."""
+        return bool(self._keep[-1].owners)
+
     def __call__(self, stream: object | None = None) -> None:
         """Enqueue; LaunchFailed names what the driver says."""
         if stream is None or stream is not self._stream:
@@ -97,6 +102,11 @@ class InOrder:
 
     def __init__(self, launches: Sequence[PreparedLaunch]) -> None:
         self._launches = launches
+
+    @property
+    def owns_memory(self) -> bool:
+        """Whether one of them does."""
+        return any(launch.owns_memory for launch in self._launches)
 
     def __call__(self, stream: object | None = None) -> None:
         """Enqueue all."""

@@ -8,6 +8,7 @@ import pytest
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine, Sampling
 from kernel_muster.models.decode.floor import reached_share, step_bytes
+from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.generate import Generated, GreedyDecoder
 from kernel_muster.models.model import Model
@@ -236,3 +237,38 @@ def test_rung_recorded_between_two_steps_touches_no_sequence(engine_of: Any) -> 
         return found
 
     assert tokens(True) == tokens(False)
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("lengths", [(5, 2, 1), (16,), (17, 30), (40, 1, 20)])
+def test_recorded_prefill_gives_what_the_layers_give(tiny: Make, kind: str, lengths: tuple[int, ...]) -> None:
+    model = tiny(kind)
+    prompts = [[(11 * row + at) % 96 for at in range(count)] for row, count in enumerate(lengths)]
+
+    def run(recorded: bool) -> tuple[list[Any], list[Any]]:
+        state = model.new_state(SIZES)
+        prefill = Prefill(model, state, 16) if recorded else model.prefill
+        live = [state.open() for _ in prompts]
+        logits: dict[int, Any] = {}
+        for done in prefill(state, live, prompts):
+            for slot, row in zip(done.batch.state_slots.tolist(), done.logits, strict=True):
+                logits[slot] = row.astype(np.float32)
+        states = [pool.ssm.copy() for pool in state.recurrent.values()]
+        assert [one.length for one in live] == [len(prompt) for prompt in prompts]
+        return [logits[one.slot] for one in live], states
+
+    (logits, states), (expected, expected_states) = run(True), run(False)
+    for got, other in zip([*logits, *states], [*expected, *expected_states], strict=True):
+        # Padded passes may take another arm: sums in another order before each rounding to BF16.
+        assert np.linalg.norm(got - other) <= 0.03 * np.linalg.norm(other)
+
+
+def test_recorded_prefill_refuses_what_it_has_no_pages_for(tiny: Make) -> None:
+    state = tiny("dense").new_state(SIZES)
+    prefill = Prefill(tiny("dense"), state, 2)
+    with pytest.raises(UsageError, match="a prompt needs 3 pages, passes have 2"):
+        list(prefill(state, [state.open()], [[1] * 9]))
+    with pytest.raises(UsageError, match="a prompt is empty"):
+        list(prefill(state, [state.open()], [[]]))
+    with pytest.raises(UsageError, match="recorded for"):
+        list(prefill(tiny("dense").new_state(SIZES), [state.open()], [[1]]))
