@@ -1,57 +1,52 @@
 // W4A16 GEMM for sm_90a: out[m, n] = BF16(scale * sum_k x[m, k] * weight[n, k]), NVFP4 weights, BF16 activations.
 //
 // Weights are the A operand of wgmma, decoded in registers from layout nvfp4_wgmma_64x64 (layout.py makes it):
-//   chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows; N and K padded with zeros
+//   chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows; N padded to 64 and K to 128, with zeros
 //   bytes 0..2047     [4 warps][32 lanes][4 steps of 16 k]: a word is the 8 weights one lane feeds to one wgmma
 //   bytes 2048..2303  [4 warps][8 g][2 row halves][4 steps]: E5M3 scales
 // Lane (g, t) = (lane / 4, lane % 4) of warp w holds rows 16 w + g and + 8, k = 16 step + 2 t, + 1, + 8, + 9. Activations
 // are the B operand in shared memory, a bulk tensor copy away. The result has weight rows as M, tokens as N.
 //
-// A block is one producer warpgroup and WARPGROUPS consumers of BLOCKS x 64 rows each, all over TOKENS tokens. A ring of
-// STAGES holds 64 k each. RESIDENT blocks share a multiprocessor.
+// A block is one producer warpgroup and WARPGROUPS consumers of 64 rows each, all over TOKENS tokens. A ring of STAGES
+// holds SPAN chunks each.
 //
-// Work: tiles of (WARPGROUPS * BLOCKS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what
-// is left is one line of tiles x steps of 64 k, cut into equal shares. Who has the beginning of a tile adds the
+// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what
+// is left is one line of tiles x stages, cut into equal shares. Who has the beginning of a tile adds the
 // sums of the others in rising order of k, and rounds once: the order depends on (M, N, K, workers), on nothing else.
 #pragma once
 #include "hopper.cuh"
 #include "nvfp4_mma.cuh"
 
-constexpr int STEP_K = 64;
+constexpr int CHUNK_K = 64;
 constexpr int BLOCK_ROWS = 64;
-constexpr int CHUNK_CODES = BLOCK_ROWS * STEP_K / 2;
-constexpr int CHUNK_BYTES = CHUNK_CODES + BLOCK_ROWS * STEP_K / 16;
+constexpr int CHUNK_CODES = BLOCK_ROWS * CHUNK_K / 2;
+constexpr int CHUNK_BYTES = CHUNK_CODES + BLOCK_ROWS * CHUNK_K / 16;
 // Tokens that pass through shared memory at a time on the way out; 128 bytes are a token's 64 results.
 constexpr int OUT_TOKENS = 32;
 constexpr int OUT_BYTES = OUT_TOKENS * BLOCK_ROWS * 2;
 // Neighbouring tiles share weights along up to so many token tiles, then go on along N: x of that many stays in the L2.
 constexpr int TOKEN_TILES_A_PANEL = 8;
-#ifndef SPLIT_PRODUCER
-#define SPLIT_PRODUCER 1
-#endif
 
-template <int TOKENS_, int WARPGROUPS_, int BLOCKS_, int STAGES_, int RESIDENT_>
+template <int TOKENS_, int WARPGROUPS_, int SPAN_, int STAGES_>
 struct Form {
-    static constexpr int TOKENS = TOKENS_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, STAGES = STAGES_,
-                         RESIDENT = RESIDENT_;
-    static constexpr int THREADS = 128 * (WARPGROUPS + 1);
-    static constexpr int CHUNKS = WARPGROUPS * BLOCKS, ROWS = CHUNKS * BLOCK_ROWS;
-    static constexpr int X_BYTES = TOKENS * STEP_K * 2, W_BYTES = CHUNKS * CHUNK_BYTES;
+    static constexpr int TOKENS = TOKENS_, WARPGROUPS = WARPGROUPS_, SPAN = SPAN_, STAGES = STAGES_;
+    static constexpr int THREADS = 128 * (WARPGROUPS + 1), ROWS = WARPGROUPS * BLOCK_ROWS;
+    static constexpr int X_CHUNK_BYTES = TOKENS * CHUNK_K * 2, X_BYTES = SPAN * X_CHUNK_BYTES;
+    static constexpr int W_BYTES = WARPGROUPS * SPAN * CHUNK_BYTES;
+    static_assert(SPAN == 1 || SPAN == 2, "chunks take turns at two sets of registers");
     static constexpr int W_AT = STAGES * X_BYTES, OUT_AT = W_AT + STAGES * W_BYTES;
     static constexpr int BARRIERS_AT = OUT_AT + WARPGROUPS * OUT_BYTES;
     static constexpr int SHARED_BYTES = BARRIERS_AT + STAGES * 16 + 1024;  // the ring begins at a multiple of 1024
-    static_assert(RESIDENT * (SHARED_BYTES + 1024) <= 228 * 1024, "over the shared memory of a multiprocessor");
+    static_assert(SHARED_BYTES <= 227 * 1024, "over the shared memory of a block");
     static_assert(TOKENS % OUT_TOKENS == 0, "results leave in whole groups of tokens");
     static constexpr int PARTIAL_FLOATS = ROWS * TOKENS;
     // Registers a thread: all get the same at launch, then the producer gives most of its own to the consumers.
-    static constexpr int PRODUCER = WARPGROUPS == 2 && RESIDENT == 1 ? 40 : 32;
-    static constexpr int CONSUMER = RESIDENT == 2 ? 104 : WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
-    static constexpr int AT_LAUNCH = 65536 / (THREADS * RESIDENT) / 8 * 8;
+    static constexpr int PRODUCER = WARPGROUPS == 2 ? 40 : 32;
+    static constexpr int CONSUMER = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
+    static constexpr int AT_LAUNCH = 65536 / THREADS / 8 * 8;
     static_assert(PRODUCER + WARPGROUPS * CONSUMER <= (WARPGROUPS + 1) * AT_LAUNCH, "more registers than there are");
-    // Steps of 16 k that are decoded together, in registers that two such units share in turn.
-    static constexpr int DEPTH = CONSUMER < 160 ? 2 : 4, PARTS = 4 / DEPTH;
-    // Warps of the producer: one for x, the others share the chunks.
-    static constexpr int LOADERS = SPLIT_PRODUCER ? 1 + (CHUNKS < 3 ? CHUNKS : 3) : 1;
+    // Warps of the producer: one for x, the others share the chunks of weights.
+    static constexpr int CHUNK_LOADERS = WARPGROUPS < 3 ? WARPGROUPS : 3, LOADERS = 1 + CHUNK_LOADERS;
 };
 
 // One piece of work: a tile, or a part of its K.
@@ -99,18 +94,18 @@ struct Ring {
     u32 base;
     u32 stage = 0, phase = 0;
 
-    __device__ __forceinline__ u32 x() const { return base + stage * F::X_BYTES; }
-    __device__ __forceinline__ u32 w() const { return base + F::W_AT + stage * F::W_BYTES; }
+    __device__ __forceinline__ u32 x(int chunk) const { return base + stage * F::X_BYTES + chunk * F::X_CHUNK_BYTES; }
+    __device__ __forceinline__ u32 w(int group, int chunk) const {
+        return base + F::W_AT + stage * F::W_BYTES + (group * F::SPAN + chunk) * CHUNK_BYTES;
+    }
     __device__ __forceinline__ u32 full() const { return base + F::BARRIERS_AT + stage * 8; }
     __device__ __forceinline__ u32 empty(u32 which) const { return base + F::BARRIERS_AT + (F::STAGES + which) * 8; }
     __device__ __forceinline__ void next() {
         if (++stage == F::STAGES) stage = 0, phase ^= 1;
     }
-    __device__ __forceinline__ void init() const {
-        for (int i = 0; i < F::STAGES; ++i) {
-            barrier_init(base + F::BARRIERS_AT + i * 8, F::LOADERS);
-            barrier_init(empty(i), F::WARPGROUPS * 4);
-        }
+    __device__ __forceinline__ void init(int i) const {
+        barrier_init(base + F::BARRIERS_AT + i * 8, F::LOADERS);
+        barrier_init(empty(i), F::WARPGROUPS * 4);
         barrier_init_fence();
     }
     // Every consumer warp does.
@@ -123,19 +118,17 @@ struct Ring {
 
 template <class F>
 struct Producer {
-    static constexpr int CHUNK_LOADERS = F::LOADERS > 1 ? F::LOADERS - 1 : 1;
-    static constexpr int MINE = (F::CHUNKS + CHUNK_LOADERS - 1) / CHUNK_LOADERS;
+    static constexpr int MINE = (F::WARPGROUPS + F::CHUNK_LOADERS - 1) / F::CHUNK_LOADERS;
     const TensorMap& x;
     const u8* weight;
     const Schedule& schedule;
-    int row_blocks, loader;
+    int row_blocks, chunks_a_block, loader;
     u64 policy;
     const u8* chunks[MINE];  // of the piece at hand, at k = 0
     int token;
 
     __device__ __forceinline__ bool loads_x() const { return loader == 0; }
-    __device__ __forceinline__ bool loads_weights() const { return F::LOADERS == 1 || loader > 0; }
-    __device__ __forceinline__ int chunk(int i) const { return F::LOADERS == 1 ? i : i * CHUNK_LOADERS + loader - 1; }
+    __device__ __forceinline__ int chunk(int i) const { return i * F::CHUNK_LOADERS + loader - 1; }
 
     __device__ __forceinline__ void begin(const Piece& p) {
         int row_tile, token_tile;
@@ -144,54 +137,39 @@ struct Producer {
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
             // A block beyond N repeats the last one; its results are not stored.
-            const int block = min(row_tile * F::CHUNKS + chunk(i), row_blocks - 1);
-            chunks[i] = weight + (size_t)block * schedule.steps * CHUNK_BYTES;
+            const int block = min(row_tile * F::WARPGROUPS + chunk(i), row_blocks - 1);
+            chunks[i] = weight + (size_t)block * chunks_a_block * CHUNK_BYTES;
         }
-    }
-    __device__ __forceinline__ void copy_weights(const Ring<F>& ring, int step) const {
-#pragma unroll
-        for (int i = 0; i < MINE; ++i)
-            if (chunk(i) < F::CHUNKS)
-                copy_bulk(ring.w() + chunk(i) * CHUNK_BYTES, chunks[i] + step * CHUNK_BYTES, CHUNK_BYTES, ring.full(),
-                          policy);
-    }
-    __device__ __forceinline__ void copy_x(const Ring<F>& ring, int step) const {
-        copy_tile(ring.x(), x, step * STEP_K, token, ring.full());
     }
     __device__ __forceinline__ void expect(const Ring<F>& ring) const {
         u32 size_bytes = loads_x() ? F::X_BYTES : 0;
-        if (loads_weights())
 #pragma unroll
-            for (int i = 0; i < MINE; ++i) size_bytes += chunk(i) < F::CHUNKS ? CHUNK_BYTES : 0;
+        for (int i = 0; i < MINE; ++i) size_bytes += !loads_x() && chunk(i) < F::WARPGROUPS ? F::SPAN * CHUNK_BYTES : 0;
         barrier_expect(ring.full(), size_bytes);
     }
-    // Weights never come from the launch before, x may: the first ring is filled with weights while that one ends.
-    __device__ __forceinline__ int begin_early(Ring<F>& ring, const Piece& p) const {
-        const int filled = min(p.end - p.begin, F::STAGES);
-        Ring<F> at = ring;
-#pragma unroll 1
-        for (int i = 0; i < filled; ++i, at.next()) {
-            expect(at);
-            if (loads_weights()) copy_weights(at, p.begin + i);
+    __device__ __forceinline__ void copy(const Ring<F>& ring, int step) const {
+        if (loads_x()) {
+#pragma unroll
+            for (int i = 0; i < F::SPAN; ++i)
+                copy_tile(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
+            return;
         }
-        wait_for_previous_launch();
-#pragma unroll 1
-        for (int i = 0; i < filled; ++i, ring.next())
-            if (loads_x()) copy_x(ring, p.begin + i);
-        return filled;
+#pragma unroll
+        for (int i = 0; i < MINE; ++i)
+            if (chunk(i) < F::WARPGROUPS)
+                copy_bulk(ring.w(chunk(i), 0), chunks[i] + step * (F::SPAN * CHUNK_BYTES), F::SPAN * CHUNK_BYTES,
+                          ring.full(), policy);
     }
     __device__ __forceinline__ void run(Ring<F> ring) {
-        bool is_first = true;
+        // x may be what the launch before writes; weights never are.
+        if (loads_x()) wait_for_previous_launch();
         for_each_piece(schedule, [&](const Piece& p) {
             begin(p);
-            int step = p.begin + (is_first ? begin_early(ring, p) : 0);
-            is_first = false;
 #pragma unroll 1
-            for (; step < p.end; ++step, ring.next()) {
+            for (int step = p.begin; step < p.end; ++step, ring.next()) {
                 barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
                 expect(ring);
-                if (loads_weights()) copy_weights(ring, step);
-                if (loads_x()) copy_x(ring, step);
+                copy(ring, step);
             }
         });
     }
@@ -201,76 +179,63 @@ struct Producer {
 
 template <class F>
 struct Consumer {
-    static constexpr int SUMS = F::TOKENS / 2, UNITS = F::BLOCKS * F::PARTS;
-    static_assert(UNITS == 1 || UNITS % 2 == 0, "units take turns at two sets of registers");
+    static constexpr int SUMS = F::TOKENS / 2;
     Ring<F> ring;
     int group, warp, lane;
-    float sums[F::BLOCKS][SUMS];
-    u32 a[2][F::DEPTH][4];  // two units of 64 rows x (DEPTH x 16) k: one is multiplied while the other is decoded
+    u32 sixteen;  // a factor that the compiler does not know, see decode_chunk
+    float sums[SUMS];
+    u32 a[2][4][4];  // two chunks of 64 rows x 64 k: one is multiplied while the other is decoded
 
-    template <int SET>
-    __device__ __forceinline__ void decode_unit(int unit) {
-        const int part = unit % F::PARTS;
-        const u32 chunk = ring.w() + (group * F::BLOCKS + unit / F::PARTS) * CHUNK_BYTES;
-        const u32 codes_at = chunk + (warp * 32 + lane) * 16;
-        const uint2 scales = load_shared_8(chunk + CHUNK_CODES + warp * 64 + (lane >> 2) * 8);
-        uint4 codes;
-        if (F::DEPTH == 4) {
-            codes = load_shared_16(codes_at);
-        } else {
-            const uint2 half = load_shared_8(codes_at + part * 8);
-            codes.x = half.x, codes.y = half.y;
-        }
-        const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-        for (int i = 0; i < F::DEPTH; ++i)
-            decode(words[i], scale_pair(scales.x, part * F::DEPTH + i), scale_pair(scales.y, part * F::DEPTH + i),
-                   a[SET][i]);
+    // A scale's byte as a pair of BF16. Shift and add would go to the integer units, which decoding keeps busy (125 cycles
+    // a chunk, 111 like this): a product goes to the others.
+    __device__ __forceinline__ u32 pair_of_scale(u32 four, int byte) const {
+        return __byte_perm(four, 0, 0x4040 | (byte << 8) | byte) * sixteen + SCALE_BASE;
     }
     template <int SET>
-    __device__ __forceinline__ void multiply_unit(int unit, u32 accumulate) {
-        const int part = unit % F::PARTS;
-        const u64 b = b_descriptor(ring.x());
+    __device__ __forceinline__ void decode_chunk(int chunk) {
+        const u32 at = ring.w(group, chunk);
+        const uint4 codes = load_shared_16(at + (warp * 32 + lane) * 16);
+        const uint2 scales = load_shared_8(at + CHUNK_CODES + warp * 64 + (lane >> 2) * 8);
+        decode(codes.x, pair_of_scale(scales.x, 0), pair_of_scale(scales.y, 0), a[SET][0]);
+        decode(codes.y, pair_of_scale(scales.x, 1), pair_of_scale(scales.y, 1), a[SET][1]);
+        decode(codes.z, pair_of_scale(scales.x, 2), pair_of_scale(scales.y, 2), a[SET][2]);
+        decode(codes.w, pair_of_scale(scales.x, 3), pair_of_scale(scales.y, 3), a[SET][3]);
+    }
+    template <int SET>
+    __device__ __forceinline__ void multiply_chunk(int chunk, u32 accumulate) {
+        const u64 b = b_descriptor(ring.x(chunk));
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < F::DEPTH; ++i)
-            Wgmma<F::TOKENS>::run(sums[unit / F::PARTS], a[SET][i], b + 2 * (part * F::DEPTH + i),
-                                  i || part ? 1 : accumulate);
+        for (int i = 0; i < 4; ++i) Wgmma<F::TOKENS>::run(sums, a[SET][i], b + 2 * i, i ? 1 : accumulate);
         wgmma_commit();
     }
-    // A stage is one or several units. Each is decoded while the one before is multiplied, then multiplied; when that one
-    // before is done, its registers are free, and its stage if it was the last unit there. A single unit a stage takes
-    // the registers of SET, several take turns.
+    // Decodes a chunk while the one before is multiplied, then multiplies it. When that one before is done, its registers
+    // are free, and its stage if it was the last there. With one chunk a stage the sets of registers alternate by stage.
+    //
+    // Decoding between the four wgmma of the chunk before was slower: each needs a fence of its own then.
     template <int SET>
     __device__ __forceinline__ void next_stage() {
         const u32 before = ring.stage;
         ring.next();
         barrier_wait(ring.full(), ring.phase);
-        decode_unit<SET>(0);
-        multiply_unit<SET>(0, 1);
+        decode_chunk<SET>(0);
+        multiply_chunk<SET>(0, 1);
         wgmma_wait<1>();
         ring.release(before, lane);
-        other_units(1);
+        second_chunk();
     }
-    __device__ __forceinline__ void other_units(u32 accumulate) {
-#pragma unroll
-        for (int unit = 1; unit < UNITS; ++unit) {
-            if (unit % 2) {
-                decode_unit<1>(unit);
-                multiply_unit<1>(unit, accumulate);
-            } else {
-                decode_unit<0>(unit);
-                multiply_unit<0>(unit, accumulate);
-            }
-            wgmma_wait<1>();
-        }
+    __device__ __forceinline__ void second_chunk() {
+        if (F::SPAN == 1) return;
+        decode_chunk<1>(1);
+        multiply_chunk<1>(1, 1);
+        wgmma_wait<1>();
     }
     __device__ __forceinline__ void accumulate(int steps) {
-        constexpr int ODD = UNITS == 1 ? 1 : 0;  // the set of every other stage
+        constexpr int ODD = F::SPAN == 1 ? 1 : 0;  // the set of every other stage
         barrier_wait(ring.full(), ring.phase);
-        decode_unit<0>(0);
-        multiply_unit<0>(0, 0);
-        other_units(0);
+        decode_chunk<0>(0);
+        multiply_chunk<0>(0, 0);
+        second_chunk();
         int rest = steps - 1;
 #pragma unroll 1
         for (; rest >= 2; rest -= 2) {
@@ -282,23 +247,17 @@ struct Consumer {
         ring.release(ring.stage, lane);
         ring.next();
 #pragma unroll
-        for (int i = 0; i < F::BLOCKS; ++i)
-#pragma unroll
-            for (int j = 0; j < SUMS; ++j) asm volatile("" : "+f"(sums[i][j])::"memory");  // not before the wait
+        for (int j = 0; j < SUMS; ++j) asm volatile("" : "+f"(sums[j])::"memory");  // not before the wait
     }
 
     // Sums of a piece that begins inside a tile, for the worker that has its beginning.
-    __device__ __forceinline__ int place_of_partial() const { return group * F::BLOCKS * SUMS / 4 * 128 + warp * 32 + lane; }
+    __device__ __forceinline__ int place_of_partial() const { return group * SUMS / 4 * 128 + warp * 32 + lane; }
     __device__ __forceinline__ void hand_over(float* partials, u32* flags, int worker) {
         float4* to = reinterpret_cast<float4*>(partials + (size_t)worker * F::PARTIAL_FLOATS) + place_of_partial();
 #pragma unroll
-        for (int i = 0; i < F::BLOCKS; ++i)
-#pragma unroll
-            for (int j = 0; j < SUMS; j += 4)
-                __stcg(to + (i * SUMS + j) / 4 * 128,
-                       make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]));
-        __threadfence();
-        warpgroup_barrier(group + 1);
+        for (int j = 0; j < SUMS; j += 4)
+            __stcg(to + j / 4 * 128, make_float4(sums[j], sums[j + 1], sums[j + 2], sums[j + 3]));
+        warpgroup_barrier(group + 1);  // the release below covers what all threads wrote before it
         if (warp == 0 && lane == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + worker * F::WARPGROUPS + group) : "memory");
     }
     // Adds the sums of workers first .. last - 1, in this order; all wait at once, and several loads are in flight.
@@ -313,16 +272,14 @@ struct Consumer {
         warpgroup_barrier(group + 1);
         const float4* from =
             reinterpret_cast<const float4*>(partials + (size_t)first * F::PARTIAL_FLOATS) + place_of_partial();
-        constexpr int AT_ONCE = SUMS * F::BLOCKS <= 32 ? 4 : SUMS * F::BLOCKS <= 64 ? 2 : 1;
+        constexpr int AT_ONCE = SUMS <= 32 ? 4 : SUMS <= 64 ? 2 : 1;
 #pragma unroll AT_ONCE
         for (int other = first; other < last; ++other, from += F::PARTIAL_FLOATS / 4)
 #pragma unroll
-            for (int i = 0; i < F::BLOCKS; ++i)
-#pragma unroll
-                for (int j = 0; j < SUMS; j += 4) {
-                    const float4 v = __ldcg(from + (i * SUMS + j) / 4 * 128);
-                    sums[i][j] += v.x, sums[i][j + 1] += v.y, sums[i][j + 2] += v.z, sums[i][j + 3] += v.w;
-                }
+            for (int j = 0; j < SUMS; j += 4) {
+                const float4 v = __ldcg(from + j / 4 * 128);
+                sums[j] += v.x, sums[j + 1] += v.y, sums[j + 2] += v.z, sums[j + 3] += v.w;
+            }
     }
 
     // Transposes through shared memory, a piece of tokens at a time: a row of out takes 128 bytes of every warpgroup.
@@ -330,42 +287,38 @@ struct Consumer {
                                           int M, int N) {
         u8* mine = staging + group * OUT_BYTES;
         const u32 mine_address = shared_address(mine);
-        const int thread = warp * 32 + lane;
+        const int thread = warp * 32 + lane, n0 = row0 + group * BLOCK_ROWS;
 #pragma unroll
-        for (int i = 0; i < F::BLOCKS; ++i) {
-            const int n0 = row0 + (group * F::BLOCKS + i) * BLOCK_ROWS;
+        for (int first = 0; first < F::TOKENS; first += OUT_TOKENS) {
+            warpgroup_barrier(group + 1);  // what stood here has been read
 #pragma unroll
-            for (int first = 0; first < F::TOKENS; first += OUT_TOKENS) {
-                warpgroup_barrier(group + 1);  // what stood here has been read
+            for (int pair = 0; pair < OUT_TOKENS / 16; ++pair) {
+                // Four 8 x 8 matrices: tokens 0..7 and 8..15 of the pair, rows 0..7 and 8..15 of the warp's 16.
+                const float* s = sums + first / 2 + pair * 8;
+                u32 m[4];
 #pragma unroll
-                for (int pair = 0; pair < OUT_TOKENS / 16; ++pair) {
-                    // Four 8 x 8 matrices: tokens 0..7 and 8..15 of the pair, rows 0..7 and 8..15 of the warp's 16.
-                    const float* s = sums[i] + first / 2 + pair * 8;
-                    u32 m[4];
-#pragma unroll
-                    for (int q = 0; q < 4; ++q) {
-                        const __nv_bfloat162 two = __floats2bfloat162_rn(s[2 * q] * scale, s[2 * q + 1] * scale);
-                        m[q] = *reinterpret_cast<const u32*>(&two);
-                    }
-                    const int token = pair * 16 + (lane >> 4) * 8 + (lane & 7), column = 2 * warp + ((lane >> 3) & 1);
-                    const u32 to = mine_address + token * 128 + ((column ^ (lane & 7)) << 4);
-                    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+                for (int q = 0; q < 4; ++q) {
+                    const __nv_bfloat162 two = __floats2bfloat162_rn(s[2 * q] * scale, s[2 * q + 1] * scale);
+                    m[q] = *reinterpret_cast<const u32*>(&two);
                 }
-                warpgroup_barrier(group + 1);
+                const int token = pair * 16 + (lane >> 4) * 8 + (lane & 7), column = 2 * warp + ((lane >> 3) & 1);
+                const u32 to = mine_address + token * 128 + ((column ^ (lane & 7)) << 4);
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                             "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+            }
+            warpgroup_barrier(group + 1);
 #pragma unroll
-                for (int pass = 0; pass < OUT_TOKENS / 16; ++pass) {
-                    const int token = pass * 16 + thread / 8, column = thread % 8, n = n0 + column * 8;
-                    const int m = token0 + first + token;
-                    if (m >= M || n >= N) continue;
-                    const u8* from = mine + token * 128 + ((column ^ (token & 7)) << 4);
-                    __nv_bfloat16* to = out + (size_t)m * N + n;
-                    if (N % 8 == 0) {
-                        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-                    } else {
+            for (int pass = 0; pass < OUT_TOKENS / 16; ++pass) {
+                const int token = pass * 16 + thread / 8, column = thread % 8, n = n0 + column * 8;
+                const int m = token0 + first + token;
+                if (m >= M || n >= N) continue;
+                const u8* from = mine + token * 128 + ((column ^ (token & 7)) << 4);
+                __nv_bfloat16* to = out + (size_t)m * N + n;
+                if (N % 8 == 0) {
+                    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+                } else {
 #pragma unroll 1
-                        for (int e = 0; e < 8 && n + e < N; ++e) to[e] = reinterpret_cast<const __nv_bfloat16*>(from)[e];
-                    }
+                    for (int e = 0; e < 8 && n + e < N; ++e) to[e] = reinterpret_cast<const __nv_bfloat16*>(from)[e];
                 }
             }
         }
@@ -377,21 +330,20 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
                                      float* partials, u32* flags, float scale, int M, int N, int K, int whole) {
     extern __shared__ u8 raw[];
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
+    u8* shared = raw + (base - unaligned);
     allow_next_launch();
 
     // Stage 1: barriers. The worker that is launched first has the end of the line: who waits, waits for earlier ones.
     Schedule s;
     s.row_tiles = (N + F::ROWS - 1) / F::ROWS;
     s.token_tiles = (M + F::TOKENS - 1) / F::TOKENS;
-    s.steps = (K + STEP_K - 1) / STEP_K;
+    s.steps = (K + F::SPAN * CHUNK_K - 1) / (F::SPAN * CHUNK_K);
     s.whole = whole;
     s.workers = gridDim.x;
     s.worker = s.workers - 1 - blockIdx.x;
     const Ring<F> ring{base};
-    if (threadIdx.x == 0) {
-        prefetch_map(x);
-        ring.init();
-    }
+    if (threadIdx.x == 128) prefetch_map(x);
+    if (threadIdx.x < F::STAGES) ring.init(threadIdx.x);
     __syncthreads();
 
     // Stage 2: the producer, warpgroup 0.
@@ -399,7 +351,8 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
         fewer_registers<F::PRODUCER>();
         const int loader = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
         if (loader < F::LOADERS && threadIdx.x % 32 == 0) {
-            Producer<F> producer{x, weight, s, (N + BLOCK_ROWS - 1) / BLOCK_ROWS, loader, l2_policy(s.token_tiles == 1)};
+            const int row_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS, chunks_a_block = (K + 2 * CHUNK_K - 1) / (2 * CHUNK_K) * 2;
+            Producer<F> producer{x, weight, s, row_blocks, chunks_a_block, loader, l2_policy(s.token_tiles == 1)};
             producer.run(ring);
         }
         return;
@@ -412,6 +365,7 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     consumer.group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128 - 1, 0);
     consumer.warp = (threadIdx.x / 32) & 3;
     consumer.lane = threadIdx.x & 31;
+    consumer.sixteen = blockDim.x * 16 / F::THREADS;
     wait_for_previous_launch();  // before scratch and out are touched
     for_each_piece(s, [&](const Piece& p) {
         consumer.accumulate(p.end - p.begin);
@@ -427,18 +381,17 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
         }
         int row_tile, token_tile;
         s.place(p.tile, row_tile, token_tile);
-        consumer.store(out, raw + (base - unaligned) + F::OUT_AT, scale, row_tile * F::ROWS, token_tile * F::TOKENS, M, N);
+        consumer.store(out, shared + F::OUT_AT, scale, row_tile * F::ROWS, token_tile * F::TOKENS, M, N);
     });
 }
 
-#define GEMM(NAME, TOKENS, WARPGROUPS, BLOCKS, STAGES, RESIDENT)                                                  \
-    extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), RESIDENT)                                 \
+#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES)                                                              \
+    extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)                                        \
     NAME(const __grid_constant__ TensorMap x,  /* [M, K], boxes of 64 k x TOKENS, swizzled in 128 bytes */         \
-         const u8* __restrict__ weight,        /* [ceil(N/64)][ceil(K/64)][2304] */                                \
+         const u8* __restrict__ weight,        /* [ceil(N/64)][2 * ceil(K/128)][2304] */                           \
          __nv_bfloat16* __restrict__ out,      /* [M, N] */                                                        \
          float* partials,                      /* [grid][ROWS * TOKENS] */                                         \
          u32* flags,                           /* [grid][WARPGROUPS], zero before and after */                     \
          float scale, int M, int N, int K, int whole) {                                                           \
-        gemm<Form<TOKENS, WARPGROUPS, BLOCKS, STAGES, RESIDENT>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, \
-                                                                 M, N, K, whole);                                  \
+        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, M, N, K, whole); \
     }

@@ -1,9 +1,9 @@
 """Layout ``nvfp4_wgmma_64x64``: NVFP4 weights as the lanes of a warpgroup feed them to wgmma.
 
-Chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows, block by block along N; N and K are padded
-with zeros. A chunk is ``[4 w][8 g][4 t][4 j]`` words of codes, then ``[4 w][8 g][2 h][4 j]`` bytes of scales, where
-n = 64 block + 16 w + 8 h + g and k = 64 chunk + 16 j + 8 p + 2 t + e. Unlike the GEMV's layout, k stands in its natural
-order inside a chunk: activations arrive by bulk copies, which cannot permute.
+Chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows, block by block along N; N is padded to 64
+and K to 128, with zeros. A chunk is ``[4 w][8 g][4 t][4 j]`` words of codes, then ``[4 w][8 g][2 h][4 j]`` bytes of
+scales, where n = 64 block + 16 w + 8 h + g and k = 64 chunk + 16 j + 8 p + 2 t + e. Unlike the GEMV's layout, k stands
+in its natural order inside a chunk: activations arrive by bulk copies, which cannot permute.
 
 How the word of (h, p, e) holds a code, and what a scale's byte means: :mod:`kernel_muster.plugins._cuda.nvfp4_layout`.
 """
@@ -23,6 +23,11 @@ CHUNK_BYTES = CODE_BYTES + BLOCK_N * CHUNK_K // GROUP
 _ROWS_A_STEP = 8192
 
 
+def chunks_of(depth: int) -> int:
+    """Return how many chunks K takes: an even number, because some forms of the kernel take two at a time."""
+    return 2 * -(-depth // (2 * CHUNK_K))
+
+
 def to_wgmma_layout(weight: Nvfp4Weight) -> MmaWeight:
     """Lay a weight ``(N, K)`` out again, exactly, where its arrays lie: on the host, or CuPy's on a device.
 
@@ -38,7 +43,7 @@ def to_wgmma_layout(weight: Nvfp4Weight) -> MmaWeight:
     if bool((logical.block_scale > 0x80).any()) or bool((logical.block_scale == 0x7F).any()):
         raise ContractError(f"{LAYOUT}: a block scale is NaN or negative")
     rows, columns = weight.shape
-    data = xp.empty((-(-rows // BLOCK_N), -(-columns // CHUNK_K), CHUNK_BYTES), xp.uint8)
+    data = xp.empty((-(-rows // BLOCK_N), chunks_of(columns), CHUNK_BYTES), xp.uint8)
     step = _ROWS_A_STEP // BLOCK_N
     for start in range(0, data.shape[0], step):
         some = slice(start * BLOCK_N, (start + step) * BLOCK_N)

@@ -8,8 +8,8 @@ import pytest
 from kernel_muster.plugins import w4a16_hopper
 from kernel_muster.plugins.w4a16_hopper import launch
 from kernel_muster.plugins.w4a16_hopper.contracts import W4A16_HOPPER_GEMM
-from kernel_muster.plugins.w4a16_hopper.launch import FORMS, Work, work_of
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_BYTES, CODE_BYTES, LAYOUT, to_wgmma_layout
+from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, estimated_us, work_of
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.contracts import Case
@@ -33,7 +33,7 @@ MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 def as_lanes_read_it(laid_out):
     """Return the values of all chunks, ``[blocks * 64, chunks * 64]``, before the tensor's scale."""
     rows, columns = laid_out.shape
-    blocks, chunks = -(-rows // 64), -(-columns // 64)
+    blocks, chunks = -(-rows // 64), 2 * -(-columns // 128)
     data = laid_out.data.reshape(blocks, chunks, CHUNK_BYTES)
     words = np.ascontiguousarray(data[..., :CODE_BYTES]).view("<u4").reshape(blocks, chunks, 4, 8, 4, 4)
     scales = data[..., CODE_BYTES:].reshape(blocks, chunks, 4, 8, 2, 4).astype(np.float64)
@@ -62,7 +62,7 @@ def test_layout_read_by_lanes_is_the_weight_padded_with_zeros(rows, columns):
 def test_layout_of_subnormal_and_zero_scales_is_exact():
     logical = weight(16, 64)
     logical.block_scale[:, 0], logical.block_scale[:, 1] = np.arange(16), 0x7E
-    values = as_lanes_read_it(to_wgmma_layout(logical))[:16]
+    values = as_lanes_read_it(to_wgmma_layout(logical))[:16, :64]
     assert np.array_equal(values * float(logical.global_scale_decode), nvfp4.dequantize(logical))
 
 
@@ -95,16 +95,16 @@ def test_layout_of_experts_is_refused():
 
 
 def test_forms_are_those_of_the_source():
-    found = re.findall(r"^GEMM\((\w+), (\d+), (\d+), (\d+), (\d+), (\d+)\)$", SOURCE.read_text(), re.MULTILINE)
+    found = re.findall(r"^GEMM\((\w+), (\d+), (\d+), (\d+), (\d+)\)$", SOURCE.read_text(), re.MULTILINE)
     assert {name: tuple(map(int, numbers)) for name, *numbers in found} == {
-        name: (form.tokens, form.warpgroups, form.blocks, form.stages, form.resident) for name, form in FORMS.items()
+        name: (form.tokens, form.warpgroups, form.span, form.stages) for name, form in FORMS.items()
     }
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_form_fits_into_a_multiprocessor(form):
-    assert form.resident * (form.shared_bytes + 1024) <= 228 * 1024
-    assert form.resident * form.threads <= 2048
+    assert form.shared_bytes + 1024 <= 228 * 1024
+    assert form.threads <= 1024
 
 
 # Work: pieces as gemm.cuh cuts them, walked here by the same rules
@@ -112,8 +112,8 @@ def test_form_fits_into_a_multiprocessor(form):
 
 def pieces(work, rows, features, depth):
     """Yield ``(worker, tile, first step, last step)`` of every worker in its order."""
-    form, steps = FORMS[work.entry], -(-depth // 64)
-    tiles = -(-features // form.rows) * -(-rows // form.tokens)
+    form = FORMS[work.entry]
+    tiles, steps = form.tiles(rows, features), form.steps(depth)
     units = max(0, tiles - work.whole * work.workers) * steps
     for worker in range(work.workers):
         for done in range(work.whole):
@@ -138,12 +138,12 @@ SIZES = [
 @pytest.mark.parametrize(("rows", "features", "depth"), SIZES)
 def test_work_covers_every_step_of_every_tile_once(rows, features, depth, multiprocessors):
     work = work_of(rows, features, depth, multiprocessors)
-    form, steps = FORMS[work.entry], -(-depth // 64)
-    assert 1 <= work.workers <= multiprocessors * form.resident
+    form, steps = FORMS[work.entry], FORMS[work.entry].steps(depth)
+    assert 1 <= work.workers <= multiprocessors
     parts = {}
     for worker, tile, begin, end in pieces(work, rows, features, depth):
         parts.setdefault(tile, []).append((begin, end, worker))
-    assert sorted(parts) == list(range(-(-features // form.rows) * -(-rows // form.tokens)))
+    assert sorted(parts) == list(range(form.tiles(rows, features)))
     handed_over = []
     for shares in parts.values():
         begins, ends, workers = zip(*sorted(shares), strict=True)
@@ -188,5 +188,14 @@ def test_launch_of_rows_that_bulk_copies_cannot_reach_is_refused(one_gpu):
         launch.GEMM.plan(bound(x=wide[:, :272]), {})
 
 
-def test_whole_tiles_alone_share_nothing():
-    assert work_of(4096, 128 * 33, 1024, 132) == Work("gemm_t256", 132, 4)
+def test_work_of_few_tiles_and_much_depth_is_shared_by_all():
+    work = work_of(256, 5120, 17408, 132)
+    assert (work.workers, work.whole) == (132, 0)
+    assert FORMS[work.entry].tiles(256, 5120) < 132
+
+
+def test_estimate_grows_with_every_dimension():
+    for entry in FORMS:
+        smallest = estimated_us(Work(entry, 8, 0), 40, 1024, 2048)
+        for larger in ((1000, 1024, 2048), (40, 4096, 2048), (40, 1024, 8192)):
+            assert estimated_us(Work(entry, 8, 0), *larger) > smallest

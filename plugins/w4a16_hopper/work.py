@@ -1,0 +1,114 @@
+"""Which form of the Hopper GEMM serves a shape, and how its work is shared: the least estimated time.
+
+The estimate is a sum over what one worker does. Its figures were fitted to measurements, see the table.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+
+from kernel_muster.plugins._cuda.launching import ceil_div
+from kernel_muster.plugins.w4a16_hopper.layout import BLOCK_N, CHUNK_BYTES, CHUNK_K
+from kernel_muster.registry.values import frozen
+
+
+@frozen
+class Cost:
+    """Microseconds: of a launch, a stage, a tile or part of one, sharing at all, and each part of a tile above two."""
+
+    launch: float
+    stage: float
+    piece: float
+    share: float
+    part: float
+
+
+@frozen
+class Form:
+    """One entry point (gemm.cu): tokens of a tile, consumer warpgroups of 64 rows each, chunks a stage, stages."""
+
+    tokens: int
+    warpgroups: int
+    span: int
+    stages: int
+    cost: Cost
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a tile."""
+        return self.warpgroups * BLOCK_N
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the producer's warpgroup is one more."""
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as gemm.cuh lays it out: ring, staging of results, barriers, alignment."""
+        stage = self.span * (2 * CHUNK_K * self.tokens + self.warpgroups * CHUNK_BYTES)
+        return self.stages * stage + self.warpgroups * 32 * BLOCK_N * 2 + self.stages * 16 + 1024
+
+    def tiles(self, rows: int, features: int) -> int:
+        """Return how many tiles cover M x N."""
+        return ceil_div(features, self.rows) * ceil_div(rows, self.tokens)
+
+    def steps(self, depth: int) -> int:
+        """Return how many stages K takes."""
+        return ceil_div(depth, self.span * CHUNK_K)
+
+
+# <fit>
+FORMS = {
+    "gemm_t32": Form(32, 2, 2, 8, Cost(2.57, 0.4842, 0.25, 3.13, 0.28)),
+    "gemm_t32_r192": Form(32, 3, 2, 6, Cost(1.61, 0.628, 1.61, 3.37, 0.12)),
+    "gemm_t64": Form(64, 2, 2, 6, Cost(2.62, 0.5508, 0.40, 3.89, 0.19)),
+    "gemm_t64_r192": Form(64, 3, 2, 5, Cost(1.81, 0.7258, 2.07, 4.00, 0.16)),
+    "gemm_t96": Form(96, 2, 1, 8, Cost(2.93, 0.3157, 0.0, 7.16, 0.11)),
+    "gemm_t128": Form(128, 2, 1, 10, Cost(0.0, 0.3721, 2.75, 6.75, 0.47)),
+    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.4821, 2.66, 11.80, 0.51)),
+    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.6158, 5.22, 11.42, 0.42)),
+}
+_MOST_PARTS = 8
+
+
+@frozen
+class Work:
+    """Who computes what: each of ``workers`` takes ``whole`` tiles alone, and an equal share of what is left."""
+
+    entry: str
+    workers: int
+    whole: int
+
+
+@cache
+def work_of(rows: int, features: int, depth: int, multiprocessors: int) -> Work:
+    """Return form and shares for M, N, K on so many multiprocessors: those of the least estimated time."""
+    every = [work for entry in FORMS for work in _ways(entry, rows, features, depth, multiprocessors)]
+    return min(every, key=lambda work: estimated_us(work, rows, features, depth))
+
+
+def _ways(entry: str, rows: int, features: int, depth: int, multiprocessors: int) -> Iterator[Work]:
+    """Yield the ways to share one form's tiles: not at all, evenly over all workers, or each tile in equal parts."""
+    form = FORMS[entry]
+    tiles, steps = form.tiles(rows, features), form.steps(depth)
+    if tiles > multiprocessors:
+        yield Work(entry, multiprocessors, ceil_div(tiles, multiprocessors))
+        yield Work(entry, multiprocessors, tiles // multiprocessors - 1)
+        return
+    yield Work(entry, min(multiprocessors, tiles * steps), 0)
+    for parts in range(1, min(_MOST_PARTS, steps, multiprocessors // tiles) + 1):
+        yield Work(entry, tiles * parts, 0)
+
+
+def estimated_us(work: Work, rows: int, features: int, depth: int) -> float:
+    """Return about how long a launch takes on an H200."""
+    form, cost = FORMS[work.entry], FORMS[work.entry].cost
+    tiles, steps = form.tiles(rows, features), form.steps(depth)
+    alone = min(work.whole, ceil_div(tiles, work.workers))
+    shared = max(0, tiles - work.whole * work.workers) * steps
+    share = shared / work.workers
+    pieces = alone + ceil_div(shared, work.workers * steps)
+    us = cost.launch + cost.stage * (alone * steps + share) + cost.piece * pieces
+    if share % steps:
+        us += cost.share + cost.part * max(0, ceil_div(steps * work.workers, shared) - 2)
+    return us
