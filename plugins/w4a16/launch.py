@@ -13,7 +13,7 @@ from kernel_muster.registry.nvfp4 import GROUP
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.values import frozen
 
-_SOURCE = Path(__file__).parent / "tile.cu"
+_SOURCE = Path(__file__).parent / "gemm.cu"
 _PARAMETERS = ("ptr",) * 4 + ("f32",) + ("i32",) * 4
 _PIECE_BYTES = 16  # what one asynchronous copy brings
 _CODE_PADDING_BYTES = 32  # tile.cuh
@@ -23,7 +23,7 @@ _CODE_PADDING_BYTES = 32  # tile.cuh
 class Tile:
     """A block's tile ``m x n`` with K step ``k``, its warps' tiles, how many stages it has, and blocks to fit together.
 
-    Changes no bit of any result: tile.cuh says why.
+    Changes no bit of any result: gemm.cuh says why.
     """
 
     m: int

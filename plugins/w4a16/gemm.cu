@@ -1,6 +1,6 @@
 // The entry points of one key: its tile for many rows (whole) and for few, and the whole tile for any N and K.
 // WHOLE, FEW, their shared memory and WEIGHTS come from launch.py, which sizes the launch by them.
-#include "tile.cuh"
+#include "gemm.cuh"
 
 using Whole = Tile<WHOLE, Weights::WEIGHTS>;
 using Few = Tile<FEW, Weights::WEIGHTS>;

@@ -1,0 +1,147 @@
+// NVFP4 weights x BF16 activations on tensor cores, one block a tile of BM x BN outputs.
+//
+//   out[m, n] = BF16(global_scale * sum_k x[m, k] * E2M1[n, k] * E4M3[n, k / 16])
+//
+// The activations are the A operand of mma.sync.m16n8k16, the weights its B operand: a register of B is two adjacent
+// k of one feature, which is one byte of the checkpoint. Codes wait in shared memory as they are stored; each warp
+// decodes what it multiplies, in registers, beside the products of the step before. Tall tiles of a warp pay: every
+// instruction besides the mma costs about a cycle, and a weight is decoded once for all of the warp's rows. In its WN
+// features, lane (g, t) = (lane / 4, lane % 4) has the NT adjacent ones NT g .. NT g + NT - 1, one for each of NT mma:
+// it reads them as one word, and writes 2 NT adjacent outputs.
+//
+// Numerics: products exact, every output summed by one FP32 accumulator over k in rising steps of 16, never split. So
+// all tiles, K steps, pipelines and layouts of this file give the same bits. Steps beyond K add exact zeros.
+//
+// sm_80 and newer. Launched by launch.py.
+#pragma once
+#include "copies.cuh"
+#include "launch.cuh"
+#include "operands.cuh"
+
+__device__ __forceinline__ u32 bf16_pair(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const u32*>(&pair);
+}
+
+// A lane's 2 NT adjacent outputs of each of its rows. ``wide``: every row of ``out`` begins at a multiple of 16 bytes.
+template <class T>
+__device__ __forceinline__ void store_tile(__nv_bfloat16* __restrict__ out, const float (&c)[T::MT][T::NT][4],
+                                           float scale, const Problem& p, int warp_m, int warp_n, int lane, bool wide) {
+    const int first = p.feature + warp_n * T::WN + 2 * T::NT * (lane & 3);
+#pragma unroll
+    for (int i = 0; i < T::MT; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int m = p.row + warp_m * T::WM + i * 16 + half * 8 + (lane >> 2);
+            if (m >= p.M) continue;
+            __nv_bfloat16* to = out + (size_t)m * p.N + first;
+            float value[2 * T::NT];
+#pragma unroll
+            for (int j = 0; j < T::NT; ++j) {
+                value[j] = c[i][j][2 * half] * scale;
+                value[T::NT + j] = c[i][j][2 * half + 1] * scale;
+            }
+            constexpr int VECTOR = T::NT == 2 ? 4 : 8;
+#pragma unroll
+            for (int j = 0; j < 2 * T::NT; j += VECTOR) {
+                if (wide && first + j < p.N) {
+                    u32 word[VECTOR / 2];
+#pragma unroll
+                    for (int e = 0; e < VECTOR / 2; ++e) word[e] = bf16_pair(value[j + 2 * e], value[j + 2 * e + 1]);
+                    if constexpr (VECTOR == 4)
+                        *reinterpret_cast<uint2*>(to + j) = make_uint2(word[0], word[1]);
+                    else
+                        *reinterpret_cast<uint4*>(to + j) =
+                            make_uint4(word[0], word[1], word[VECTOR / 2 - 2], word[VECTOR / 2 - 1]);
+                }
+                if (!wide) {
+#pragma unroll
+                    for (int e = 0; e < VECTOR; ++e)
+                        if (first + j + e < p.N) to[j + e] = __float2bfloat16_rn(value[j + e]);
+                }
+            }
+        }
+}
+
+// Blocks in bands of BAND row tiles, in a band feature tile by feature tile: what runs together shares both operands.
+constexpr int BAND = 8;
+
+template <class T>
+__device__ __forceinline__ void place(Problem& p) {
+    const int rows = (p.M + T::BM - 1) / T::BM, features = (p.N + T::BN - 1) / T::BN;
+    const int band = blockIdx.x / (BAND * features), inside = blockIdx.x - band * BAND * features;
+    const int height = min(BAND, rows - band * BAND);
+    p.row = (band * BAND + inside % height) * T::BM;
+    p.feature = inside / height * T::BN;
+}
+
+// The kernel: fill the pipeline; per stage wait, then refill beside multiplying; store.
+template <class T, bool WIDE>
+__device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__ out, float global_scale) {
+    extern __shared__ __align__(128) u8 shared[];
+    allow_next_launch();
+    place<T>(p);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warp_n = warp % T::WARPS_N, warp_m = warp / T::WARPS_N;
+    const int stages = (p.K + T::BK - 1) / T::BK;
+    auto slot = [&](int s) { return shared + s * T::STAGE_BYTES; };
+    auto pairs = [&](int s) { return reinterpret_cast<u32*>(shared + T::STAGES * T::STAGE_BYTES + s * T::PAIR_BYTES); };
+    float c[T::MT][T::NT][4] = {};
+
+    // Stage 1: the first loads. Weights never depend on the launch before, x may. Scales are a stage ahead of the rest.
+    load_scales<T, WIDE>(slot(0), p, 0);
+#pragma unroll
+    for (int s = 0; s < T::STAGES - 1; ++s) {
+        if (s < stages) load_codes<T, WIDE>(slot(s), p, s * T::BK);
+        if (s + 1 < stages) load_scales<T, WIDE>(slot(s + 1), p, (s + 1) * T::BK);
+    }
+    wait_for_previous_launch();
+#pragma unroll
+    for (int s = 0; s < T::STAGES - 1; ++s) {
+        if (s < stages) load_x<T>(slot(s), p, s * T::BK);
+        commit_copies();
+    }
+    wait_for_copies<T::STAGES - 2>();
+    decode_scales<T>(pairs(0), slot(0));
+    decode_scales<T>(pairs(1), slot(1));
+    __syncthreads();
+    Pipeline<T> pipeline;
+    pipeline.x_at = x_offset<T>(warp_m * T::WM + (lane & 15), lane >> 4);
+    pipeline.warp_n = warp_n, pipeline.lane = lane;
+    pipeline.start(slot(0), pairs(0));
+
+    // Stage 2: all of K.
+    int now = 0, turn = 0;  // of the buffers and of the decoded scales
+    auto after = [](int i, int count) { return i + 1 == count ? 0 : i + 1; };
+#pragma unroll 1
+    for (int s = 0; s < stages; ++s) {
+        const int next = after(now, T::STAGES), next_turn = after(turn, 3), last_turn = after(next_turn, 3);
+        wait_for_copies<T::STAGES - 3>();
+        __syncthreads();  // the next stage and its scales are there; the buffer of the last one is free
+        // Beyond the last stage zeros are copied to buffers that nobody reads: a branch would cost more.
+        const int later = s + T::STAGES - 1, free = now == 0 ? T::STAGES - 1 : now - 1;
+        auto between = [&](auto at) {
+            if constexpr (at.BLOCK == 0) load_codes<T, WIDE>(slot(free), p, later * T::BK);
+            if constexpr (at.BLOCK == 1) load_scales<T, WIDE>(slot(now), p, (later + 1) * T::BK);
+            if constexpr (at.BLOCK == 2) load_x<T>(slot(free), p, later * T::BK), commit_copies();
+            if constexpr (at.BLOCK == Pipeline<T>::BLOCKS / 2)
+                decode_scales<T>(pairs(last_turn), slot(after(next, T::STAGES)));
+        };
+        pipeline.template multiply<0>(c, slot(now), pairs(turn), slot(next), pairs(next_turn), between);
+        now = next, turn = next_turn;
+    }
+
+    wait_for_copies<0>();
+
+    // Stage 3: one rounding each.
+    store_tile<T>(out, c, global_scale * EXPONENT_GAP, p, warp_m, warp_n, lane, p.N % 8 == 0);
+}
+
+#define W4A16_ENTRY(NAME, TILE, WIDE)                                                                               \
+    extern "C" __global__ void __launch_bounds__(TILE::THREADS, TILE::BLOCKS)                                        \
+        NAME(const u8* __restrict__ codes,                /* [K/2, N] or [N, K/2] */                                 \
+             const u8* __restrict__ scales,               /* [K/16, N] or [N, K/16] E4M3 */                          \
+             const __nv_bfloat16* __restrict__ x,         /* [M, K], rows ``stride`` elements apart */               \
+             __nv_bfloat16* __restrict__ out,             /* [M, N] */                                               \
+             float global_scale, int stride, int M, int N, int K) {                                                  \
+        gemm_tile<TILE, WIDE>({codes, scales, x, stride, M, N, K, 0, 0}, out, global_scale);                         \
+    }

@@ -1,0 +1,226 @@
+// From shared memory to the tensor core: weights decoded in registers, ahead of the products that use them.
+//
+// Exact: E2M1 bits read as BF16 of value x 2^-126, times scale x 2^118. What is left, 2^8, goes into the global scale.
+#pragma once
+#include "copies.cuh"
+
+// --- instruction wrappers (PTX ISA 8.0) ---
+
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+#if __CUDA_ARCH__ >= 900
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#else  // adding -0 changes no product
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
+    return d;
+}
+
+// Not volatile: the compiler may mix the decoding of the next weights with these.
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <u32 SELECTOR>  // unlike __byte_perm, bit 3 of a selector repeats a byte's top bit
+__device__ __forceinline__ u32 permute(u32 a, u32 b) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(SELECTOR));
+    return d;
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&a)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address));
+}
+
+// --- decoding ---
+
+// Four E4M3 scales -> for each a pair of BF16, scale * 2^118, twice. Their bits at a BF16's place read as scale *
+// 2^-120, subnormals included; two exact factors of 2^119 lift them, as one would not fit.
+__device__ __forceinline__ uint4 scale_pairs(u32 scales) {
+    constexpr u32 LIFT = 0x7B007B00u;
+    scales &= 0x7F7F7F7Fu;  // -0 is 0
+    const u32 low = multiply(multiply(permute<0x4140>(scales, 0) * 16u, LIFT), LIFT);
+    const u32 high = multiply(multiply(permute<0x4342>(scales, 0) * 16u, LIFT), LIFT);
+    return make_uint4(permute<0x1010>(low, 0), permute<0x3232>(low, 0), permute<0x1010>(high, 0),
+                      permute<0x3232>(high, 0));
+}
+// E2M1 bits at a BF16's place read as value * 2^-126; with the scale's 2^118 there remains this factor.
+constexpr float EXPONENT_GAP = 256.0f;
+
+// One byte of codes, two adjacent k of a feature -> a register of B. ``low`` and ``high`` hold the codes of four bytes.
+template <int BYTE>
+__device__ __forceinline__ u32 decode(u32 low, u32 high, u32 scale) {
+    constexpr u32 SPREAD = BYTE | (8 | BYTE) << 4 | (4 | BYTE) << 8 | (12 | BYTE) << 12;  // [low, 0, high, 0]
+    const u32 codes = permute<SPREAD>(low, high);
+    return multiply((codes * 0x1040u) & 0x81C081C0u, scale);  // the sign to bit 15, the magnitude to bits 8..6
+}
+
+// --- device functions ---
+
+// Scales of a stage, decoded once for the block: [GROUPS][BN] pairs.
+template <class T>
+__device__ __forceinline__ void decode_scales(u32* pairs, const u8* stage) {
+    const u32* raw = reinterpret_cast<const u32*>(stage + T::X_BYTES + T::CODE_BYTES);
+    if constexpr (T::WEIGHTS == Weights::TRANSPOSED) {
+        constexpr int ALL = T::GROUPS * T::BN / 4;
+#pragma unroll
+        for (int i = 0; i < ALL; i += T::THREADS)
+            if (ALL >= T::THREADS || threadIdx.x < ALL)
+                reinterpret_cast<uint4*>(pairs)[i + threadIdx.x] = scale_pairs(raw[i + threadIdx.x]);
+    } else {
+        static_assert(T::BN == T::THREADS);
+        const uint4 four = scale_pairs(raw[threadIdx.x]);
+        u32* to = pairs + threadIdx.x;
+        to[0] = four.x, to[T::BN] = four.y, to[2 * T::BN] = four.z, to[3 * T::BN] = four.w;
+    }
+}
+
+// A lane's codes of 16 k: byte j of word [h][j / 4] has k 2 t + 8 h and the next one of feature j; with two features a
+// lane, both halves share word [0][0].
+template <class T>
+struct Codes {
+    static constexpr int WORDS = T::NT == 8 ? 2 : 1;
+    u32 at[2][WORDS];
+
+    __device__ __forceinline__ void load(const u8* stage, int warp_n, int step, int g, int t) {
+        const u8* codes = stage + T::X_BYTES;
+        if constexpr (T::WEIGHTS == Weights::TRANSPOSED) {
+            const u8* from = codes + (8 * step + t) * T::CODE_STRIDE + warp_n * T::WN + T::NT * g;
+            if constexpr (T::NT == 2) {
+                const u32 first = *reinterpret_cast<const unsigned short*>(from);
+                const u32 second = *reinterpret_cast<const unsigned short*>(from + 4 * T::CODE_STRIDE);
+                at[0][0] = permute<0x5410>(first, second);
+            } else {
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    if constexpr (T::NT == 8) {
+                        const uint2 both = *reinterpret_cast<const uint2*>(from + 4 * h * T::CODE_STRIDE);
+                        at[h][0] = both.x, at[h][T::NT / 8] = both.y;
+                    } else {
+                        at[h][0] = *reinterpret_cast<const u32*>(from + 4 * h * T::CODE_STRIDE);
+                    }
+            }
+        } else {
+            u32 pair[T::NT];  // k 2 t in byte 0, k 2 t + 8 in byte 1
+#pragma unroll
+            for (int j = 0; j < T::NT; ++j) {
+                const int row = warp_n * T::WN + 8 * j + g;
+                const uint2 eight = *reinterpret_cast<const uint2*>(codes + row * T::CODE_STRIDE + 8 * step);
+                pair[j] = __byte_perm(eight.x, eight.y, t | (4 | t) << 4);
+            }
+            if constexpr (T::NT == 2) {
+                at[0][0] = permute<0x5140>(pair[0], pair[1]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < T::NT; j += 4) {
+                    const u32 first = permute<0x5140>(pair[j], pair[j + 1]);
+                    const u32 second = permute<0x5140>(pair[j + 2], pair[j + 3]);
+                    at[0][j / 4] = permute<0x5410>(first, second);
+                    at[1][j / 4] = permute<0x7632>(first, second);
+                }
+            }
+        }
+    }
+};
+
+// A lane's scales of 16 k, one for each of its features.
+template <class T>
+__device__ __forceinline__ void load_pairs(u32 (&scale)[T::NT], const u32* pairs, int warp_n, int step, int g) {
+    const u32* from = pairs + step * T::BN + warp_n * T::WN + T::NT * g;
+    if constexpr (T::NT == 2) {
+        const uint2 two = *reinterpret_cast<const uint2*>(from);
+        scale[0] = two.x, scale[1] = two.y;
+    } else {
+#pragma unroll
+        for (int j = 0; j < T::NT; j += 4) {
+            const uint4 four = *reinterpret_cast<const uint4*>(from + j);
+            scale[j] = four.x, scale[j + 1] = four.y, scale[j + 2] = four.z, scale[j + 3] = four.w;
+        }
+    }
+}
+
+// A lane's weights of one step of 16 k, as they are stored.
+template <class T>
+struct Packed {
+    Codes<T> codes;
+    u32 scale[T::NT];
+
+    __device__ __forceinline__ void load(const u8* stage, const u32* pairs, int warp_n, int step, int lane) {
+        codes.load(stage, warp_n, step, lane >> 2, lane & 3);
+        load_pairs<T>(scale, pairs, warp_n, step, lane >> 2);
+    }
+
+    // Register ``h`` of feature ``J``: k 2 t + 8 h and the next one.
+    template <int J>
+    __device__ __forceinline__ u32 decoded(int h) const {
+        constexpr u32 NIBBLES = 0x0F0F0F0Fu;
+        if constexpr (T::NT == 2) {
+            const u32 low = codes.at[0][0] & NIBBLES, high = (codes.at[0][0] >> 4) & NIBBLES;
+            return h == 0 ? decode<J>(low, high, scale[J]) : decode<J + 2>(low, high, scale[J]);
+        } else {
+            const u32 word = codes.at[h][J / 4];
+            return decode<J % 4>(word & NIBBLES, (word >> 4) & NIBBLES, scale[J]);
+        }
+    }
+};
+
+// Registers FIRST to LAST - 1 of the 2 NT.
+template <class T, int FIRST, int LAST>
+__device__ __forceinline__ void decode_some(u32 (&b)[T::NT][2], const Packed<T>& packed) {
+    if constexpr (FIRST < LAST) {
+        b[FIRST / 2][FIRST % 2] = packed.template decoded<FIRST / 2>(FIRST % 2);
+        decode_some<T, FIRST + 1, LAST>(b, packed);
+    }
+}
+
+// The place of the I-th block of 16 rows x 16 k in a stage.
+template <int I>
+struct At {
+    static constexpr int BLOCK = I;
+};
+
+// What a warp holds between two products: the next rows of x, weights of this step and of the next, and those after
+// them as they are stored. Reading and decoding run ahead of multiplying, over the end of a stage too.
+template <class T>
+struct Pipeline {
+    static constexpr int AHEAD = 2, BLOCKS = T::GROUPS * T::MT;
+    static_assert(BLOCKS >= 4);
+    u32 x[AHEAD + 1][4], b[2][T::NT][2];
+    Packed<T> packed[2];
+    int x_at, warp_n, lane;
+
+    __device__ __forceinline__ void load_rows(const u8* stage, int i) {
+        load_matrices(x[i % (AHEAD + 1)], shared_address(stage) + (x_at ^ (32 * (i / T::MT))) + i % T::MT * 32 * T::BK);
+    }
+
+    __device__ __forceinline__ void start(const u8* stage, const u32* pairs) {
+        for (int i = 0; i < AHEAD; ++i) load_rows(stage, i);
+        packed[0].load(stage, pairs, warp_n, 0, lane);
+        packed[1].load(stage, pairs, warp_n, 1, lane);
+        decode_some<T, 0, 2 * T::NT>(b[0], packed[0]);
+    }
+
+    // Block I of a stage and all after it. ``between(At<I>())`` is done beside the products of block I.
+    template <int I, class Between>
+    __device__ __forceinline__ void multiply(float (&c)[T::MT][T::NT][4], const u8* stage, const u32* pairs,
+                                             const u8* next, const u32* next_pairs, Between between) {
+        if constexpr (I < BLOCKS) {
+            constexpr int STEP = I / T::MT, ROW = I % T::MT, REGISTERS = 2 * T::NT;
+            if constexpr (ROW == 0 && STEP + 2 < T::GROUPS) packed[STEP % 2].load(stage, pairs, warp_n, STEP + 2, lane);
+            if constexpr (ROW == 0 && STEP + 2 >= T::GROUPS)
+                packed[STEP % 2].load(next, next_pairs, warp_n, STEP + 2 - T::GROUPS, lane);
+#pragma unroll
+            for (int j = 0; j < T::NT; ++j) mma(c[ROW][j], x[I % (AHEAD + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
+            if constexpr (I + AHEAD < BLOCKS) load_rows(stage, I + AHEAD);
+            decode_some<T, ROW * REGISTERS / T::MT, (ROW + 1) * REGISTERS / T::MT>(b[(STEP + 1) % 2],
+                                                                                   packed[(STEP + 1) % 2]);
+            between(At<I>());
+            multiply<I + 1>(c, stage, pairs, next, next_pairs, between);
+        } else {
+            for (int i = 0; i < AHEAD; ++i) load_rows(next, i);
+        }
+    }
+};
