@@ -4,6 +4,7 @@ NumPy arrays are host memory. CuPy arrays, torch tensors, and whatever speaks ``
 device memory. BF16 is recognised by its own dtype only: what a library hides behind a void type is refused.
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class ArrayView:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:

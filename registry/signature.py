@@ -29,7 +29,10 @@ _ALLOWED = (ast.Name, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.D
 
 def evaluate_dim(dim: Dim, dims: Mapping[str, int]) -> int:
     """Return the value of a dimension; KeyError names an unbound symbol, ValueError an inexact division."""
-    return dim if isinstance(dim, int) else _evaluate(_parse(dim), dims)
+    if isinstance(dim, int):
+        return dim
+    # Most are plain names, and every argument of every call asks.
+    return dims[dim] if dim in dims else _evaluate(_parse(dim), dims)
 
 
 @cache
