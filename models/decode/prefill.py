@@ -60,7 +60,7 @@ class PrefillStep:
         return Pass(batch, self._hidden[:rows], features, self._logits[:sequences])
 
     def _padding(self, counts: Sequence[int]) -> dict[str, Any]:
-        """Return inputs for sequences with these rows: empty ones up to the shape's, then padding for the other rows."""
+        """Return inputs for sequences with these rows: empty ones up to the shape's, then padding for the rest."""
         rows, rest = [*counts, *[0] * (self._sequences - len(counts))], self._rows - sum(counts)
         while len(rows) < self._every:
             rows.append(min(rest, self._room))
