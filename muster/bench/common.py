@@ -21,6 +21,14 @@ from kernel_muster.registry.lookups import Lookups
 COUNTS = (1, 16, 32)
 #: Contexts of decode attention.
 CONTEXTS = (4096, 32768)
+ROUNDS = 11
+#: Modules whose kernels are measured.
+MODULES = frozenset(
+    {
+        "argmax", "causal_conv1d", "embedding", "gated_delta_rule", "gemm", "gemv", "kv_cache", "norm", "paged_decode",
+        "prefill_paged", "residual_add", "rope", "sampling", "silu", "ssm_preprocess",
+    }
+)  # fmt: skip
 # Small kernels work on what the launch before left in L2; more copies than this would only measure the host.
 _MOST_COPIES = 40
 
@@ -111,36 +119,74 @@ def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int, *, peer
     return figure
 
 
+@dataclass(frozen=True)
+class Options:
+    """What to measure, whether beside peers, and where the record goes."""
+
+    wanted: tuple[str, ...]
+    has_peers: bool
+    record: Path | None
+
+    @property
+    def command(self) -> str:
+        """The command that measures this."""
+        more = [repr(text) for text in self.wanted] + ([] if self.has_peers else ["--no-peers"])
+        return " ".join(("python -m kernel_muster.bench.common", *more))
+
+    def selects(self, text: str) -> bool:
+        """Whether something of this description is measured."""
+        return not self.wanted or any(part in text for part in self.wanted)
+
+
+def read_options(arguments: Sequence[str]) -> Options:
+    """Read the command line."""
+    rest, record = list(arguments), None
+    if "--record" in rest:
+        place = rest.index("--record")
+        record = Path(rest[place + 1])
+        del rest[place : place + 2]
+    return Options(tuple(text for text in rest if text != "--no-peers"), "--no-peers" not in rest, record)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Measure what the arguments select and print a line each."""
+    """Measure what the arguments select, print a line each, and write the record as far as it has come."""
     import cupy
     from kernel_muster.api import open_registry
 
-    file = arguments[arguments.index("--record") + 1] if "--record" in arguments else None
-    peers = "--no-peers" not in arguments
-    wanted = [text for text in arguments if text not in ("--record", file, "--no-peers")]
+    options = read_options(arguments)
     kernels = open_registry("cuda", levers={}, local_plugins={floor.NAME: floor})
-    for key in {r.spec.kernel_key for r in kernels.catalog.kernels if is_device_backend(r.spec.backend)}:
-        if not wanted or any(text.split()[0] in str(key) for text in wanted):
-            kernels.try_kernel(key.module, key.func)  # all builds begin at once
-    data, timer, figures = Data(), Timer(), []
+    _begin_builds(kernels)
+    data, timer = Data(), Timer()
+    figures: list[Figure] = []
     for group in workloads(data):
         for work in group():
-            if wanted and not any(text in f"{work.model} {work.key} {work.label}" for text in wanted):
-                continue
-            try:
-                figures.append(measure(kernels, work, timer, rounds=15, peers=peers))
-            except Exception as error:  # noqa: BLE001  (the next workload may run all the same)
-                print(f"{work.model} {work.key} {work.label}: {type(error).__name__}: {error}", flush=True)
-                continue
-            print(figures[-1], flush=True)
+            if options.selects(f"{work.model} {work.key} {work.label}"):
+                figures.extend(_tried(kernels, work, timer, peers=options.has_peers))
         cupy.get_default_memory_pool().free_all_blocks()
-    if file is not None:
-        from kernel_muster.bench.common_record import to_markdown
+        if options.record is not None:
+            from kernel_muster.bench.common_record import to_markdown
 
-        command = f"python -m kernel_muster.bench.common {' '.join(wanted)}".strip()
-        Path(file).write_text(to_markdown(figures, kernels.target, command), encoding="utf-8")
+            options.record.write_text(to_markdown(figures, kernels.target, options.command), encoding="utf-8")
     return 0
+
+
+def _begin_builds(kernels: Lookups) -> None:
+    """Ask for every kernel of the modules that are measured, so that all builds begin at once."""
+    for found in kernels.catalog.kernels:
+        key = found.spec.kernel_key
+        if key.module in MODULES and is_device_backend(found.spec.backend):
+            kernels.try_kernel(key.module, key.func)
+
+
+def _tried(kernels: Lookups, work: Workload, timer: Timer, *, peers: bool) -> Iterator[Figure]:
+    """Measure one workload and print what came of it; where it fails, the next one may run all the same."""
+    try:
+        figure = measure(kernels, work, timer, ROUNDS, peers=peers)
+    except Exception as error:  # noqa: BLE001  (drivers, CuPy and peers raise whatever they like)
+        print(f"{work.model} {work.key} {work.label}: {type(error).__name__}: {error}", flush=True)
+        return
+    print(figure, flush=True)
+    yield figure
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor, workloads
-from kernel_muster.bench.common import Figure
+from kernel_muster.bench.common import MODULES, Figure, read_options
 from kernel_muster.bench.common_record import to_markdown
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 
@@ -70,3 +70,17 @@ def test_record_has_a_row_for_every_figure_under_its_model(kernels):
     first, second = text.split("## 27b")[1].split("## 35b")
     assert "| norm::rms_norm | 1 x 5120 | 3.00 | 1.0% | 2.00 | 1.50 | 0.50 | 4.00 (torch) |" in first
     assert "| argmax::argmax_bf16 | 1 x 9 | 1.00 | 0.2% | 0.50 | 2.00 | 0.50 | - |" in second
+
+
+def test_options_keep_what_is_wanted_apart_from_where_the_record_goes():
+    options = read_options(["norm::", "--record", "here.md", "--no-peers"])
+    assert (options.wanted, options.has_peers, options.record.name) == (("norm::",), False, "here.md")
+    assert options.command == "python -m kernel_muster.bench.common 'norm::' --no-peers"
+    assert options.selects("35b norm::rms_norm 1 x 2048")
+    assert not options.selects("35b silu::silu_mul 1 x 2048")
+    assert read_options([]).selects("everything")
+
+
+def test_modules_are_those_of_the_workloads(kernels):
+    measured = {work.key.partition("::")[0] for model in MODELS for work in all_of(model, 2)}
+    assert measured == MODULES
