@@ -89,14 +89,14 @@ struct Supertile {
     }
 };
 
-// x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on, are zeros.
+// x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on (unless K is WHOLE supertiles), are zeros.
 template <int NT, bool WHOLE>
-__device__ __forceinline__ void load_x(uint4 (&v)[NT][2], const __nv_bfloat16* __restrict__ x, int stride, int M,
-                                       int K, int g, int k) {
+__device__ __forceinline__ void load_x(uint4 (&v)[NT][2], const __nv_bfloat16* __restrict__ x, int stride, int M, int K,
+                                       int g, int k) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
         v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
-        if (n * 8 + g < M && (WHOLE || k < K)) {  // K is a multiple of 16
+        if (n * 8 + g < M && (WHOLE || k < K)) {
             const uint4* p = reinterpret_cast<const uint4*>(x + (size_t)(n * 8 + g) * stride + k);
             v[n][0] = p[0];
             v[n][1] = p[1];
@@ -104,10 +104,10 @@ __device__ __forceinline__ void load_x(uint4 (&v)[NT][2], const __nv_bfloat16* _
     }
 }
 
-// 64 k of one supertile: four words decoded into registers of their own before four mma on four accumulators. A decode
-// that reuses the registers of the last mma would wait for it.
-template <int NT>
-__device__ __forceinline__ void multiply_block(float (&c)[4][NT][4], uint4 q, u32 scale_low, u32 scale_high,
+// 64 k of one supertile: four words decoded into registers of their own before their mma, on A accumulators. A decode that
+// reuses the registers of the last mma would wait for it.
+template <int NT, int A>
+__device__ __forceinline__ void multiply_block(float (&c)[A][NT][4], uint4 q, u32 scale_low, u32 scale_high,
                                                const uint4 (&x)[NT][2]) {
     u32 a[4][4];
     decode(q.x, scale_low, scale_high, a[0]);
@@ -115,10 +115,11 @@ __device__ __forceinline__ void multiply_block(float (&c)[4][NT][4], uint4 q, u3
     decode(q.z, scale_low, scale_high, a[2]);
     decode(q.w, scale_low, scale_high, a[3]);
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
-        mma_16x8x16(c[1][n], a[1], x[n][0].z, x[n][0].w);
-        mma_16x8x16(c[2][n], a[2], x[n][1].x, x[n][1].y);
-        mma_16x8x16(c[3][n], a[3], x[n][1].z, x[n][1].w);
-    }
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[1 % A][n], a[1], x[n][0].z, x[n][0].w);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[2 % A][n], a[2], x[n][1].x, x[n][1].y);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[3 % A][n], a[3], x[n][1].z, x[n][1].w);
 }

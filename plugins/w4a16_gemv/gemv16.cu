@@ -2,3 +2,4 @@
 #include "gemv.cuh"
 
 FOR_EACH_SPLIT(GEMV, 16)
+GEMV(k5120_many, K5120Many, 16)

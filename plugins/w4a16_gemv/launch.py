@@ -15,13 +15,17 @@ from kernel_muster.registry.signature import Bound
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
-# Splits that entry points exist for (splits.cuh), by depth. Measured on an H200 (records/), cold L2: where there are
+# Splits that entry points exist for (splits.cuh), by depth; measured on an H200 (records/), cold L2. Where there are
 # few tiles, more warps share one.
 _STATIC_K = (2048, 4096, 5120, 6144, 17408)
 _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
+_INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
+_SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
+_SPLITS_16 = (*_SPLITS, "k5120_many")
+# From so many features on it no longer counts how evenly the last tiles fill the device.
+_MANY_FEATURES = 100_000
 # BF16 weights of so few features (gates, routers) are shared by the blocks of a cluster; like the split, by N alone.
 DENSE_FEW_FEATURES = 512
-_SPLITS = ("any", *(f"k{k}" for k in _STATIC_K), *(f"k{k}_few" for k in _FEW_AT_K))
 
 
 def split_of(features: int, depth: int) -> str:
@@ -31,8 +35,35 @@ def split_of(features: int, depth: int) -> str:
     return f"k{depth}_few" if depth in _FEW_AT_K and features <= FEW_FEATURES else f"k{depth}"
 
 
+def shape_of(features: int, depth: int, rows: int) -> tuple[str, int]:
+    """Return which entry point of a split serves up to 8 rows, or up to 16, and how many tiles a warp of it takes.
+
+    Two tiles a warp read x once, and their blocks are fewer and live longer: of an H200's multiprocessors each holds
+    four. No bit of a result depends on it.
+    """
+    split = split_of(features, depth)
+    if split == "k5120":
+        if features >= _MANY_FEATURES and rows == 16:
+            return "k5120_many", 2
+        # one tile a warp: five blocks a multiprocessor, four from nine rows on
+        return ("k5120_pair", 2) if (10560 if rows == 8 else 8448) < features <= 16896 else (split, 1)
+    if split == "k2048" and features > (12672 if rows == 8 else 10560):
+        return "k2048_pair", 2
+    return split, 1
+
+
 def _entries(form: str, parameters: tuple[str, ...], rows: int) -> tuple[EntryPoint, ...]:
-    return tuple(EntryPoint(f"{form}_{split}_m{rows}", parameters) for split in _SPLITS)
+    splits = _INPUT_SPLITS if form != "gemv" else _SPLITS if rows == 8 else _SPLITS_16
+    return tuple(EntryPoint(f"{form}_{split}_m{rows}", parameters) for split in splits)
+
+
+def _entry(form: str, features: int, depth: int, rows: int) -> tuple[str, int]:
+    """Return the entry point that serves a shape, and how many tiles a warp of it takes."""
+    shape, share = shape_of(features, depth, rows)
+    if form != "gemv" and shape not in _INPUT_SPLITS:
+        split = split_of(features, depth)
+        shape, share = (split if split in _INPUT_SPLITS else "any"), 1
+    return f"{form}_{shape}_m{rows}", share
 
 
 def _grid(entries: Entries, entry: str, tiles: int) -> tuple[int, int, int]:
@@ -40,8 +71,9 @@ def _grid(entries: Entries, entry: str, tiles: int) -> tuple[int, int, int]:
     return (tiles * (cluster[0] if cluster else 1), 1, 1)
 
 
-def _tiles(features: int) -> int:
-    return -(-features // TILE_N)
+def _tiles(features: int, share: int = 1) -> int:
+    """Return the tiles of 16 features, or the groups of so many that a warp takes."""
+    return -(-features // (share * TILE_N))
 
 
 def _x(bound: Bound) -> tuple[ArrayView, int]:
@@ -54,40 +86,41 @@ def _x(bound: Bound) -> tuple[ArrayView, int]:
 
 def _plan_gemv(rows: int, bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    entry = f"gemv_{split_of(dims['N'], dims['K'])}_m{rows}"
+    entry, share = _entry("gemv", dims["N"], dims["K"], rows)
     arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), (*arguments, dims["M"], dims["N"], dims["K"]))
+    sizes = (dims["M"], dims["N"], dims["K"])
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"], share)), (*arguments, *sizes))
 
 
 def _plan_qg(bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    entry = f"gemv_qg_{split_of(2 * dims['Q'], dims['K'])}_m8"
+    entry, share = _entry("gemv_qg", 2 * dims["Q"], dims["K"], 8)
     outputs = (bound.views["out_q"], bound.views["out_gate"])
     sizes = (dims["M"], dims["Q"], dims["K"], dims["head_dim"])
     arguments = (view_of(weight.data), x, *outputs, weight.global_scale_decode, stride, *sizes)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(2 * dims["Q"])), arguments)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(2 * dims["Q"], share)), arguments)
 
 
 def _plan_qkvz(bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
     features = weight.shape[0]
-    entry = f"gemv_qkvz_{split_of(features, dims['K'])}_m8"
+    entry, share = _entry("gemv_qkvz", features, dims["K"], 8)
     group_values = dims["value_heads"] // dims["key_heads"] * dims["value_dim"]
     outputs = (bound.views["out_qkv"], bound.views["out_z"])
     sizes = (dims["M"], dims["K"], dims["key_heads"], dims["key_dim"], group_values)
     arguments = (view_of(weight.data), x, *outputs, weight.global_scale_decode, stride, *sizes)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(features)), arguments)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(features, share)), arguments)
 
 
 def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), dims = _x(bound), bound.dims
     a, b = bound.arguments["w_a"], bound.arguments["w_b"]
-    entry = f"gemv_dual_{split_of(dims['A'] + dims['B'], dims['K'])}_m8"
+    entry, share = _entry("gemv_dual", dims["A"] + dims["B"], dims["K"], 8)
     outputs = (bound.views["out_a"], bound.views["out_b"])
     scales = (a.global_scale_decode, b.global_scale_decode)
     sizes = (dims["M"], dims["A"], dims["B"], dims["K"])
     arguments = (view_of(a.data), view_of(b.data), x, *outputs, *scales, stride, *sizes)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"]) + _tiles(dims["B"])), arguments)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"], share) + _tiles(dims["B"], share)), arguments)
 
 
 def _plan_dense(bound: Bound, entries: Entries) -> LaunchPlan:

@@ -13,119 +13,159 @@
 #include "launch.cuh"
 #include "nvfp4_mma.cuh"
 
-// How many supertiles a warp has in flight, and how many blocks should fit a multiprocessor, which bounds the registers.
-// Neither changes a bit of the result, so that they may differ with the number of rows.
-template <int DEPTH_, int BLOCKS_>
-struct Tuning {
-    static constexpr int DEPTH = DEPTH_, BLOCKS = BLOCKS_;
-};
-
-// How K is split: WARPS warps of CLUSTER blocks take supertiles in turn. A STATIC_K that is known when compiled unrolls
-// the loop and drops its bounds; 0 stands for any K. TUNING_8 and TUNING_16 are for up to so many rows.
-template <int WARPS_, int CLUSTER_, int STATIC_K_, class TUNING_8, class TUNING_16>
-struct Split {
-    static constexpr int WARPS = WARPS_, CLUSTER = CLUSTER_, STATIC_K = STATIC_K_;
-    static constexpr int STEP = WARPS * CLUSTER, COUNT = STATIC_K / TILE_K, ROUNDS = (COUNT + STEP - 1) / STEP;
-    static constexpr bool EVEN = STATIC_K > 0 && COUNT % STEP == 0;
+// How a warp works, which changes no bit of the result: how many row tiles share what it loads of x, how many blocks of
+// 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), and a
+// depth K that is known when compiled, whose loop is unrolled; 0 is any depth.
+template <int TILES_, int AHEAD_, int RESIDENT_WARPS_, int STATIC_K_>
+struct Shape {
+    static constexpr int TILES = TILES_, AHEAD = AHEAD_, RESIDENT_WARPS = RESIDENT_WARPS_, STATIC_K = STATIC_K_;
     static_assert(STATIC_K % TILE_K == 0);
-    template <int NT>
-    static constexpr int DEPTH = NT == 1 ? TUNING_8::DEPTH : TUNING_16::DEPTH;
-    template <int NT>
-    static constexpr int BLOCKS = NT == 1 ? TUNING_8::BLOCKS : TUNING_16::BLOCKS;
 };
 
-// Sums of one warp over its share of K; S::DEPTH supertiles are in flight.
+// How K is split, the same for any number of rows: WARPS warps of CLUSTER blocks take supertiles in turn. The shapes are
+// for up to 8 rows and for up to 16.
+template <int WARPS_, int CLUSTER_, class SHAPE_8, class SHAPE_16>
+struct Split {
+    static constexpr int WARPS = WARPS_, CLUSTER = CLUSTER_, STEP = WARPS * CLUSTER;
+    template <int NT>
+    struct Rows {
+        using S = SHAPE_8;
+    };
+    template <>
+    struct Rows<2> {
+        using S = SHAPE_16;
+    };
+    template <int NT>
+    using ShapeOf = typename Rows<NT>::S;
+    template <int NT>  // thread blocks that should fit a multiprocessor
+    static constexpr int BLOCKS = ShapeOf<NT>::RESIDENT_WARPS < WARPS ? 1 : ShapeOf<NT>::RESIDENT_WARPS / WARPS;
+};
+
+constexpr int ACCUMULATORS = 2;  // of a warp for one output; four cost registers, and one is slower at one row
+
+// One warp's S::TILES supertiles of one depth: the row tiles lie next to each other, the last one may stand twice.
 template <int NT, class S>
-__device__ __forceinline__ void accumulate(float (&c)[4][NT][4], const u8* __restrict__ tile,
-                                           const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int first,
-                                           int lane) {
-    const int g = lane >> 2, t = lane & 3;
-    const int count = S::STATIC_K > 0 ? S::COUNT : (K + TILE_K - 1) / TILE_K;
-    const u8* mine = tile + (size_t)first * SUPERTILE_BYTES;
-    constexpr int DEPTH = S::template DEPTH<NT>;
-    Supertile ring[DEPTH];
-#pragma unroll
-    for (int d = 0; d < DEPTH; ++d)
-        if (S::EVEN ? d < S::ROUNDS : first + d * S::STEP < count) ring[d].load(mine + (size_t)d * S::STEP * SUPERTILE_BYTES, lane);
-    wait_for_previous_launch();
-    auto round = [&](int i, int d) {  // the i-th supertile of this warp, which lies in slot d
-        const bool has_next = S::EVEN ? i + DEPTH < S::ROUNDS : first + (i + DEPTH) * S::STEP < count;
-        const u8* next = mine + (size_t)(i + DEPTH) * S::STEP * SUPERTILE_BYTES;
-        const int k = (first + i * S::STEP) * TILE_K + t * 16;
+struct Round {
+    Supertile weights[S::TILES];
+
+    // Multiplies; ``next`` says where the next supertiles lie, which are loaded block by block as these are used up.
+    __device__ __forceinline__ void multiply(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&next)[S::TILES],
+                                             bool has_next, const __nv_bfloat16* __restrict__ x, int stride, int M, int K,
+                                             int g, int k, int lane) {
+        constexpr bool WHOLE = S::STATIC_K > 0;
         uint4 xs[4][NT][2];
 #pragma unroll
-        for (int b = 0; b < 4; ++b) load_x<NT, (S::STATIC_K > 0)>(xs[b], x, stride, M, K, g, k + b * 64);
+        for (int b = 0; b < S::AHEAD; ++b) load_x<NT, WHOLE>(xs[b], x, stride, M, K, g, k + b * 64);
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
-            const u32 scales = b < 2 ? ring[d].scales.x : ring[d].scales.y;
-            multiply_block<NT>(c, ring[d].codes[b], scale_pair(scales, 2 * (b & 1)), scale_pair(scales, 2 * (b & 1) + 1),
-                               xs[b]);
-            if (has_next) ring[d].load_block(next, b, lane);
+            const int ahead = b + S::AHEAD - 1;
+            if (b > 0 && ahead < 4) load_x<NT, WHOLE>(xs[ahead], x, stride, M, K, g, k + ahead * 64);
+#pragma unroll
+            for (int j = 0; j < S::TILES; ++j) {
+                const u32 scales = b < 2 ? weights[j].scales.x : weights[j].scales.y;
+                multiply_block<NT>(c[j], weights[j].codes[b], scale_pair(scales, 2 * (b & 1)),
+                                   scale_pair(scales, 2 * (b & 1) + 1), xs[b]);
+                if (has_next) weights[j].load_block(next[j], b, lane);
+            }
         }
-        if (has_next) ring[d].scales = load_scales(next + CODE_BYTES + lane * 8);
+        if (has_next)
+#pragma unroll
+            for (int j = 0; j < S::TILES; ++j) weights[j].scales = load_scales(next[j] + CODE_BYTES + lane * 8);
+    }
+};
+
+// Sums of one warp over its share of K; ``tile`` moves along.
+template <int NT, class P, class S>
+__device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&tile)[S::TILES],
+                                           const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int first,
+                                           int lane) {
+    constexpr int STATIC_COUNT = S::STATIC_K / TILE_K, ROUNDS = (STATIC_COUNT + P::STEP - 1) / P::STEP;
+    constexpr bool EVEN = S::STATIC_K > 0 && STATIC_COUNT % P::STEP == 0;  // the same number of rounds for every warp
+    const int g = lane >> 2, t = lane & 3;
+    const int count = S::STATIC_K > 0 ? STATIC_COUNT : (K + TILE_K - 1) / TILE_K;
+    Round<NT, S> round;
+#pragma unroll
+    for (int j = 0; j < S::TILES; ++j) {
+        tile[j] += (size_t)first * SUPERTILE_BYTES;
+        if (EVEN || first < count) round.weights[j].load(tile[j], lane);
+    }
+    wait_for_previous_launch();
+    auto step = [&](int i, bool has_next) {
+#pragma unroll
+        for (int j = 0; j < S::TILES; ++j) tile[j] += P::STEP * SUPERTILE_BYTES;
+        round.multiply(c, tile, has_next, x, stride, M, K, g, i * TILE_K + t * 16, lane);
     };
     if constexpr (S::STATIC_K > 0) {
 #pragma unroll
-        for (int i = 0; i < S::ROUNDS; ++i)
-            if (S::EVEN || first + i * S::STEP < count) round(i, i % DEPTH);
+        for (int r = 0; r < ROUNDS; ++r) {
+            const int i = first + r * P::STEP;
+            if (EVEN || i < count) step(i, EVEN ? r + 1 < ROUNDS : i + P::STEP < count);
+        }
     } else {
 #pragma unroll 1
-        for (int i = 0; first + i * S::STEP < count; i += DEPTH) {
-#pragma unroll
-            for (int d = 0; d < DEPTH; ++d)
-                if (first + (i + d) * S::STEP < count) round(i + d, d);
-        }
+        for (int i = first; i < count; i += P::STEP) step(i, i + P::STEP < count);
     }
 }
 
-// One tile of 16 outputs for all rows: load and multiply, reduce over warps, reduce over the cluster, store.
-// ``store(row, column, value)`` puts one output where it belongs. Launch: S::WARPS * 32 threads, S::CLUSTER blocks a tile.
-template <int NT, class S, class Store>
-__device__ __forceinline__ void gemv_tile(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x,
-                                          int stride, float scale, int M, int K, int tile, int rank, Store store) {
-    __shared__ float partial[S::WARPS][NT * 8][TILE_N];
-    __shared__ float gathered[S::CLUSTER][NT * 8][TILE_N];
+// A group of tiles of 16 outputs, as many as a warp takes, for all rows of x and a weight with N rows: load and multiply,
+// reduce over warps, reduce over the cluster, store. ``store(row, column, value)`` puts one output where it belongs, if
+// that lies in the weight. Launch: P::WARPS * 32 threads, P::CLUSTER blocks a group.
+template <int NT, class P, class Store>
+__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
+                                           float scale, int M, int N, int K, int group, int rank, Store store) {
+    using S = typename P::template ShapeOf<NT>;
+    constexpr int COLUMNS = S::TILES * TILE_N;
+    __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
+    __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int supertiles = S::STATIC_K > 0 ? S::COUNT : (K + TILE_K - 1) / TILE_K;
+    const int last = (N - 1) / TILE_N;
+    const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
 
     // Stage 1: each warp sums its share of K.
-    float c[4][NT][4] = {};
-    accumulate<NT, S>(c, weight + (size_t)tile * supertiles * SUPERTILE_BYTES, x, stride, M, K, rank * S::WARPS + warp,
-                      lane);
+    float c[S::TILES][ACCUMULATORS][NT][4] = {};
+    const u8* tiles[S::TILES];
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int j = 0; j < S::TILES; ++j) tiles[j] = weight + min(group * S::TILES + j, last) * tile_bytes;
+    accumulate<NT, P, S>(c, tiles, x, stride, M, K, rank * P::WARPS + warp, lane);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = n * 8 + 2 * t + (i & 1);
-            if (row < M) partial[warp][row][g + 8 * (i >> 1)] = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
-        }
+    for (int j = 0; j < S::TILES; ++j)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = n * 8 + 2 * t + (i & 1);
+                if (row < M) partial[warp][row][j * TILE_N + g + 8 * (i >> 1)] = c[j][0][n][i] + c[j][1][n][i];
+            }
 
     // Stage 2: sums over warps, then over ranks, each in rising order.
 #if __CUDA_ARCH__ >= 900
-    if constexpr (S::CLUSTER > 1) cluster_wait();  // rank 0 has started: its shared memory may be written
+    if constexpr (P::CLUSTER > 1) cluster_wait();  // rank 0 has started: its shared memory may be written
 #endif
     __syncthreads();
-    for (int i = threadIdx.x; i < TILE_N * M; i += S::WARPS * 32) {
-        const int row = i / TILE_N, column = i % TILE_N;
+    const int first = group * COLUMNS;
+    for (int i = threadIdx.x; i < COLUMNS * M; i += P::WARPS * 32) {
+        const int row = i / COLUMNS, column = i % COLUMNS;
         float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < S::WARPS; ++w) sum += partial[w][row][column];
-        if constexpr (S::CLUSTER == 1) store(row, tile * TILE_N + column, sum * scale);
+        for (int w = 0; w < P::WARPS; ++w) sum += partial[w][row][column];
+        if constexpr (P::CLUSTER == 1) {
+            if (first + column < N) store(row, first + column, sum * scale);
+        }
 #if __CUDA_ARCH__ >= 900
         else store_to_rank_0(&gathered[rank][row][column], sum);
 #endif
     }
 #if __CUDA_ARCH__ >= 900
-    if constexpr (S::CLUSTER > 1) {
+    if constexpr (P::CLUSTER > 1) {
         cluster_arrive();
         cluster_wait();
         if (rank != 0) return;
-        for (int i = threadIdx.x; i < TILE_N * M; i += S::WARPS * 32) {
-            const int row = i / TILE_N, column = i % TILE_N;
+        for (int i = threadIdx.x; i < COLUMNS * M; i += P::WARPS * 32) {
+            const int row = i / COLUMNS, column = i % COLUMNS;
             float sum = 0.0f;
 #pragma unroll
-            for (int r = 0; r < S::CLUSTER; ++r) sum += gathered[r][row][column];
-            store(row, tile * TILE_N + column, sum * scale);
+            for (int r = 0; r < P::CLUSTER; ++r) sum += gathered[r][row][column];
+            if (first + column < N) store(row, first + column, sum * scale);
         }
     }
 #endif

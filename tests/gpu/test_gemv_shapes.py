@@ -1,0 +1,41 @@
+"""GEMVs at sizes whose entry point depends on the number of rows: right, and the same bits for each row."""
+
+import kernel_muster as km
+import pytest
+from kernel_muster.registry.nvfp4 import Nvfp4Weight
+
+pytestmark = pytest.mark.gpu
+
+# Odd numbers of tiles: the last warp of those that take two has one. 3.4e-3: LARGEST_ERROR of muster bench.
+SHAPES = ((9010, 5120), (10570, 5120), (17410, 5120), (100_010, 5120), (10600, 2048), (12700, 2048), (100_010, 2048))
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
+    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
+
+
+def multiply(cupy, handle, weight, x):
+    out = cupy.full((x.shape[0], weight.shape[0]), 0x7FD5, cupy.uint16).view(x.dtype)
+    handle(x=x, w=weight, out=out)
+    return out.view(cupy.uint16)
+
+
+@pytest.mark.parametrize(("features", "depth"), SHAPES)
+def test_rows_have_the_bits_of_one_row_whatever_serves_them(kernels, features, depth):
+    import cupy
+    from kernel_muster.bench.data import make_dense_data
+
+    data = make_dense_data(features, depth, 16)
+    one = kernels.kernel("w4a16_gemv", "w4a16_gemv")
+    weight = one.prepare_weight(data.weight)
+    alone = cupy.concatenate([multiply(cupy, one, weight, data.x[m : m + 1]) for m in range(16)])
+    assert data.error(alone.view(data.x.dtype), 16) <= 3.4e-3
+    for rows in (2, 8, 16):
+        batch = kernels.kernel("w4a16_gemv", f"w4a16_gemv_batch{rows}")
+        assert bool((multiply(cupy, batch, weight, data.x[:rows]) == alone[:rows]).all())
+    # so few features of the same split are served one tile a warp
+    packed, scales = data.weight.packed[:4096], data.weight.block_scale[:4096]
+    part = one.prepare_weight(Nvfp4Weight(packed, scales, data.weight.global_scale_decode))
+    assert bool((multiply(cupy, one, part, data.x[:1]) == alone[:1, :4096]).all())

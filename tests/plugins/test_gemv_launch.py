@@ -1,0 +1,87 @@
+"""What the GEMV's launcher decides: the split of K, how many tiles a warp takes, and the grid that follows."""
+
+import numpy as np
+import pytest
+from kernel_muster.plugins import w4a16_gemv
+from kernel_muster.plugins._cuda.nvfp4_layout import MmaWeight
+from kernel_muster.plugins.w4a16_gemv import launch
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.signature import WeightParam, evaluate_dim
+
+CONTRACTS = {contract.name: contract for contract in w4a16_gemv.muster_contracts()}
+PLAIN, CLUSTER = EntryResources(1, 0, 0, 128, None, (), 3), EntryResources(1, 0, 0, 128, (2, 1, 1), (), 3)
+
+
+class Entries(dict):
+    """Entry points as they are compiled: some splits take two blocks."""
+
+    def __missing__(self, name):
+        return CLUSTER if "6144" in name or "17408" in name or "5120_few" in name else PLAIN
+
+
+def plan(backend, name, **dims):
+    """Plan a launch; of a weight the launcher needs no more than its shape and where it lies."""
+    signature = CONTRACTS[name].signature
+    given = {}
+    for param in signature.params:
+        shape = tuple(evaluate_dim(dim, dims) for dim in param.shape)
+        weight = MmaWeight(np.zeros(16, np.uint8), 1.0, shape)
+        given[param.name] = weight if isinstance(param, WeightParam) else np.zeros(shape, numpy_dtype(param.dtype))
+    (made,) = backend.plan(signature.bind("test", (), given), Entries())
+    return made.entry, made.grid
+
+
+@pytest.mark.parametrize(
+    ("features", "depth", "at_8", "at_16"),
+    [
+        (14336, 5120, ("k5120_pair", 2), ("k5120_pair", 2)),
+        (16896, 5120, ("k5120_pair", 2), ("k5120_pair", 2)),
+        (17408, 5120, ("k5120", 1), ("k5120", 1)),
+        (9216, 5120, ("k5120", 1), ("k5120_pair", 2)),
+        (248320, 5120, ("k5120", 1), ("k5120_many", 2)),
+        (1024, 5120, ("k5120_few", 1), ("k5120_few", 1)),
+        (9216, 2048, ("k2048", 1), ("k2048", 1)),
+        (12288, 2048, ("k2048", 1), ("k2048_pair", 2)),
+        (248320, 2048, ("k2048_pair", 2), ("k2048_pair", 2)),
+        (512, 2048, ("k2048_few", 1), ("k2048_few", 1)),
+        (5120, 17408, ("k17408", 1), ("k17408", 1)),
+        (5120, 6144, ("k6144", 1), ("k6144", 1)),
+        (14336, 5104, ("any", 1), ("any", 1)),
+    ],
+)
+def test_shape_depends_on_the_rows_and_the_split_of_k_does_not(features, depth, at_8, at_16):
+    assert [launch.shape_of(features, depth, rows) for rows in (8, 16)] == [at_8, at_16]
+    split = launch.split_of(features, depth)
+    assert {name.removesuffix("_pair").removesuffix("_many") for name, _ in (at_8, at_16)} == {split}
+
+
+@pytest.mark.parametrize(
+    ("features", "depth", "expected"),
+    [
+        (33, 80, ("gemv_any_m8", (3, 1, 1))),
+        (1, 5120, ("gemv_k5120_few_m8", (2, 1, 1))),
+        (17, 6144, ("gemv_k6144_m8", (4, 1, 1))),
+        (10577, 5120, ("gemv_k5120_pair_m8", (331, 1, 1))),
+    ],
+)
+def test_grid_covers_every_feature_once(features, depth, expected):
+    assert plan(launch.GEMV8, "w4a16_gemv", M=1, N=features, K=depth) == expected
+
+
+def test_grid_of_two_weights_covers_each_alone():
+    made = plan(launch.DUAL, "w4a16_gemv_dual", M=1, A=10561, B=17, K=5120)
+    assert made == ("gemv_dual_k5120_pair_m8", (331 + 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("form", "backend"),
+    [("gemv", launch.GEMV8), ("gemv", launch.GEMV16), ("gemv_qg", launch.QG), ("gemv_qkvz", launch.QKVZ),
+     ("gemv_dual", launch.DUAL)],
+)  # fmt: skip
+def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(form, backend):
+    names = {entry.name for entry in backend.request(parse_arch("sm_90a")).entries}
+    rows = 16 if backend is launch.GEMV16 else 8
+    shapes = [(n, k) for n in (1, 2048, 12288, 17408, 248320) for k in (16, 2048, 4096, 5120, 6144, 17408)]
+    assert {launch._entry(form, n, k, rows)[0] for n, k in shapes} == names
