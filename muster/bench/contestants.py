@@ -89,9 +89,19 @@ def launch_of(handle: Any, stream: Any, **arguments: Any) -> Launch:
     return partial(handle.prepare(**arguments), stream)
 
 
+def _arrays(weight: Any) -> dict[str, Any]:
+    """Return the arrays of a prepared weight, one of bytes or several, by the names of its fields."""
+    return {name: value for name, value in vars(weight).items() if getattr(value, "ndim", 0)}
+
+
 def copied(weight: Any) -> Any:
-    """Return a prepared weight with its ``data`` elsewhere."""
-    return replace(weight, data=weight.data.copy())
+    """Return a prepared weight with its arrays elsewhere."""
+    return replace(weight, **{name: array.copy() for name, array in _arrays(weight).items()})
+
+
+def size_of(weight: Any) -> int:
+    """Return the bytes of a prepared weight."""
+    return sum(int(array.nbytes) for array in _arrays(weight).values())
 
 
 def poisoned(shape: tuple[int, ...], dtype: str = "bf16") -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from kernel_muster.bench.contestants import Contestant, Entry, copied, found, launch_of, poisoned, read_kernel
+from kernel_muster.bench.contestants import Contestant, Entry, copied, found, launch_of, poisoned, read_kernel, size_of
 from kernel_muster.bench.data import DenseData, make_dense_data
 from kernel_muster.bench.families import BenchFamily
 from kernel_muster.bench.peers import dense_peers
@@ -29,7 +29,7 @@ def ours(handle: Handle, data: DenseData, rows: int) -> Contestant:
 
     def make(stream: Any) -> Entry:
         prepared = handle.prepare_weight(data.weight)
-        size = prepared.data.nbytes
+        size = size_of(prepared)
         weights = [prepared] + [copied(prepared) for _ in range(copies_of(size) - 1)]
         out = poisoned((rows, data.features))
         launches = tuple(launch_of(handle, stream, x=data.x[:rows], w=weight, out=out) for weight in weights)
