@@ -73,10 +73,10 @@ def test_rows_with_gaps_are_read_where_they_are(gemm):
     import cupy
 
     x, weight, expected = problem(gemm, *SIZES)
-    wide = cupy.full((SIZES[0], SIZES[2] + 24), 0x7FC0, cupy.uint16).view(BF16)
-    wide[:, 8 : 8 + SIZES[2]] = x
+    wide = cupy.full((SIZES[0], SIZES[2] + 24), 0x7FC0, cupy.uint16)  # NaN around the rows
+    wide[:, 8 : 8 + SIZES[2]] = x.view(cupy.uint16)
     out = fresh(*SIZES[:2])
-    gemm(x=wide[:, 8 : 8 + SIZES[2]], w=weight, out=out)
+    gemm(x=wide.view(BF16)[:, 8 : 8 + SIZES[2]], w=weight, out=out)
     assert_right(out, expected)
 
 
