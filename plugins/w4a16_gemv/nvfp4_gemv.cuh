@@ -43,6 +43,25 @@ struct Split {
 
 constexpr int ACCUMULATORS = 2;  // of a warp for one output; four cost registers, and one is slower at one row
 
+// multiply_block on so many accumulators: the mma of all rows follow each other, so that none waits for the one before it.
+template <int NT>
+__device__ __forceinline__ void multiply_block(float (&c)[ACCUMULATORS][NT][4], uint4 q, u32 scale_low, u32 scale_high,
+                                               const uint4 (&x)[NT][2]) {
+    u32 a[4][4];
+    decode(q.x, scale_low, scale_high, a[0]);
+    decode(q.y, scale_low, scale_high, a[1]);
+    decode(q.z, scale_low, scale_high, a[2]);
+    decode(q.w, scale_low, scale_high, a[3]);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[1][n], a[1], x[n][0].z, x[n][0].w);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[2], x[n][1].x, x[n][1].y);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_16x8x16(c[1][n], a[3], x[n][1].z, x[n][1].w);
+}
+
 // One warp's S::TILES supertiles of one depth: the row tiles lie next to each other, the last one may stand twice.
 template <int NT, class S>
 struct Round {
