@@ -4,6 +4,7 @@ from itertools import product
 
 import kernel_muster as km
 import pytest
+from kernel_muster.registry.errors import UsageError
 
 STATES = ("present", "absent", "waived", "disabled", "disabled and waived")
 # Names unlike each other, so that no near-name hint adds a finding.
@@ -90,14 +91,14 @@ def test_chains_with_one_first_member_keep_each_others_reasons(world):
 def test_chain_without_members_is_refused_at_once(world):
     with world.boot({"acme": world.acme("acme::mul")}) as boot:
         boot.kernels.kernel("acme", "mul")
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(UsageError, match="at least one"):
             boot.kernels.first_of()
 
 
-def test_chain_of_bare_names_is_a_type_error_that_says_what_it_takes(world):
+def test_chain_of_bare_names_is_refused_with_what_it_takes(world):
     with world.boot({"acme": world.acme("acme::mul")}) as boot:
         boot.kernels.kernel("acme", "mul")
-        with pytest.raises(TypeError, match=r"takes \(module, func\) tuples, got 'acme'"):
+        with pytest.raises(UsageError, match=r"takes \(module, func\) tuples, got 'acme'"):
             boot.kernels.first_of("acme", "mul")
 
 
