@@ -160,10 +160,10 @@ def exact_sort(ids: Array, experts: int) -> tuple[Array, Array]:
 
 
 def exact_work(offsets: Array) -> Array:
-    """Return the work list ``[E, 4]``: (expert, begin, end, 0) of each expert that has slots, in order."""
+    """Return the work list ``[E, 4]``: (expert, begin, end, count) of each of count experts that have slots, in order."""
     owners = np.flatnonzero(np.diff(offsets))
     work = np.zeros((len(offsets) - 1, 4), np.int64)
-    work[:, 0] = -1
+    work[:, 0], work[:, 3] = -1, len(owners)
     work[: len(owners), :3] = np.stack([owners, offsets[owners], offsets[owners + 1]], axis=1)
     return work
 
@@ -176,8 +176,8 @@ def _exact_sort_by_expert(arguments: Arguments, dims: Dims) -> Mapping[str, Any]
 SORT_BY_EXPERT = Contract(
     "moe_sort_by_expert",
     "slots ordered by expert, then by slot; offsets[e] is where expert e begins, offsets[experts] where the last ends; "
-    "a slot of id -1 is left out, and as many -1 are at the end; the work list has (expert, begin, end, 0) of each "
-    "expert that has slots, in order, and (-1, 0, 0, 0) behind them",
+    "a slot of id -1 is left out, and as many -1 are at the end; the work list has (expert, begin, end, count) of "
+    "each of the count experts that have slots, in order, and (-1, 0, 0, count) behind them",
     Signature(
         (
             TensorParam("ids", "i32", ("M", "T")),
@@ -234,6 +234,7 @@ LOCAL_IDS = Contract(
             ("first_half", 5, 8, 256, 0, 128),
             ("last_half", 128, 8, 256, 128, 128),
             ("one_expert", 17, 3, 7, 0, 1),
+            ("one_token", 1, 8, 256, 64, 64),
             ("all_experts", 33, 2, 6, 0, 6),
             ("none_of_them", 3, 2, 4, 4, 4),
             ("no_tokens", 0, 2, 4, 2, 2),
