@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import kernel_muster as km
 from kernel_muster.bench import contestants, plugin
@@ -22,6 +21,7 @@ from kernel_muster.bench.timing import Timer
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.decode.floor import step_bytes
+from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.manifest_dims import model_dims
 from kernel_muster.models.model import Model
 from kernel_muster.models.random_weights import RandomWeights
@@ -33,17 +33,14 @@ READ_BYTES = 1 << 30
 TRANSPOSED = tuple(
     f"w4a16::w4a16_gemm_t{twin}" for twin in ("", "_p3", "_k64", "_k64_p3", "_k64_n64_p3", "_m128")
 )  # fmt: skip
-_PORTABLE = {"MUSTER_QKV_ARM": "wide", "MUSTER_W4A16_ARM": "tile"}
-#: Arms of the QKV and output projections: label, levers, and keys that are absent on purpose.
-ARMS: tuple[tuple[str, dict[str, str], Sequence[str]], ...] = (
-    ("auto", {}, ()),
-    ("tiled", {"MUSTER_QKV_ARM": "tiled"}, ()),
-    ("per_seq", {"MUSTER_QKV_ARM": "per_seq"}, ()),
-    ("wide", {"MUSTER_QKV_ARM": "wide"}, ()),
-    ("wide, portable tiles", _PORTABLE, ()),
-    ("wide, no transposed copy", {**_PORTABLE, "MUSTER_DISABLE": ",".join(TRANSPOSED)}, TRANSPOSED),
+_PORTABLE = {"MUSTER_W4A16_ARM": "tile"}
+#: Builds whose arms are compared: label, levers, keys that are absent on purpose, and the arms.
+BUILDS: tuple[tuple[str, dict[str, str], Sequence[str], Sequence[str]], ...] = (
+    ("", {}, (), ("auto", "tiled", "per_seq", "wide")),
+    (", portable tiles", _PORTABLE, (), ("wide",)),
+    (", no transposed copy", {**_PORTABLE, "MUSTER_DISABLE": ",".join(TRANSPOSED)}, TRANSPOSED, ("wide",)),
 )
-KEPT = ("auto, BF16 kept", {"MUSTER_FP4_PROJ_DECODE": "0"}, ())
+KEPT = (", BF16 kept", {"MUSTER_FP4_PROJ_DECODE": "0"}, (), ("auto", "per_seq"))
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def build(name: str, levers: Mapping[str, str], layers: int, allow: Sequence[str
     with km.boot(name, target="cuda", levers=levers, stage="loaded", dangerously_allow_unresolved=allow) as boot:
         dims = model_dims(boot.manifest)
         if layers:
-            dims = replace(dims, layer_kinds=dims.layer_kinds[:layers])
+            dims = replace(dims, layer_kinds=dims.layer_kinds[:layers], mtp_layers=0)
         return build_from_dims(dims, boot.kernels, RandomWeights(1))
 
 
@@ -120,14 +117,19 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def runs(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str], Sequence[str]]]:
-    """Return what is measured: model, label, levers, keys that may be absent."""
+def runs(options: argparse.Namespace, counts: Sequence[int], bytes_us: float) -> Iterator[Row]:
+    """Measure what was asked for."""
     for name in options.models.split(","):
         if not options.arms:
-            yield name, "auto", {}, ()
+            yield from measure(build(name, {}, options.layers), "auto", counts, options.tokens, bytes_us)
             continue
-        for label, levers, absent in (*ARMS, *([KEPT] if name.startswith("ornith") else [])):
-            yield name, label, levers, absent
+        for label, levers, absent, arms in (*BUILDS, *([KEPT] if name.startswith("ornith") else [])):
+            model = build(name, levers, options.layers, absent)
+            for arm in arms:
+                for layer in model.layers:
+                    if isinstance(layer.mixer, Attention):
+                        layer.mixer.asked = arm
+                yield from measure(model, f"{arm}{label}", counts, options.tokens, bytes_us)
 
 
 def device_line() -> str:
@@ -152,13 +154,12 @@ def main() -> None:
     counts = [int(count) for count in options.rows.split(",")]
     bytes_us = bandwidth()
     found: list[Row] = []
-    for name, label, levers, allow in runs(options):
-        model: Any = build(name, levers, options.layers, allow)
-        for row in measure(model, label, counts, options.tokens, bytes_us):
-            found.append(row)
-            print(f"{row.model} {row.arms} {row.sequences}: {row.step_us:.0f} us, {row.share:.0%}", flush=True)
-        del model
-    command = f"python benchmarks/decode.py --models {options.models} --rows {options.rows}" + " --arms" * options.arms
+    for row in runs(options, counts, bytes_us):
+        found.append(row)
+        print(f"{row.model} {row.arms} {row.sequences}: {row.step_us:.0f} us, {row.share:.0%}", flush=True)
+    given = f"--models {options.models} --rows {options.rows} --tokens {options.tokens}"
+    given += f" --layers {options.layers}" * bool(options.layers) + " --arms" * options.arms
+    command = f"python benchmarks/decode.py {given}"
     text = f"{header(command)}\n{device_line()}\nread kernel: {bytes_us / 1e6:.2f} TB/s\n\n{table(found)}\n"
     print(text)
     if options.json:

@@ -86,6 +86,8 @@ class AttentionProjections:
             self._gate_rows = kernels.kernel("residual_add", "sigmoid_gate_mul_batched", when=_GATED)
         self.dims = dims
         self._levers = ctx.levers
+        #: What MUSTER_QKV_ARM says; another value compares arms on one build, in steps recorded from then on.
+        self.asked = str(ctx.levers["MUSTER_QKV_ARM"])
         self._scratch = ctx.scratch
         self.used: Counter[str] = Counter()  # arms, and launches that serve two projections
         self._plan_scratch(ctx)
@@ -97,10 +99,10 @@ class AttentionProjections:
         ctx.plan_scratch(_GATE, "attn.gated", 2 * ctx.max_rows * self.dims.q_dim, (2, 2))
 
     def arm(self, rows: int, phase: Phase) -> QkvArm:
-        """Return the arm of both the QKV and the output projection."""
+        """Return the arm of both the QKV and the output projection; a comparison may have asked for another one."""
         linears = self.linears.each
         has_tiers = all(isinstance(w, Nvfp4Linear) and covers_rows(rows, w.tiers) for w in linears)
-        return qkv_arm(rows, phase, str(self._levers["MUSTER_QKV_ARM"]), has_tiers, self._edges())
+        return qkv_arm(rows, phase, self.asked, has_tiers, self._edges())
 
     def _edges(self) -> QkvEdges:
         """Return the edges of NVFP4 projections; Q, K and V count as one weight."""
