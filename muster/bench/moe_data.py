@@ -124,7 +124,7 @@ def _routing(ids: Any, experts: int, rng: "np.random.Generator") -> Routing:
     slots = np.argsort(flat, kind="stable").astype(np.int32)
     owners = np.unique(flat)
     work = np.zeros((experts, 4), np.int32)
-    work[:, 0] = -1
+    work[:, 0], work[:, 3] = -1, len(owners)
     work[: len(owners), :3] = np.stack([owners, offsets[owners], offsets[owners + 1]], axis=1)
     ids, weights, logits, slots, offsets, work = map(cupy.asarray, (ids, weights, logits, slots, offsets, work))
     return Routing(ids, weights, logits, slots, offsets, work, len(owners))

@@ -31,10 +31,10 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const flo
         const int* __restrict__ work,          /* [E, 4] */                                                        \
         const float* __restrict__ weights,     /* [S] */                                                           \
         float* __restrict__ sums,              /* [S / top_k, H] */                                                \
-        int E, int S, int top_k, int H, int I, int repeats, int early_blocks) {                                    \
+        int E, int S, int top_k, int H, int I, int repeats, int is_early) {                                        \
         const Experts experts[1] = {{down, down_scale}};                                                           \
         grouped_down<Form<CHAINS, STATIC_K, GROUPED_WARPS>>(                                                       \
-            experts, h, work, E, S, H, I, repeats, early_blocks, [&](int i, int output, float y) {                 \
+            experts, h, {work, E, S}, H, I, repeats, is_early, [&](int i, int output, float y) {                   \
                 const int slot = slots[i];                                                                         \
                 if ((u32)slot < (u32)S) atomicAdd(sums + (size_t)(slot / top_k) * H + output, weights[slot] * y);  \
             });                                                                                                    \

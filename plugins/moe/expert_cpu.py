@@ -161,5 +161,9 @@ def _check_order(owner: str, slots: Array, offsets: Array, work: Array) -> None:
         raise ContractError(f"{owner}: offsets is {text}, expected to rise from 0 to the {count} slots")
     owners = np.flatnonzero(np.diff(offsets))
     listed = np.stack([owners, offsets[owners], offsets[owners + 1]], axis=1)
-    if (work[: owners.size, :3] != listed).any() or (work[owners.size :, 0] != -1).any():
+    if (
+        (work[: owners.size, :3] != listed).any()
+        or (work[owners.size :, 0] != -1).any()
+        or (work[:, 3] != owners.size).any()
+    ):
         raise ContractError(f"{owner}: work does not list the {owners.size} experts that offsets give slots")

@@ -46,21 +46,18 @@ def split_of(depth: int) -> Split:
     return next((split for most, split in _UP_TO if depth <= most), _ANY)
 
 
-def repeats_of(form: str, slots: int) -> int:
-    """Return how many tiles follow each other in a team of a block, for so many slots; no bit depends on it."""
-    return next(repeats for most, repeats in _REPEATS[form] if slots <= most)
-
-
-# Tiles after tiles share a block's beginning and its rows of x, and leave fewer blocks to balance. Measured on an H200
-# (records/): us of 256 experts, 2048 / 512, by slots.
-_ALL = 1 << 62
-_REPEATS = {"gate_up": ((64, 1), (_ALL, 2)), "down": ((32, 1), (_ALL, 4))}
+# Up to so many slots all tiles are shared out equally among as many blocks as fit the device. More slots may give experts
+# very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
+FEW_SLOTS = 1024
+_REPEATS = {"gate_up": 2, "down": 4}
+_BLOCKS_A_MULTIPROCESSOR = {True: 5, False: 4}  # grouped.cuh: where K is known, else
+# Two tokens and more: a block has two tiles, so that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).
+_PAIRWISE_REPEATS = ((8, 1), (1 << 62, 2))
 
 
 @lru_cache
-def _early_blocks(device: int) -> int:
-    """Return how many blocks of the down projections fit a device at once: those that may begin early."""
-    return 5 * read_devices()[device].multiprocessors
+def _multiprocessors(device: int) -> int:
+    return read_devices()[device].multiprocessors
 
 
 def _groups(experts: int, slots: int) -> int:
@@ -76,44 +73,61 @@ def _weights(bound: Bound, *names: str) -> tuple[ArrayView, ...]:
     return (*(view_of(w.data) for w in weights), *(view_of(w.global_scale_decode) for w in weights))
 
 
-def _grouped_grid(form: str, features: int, split: Split, experts: int, slots: int) -> tuple[int, tuple[int, int, int]]:
-    """Return the repeats of a grouped launch, and its grid."""
-    repeats = repeats_of(form, slots)
-    tiles = ceil_div(features, TILE_N)
-    return repeats, (ceil_div(tiles, split.teams(GROUPED_WARPS) * repeats), _groups(experts, slots), 1)
+@frozen
+class Shares:
+    """How tiles are shared out (grouped.cuh): ``repeats`` tiles of one expert a team, or with 0 equal shares."""
+
+    repeats: int
+    grid: tuple[int, int, int]
+
+
+def shares_of(form: str, features: int, depth: int, experts: int, slots: int, multiprocessors: int) -> Shares:
+    """Return the shares of ``gate_up`` or ``down`` for so many features of a depth."""
+    split, tiles, groups = split_of(depth), ceil_div(features, TILE_N), _groups(experts, slots)
+    teams = split.teams(GROUPED_WARPS)
+    if slots <= FEW_SLOTS:
+        most = _BLOCKS_A_MULTIPROCESSOR[depth in _STATIC] * multiprocessors
+        return Shares(0, (min(most, ceil_div(tiles * groups, teams)), 1, 1))
+    repeats = _REPEATS[form]
+    return Shares(repeats, (ceil_div(tiles, teams * repeats), groups, 1))
 
 
 def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["I"], dims["H"]
-    split = split_of(depth)
-    repeats, grid = _grouped_grid("gate_up", features, split, experts, slots)
+    shares = shares_of("gate_up", features, depth, experts, slots, _multiprocessors(views["x"].device))
     arrays = tuple(views[name] for name in ("x", "slots", "offsets", "work", "out"))
-    sizes = (experts, slots, dims["top_k"], features, depth, repeats)
-    return LaunchPlan(f"grouped_gate_up_{split.name}", grid, (*_weights(bound, "w_gate", "w_up"), *arrays, *sizes))
+    sizes = (experts, slots, dims["top_k"], features, depth, shares.repeats)
+    arguments = (*_weights(bound, "w_gate", "w_up"), *arrays, *sizes)
+    return LaunchPlan(f"grouped_gate_up_{split_of(depth).name}", shares.grid, arguments)
 
 
 def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], dims["S"], dims["H"], dims["I"]
-    split = split_of(depth)
-    repeats, grid = _grouped_grid("down", features, split, experts, slots)
+    shares = shares_of("down", features, depth, experts, slots, _multiprocessors(views["h"].device))
     arrays = tuple(views[name] for name in ("h", "offsets", "work", "out"))
-    sizes = (experts, slots, features, depth, repeats, _early_blocks(views["h"].device))
-    return LaunchPlan(f"grouped_down_{split.name}", grid, (*_weights(bound, "w_down"), *arrays, *sizes))
+    # Where blocks come one after the other, most begin when the launch before has ended.
+    sizes = (experts, slots, features, depth, shares.repeats, shares.repeats == 0)
+    arguments = (*_weights(bound, "w_down"), *arrays, *sizes)
+    return LaunchPlan(f"grouped_down_{split_of(depth).name}", shares.grid, arguments)
 
 
 def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["H"], dims["I"]
-    split, count = split_of(depth), dims["M"] * features
-    repeats, grid = _grouped_grid("down", features, split, experts, slots)
+    shares = shares_of("down", features, depth, experts, slots, _multiprocessors(views["h"].device))
+    count = dims["M"] * features
     arrays = tuple(views[name] for name in ("h", "slots", "work", "weights"))
-    sizes = (experts, slots, dims["T"], features, depth, repeats, 0)
+    sizes = (experts, slots, dims["T"], features, depth, shares.repeats, False)
     sums, blocks = Scratch(4 * count, "sums"), (ceil_div(count, _ROUND_THREADS), 1, 1)
     return (
         LaunchPlan("clear_sums", blocks, (sums, count)),
-        LaunchPlan(f"grouped_down_atomic_{split.name}", grid, (*_weights(bound, "w_down"), *arrays, sums, *sizes)),
+        LaunchPlan(
+            f"grouped_down_atomic_{split_of(depth).name}",
+            shares.grid,
+            (*_weights(bound, "w_down"), *arrays, sums, *sizes),
+        ),
         LaunchPlan("round_sums", blocks, (sums, views["out"], count)),
     )
 
@@ -124,9 +138,10 @@ def _plan_pairwise_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     split = split_of(depth)
     if slots > _MOST_ON_AN_AXIS:
         raise ContractError(f"{slots} choices, expected at most {_MOST_ON_AN_AXIS}: launch in parts")
-    grid = (ceil_div(ceil_div(features, TILE_N), split.teams(PAIRWISE_WARPS)), slots, 1)
+    repeats = next(repeats for most, repeats in _PAIRWISE_REPEATS if slots <= most)
+    grid = (ceil_div(ceil_div(features, TILE_N), split.teams(PAIRWISE_WARPS) * repeats), slots, 1)
     arrays = tuple(views[name] for name in ("x", "ids", "out"))
-    sizes = (dims["E"], slots, dims["T"], features, depth)
+    sizes = (dims["E"], slots, dims["T"], features, depth, repeats)
     return LaunchPlan(f"pairwise_gate_up_{split.name}", grid, (*_weights(bound, "w_gate", "w_up"), *arrays, *sizes))
 
 
@@ -149,7 +164,7 @@ _ATOMIC = (
     EntryPoint("clear_sums", ("ptr", "i32")),
     EntryPoint("round_sums", ("ptr", "ptr", "i32")),
 )
-_PAIRWISE = (*_entries("pairwise_gate_up", 7, 5), *_entries("pairwise_down", 6, 4))
+_PAIRWISE = (*_entries("pairwise_gate_up", 7, 6), *_entries("pairwise_down", 6, 4))
 GROUPED_GATE_UP = cuda_kernel(_FOLDER / "grouped.cu", _GROUPED, _plan_grouped_gate_up)
 GROUPED_DOWN = cuda_kernel(_FOLDER / "grouped.cu", _GROUPED, _plan_grouped_down)
 GROUPED_DOWN_ATOMIC = cuda_kernel(_FOLDER / "atomic.cu", _ATOMIC, _plan_grouped_down_atomic)

@@ -26,11 +26,6 @@ __device__ __forceinline__ int load_fresh(const int* p) {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ uint4 load_vector(const bf16* p) {
-    uint4 v;
-    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
 __device__ __forceinline__ uint4 load_shared(u32 p) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
@@ -93,8 +88,9 @@ struct GlobalRow {
             const int k = s * TILE_K + b * 64 + at.t * 16;
             xs[b][0][0] = xs[b][0][1] = make_uint4(0, 0, 0, 0);
             if (row && (F::STATIC_K > 0 || k < at.K)) {  // K is a multiple of 16
-                xs[b][0][0] = load_vector(row + k);
-                xs[b][0][1] = load_vector(row + k + 8);
+                const uint4* p = reinterpret_cast<const uint4*>(row + k);
+                xs[b][0][0] = p[0];
+                xs[b][0][1] = p[1];
             }
         }
     }

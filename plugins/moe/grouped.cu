@@ -10,23 +10,21 @@ __device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E,
 }
 
 template <class F>
-__device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], const bf16* x, const int* slots, const int* work,
-                                                bf16* out, int E, int S, int top_k, int I, int H, int repeats) {
+__device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], const bf16* x, const int* slots,
+                                                const Work& work, bf16* out, int top_k, int I, int H, int repeats) {
     allow_next_launch();
     wait_for_previous_launch();
     const Place<F> at(I, H);
-    const Group group = group_at(work, blockIdx.y, E, S);
-    if (group.expert < 0) return;
+    const Share share = Share::of(work.count(), repeats, at);
     Stream<F, 2, 1> stream;
-    const float scale_gate = experts[0].scale(group.expert), scale_up = experts[1].scale(group.expert);
-    multiply_group(
-        stream, false, experts, group, repeats, at,
+    multiply_share(
+        stream, false, experts, work, share, work.at(share.place), at,
         [&](int i) {
             const int slot = slots[i];
-            return (u32)slot < (u32)S ? x + (size_t)(slot / top_k) * H : nullptr;
+            return (u32)slot < (u32)work.S ? x + (size_t)(slot / top_k) * H : nullptr;
         },
-        [&](int i, int output, const float (&sums)[2]) {
-            out[(size_t)i * I + output] = activated(sums[0] * scale_gate, sums[1] * scale_up);
+        [&](int expert, int i, int output, const float (&sums)[2]) {
+            out[(size_t)i * I + output] = activated(sums[0] * experts[0].scale(expert), sums[1] * experts[1].scale(expert));
         });
 }
 
@@ -43,7 +41,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
         bf16* __restrict__ out,                /* [S, I] */                                                        \
         int E, int S, int top_k, int I, int H, int repeats) {                                                      \
         const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                           \
-        grouped_gate_up<Form<CHAINS, STATIC_K, GROUPED_WARPS>>(experts, x, slots, work, out, E, S, top_k, I, H,    \
+        grouped_gate_up<Form<CHAINS, STATIC_K, GROUPED_WARPS>>(experts, x, slots, {work, E, S}, out, top_k, I, H,  \
                                                                repeats);                                           \
         clear_rest(out, offsets, E, S, I);                                                                         \
     }                                                                                                              \
@@ -54,10 +52,10 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
         const int* __restrict__ offsets,       /* [E + 1] */                                                       \
         const int* __restrict__ work,          /* [E, 4] */                                                        \
         bf16* __restrict__ out,                /* [S, H] */                                                        \
-        int E, int S, int H, int I, int repeats, int early_blocks) {                                               \
+        int E, int S, int H, int I, int repeats, int is_early) {                                                   \
         const Experts experts[1] = {{down, down_scale}};                                                           \
         grouped_down<Form<CHAINS, STATIC_K, GROUPED_WARPS>>(                                                       \
-            experts, h, work, E, S, H, I, repeats, early_blocks,                                                   \
+            experts, h, {work, E, S}, H, I, repeats, is_early,                                                     \
             [&](int i, int output, float y) { out[(size_t)i * H + output] = rounded(y); });                        \
         clear_rest(out, offsets, E, S, H);                                                                         \
     }

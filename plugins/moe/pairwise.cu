@@ -1,7 +1,7 @@
 // Pairwise experts: every token and choice for itself, for few tokens; choices of one expert share a read of its weights.
 //
 // Gate and up: a block has some tiles of one choice's expert, for all choices of it that are in its group of 32; but the
-// first of them does the work. Grid: (ceil(tiles / teams), M T). All that a warp needs is on its way at once.
+// first of them does the work. Grid: (ceil(tiles / teams / repeats), M T). A supertile of each matrix is on its way.
 // Down: a block has one tile of one token; a team has a choice, TEAMS choices at a time. Grid: (tiles, M). It begins before
 // the launch ahead of it has ended: it loads the weights of the experts that the ids name by then, and looks again once it
 // has ended. Only where it wrote the ids itself was that in vain.
@@ -21,36 +21,39 @@ __device__ __forceinline__ int nth_bit(u32 mask, int i) {
 
 template <class F>
 __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], const bf16* x, const int* ids, bf16* out,
-                                                 int E, int S, int T, int I, int H) {
+                                                 int E, int S, int T, int I, int H, int repeats) {
     __shared__ Exchange<F, 2> exchange;
     allow_next_launch();
     wait_for_previous_launch();
     const Place<F> at(I, H);
-    const int own = blockIdx.y, expert = load_fresh(ids + own), tile = blockIdx.x * F::TEAMS + at.team;
+    const int own = blockIdx.y, expert = ids[own], block_first = blockIdx.x * F::TEAMS * repeats;
+    const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team;
     if ((u32)expert >= (u32)E) {
-        const int output = blockIdx.x * F::TEAMS * TILE_N + threadIdx.x;
-        if (threadIdx.x < F::TEAMS * TILE_N && output < I) out[(size_t)own * I + output] = rounded(0.0f);
+        for (int output = block_first * TILE_N + threadIdx.x; output < min(tile_end * TILE_N, I); output += F::THREADS)
+            out[(size_t)own * I + output] = rounded(0.0f);
         return;  // no barrier follows
     }
-    if (tile >= at.tiles) return;  // all of its team: no barrier of theirs follows
-    const size_t offset = at.offset(expert, tile);
+    if (first >= tile_end) return;  // all of its team: no barrier of theirs follows
     Stream<F, 2, 2> stream;
-    stream.start(experts, offset, at);
+    stream.start(experts, at.offset(expert, first), at);
     const int base = own / 32 * 32, slot = base + at.lane;
-    const u32 mask = __ballot_sync(0xffffffffu, slot < S && load_fresh(ids + min(slot, S - 1)) == expert);
+    const u32 mask = __ballot_sync(0xffffffffu, slot < S && ids[slot] == expert);
     if (base + __ffs(mask) - 1 != own) return;  // another block's; the same for all warps
     const int count = __popc(mask);
     const float scale_gate = experts[0].scale(expert), scale_up = experts[1].scale(expert);
     for (int begin = 0; begin < count; begin += GROUP_ROWS) {
+        size_t offset = at.offset(expert, first);
         if (begin > 0) stream.start(experts, offset, at);
         const int rows = min(GROUP_ROWS, count - begin);
         GlobalRow<F> row;
         row.row = at.g < rows ? x + (size_t)((base + nth_bit(mask, begin + at.g)) / T) * H : nullptr;
-        multiply_rows(stream, exchange, experts, offset, offset, false, row, rows, tile, at,
-                      [&](int i, int output, const float (&sums)[2]) {
-                          out[(size_t)(base + nth_bit(mask, begin + i)) * I + output] =
-                              activated(sums[0] * scale_gate, sums[1] * scale_up);
-                      });
+#pragma unroll 1
+        for (int tile = first; tile < tile_end; tile += F::TEAMS, offset += at.stride())
+            multiply_rows(stream, exchange, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row, rows, tile,
+                          at, [&](int i, int output, const float (&sums)[2]) {
+                              out[(size_t)(base + nth_bit(mask, begin + i)) * I + output] =
+                                  activated(sums[0] * scale_gate, sums[1] * scale_up);
+                          });
     }
 }
 
@@ -88,6 +91,7 @@ template <class F, class Weights>
 __device__ __forceinline__ void pairwise_down(Weights& stream, const Experts (&experts)[1], const bf16* h, const int* ids,
                                               const float* weights, bf16* out, int E, int T, int H, int I) {
     __shared__ float partial[F::TEAMS][F::CHAINS][TILE_N];
+    __shared__ float scales[F::TEAMS], shares[F::TEAMS];  // of the choices at hand: no scale, no such expert
     allow_next_launch();
     const Place<F> at(H, I);
     const int tile = blockIdx.x, token = blockIdx.y;
@@ -102,6 +106,10 @@ __device__ __forceinline__ void pairwise_down(Weights& stream, const Experts (&e
     float total = 0.0f;
     for (int first = 0; first < T; first += F::TEAMS) {
         const int t = first + at.team, expert = expert_of(t);
+        if (at.warp_k == 0 && at.lane == 0) {
+            scales[at.team] = expert >= 0 ? experts[0].scale(expert) : 0.0f;
+            shares[at.team] = t < T ? weights[t] : 0.0f;
+        }
         if (expert >= 0) {
             const size_t offset = at.offset(expert, tile);
             if (first > 0 || expert != early) stream.start(experts, offset, at);
@@ -115,14 +123,14 @@ __device__ __forceinline__ void pairwise_down(Weights& stream, const Experts (&e
         }
         __syncthreads();
         for (int c = 0; threadIdx.x < TILE_N && c < min(F::TEAMS, T - first); ++c) {
-            const int own = expert_of(first + c);
-            if (own < 0) continue;
+            if (scales[c] == 0.0f) continue;
             float sum = 0.0f;
-            for (int chain = 0; chain < at.chains; ++chain) sum += partial[c][chain][threadIdx.x];
-            const float y = __bfloat162float(rounded(sum * experts[0].scale(own)));
-            total = fmaf(y, weights[first + c], total);
+#pragma unroll
+            for (int chain = 0; chain < F::CHAINS; ++chain)
+                if (F::STATIC_K > 0 || chain < at.chains) sum += partial[c][chain][threadIdx.x];
+            total = fmaf(__bfloat162float(rounded(sum * scales[c])), shares[c], total);
         }
-        __syncthreads();
+        if (first + F::TEAMS < T) __syncthreads();
     }
     const int output = tile * TILE_N + threadIdx.x;
     if (threadIdx.x < TILE_N && output < H) out[(size_t)token * H + output] = rounded(total);
@@ -137,9 +145,9 @@ __device__ __forceinline__ void pairwise_down(Weights& stream, const Experts (&e
         const bf16* __restrict__ x,            /* [M, H] */                                                        \
         const int* __restrict__ ids,           /* [M, T] */                                                        \
         bf16* __restrict__ out,                /* [M, T, I] */                                                     \
-        int E, int S, int T, int I, int H) {                                                                       \
+        int E, int S, int T, int I, int H, int repeats) {                                                          \
         const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                           \
-        pairwise_gate_up<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>>(experts, x, ids, out, E, S, T, I, H);             \
+        pairwise_gate_up<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>>(experts, x, ids, out, E, S, T, I, H, repeats);    \
     }                                                                                                              \
     extern "C" __global__ void PAIRWISE_BOUNDS pairwise_down_##NAME(                                               \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \

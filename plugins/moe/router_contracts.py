@@ -160,7 +160,7 @@ def exact_sort(ids: Array, experts: int) -> tuple[Array, Array]:
 
 
 def exact_work(offsets: Array) -> Array:
-    """Return the work list ``[E, 4]``: (expert, begin, end, count) of each of count experts that have slots, in order."""
+    """Return the work list ``[E, 4]``: (expert, begin, end, count) of each of the count experts that have slots."""
     owners = np.flatnonzero(np.diff(offsets))
     work = np.zeros((len(offsets) - 1, 4), np.int64)
     work[:, 0], work[:, 3] = -1, len(owners)

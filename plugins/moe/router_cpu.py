@@ -49,8 +49,8 @@ def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: 
     """Write the slots of ``ids [M, T]`` int32 by expert, then by slot, and where each expert's slots begin.
 
     ``out_slots [M*T]`` and ``out_offsets [experts + 1]`` are int32, and so is the work list ``out_work [experts, 4]``:
-    (expert, begin, end, 0) for each expert that has slots, in order, then (-1, 0, 0, 0). A slot of id -1 is left out;
-    -1 fills the end. Any other id outside the experts raises ContractError.
+    (expert, begin, end, count) for each of count experts that have slots, in order, then (-1, 0, 0, count). A slot of
+    id -1 is left out; -1 fills the end. Any other id outside the experts raises ContractError.
     """
     check_ids("moe_sort_by_expert", ids, experts)
     start = 0
@@ -61,8 +61,8 @@ def moe_sort_by_expert(ids: Array, experts: int, out_slots: Array, out_offsets: 
         start += slots.size
     out_offsets[experts] = start
     out_slots[start:] = -1
-    out_work[...] = (-1, 0, 0, 0)
     owners = np.flatnonzero(np.diff(out_offsets))
+    out_work[...] = (-1, 0, 0, owners.size)
     out_work[: owners.size, :3] = np.stack([owners, out_offsets[owners], out_offsets[owners + 1]], axis=1)
 
 

@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
         offsets[expert] = below;
         // Those without slots are behind all that have some.
         int4* const place = reinterpret_cast<int4*>(work) + (own > 0 ? rank : count + expert - rank);
-        *place = own > 0 ? make_int4(expert, below, below + own, 0) : make_int4(-1, 0, 0, 0);
+        *place = own > 0 ? make_int4(expert, below, below + own, count) : make_int4(-1, 0, 0, count);
     }
     int place = below;
     for (int first = 0; own > 0 && first < slots; first += AHEAD * 32) {

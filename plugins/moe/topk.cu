@@ -21,6 +21,11 @@ __device__ __forceinline__ u32 key_of(float v) {
     return v != v ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// The value that a key was made of.
+__device__ __forceinline__ float value_of(u32 key) {
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
 struct Choice {
     u32 key = 0xffffffffu;
     int expert = -1;
@@ -39,9 +44,10 @@ struct Scores {
         const float logit = as_float(logits[expert]);
         return key_of(SIGMOID && bias ? sigmoid(logit) + bias[expert] : logit);
     }
-    __device__ __forceinline__ float weight(int expert, float largest) const {
-        const float logit = as_float(logits[expert]);
-        return SIGMOID ? sigmoid(logit) : expf(logit - largest);
+    // The weight before it is renormalised; ``largest`` is the key of the first choice.
+    __device__ __forceinline__ float weight(int expert, u32 key, u32 largest) const {
+        if (SIGMOID) return sigmoid(bias ? as_float(logits[expert]) : value_of(key));
+        return expf(value_of(key) - value_of(largest));
     }
 };
 
@@ -75,28 +81,28 @@ __device__ __forceinline__ void choose(const T* logits, const float* bias, int* 
         for (int i = 0; i < HELD; ++i) held[i] = i * 32 + lane < E ? scores.key(i * 32 + lane) : 0;
     }
     Choice last;
-    float largest = 0.0f, sum = 0.0f;
+    float sum = 0.0f, weight = 0.0f;
+    u32 largest = 0;
     for (int first = 0; first < top_k; first += 32) {  // 32 choices at a time, one a lane
         const int count = min(32, top_k - first);
         int own = -1;
+        u32 own_key = 0;
         for (int i = 0; i < count; ++i) {
             const Choice best = next_choice<IS_HELD>(scores, held, E, last, lane);
-            const bool is_there = best.key != 0;
-            if (is_there) last = best;
-            if (lane == i && is_there) own = best.expert;
+            if (best.key == 0) continue;
+            last = best;
+            if (largest == 0) largest = best.key;
+            if (lane == i) own = best.expert, own_key = best.key;
         }
-        if (first == 0) {
-            const int top = __shfl_sync(0xffffffffu, own, 0);
-            largest = top >= 0 ? as_float(logits[top]) : 0.0f;
-        }
-        const float weight = own >= 0 ? scores.weight(own, largest) : 0.0f;
+        weight = own >= 0 ? scores.weight(own, own_key, largest) : 0.0f;
         for (int i = 0; i < count; ++i) sum += __shfl_sync(0xffffffffu, weight, i);
-        if (lane < count) {
-            ids[first + lane] = own >= 0 ? own : 0;
-            weights[first + lane] = weight;
-        }
+        if (lane < count) ids[first + lane] = own >= 0 ? own : 0;
+        if (lane < count && top_k > 32) weights[first + lane] = weight;
     }
-    for (int i = lane; i < top_k; i += 32) weights[i] = sum > 0.0f ? __fdiv_rn(weights[i], sum) : 0.0f;  // its own ones
+    for (int i = lane; i < top_k; i += 32) {  // its own ones
+        const float own = top_k > 32 ? weights[i] : weight;
+        weights[i] = sum > 0.0f ? __fdiv_rn(own, sum) : 0.0f;
+    }
 }
 
 #define TOPK(NAME, T, SIGMOID)                                                                                     \

@@ -8,7 +8,7 @@ from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.moe import expert_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.registry.backends.request import EntryResources
-from kernel_muster.registry.backends.workspace import Counters, Scratch
+from kernel_muster.registry.backends.workspace import Scratch
 from kernel_muster.registry.contracts import Case, random_weight
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.nvfp4 import transpose
@@ -76,34 +76,31 @@ def test_split_of_experts_depends_on_depth(depth, split, chains):
     assert (found.name, found.chains) == (split, chains)
 
 
-def grouped_plans(backend, contract, dims):
-    args = bound(contract, dims)
-    prepared = {
-        name: to_mma_layout(args.arguments[name]) for name in ("w_gate", "w_up", "w_down") if name in args.arguments
-    }
-    return backend.plan(bound(contract, dims, **prepared), {})
+def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
+    def grid(slots, depth=2048, features=512):
+        return expert_launch.shares_of("gate_up", features, depth, 256, slots, 132).grid
+
+    assert grid(8) == (8 * 32, 1, 1)  # no more blocks than tiles
+    assert grid(64) == grid(1024) == (5 * 132, 1, 1)
+    assert grid(64, depth=3072) == (4 * 132, 1, 1)
 
 
-def test_grouped_experts_have_no_more_groups_than_slots():
-    dims = {"M": 1, "E": 40, "T": 2, "top_k": 2, "H": 1024, "I": 48}
-    (plan,) = grouped_plans(expert_launch.GROUPED_GATE_UP, "moe_w4a16_grouped_gate_up", dims)
-    assert (plan.entry, plan.grid) == ("grouped_gate_up_to_1024", (2, 2, 1))
+def test_many_slots_have_blocks_for_every_expert():
+    shares = expert_launch.shares_of("down", 2048, 512, 256, 1025, 132)
+    assert (shares.repeats, shares.grid) == (4, (128 // 4 // 4, 256, 1))
+    with pytest.raises(ContractError, match="70000 experts may have rows, expected at most 65535"):
+        expert_launch.shares_of("down", 2048, 512, 70000, 70000, 132)
 
 
-def test_atomic_down_clears_and_rounds_sums_that_its_launches_share():
+def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch):
+    monkeypatch.setattr(expert_launch, "_multiprocessors", lambda device: 132)
     dims = {"M": 3, "E": 4, "T": 2, "top_k": 2, "S": 6, "H": 48, "I": 16}
-    clear, add, round_ = grouped_plans(expert_launch.GROUPED_DOWN_ATOMIC, "moe_w4a16_grouped_down_atomic_c4", dims)
-    sums = Scratch(4 * 3 * 48, "sums")
-    assert [plan.entry for plan in (clear, add, round_)] == ["clear_sums", "grouped_down_atomic_to_512", "round_sums"]
-    assert all(sums in plan.arguments for plan in (clear, add, round_))
-    assert add.grid == (1, 4, 1)
-
-
-def test_tiles_of_a_block_never_shrink_with_more_slots():
-    for form in ("gate_up", "down"):
-        found = [expert_launch.repeats_of(form, slots) for slots in (1, 8, 64, 65, 512, 1 << 20)]
-        assert found == sorted(found)
-        assert found[0] == 1
+    contract = "moe_w4a16_grouped_down_atomic_c4"
+    weight = to_mma_layout(bound(contract, dims).arguments["w_down"])
+    plans = expert_launch.GROUPED_DOWN_ATOMIC.plan(bound(contract, dims, w_down=weight), {})
+    assert [plan.entry for plan in plans] == ["clear_sums", "grouped_down_atomic_to_512", "round_sums"]
+    assert all(Scratch(4 * 3 * 48, "sums") in plan.arguments for plan in plans)
+    assert plans[1].grid == (3, 1, 1)  # three tiles of four experts, four teams a block
 
 
 # Attention
@@ -116,20 +113,22 @@ def test_attention_has_a_cluster_for_every_eight_heads_of_a_key_head():
 
 @pytest.mark.parametrize(
     ("teams", "longest", "clusters"),
-    [(2, 1024, 1), (2, 1025, 2), (2, 4096, 4), (2, 1 << 20, 8), (32, 1 << 20, 2), (64, 1 << 20, 1), (1000, 4096, 1)],
+    [(2, 256, 1), (2, 257, 2), (2, 4096, 16), (2, 1 << 20, 32), (32, 1 << 20, 8), (256, 1 << 20, 1), (1000, 4096, 1)],
 )
 def test_attention_of_few_rows_shares_long_contexts_among_clusters(teams, longest, clusters):
     assert paged_launch.clusters_a_team(teams, longest) == clusters
 
 
-def test_attention_shared_among_clusters_has_scratch_for_every_piece():
-    (plan,) = paged_launch.DECODE.plan(attention(L=1125, P=1125, longest=9000), {"paged_decode_d128": CLUSTERED})
-    scratch = next(value for value in plan.arguments if isinstance(value, Scratch))
-    counters = next(value for value in plan.arguments if isinstance(value, Counters))
-    teams = 2 * 2
-    assert plan.grid == (8 * teams * 8, 1, 1)
-    assert scratch.size_bytes == teams * 8 * 4 * (8 * 128 + 8 * 32)  # pieces of FP32 results, and 32 floats a rank
-    assert counters.size_bytes == 4 * teams * 8
+def test_attention_shared_among_clusters_has_scratch_for_every_piece_and_combines_them():
+    entries = {"paged_decode_d128": CLUSTERED}
+    shared, combined = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), entries)
+    slices, counts = (value for value in shared.arguments if isinstance(value, Scratch))
+    teams, ranks = 2 * 2 * 2, 8
+    assert shared.grid == (32 * teams * ranks, 1, 1)
+    assert slices.size_bytes == teams * 32 * 4 * (8 * 128 + ranks * 32)  # pieces of FP32 results, and 32 floats a rank
+    assert counts.size_bytes == 4 * teams
+    assert (combined.entry, combined.grid) == ("paged_decode_combine_d128", (teams * 8, 1, 1))
+    assert combined.arguments[:2] == (slices, counts)
 
 
 def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():

@@ -244,14 +244,14 @@ def test_sort_by_expert_is_stable_and_counts_experts_without_tokens():
     slots, offsets, work = sort(np.array([[5, 0], [0, 3], [5, 0]], np.int32))
     assert slots.tolist() == [1, 2, 5, 3, 0, 4]
     assert offsets.tolist() == [0, 3, 3, 3, 4, 4, 6]
-    assert work.tolist() == [[0, 0, 3, 0], [3, 3, 4, 0], [5, 4, 6, 0], *[[-1, 0, 0, 0]] * 3]
+    assert work.tolist() == [[0, 0, 3, 3], [3, 3, 4, 3], [5, 4, 6, 3], *[[-1, 0, 0, 3]] * 3]
 
 
 def test_sort_by_expert_leaves_absent_choices_out_and_fills_the_end():
     slots, offsets, work = sort(np.array([[5, -1], [-1, -1], [5, 0]], np.int32))
     assert slots.tolist() == [5, 0, 4, -1, -1, -1]
     assert offsets.tolist() == [0, 1, 1, 1, 1, 1, 3]
-    assert work.tolist() == [[0, 0, 1, 0], [5, 1, 3, 0], *[[-1, 0, 0, 0]] * 4]
+    assert work.tolist() == [[0, 0, 1, 2], [5, 1, 3, 2], *[[-1, 0, 0, 2]] * 4]
 
 
 def test_sort_by_expert_without_tokens_writes_all_offsets():
@@ -314,7 +314,7 @@ def test_grouped_with_an_order_that_leaves_a_slot_out_is_refused(slots, offsets,
     assert np.isnan(out.astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(("place", "wrong"), [((0, 0), 1), ((1, 1), 0), ((2, 2), 2), ((3, 0), 3)])
+@pytest.mark.parametrize(("place", "wrong"), [((0, 0), 1), ((1, 1), 0), ((2, 2), 2), ((3, 0), 3), ((0, 3), 2)])
 def test_grouped_with_a_work_list_of_other_offsets_is_refused(place, wrong):
     layer = Layer()
     slots, offsets, work = sort(np.array([[0, 1, 2]], np.int32))
