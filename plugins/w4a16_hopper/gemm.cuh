@@ -8,11 +8,14 @@
 // are the B operand in shared memory, a bulk tensor copy away. The result has weight rows as M, tokens as N.
 //
 // A block is one producer warpgroup and WARPGROUPS consumers of 64 rows each, all over TOKENS tokens. A ring of STAGES
-// holds SPAN chunks each.
+// holds SPAN chunks each. Of the producer, one thread loads x and one thread each the weights of a consumer.
 //
-// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what
-// is left is one line of tiles x stages, cut into equal shares. Who has the beginning of a tile adds the
-// sums of the others in rising order of k, and rounds once: the order depends on (M, N, K, workers), on nothing else.
+// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what is left is
+// one line of tiles x stages, cut into equal shares. Who has the beginning of a tile adds the sums of the others in rising
+// order of k, and rounds once: the order depends on the form, (M, N, K), workers and `whole`, on nothing else.
+//
+// Lost here: clusters that share x by multicast, or a tile over shared memory; tiles of 2 x 64 rows a warpgroup; two
+// blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk.
 #pragma once
 #include "hopper.cuh"
 #include "nvfp4_mma.cuh"
@@ -42,11 +45,11 @@ struct Form {
     static constexpr int PARTIAL_FLOATS = ROWS * TOKENS;
     // Registers a thread: all get the same at launch, then the producer gives most of its own to the consumers.
     static constexpr int PRODUCER = WARPGROUPS == 2 ? 40 : 32;
-    static constexpr int CONSUMER = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
+    static constexpr int CONSUMER = WARPGROUPS == 2 ? 232 : 160;
     static constexpr int AT_LAUNCH = 65536 / THREADS / 8 * 8;
     static_assert(PRODUCER + WARPGROUPS * CONSUMER <= (WARPGROUPS + 1) * AT_LAUNCH, "more registers than there are");
-    // Warps of the producer: one for x, the others share the chunks of weights.
-    static constexpr int CHUNK_LOADERS = WARPGROUPS < 3 ? WARPGROUPS : 3, LOADERS = 1 + CHUNK_LOADERS;
+    static constexpr int LOADERS = 1 + WARPGROUPS;  // warps of the producer that load
+    static_assert(LOADERS <= 4, "a warpgroup has four warps");
 };
 
 // One piece of work: a tile, or a part of its K.
@@ -114,61 +117,45 @@ struct Ring {
     }
 };
 
-// --- the producer: one thread of each of its warps that load ---
+// --- the producer: loader 0 brings x, loader 1 + i the weights of consumer i ---
 
 template <class F>
 struct Producer {
-    static constexpr int MINE = (F::WARPGROUPS + F::CHUNK_LOADERS - 1) / F::CHUNK_LOADERS;
     const TensorMap& x;
     const u8* weight;
     const Schedule& schedule;
     int row_blocks, chunks_a_block, loader;
     u64 policy;
-    const u8* chunks[MINE];  // of the piece at hand, at k = 0
+    const u8* chunks;  // of the piece at hand, at k = 0
     int token;
-
-    __device__ __forceinline__ bool loads_x() const { return loader == 0; }
-    __device__ __forceinline__ int chunk(int i) const { return i * F::CHUNK_LOADERS + loader - 1; }
 
     __device__ __forceinline__ void begin(const Piece& p) {
         int row_tile, token_tile;
         schedule.place(p.tile, row_tile, token_tile);
         token = token_tile * F::TOKENS;
-#pragma unroll
-        for (int i = 0; i < MINE; ++i) {
-            // A block beyond N repeats the last one; its results are not stored.
-            const int block = min(row_tile * F::WARPGROUPS + chunk(i), row_blocks - 1);
-            chunks[i] = weight + (size_t)block * chunks_a_block * CHUNK_BYTES;
-        }
-    }
-    __device__ __forceinline__ void expect(const Ring<F>& ring) const {
-        u32 size_bytes = loads_x() ? F::X_BYTES : 0;
-#pragma unroll
-        for (int i = 0; i < MINE; ++i) size_bytes += !loads_x() && chunk(i) < F::WARPGROUPS ? F::SPAN * CHUNK_BYTES : 0;
-        barrier_expect(ring.full(), size_bytes);
+        // A block beyond N repeats the last one; its results are not stored.
+        const int block = min(row_tile * F::WARPGROUPS + loader - 1, row_blocks - 1);
+        chunks = weight + (size_t)block * chunks_a_block * CHUNK_BYTES;
     }
     __device__ __forceinline__ void copy(const Ring<F>& ring, int step) const {
-        if (loads_x()) {
-#pragma unroll
-            for (int i = 0; i < F::SPAN; ++i)
-                copy_tile(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
+        constexpr u32 WEIGHT_BYTES = F::SPAN * CHUNK_BYTES;
+        barrier_expect(ring.full(), loader ? WEIGHT_BYTES : F::X_BYTES);
+        if (loader) {
+            copy_bulk(ring.w(loader - 1, 0), chunks + step * WEIGHT_BYTES, WEIGHT_BYTES, ring.full(), policy);
             return;
         }
 #pragma unroll
-        for (int i = 0; i < MINE; ++i)
-            if (chunk(i) < F::WARPGROUPS)
-                copy_bulk(ring.w(chunk(i), 0), chunks[i] + step * (F::SPAN * CHUNK_BYTES), F::SPAN * CHUNK_BYTES,
-                          ring.full(), policy);
+        for (int i = 0; i < F::SPAN; ++i)
+            copy_tile(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
     }
     __device__ __forceinline__ void run(Ring<F> ring) {
         // x may be what the launch before writes; weights never are.
-        if (loads_x()) wait_for_previous_launch();
+        if (loader == 0) wait_for_previous_launch();
         for_each_piece(schedule, [&](const Piece& p) {
             begin(p);
 #pragma unroll 1
             for (int step = p.begin; step < p.end; ++step, ring.next()) {
                 barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
-                expect(ring);
                 copy(ring, step);
             }
         });
@@ -186,8 +173,8 @@ struct Consumer {
     float sums[SUMS];
     u32 a[2][4][4];  // two chunks of 64 rows x 64 k: one is multiplied while the other is decoded
 
-    // A scale's byte as a pair of BF16. Shift and add would go to the integer units, which decoding keeps busy (125 cycles
-    // a chunk, 111 like this): a product goes to the others.
+    // A scale's byte as a pair of BF16. Shift and add would go to the integer units, which decoding keeps busy; a product
+    // goes to others (H200: 125 cycles a chunk, 111 like this).
     __device__ __forceinline__ u32 pair_of_scale(u32 four, int byte) const {
         return __byte_perm(four, 0, 0x4040 | (byte << 8) | byte) * sixteen + SCALE_BASE;
     }
@@ -209,8 +196,8 @@ struct Consumer {
         for (int i = 0; i < 4; ++i) Wgmma<F::TOKENS>::run(sums, a[SET][i], b + 2 * i, i ? 1 : accumulate);
         wgmma_commit();
     }
-    // Decodes a chunk while the one before is multiplied, then multiplies it. When that one before is done, its registers
-    // are free, and its stage if it was the last there. With one chunk a stage the sets of registers alternate by stage.
+    // Decodes a chunk while the one before is multiplied, then multiplies it. When that one before is done, its
+    // registers are free, and its stage if it was the last there. With one chunk a stage the sets alternate by stage.
     //
     // Decoding between the four wgmma of the chunk before was slower: each needs a fence of its own then.
     template <int SET>
@@ -250,23 +237,22 @@ struct Consumer {
         for (int j = 0; j < SUMS; ++j) asm volatile("" : "+f"(sums[j])::"memory");  // not before the wait
     }
 
-    // Sums of a piece that begins inside a tile, for the worker that has its beginning.
     __device__ __forceinline__ int place_of_partial() const { return group * SUMS / 4 * 128 + warp * 32 + lane; }
+    // Sums of a piece that begins inside a tile, for the worker that has its beginning.
     __device__ __forceinline__ void hand_over(float* partials, u32* flags, int worker) {
         float4* to = reinterpret_cast<float4*>(partials + (size_t)worker * F::PARTIAL_FLOATS) + place_of_partial();
 #pragma unroll
         for (int j = 0; j < SUMS; j += 4)
             __stcg(to + j / 4 * 128, make_float4(sums[j], sums[j + 1], sums[j + 2], sums[j + 3]));
         warpgroup_barrier(group + 1);  // the release below covers what all threads wrote before it
-        if (warp == 0 && lane == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + worker * F::WARPGROUPS + group) : "memory");
+        if (warp == 0 && lane == 0) store_release(flags + worker * F::WARPGROUPS + group, 1);
     }
     // Adds the sums of workers first .. last - 1, in this order; all wait at once, and several loads are in flight.
     __device__ __forceinline__ void take_over(const float* partials, u32* flags, int first, int last) {
         for (int other = first + warp * 32 + lane; other < last; other += 128) {
             u32* flag = flags + other * F::WARPGROUPS + group;
-            u32 is_there;
-            do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
-            while (!is_there);
+            while (!load_acquire(flag)) {
+            }
             *flag = 0;  // for the next launch
         }
         warpgroup_barrier(group + 1);
@@ -351,7 +337,8 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
         fewer_registers<F::PRODUCER>();
         const int loader = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
         if (loader < F::LOADERS && threadIdx.x % 32 == 0) {
-            const int row_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS, chunks_a_block = (K + 2 * CHUNK_K - 1) / (2 * CHUNK_K) * 2;
+            const int row_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS;
+            const int chunks_a_block = (K + 2 * CHUNK_K - 1) / (2 * CHUNK_K) * 2;
             Producer<F> producer{x, weight, s, row_blocks, chunks_a_block, loader, l2_policy(s.token_tiles == 1)};
             producer.run(ring);
         }

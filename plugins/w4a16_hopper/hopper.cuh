@@ -49,6 +49,17 @@ __device__ __forceinline__ void warpgroup_barrier(u32 number) {
     asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
+// --- flags in device memory ---
+
+__device__ __forceinline__ void store_release(u32* p, u32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
 // --- bulk copies; the barrier counts their bytes ---
 
 __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 size_bytes, u32 barrier, u64 policy) {
