@@ -46,8 +46,8 @@ def split_of(depth: int) -> Split:
     return next((split for most, split in _UP_TO if depth <= most), _ANY)
 
 
-# Up to so many slots all tiles are shared out equally among as many blocks as fit the device. More slots may give experts
-# very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
+# Up to so many slots all tiles are shared out equally among as many blocks as fit the device. More slots may give
+# experts very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
 FEW_SLOTS = 1024
 _REPEATS = {"gate_up": 2, "down": 4}
 _BLOCKS_A_MULTIPROCESSOR = {True: 5, False: 4}  # grouped.cuh: where K is known, else
