@@ -23,6 +23,7 @@ def dense_peers(data: DenseData, rows: int) -> tuple[Contestant, ...]:
         ("cuBLAS bf16", "torch", cublas_bf16, False),
         ("Humming", "humming-kernels", humming, False),
         ("bitsandbytes NF4", "bitsandbytes", bitsandbytes_nf4, False),
+        ("QuACK", "quack-kernels", quack, True),
         ("GemLite NVFP4", "gemlite", gemlite_nvfp4, True),
         ("GemLite MXFP4", "gemlite", gemlite_mxfp4, True),
     )
@@ -130,6 +131,30 @@ def bitsandbytes_nf4(data: DenseData, rows: int) -> Entry | Absent:
     multiply = torch.ops.bitsandbytes.gemm_4bit
     launches = tuple(partial(multiply, x, codes, shape, scales, 64, "nf4") for codes, scales in copies)
     return _of_own_format(launches, x, weight, size, _flops(data, rows))
+
+
+def quack(data: DenseData, rows: int) -> Entry | Absent:
+    """Return QuACK's NVFP4 kernel, by plain launches as all others; each of its tiles is compiled at its first use."""
+    import torch
+    from quack.gemm_w4 import gemm_w4a16, prepare_w4_weight
+
+    scales = as_torch(data.weight.block_scale).view(torch.float8_e4m3fn)
+    blob, packed_scales = prepare_w4_weight(as_torch(data.weight.packed), scales, wformat="nvfp4")
+    size = blob.numel() * blob.element_size() + packed_scales.numel() * packed_scales.element_size()
+    copies = [(blob, packed_scales)]
+    copies += [(blob.clone(), packed_scales.clone()) for _ in range(copies_of(size) - 1)]
+    x, out = _operands(data, rows)
+    launch = partial(
+        gemm_w4a16,
+        x,
+        tensor_scale=float(data.weight.global_scale_decode),
+        out=out,
+        n_out=data.features,
+        use_pdl=False,
+        wformat="nvfp4",
+    )
+    launches = tuple(partial(launch, blob=codes, sf=scale) for codes, scale in copies)
+    return Entry(launches, out, size, _flops(data, rows), is_torch=True)
 
 
 def gemlite_nvfp4(data: DenseData, rows: int) -> Entry | Absent:
