@@ -43,9 +43,11 @@ class DecodeEngine:
             self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
         self._rungs: dict[int, Rung] = {}
         self._verifies: dict[tuple[tuple[int, int], tuple[int, ...]], VerifyStep] = {}
-        # The host gains nothing from a recording, and padding costs it.
+        # The host gains nothing from a recording, and padding costs it; a model that reads prompts in a way of its own
+        # goes on doing so.
+        is_eager = model.memory.is_host or type(model).prefill is not Model.prefill
         self._prefill: Callable[..., Iterator[Pass]] | None = (
-            model.prefill if model.memory.is_host else Prefill(model, self.state, self._pages)
+            model.prefill if is_eager else Prefill(model, self.state, self._pages)
         )
         self._fed: list[SequenceState] = []  # whose tokens the next step finds in the buffers
 
