@@ -15,7 +15,7 @@ from typing import Any
 from kernel_muster.bench.contestants import Contestant, Entry, Launch, copied, found, poisoned, read_kernel
 from kernel_muster.bench.families import BenchFamily
 from kernel_muster.bench.moe_data import MOST_ROWS, MoeData, Routing, make_moe_data
-from kernel_muster.bench.moe_peers import moe_peers
+from kernel_muster.bench.moe_peers import Peers
 from kernel_muster.bench.problem import Problem, Request, Shape
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.errors import UsageError
@@ -133,14 +133,14 @@ def problems(kernels: Lookups, request: Request) -> Iterator[Problem]:
     """Yield every layer of experts at every row count."""
     for name, experts, choices, hidden, intermediate in request.shapes or shapes_of(request.models):
         data = make_moe_data(experts, choices, hidden, intermediate)
-        block = Block(kernels, data)
+        block, peers = Block(kernels, data), Peers(data)
         for rows in request.rows:
             routings = data.routings(rows)
             size = f"{experts} experts, top {choices}, {hidden} / {intermediate}"
-            peers = moe_peers(data, rows, routings) if request.peers else ()
+            others = peers.contestants(rows, routings) if request.peers else ()
             # Every launch writes the same output, so that the last routing is what is judged.
             error = partial(data.error, expected=data.expected(routings[-1]))
-            contestants = (read_kernel(kernels, _read_bytes(data, routings)), *ours(block, rows, routings), *peers)
+            contestants = (read_kernel(kernels, _read_bytes(data, routings)), *ours(block, rows, routings), *others)
             yield Problem(name, size, rows, contestants, error, LARGEST_ERROR)
 
 

@@ -1,7 +1,7 @@
 """Peers of routed experts, by their public interfaces; routing is made before and never in their time."""
 
 import json
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,40 @@ _COPIES = 2
 Routings = tuple[Routing, ...]
 
 
-def moe_peers(data: MoeData, rows: int, routings: Routings) -> tuple[Contestant, ...]:
-    """Return all peers that know experts."""
-    makers = (
-        ("torch bf16 grouped_mm", "torch", torch_grouped),
-        ("torch bf16 gather + bmm", "torch", torch_gathered),
-        ("Humming indexed", "humming-kernels", humming),
-    )
-    return tuple(
-        Contestant(name, "peer", partial(_if_installed, package, make, data, rows, routings))
-        for name, package, make in makers
-    )
+class Peers:
+    """The peers that know experts, with their own copies of one layer's weights, made once for all row counts."""
+
+    def __init__(self, data: MoeData) -> None:
+        self.data = data
+
+    def contestants(self, rows: int, routings: Routings) -> tuple[Contestant, ...]:
+        """Return all of them for some rows."""
+        makers = (
+            ("torch bf16 grouped_mm", "torch", torch_grouped),
+            ("torch bf16 gather + bmm", "torch", torch_gathered),
+            ("Humming indexed", "humming-kernels", humming),
+        )
+        return tuple(
+            Contestant(name, "peer", partial(_if_installed, package, make, self, rows, routings))
+            for name, package, make in makers
+        )
+
+    @cached_property
+    def bf16(self) -> list[tuple[Any, Any]]:
+        """Gate and up ``[E, 2I, H]``, and down ``[E, H, I]``, dequantised; a pair a copy."""
+        up, down = _dequantized(self.data, "gate", "up"), _dequantized(self.data, "down")
+        return [(up, down)] + [(up.clone(), down.clone()) for _ in range(_COPIES - 1)]
+
+    @cached_property
+    def humming(self) -> tuple[Any, Any]:
+        """Humming's layers for gate and up, and for down."""
+        return _humming_layer(self.data, "gate", "up"), _humming_layer(self.data, "down")
 
 
-def _if_installed(package: str, make: Any, data: MoeData, rows: int, routings: Routings, stream: Any) -> Entry | Absent:
+def _if_installed(package: str, make: Any, peers: Peers, rows: int, routings: Routings, stream: Any) -> Entry | Absent:
     if installed(package) is None:
         return Absent(f"{package} is not installed")
-    made: Entry | Absent = make(data, rows, routings)
+    made: Entry | Absent = make(peers, rows, routings)
     return made
 
 
@@ -49,11 +66,6 @@ def _dequantized(data: MoeData, *names: str) -> Any:
             experts.append((table[codes] * step).bfloat16())
         parts.append(torch.stack(experts))
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-
-
-def _bf16_weights(data: MoeData) -> list[tuple[Any, Any]]:
-    up, down = _dequantized(data, "gate", "up"), _dequantized(data, "down")
-    return [(up, down)] + [(up.clone(), down.clone()) for _ in range(_COPIES - 1)]
 
 
 def _activated(both: Any) -> Any:
@@ -78,11 +90,11 @@ def _entry(data: MoeData, rows: int, routings: Routings, run: Any, bytes_a_weigh
     return Entry(launches, out, size, is_torch=True)
 
 
-def torch_grouped(data: MoeData, rows: int, routings: Routings) -> Entry | Absent:
+def torch_grouped(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
     """Return torch's grouped BF16 product on dequantised weights; tokens are sorted before."""
     import torch
 
-    weights = _bf16_weights(data)
+    data, weights = peers.data, peers.bf16
     x = as_torch(data.x[:rows])
     sorted_ = {}
     for routing in routings:
@@ -100,13 +112,13 @@ def torch_grouped(data: MoeData, rows: int, routings: Routings) -> Entry | Absen
     return _entry(data, rows, routings, run, 2)
 
 
-def torch_gathered(data: MoeData, rows: int, routings: Routings) -> Entry | Absent:
+def torch_gathered(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
     """Return torch's BF16 batch product on weights that are gathered for every choice."""
-    if rows > 16:
-        return Absent("a copy of the weights for every choice: only up to 16 rows")
+    if rows > 4:
+        return Absent("a copy of the weights for every choice: only up to 4 rows")
     import torch
 
-    weights = _bf16_weights(data)
+    data, weights = peers.data, peers.bf16
     x = as_torch(data.x[:rows])
     chosen = {id(one): (as_torch(one.ids).flatten().long(), _shares(one)) for one in routings}
 
@@ -141,15 +153,15 @@ def _aligned(ids: Any, experts: int, block: int) -> tuple[Any, Any, Any]:
     return one, two, three
 
 
-def humming(data: MoeData, rows: int, routings: Routings) -> Entry | Absent:
+def humming(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
     """Return Humming's indexed NVFP4 kernels by its own heuristics, the activation and the sum by torch."""
     import cupy
     import torch
     from humming.forward import humming_forward
     from humming.tune import get_heuristics_config
 
+    data, (up, down) = peers.data, peers.humming
     slots = rows * data.choices
-    up, down = _humming_layer(data, "gate", "up"), _humming_layer(data, "down")
     configs: list[Any] = []
     for layer in (up, down):
         chosen = get_heuristics_config(layer.humming_config, shape_m=slots, gemm_type="indexed")
