@@ -83,11 +83,11 @@ class Work:
 @cache
 def work_of(rows: int, features: int, depth: int, multiprocessors: int) -> Work:
     """Return form and shares for M, N, K on so many multiprocessors: those of the least estimated time."""
-    every = [work for entry in FORMS for work in _ways(entry, rows, features, depth, multiprocessors)]
+    every = [work for entry in FORMS for work in ways(entry, rows, features, depth, multiprocessors)]
     return min(every, key=lambda work: estimated_us(work, rows, features, depth))
 
 
-def _ways(entry: str, rows: int, features: int, depth: int, multiprocessors: int) -> Iterator[Work]:
+def ways(entry: str, rows: int, features: int, depth: int, multiprocessors: int) -> Iterator[Work]:
     """Yield the ways to share one form's tiles: not at all, evenly over all workers, or each tile in equal parts."""
     form = FORMS[entry]
     tiles, steps = form.tiles(rows, features), form.steps(depth)
@@ -102,13 +102,18 @@ def _ways(entry: str, rows: int, features: int, depth: int, multiprocessors: int
 
 def estimated_us(work: Work, rows: int, features: int, depth: int) -> float:
     """Return about how long a launch takes on an H200."""
-    form, cost = FORMS[work.entry], FORMS[work.entry].cost
+    cost = FORMS[work.entry].cost
+    each = (cost.launch, cost.stage, cost.piece, cost.share, cost.part)
+    return sum(us * count for us, count in zip(each, counts_of(work, rows, features, depth), strict=True))
+
+
+def counts_of(work: Work, rows: int, features: int, depth: int) -> tuple[float, float, float, float, float]:
+    """Return how often each cost occurs to one worker: launch, stages, pieces, sharing, parts of a tile above two."""
+    form = FORMS[work.entry]
     tiles, steps = form.tiles(rows, features), form.steps(depth)
     alone = min(work.whole, ceil_div(tiles, work.workers))
     shared = max(0, tiles - work.whole * work.workers) * steps
     share = shared / work.workers
     pieces = alone + ceil_div(shared, work.workers * steps)
-    us = cost.launch + cost.stage * (alone * steps + share) + cost.piece * pieces
-    if share % steps:
-        us += cost.share + cost.part * max(0, ceil_div(steps * work.workers, shared) - 2)
-    return us
+    parts = ceil_div(steps * work.workers, shared) if share % steps else 1
+    return 1, alone * steps + share, pieces, float(parts > 1), max(0, parts - 2)
