@@ -1,0 +1,158 @@
+"""Routed experts on a real device: launches that begin early, both paths bit for bit, and lists that are nonsense."""
+
+import kernel_muster as km
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_muster.audit.proofs import device_memory
+from kernel_muster.registry.contracts import random_weight
+from kernel_muster.registry.signature import WeightParam
+
+pytestmark = pytest.mark.gpu
+BF16 = ml_dtypes.bfloat16
+EXPERTS, CHOICES = 24, 4
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
+    return Layer(km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache}))
+
+
+class Layer:
+    """A layer whose K has entry points of its own (2048 and 512), with few features; and the launches of both paths."""
+
+    hidden, intermediate = 2048, 512
+
+    def __init__(self, kernels):
+        self.kernels, self.memory = kernels, device_memory(0)
+        rng = np.random.default_rng(0)
+        sizes = {"E": EXPERTS, "H": self.hidden, "I": self.intermediate}
+        gate_up = self.kernel("moe_w4a16::moe_w4a16_grouped_gate_up")
+        shapes = {"gate": ("E", "I", "H"), "up": ("E", "I", "H"), "down": ("E", "H", "I")}
+        self.weights = {}
+        for name, shape in shapes.items():
+            logical = random_weight(WeightParam("w", "nvfp4", shape), sizes, rng)
+            moved = type(logical)(
+                self.put(logical.packed), self.put(logical.block_scale), logical.global_scale_decode, logical.layout
+            )
+            self.weights[name] = gate_up.prepare_weight(moved)
+        self.x = self.put((rng.standard_normal((64, self.hidden)) / 45).astype(BF16))
+        self.rng = rng
+
+    def kernel(self, key):
+        return self.kernels.kernel(*key.split("::"))
+
+    def put(self, array):
+        return self.memory.to(array)
+
+    def empty(self, *shape, dtype=BF16):
+        return self.put(np.full(shape, 77, dtype))
+
+    def routing(self, tokens):
+        """Return ids and weights on the device; low experts far more often."""
+        order = self.rng.random((tokens, EXPERTS)) ** (1.0 + np.arange(EXPERTS) / 4)
+        ids = np.argsort(-order, axis=1)[:, :CHOICES].astype(np.int32)
+        weights = self.rng.random(ids.shape) + 0.1
+        return self.put(ids), self.put((weights / weights.sum(axis=1, keepdims=True)).astype(np.float32))
+
+    def grouped(self, buffers, tokens, overlap):
+        """Return the launches from ids to out, in order."""
+        b, slots = buffers, tokens * CHOICES
+        order = {"slots": b["slots"][:slots], "offsets": b["offsets"], "work": b["work"]}
+        made = {f"out_{name}": array for name, array in order.items()}
+        h, y, w = b["h"][:slots], b["y"][:slots], self.weights
+        arguments = (
+            ("moe::moe_sort_by_expert", {"ids": b["ids"][:tokens], "experts": EXPERTS, **made}),
+            (
+                "moe_w4a16::moe_w4a16_grouped_gate_up",
+                {"x": self.x[:tokens], "w_gate": w["gate"], "w_up": w["up"], **order, "top_k": CHOICES, "out": h},
+            ),
+            ("moe_w4a16::moe_w4a16_grouped_down", {"h": h, "w_down": w["down"], **order, "out": y}),
+            (
+                "moe::moe_unpermute_reduce_indexed",
+                {"y": y, "slots": order["slots"], "weights": b["weights"][:tokens], "out": b["out"][:tokens]},
+            ),
+        )
+        return [self.kernel(key).prepare(**given, overlap=overlap) for key, given in arguments]
+
+    def buffers(self, tokens=64):
+        slots = tokens * CHOICES
+        i32 = np.int32
+        return {
+            "ids": self.empty(tokens, CHOICES, dtype=i32),
+            "weights": self.empty(tokens, CHOICES, dtype=np.float32),
+            "slots": self.empty(slots, dtype=i32),
+            "offsets": self.empty(EXPERTS + 1, dtype=i32),
+            "work": self.empty(EXPERTS, 4, dtype=i32),
+            "h": self.empty(slots, self.intermediate),
+            "y": self.empty(slots, self.hidden),
+            "out": self.empty(tokens, self.hidden),
+        }
+
+    def pairwise(self, ids, weights, rows):
+        tokens = len(ids)
+        out = self.empty(tokens, self.hidden)
+        family, w = f"moe_fused_batch{rows}", self.weights
+        for start in range(0, tokens, rows):
+            part = slice(start, min(start + rows, tokens))
+            h = self.empty(part.stop - start, CHOICES, self.intermediate)
+            up = {"w_gate": w["gate"], "w_up": w["up"], "out": h}
+            self.kernel(f"{family}::{family}_gate_up")(x=self.x[part], ids=ids[part], **up)
+            down = {"weights": weights[part], "w_down": w["down"], "out": out[part]}
+            self.kernel(f"{family}::{family}_down")(h=h, ids=ids[part], **down)
+        self.memory.wait()
+        return self.memory.back(out)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17, 64])
+def test_experts_that_begin_early_have_the_bits_of_those_that_wait(layer, tokens):
+    """Every pass has another routing in the same buffers, so that what an early launch finds there is always stale."""
+    import cupy
+
+    buffers, stream = layer.buffers(), cupy.cuda.Stream(non_blocking=True)
+    early, waiting = layer.grouped(buffers, tokens, True), layer.grouped(buffers, tokens, False)
+    for _ in range(6):
+        ids, weights = layer.routing(tokens)
+        buffers["ids"][:tokens], buffers["weights"][:tokens] = ids, weights
+        results = []
+        for launches in (early, waiting):
+            buffers["out"].view(np.uint16)[...] = 0x7FC0  # NaN
+            layer.memory.wait()
+            for launch in launches:
+                launch(stream)
+            layer.memory.wait()
+            results.append(layer.memory.back(buffers["out"][:tokens]))
+        assert results[0].tobytes() == results[1].tobytes()
+        assert np.isfinite(results[0].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 33])
+def test_grouped_experts_have_the_bits_of_pairwise_ones(layer, tokens):
+    buffers = layer.buffers()
+    ids, weights = layer.routing(tokens)
+    buffers["ids"][:tokens], buffers["weights"][:tokens] = ids, weights
+    for launch in layer.grouped(buffers, tokens, False):
+        launch()
+    layer.memory.wait()
+    grouped = layer.memory.back(buffers["out"][:tokens])
+    for rows in (2, 3):
+        assert grouped.tobytes() == layer.pairwise(ids, weights, rows).tobytes()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [(5, 0, 1 << 30, 99), (-7, 0, 4, 4), (1 << 20, 0, 4, 24), (3, -9, 4, -1), (3, 4, 2, 24), (3, 1000, 2000, 1 << 30)],
+)
+def test_work_list_that_names_what_is_not_there_stays_inside(layer, row):
+    tokens = 3
+    buffers = layer.buffers(tokens + 2)
+    buffers["slots"][...] = layer.put(np.arange(buffers["slots"].size, dtype=np.int32))
+    buffers["offsets"][...] = layer.put(np.array([0] * EXPERTS + [tokens * CHOICES], np.int32))
+    buffers["work"][...] = layer.put(np.tile(np.array(row, np.int32), (EXPERTS, 1)))
+    for launch in layer.grouped(buffers, tokens, False)[1:3]:
+        launch()
+    layer.memory.wait()
+    for name in ("h", "y"):
+        outside = layer.memory.back(buffers[name])[tokens * CHOICES :]
+        assert (outside.astype(np.float32) == 77).all()
