@@ -10,7 +10,7 @@ from kernel_muster.registry.signature import WeightParam
 
 pytestmark = pytest.mark.gpu
 BF16 = ml_dtypes.bfloat16
-EXPERTS, CHOICES = 24, 4
+EXPERTS, CHOICES = 12, 4
 
 
 @pytest.fixture(scope="module")
