@@ -9,6 +9,7 @@ from kernel_muster.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernel_muster.audit.tuning.table import Table
     from kernel_muster.bench.shapes import Shape
     from kernel_muster.bench.tuning.source import Source
     from kernel_muster.registry.levers import Levers
@@ -25,6 +26,12 @@ Shapes = Annotated[
 Rows = Annotated[str | None, typer.Option(help="Row counts M, with commas.", show_default=False)]
 Rounds = Annotated[int, typer.Option(help="Replays of each arm.", min=5, max=1000)]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure cuBLAS beside ours, through torch.")]
+Again = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", help="Find the edges again from the times of this table; measure nothing.", show_default=False
+    ),
+]
 Output = Annotated[
     Path | None, typer.Option(help="Write the table to this file, whole or not at all.", show_default=False)
 ]
@@ -40,6 +47,7 @@ def tune(
     rounds: Rounds = 25,
     peers: Peers = True,
     target: options.Target = None,
+    again: Again = None,
     format: options.ListFormat = options.Format.TEXT,
     output: Output = None,
 ) -> int:
@@ -53,8 +61,10 @@ def tune(
     from kernel_muster.cli.output import check_writable, say
     from kernel_muster.registry.errors import BootRefused
 
-    shapes, counts = _shapes(model or [], shape or []), _rows(rows)
     check_writable(output)
+    if again is not None:
+        return _refit(again, format, output)
+    shapes, counts = _shapes(model or [], shape or []), _rows(rows)
     try:
         kernels = open_registry(target)
     except BootRefused as refused:
@@ -90,10 +100,9 @@ def tune_with(
     """Measure with a source, and write what was found; nothing is written if an arm of ours failed."""
     import sys
 
-    from kernel_muster.audit.tuning.table import table_text
     from kernel_muster.bench.tuning.edges import find_edges
-    from kernel_muster.bench.tuning.write import make_table, to_markdown
-    from kernel_muster.cli.output import say, write_file
+    from kernel_muster.bench.tuning.write import make_table
+    from kernel_muster.cli.output import say
 
     built_in = _built_in(kernels)
     timings = [timing for _, n, k in shapes for timing in source.timings(n, k, rows)]
@@ -108,6 +117,25 @@ def tune_with(
     assert device is not None  # noqa: S101  (the caller has looked)
     command = f"muster {' '.join(sys.argv[1:])}"
     table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, command)
+    return _write(table, built_in, format, output)
+
+
+def _refit(file: Path, format: options.Format, output: Path | None) -> int:
+    """Find the edges again from a table's times: another rule, or another built-in value, needs no device."""
+    from kernel_muster.api import open_registry
+    from kernel_muster.audit.tuning.table import read_table
+    from kernel_muster.bench.tuning.write import refitted
+
+    built_in = _built_in(open_registry("cpu"))
+    table = read_table(file)
+    return _write(refitted(table, built_in, table.command), built_in, format, output)
+
+
+def _write(table: "Table", built_in: "Levers", format: options.Format, output: Path | None) -> int:
+    from kernel_muster.audit.tuning.table import table_text
+    from kernel_muster.bench.tuning.write import to_markdown
+    from kernel_muster.cli.output import say, write_file
+
     if output is not None:
         write_file(output, table_text(table))
     say(table_text(table) if format is options.Format.JSON else to_markdown(table, built_in))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.tuning.table import read_table
+from kernel_muster.audit.tuning.table import parse_table, read_table
 from kernel_muster.bench.tuning.device import find_gemms, find_tiers
 from kernel_muster.bench.tuning.edges import find_edges
 from kernel_muster.bench.tuning.picks import picks
@@ -197,6 +197,18 @@ def test_table_is_written_read_back_and_decides_a_boot(kernels, tmp_path, capsys
 def test_json_shows_the_table_itself(kernels, tmp_path, capsys):
     assert tune_with(kernels, FakeSource(h200_like), SHAPES[:1], (4, 17), Format.JSON, None) == 0
     assert json.loads(capsys.readouterr().out)["covers"]["rows"] == {"least": 4, "most": 17}
+
+
+def test_edges_are_found_again_from_a_tables_times_without_a_device(kernels, cli, tmp_path):
+    file, again = tmp_path / "a1.json", tmp_path / "again.json"
+    tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file)
+    table = json.loads(file.read_text())
+    file.write_text(json.dumps(table | {"edges": []}))
+    ran = cli("tune", "--from", file, "--output", again)
+    assert ran.code == 0
+    assert "MUSTER_W4A16_K64_MIN_K | 4096 | 6144" in ran.out
+    assert read_table(again).edges == parse_table(json.dumps(table), "t").edges
+    assert cli("tune", "--from", tmp_path / "nowhere.json").code == 2
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The table, and its summary as Markdown."""
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.audit.tuning.table import SCHEMA, VERSION, Table, parse_table
-from kernel_muster.bench.tuning.edges import FoundEdge
+from kernel_muster.bench.tuning.edges import FoundEdge, find_edges
 from kernel_muster.bench.tuning.picks import Pick, picks
 from kernel_muster.bench.tuning.questions import with_values
 from kernel_muster.bench.tuning.source import Source, Timing
@@ -26,8 +27,6 @@ def make_table(
     command: str,
 ) -> Table:  # fmt: skip
     """Put a table together; UsageError if it would not be one."""
-    import json
-
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -54,6 +53,13 @@ def make_table(
         "edges": [_edge(edge) for edge in edges],
         "timings": [_timing(timing) for timing in timings],
     }
+    return parse_table(json.dumps(document), "the new table")
+
+
+def refitted(table: Table, levers: Levers, command: str) -> Table:
+    """Return a table with its edges found again from its times; device, date and kernels are those of the times."""
+    edges = [_edge(edge) for edge in find_edges(timings_of(table), levers)]
+    document = table.model_dump(mode="json", by_alias=True) | {"edges": edges, "command": command}
     return parse_table(json.dumps(document), "the new table")
 
 
