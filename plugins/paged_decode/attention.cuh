@@ -3,11 +3,16 @@
 //
 //   out[h, :] = sum_t softmax_t(scale * q[h, :] . k[t, :]) * v[t, :]        h: up to 8 query heads of one key head
 //
-// A context is cut into up to 8 pieces by its length alone: tiles of 16 tokens go round pieces, ranks of a cluster and
-// warps. A cluster of 8 blocks of 4 warps (one block below sm_90) takes one piece after the other, or, where there are too
-// few rows for a device, several clusters share a row's pieces: a row has the same bits either way. Loads go straight to
-// registers, the next tile's while this one is multiplied, also over the end of a piece; two blocks an SM, so that one
-// streams while the other combines. The cache is read once for all heads of a key head.
+// A context is cut into pieces by its length alone: tiles of 16 tokens go round pieces, ranks of a cluster and warps. A
+// cluster of 2 blocks of 4 warps (one block below sm_90) takes one piece after the other, or, where there are too few rows
+// for a device, several clusters share a row's pieces and a second launch combines them: a row has the same bits either
+// way. Loads go straight to registers, the next tile's while this one is multiplied, also over the end of a piece; two
+// blocks an SM, so that one streams while the other combines. The cache is read once for all heads of a key head.
+//
+// Tried on an H200 (35b at 1 x 4096, 16 x 4096, 1 x 32768, 16 x 32768, us): clusters of 8 and 8 pieces 12.2, 66.4, 32.9,
+// 321; of 4 and 16 pieces 12.0, 64.4, 33.9, 357; of 2 and 32 pieces 13.2, 50.8, 30.8, 282; single blocks 18.0, 62.7, 49.8,
+// 282: large clusters wait for their slowest block, single blocks leave more to combine. These were combined by the last
+// block of a row to arrive (fence, atomic, then everything through one SM), which took 4 to 8 us of them.
 //
 //   scores    A = q (16 x 16: 8 heads, 8 rows of zeros), B = k (16 x 8 tokens)
 //   result    A = v transposed (16 d x 16 tokens, paired by byte_perm), B = the weights (16 tokens x 8 heads)
@@ -24,14 +29,14 @@
 
 constexpr int HEADS = 8, TOKENS = 16, CHUNK = 64, WARPS = 4, THREADS = WARPS * 32;
 #if __CUDA_ARCH__ >= 900
-constexpr int RANKS = 8;
+constexpr int RANKS = 2;
 #define ATTENTION_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
 #else
 constexpr int RANKS = 1;
 #define ATTENTION_BOUNDS __launch_bounds__(THREADS, 2)
 #endif
 // A piece has at least so many tokens, a context at most so many pieces (launch.py has both numbers too).
-constexpr int PIECE_TOKENS = 1024, MOST_PIECES = 8;
+constexpr int PIECE_TOKENS = 256, MOST_PIECES = 32;
 constexpr int STEP = RANKS * WARPS * TOKENS;  // tokens of a piece that a cluster has in hand
 constexpr int NO_PIECE = 0x7fffffff;
 
@@ -49,6 +54,12 @@ __device__ __forceinline__ uint4 load_16(const __nv_bfloat16* p) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ int load_entry(const int* p) {
+    int v;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
 
@@ -75,16 +86,16 @@ struct Row {
 };
 
 // A block among those that work on one row and key head: rank ``rank`` of the ``cluster``-th of ``clusters``. If there are
-// several, ``slices`` holds their results [MOST_PIECES, RANKS] and ``arrivals`` [RANKS] counts them; it is left at zero.
+// several, ``slices`` holds their results [MOST_PIECES, RANKS] and ``count`` how many pieces there are, for combine.
 struct Team {
     int rank, cluster, clusters;
     float* slices;
-    u32* arrivals;
+    int* count;
 };
 
 // Where a token stands in the cache; 0, and is_bad, for a page that is not there.
 __device__ __forceinline__ int place_of(const Cache& cache, const int* table, int token, bool& is_bad) {
-    const int page = table[token / cache.page_size];
+    const int page = load_entry(table + token / cache.page_size);
     const bool is_there = (u32)page < (u32)cache.pages;
     is_bad |= !is_there;
     return is_there ? page * cache.page_size + token % cache.page_size : 0;
@@ -104,8 +115,8 @@ struct FirstPages {
 
     __device__ __forceinline__ FirstPages(const Cache& cache, const int* table, int entries, int token, int lane) {
         if (entries > 0 && cache.page_size > 0) {
-            own = table[min((token + (lane & (TOKENS - 1))) / cache.page_size, entries - 1)];
-            first = table[min(token / cache.page_size, entries - 1)];
+            own = load_entry(table + min((token + (lane & (TOKENS - 1))) / cache.page_size, entries - 1));
+            first = load_entry(table + min(token / cache.page_size, entries - 1));
         }
     }
     // tile_place, of these pages.
@@ -223,14 +234,18 @@ struct ValuePointers {
 template <int C>
 using Queries = uint4[C][2][32];
 
+// Sends them on their way to shared memory; wait_for_queries before the barrier that everybody reads them after.
 template <int C>
-__device__ __forceinline__ void load_queries(Queries<C>& q, const Row& row) {
-    for (int i = threadIdx.x; i < C * 2 * 32; i += WARPS * 32) {
-        const int lane = i % 32, half = i / 32 % 2, c = i / 64;
+__device__ __forceinline__ void fetch_queries(Queries<C>& q, const Row& row) {
+    for (int i = threadIdx.x; i < C * 2 * 32; i += THREADS) {
+        const int lane = i % 32, half = i / 32 % 2, c = i / 64, exists = lane >> 2 < row.heads;
         const __nv_bfloat16* at = row.q + (lane >> 2) * C * CHUNK + c * CHUNK + half * (CHUNK / 2) + 8 * (lane & 3);
-        q[c][half][lane] = lane >> 2 < row.heads ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+        const u32 to = (u32)__cvta_generic_to_shared(&q[c][half][lane]);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(exists ? at : row.q), "r"(exists * 16)
+                     : "memory");
     }
 }
+__device__ __forceinline__ void wait_for_queries() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <int C>
 __device__ __forceinline__ void score(float (&s)[2][2][4], const Queries<C>& q, const Tile<C>& tile, int c, int lane) {
@@ -327,8 +342,17 @@ struct Shared {
     Stats of_rank[BUFFERS][RANKS][HEADS];
     float2 bad_of_rank[BUFFERS][RANKS];
     float2 total[HEADS][OWN / 2];  // each element is one thread's
-    u32 is_last;
 };
+
+__device__ __forceinline__ float top_of_warps(const Stats (&of_warp)[WARPS][HEADS], int head) {
+    float top = no_score();
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, of_warp[w][head].x);
+    return top;
+}
+__device__ __forceinline__ float share_of_warp(const Stats (&of_warp)[WARPS][HEADS], int warp, int head) {
+    return share(of_warp[warp][head].x, top_of_warps(of_warp, head));
+}
 
 // Sends every rank its columns of this block's result of a piece, and the statistics of all heads.
 template <int C>
@@ -340,6 +364,19 @@ __device__ __forceinline__ void send(Shared<C>& shared, const Softmax<C>& softma
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
     if (t == 0) shared.of_warp[warp][g] = make_float2(softmax.largest, sum);
+    const bool any_bad = __syncthreads_or(is_bad);
+    const float even = share_of_warp(shared.of_warp, warp, 2 * t), odd = share_of_warp(shared.of_warp, warp, 2 * t + 1);
+    if (is_first) begin_sending();
+    for (int i = threadIdx.x; i < HEADS * RANKS; i += THREADS) {
+        const int head = i / RANKS;
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w)
+            total = __fmaf_rn(share_of_warp(shared.of_warp, w, head), shared.of_warp[w][head].y, total);
+        store_to_rank(&shared.of_rank[buffer][rank][head], i % RANKS, make_float2(top_of_warps(shared.of_warp, head), total));
+    }
+    if (threadIdx.x < RANKS)
+        store_to_rank(&shared.bad_of_rank[buffer][rank], threadIdx.x, make_float2(any_bad ? 1.0f : 0.0f, 0.0f));
 #pragma unroll
     for (int pass = 0; pass < C / S::PASS_CHUNKS; ++pass) {
         if (pass > 0) __syncthreads();
@@ -348,37 +385,21 @@ __device__ __forceinline__ void send(Shared<C>& shared, const Softmax<C>& softma
 #pragma unroll
             for (int j = 0; j < 4; ++j)
 #pragma unroll
-                for (int h = 0; h < 2; ++h)
+                for (int h = 0; h < 2; ++h) {
+                    const float* o = softmax.o[pass * S::PASS_CHUNKS + c][j];
+                    const float counts = h ? odd : even;
                     *reinterpret_cast<float2*>(&shared.partial[warp][2 * t + h][c * CHUNK + 8 * g + 2 * j]) =
-                        make_float2(softmax.o[pass * S::PASS_CHUNKS + c][j][h], softmax.o[pass * S::PASS_CHUNKS + c][j][2 + h]);
-        const bool any_bad = __syncthreads_or(is_bad);
-        if (pass == 0) {
-            if (is_first) begin_sending();
-            for (int i = threadIdx.x; i < HEADS * RANKS; i += THREADS) {
-                const int head = i / RANKS;
-                float top = no_score(), total = 0.0f;
-#pragma unroll
-                for (int w = 0; w < WARPS; ++w) top = fmaxf(top, shared.of_warp[w][head].x);
-#pragma unroll
-                for (int w = 0; w < WARPS; ++w)
-                    total = __fmaf_rn(share(shared.of_warp[w][head].x, top), shared.of_warp[w][head].y, total);
-                store_to_rank(&shared.of_rank[buffer][rank][head], i % RANKS, make_float2(top, total));
-            }
-            if (threadIdx.x < RANKS)
-                store_to_rank(&shared.bad_of_rank[buffer][rank], threadIdx.x, make_float2(any_bad ? 1.0f : 0.0f, 0.0f));
-        }
+                        make_float2(__fmul_rn(o[h], counts), __fmul_rn(o[2 + h], counts));
+                }
+        __syncthreads();
 #pragma unroll
         for (int i = threadIdx.x; i < HEADS * S::PASS / 2; i += THREADS) {
             const int head = i / (S::PASS / 2), at = i % (S::PASS / 2), pair = pass * (S::PASS / 2) + at;
-            float top = no_score();
-            float2 total = make_float2(0.0f, 0.0f);
+            float2 total = *reinterpret_cast<const float2*>(&shared.partial[0][head][2 * at]);
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) top = fmaxf(top, shared.of_warp[w][head].x);
-#pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                const float counts = share(shared.of_warp[w][head].x, top);
+            for (int w = 1; w < WARPS; ++w) {
                 const float2 value = *reinterpret_cast<const float2*>(&shared.partial[w][head][2 * at]);
-                total = make_float2(__fmaf_rn(counts, value.x, total.x), __fmaf_rn(counts, value.y, total.y));
+                total = make_float2(__fadd_rn(total.x, value.x), __fadd_rn(total.y, value.y));
             }
             store_to_rank(&shared.incoming[buffer][rank][head][pair % (S::OWN / 2)], pair / (S::OWN / 2), total);
         }
@@ -422,38 +443,22 @@ struct Piece {
     }
 };
 
-// A slice holds what one rank has of one piece: its columns of all heads, then the heads' statistics, then is_bad.
+// A slice holds what one rank has of one piece: its columns of all heads, then the heads' statistics. Of a bad piece the
+// sum of weights is -1.
 template <int C>
 struct Slice {
-    static constexpr int PAIRS = HEADS * Shared<C>::OWN / 2, FLOATS = 2 * PAIRS + 32;
+    static constexpr int COLUMNS = Shared<C>::OWN / 2, PAIRS = HEADS * COLUMNS, FLOATS = 2 * PAIRS + 32;
     float2* at;
 
-    __device__ __forceinline__ Slice(const Team& team, int piece)
-        : at(reinterpret_cast<float2*>(team.slices + (size_t)(piece * RANKS + team.rank) * FLOATS)) {}
-    __device__ __forceinline__ float2* columns(int pair) const { return at + own_head() * (Shared<C>::OWN / 2) + pair; }
-    __device__ __forceinline__ float2* stats() const { return at + PAIRS + own_head(); }
-    __device__ __forceinline__ float2* bad() const { return at + PAIRS + HEADS; }
+    __device__ __forceinline__ Slice(float* slices, int piece, int rank)
+        : at(reinterpret_cast<float2*>(slices + (size_t)(piece * RANKS + rank) * FLOATS)) {}
+    __device__ __forceinline__ float2* columns(int head, int pair) const { return at + head * COLUMNS + pair; }
+    __device__ __forceinline__ Stats* stats(int head) const { return at + PAIRS + head; }
 };
 
-// Whether this block is the last of its rank to come here, of so many; all threads ask. It then sees what the others wrote.
-__device__ __forceinline__ bool is_last_of(u32* arrivals, u32 count, u32& shared) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        shared = atomicAdd(arrivals, 1u) == count - 1;
-        if (shared) *arrivals = 0;
-    }
-    __syncthreads();
-    __threadfence();
-    return shared != 0;
-}
-
-template <int C>
-__device__ __forceinline__ void finish(const Row& row, int rank, int pair, float2 total, float weight, bool is_zero) {
-    constexpr int D = C * CHUNK, OWN = D / RANKS;
-    if (own_head() >= row.heads) return;
+__device__ __forceinline__ void finish(__nv_bfloat16* out, float2 total, float weight, bool is_zero) {
     const float low = is_zero ? 0.0f : __fdiv_rn(total.x, weight), high = is_zero ? 0.0f : __fdiv_rn(total.y, weight);
-    *reinterpret_cast<u32*>(row.out + own_head() * D + rank * OWN + 2 * pair) = ::pair(low, high);
+    *reinterpret_cast<u32*>(out) = pair(low, high);
 }
 
 // One row. Launch: THREADS threads, RANKS blocks a cluster; all threads of all of them come here, once their memory is
@@ -471,9 +476,14 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
     // Stage 1: the first tile, and the queries.
     Walk now(team.cluster, warp_of_team);
     now.end_beyond(row, pieces);
+    Walk next = now;
+    if (now.piece != NO_PIECE) next.advance(row, team, pieces, warp_of_team);
     bool is_bad = false;
     Tile<C> tile;
+    // Loads return in the order in which they were issued: what is needed first, and what is small, goes ahead.
+    fetch_queries<C>(shared.q, row);
     int place = pages.place(cache, row, now.token, lane, is_bad);
+    int next_place = tile_place(cache, row, next.token, lane, is_bad);
     if (now.piece != NO_PIECE) {
         const KeyPointers keys(cache, row.key_head, D, place, g, t);
         const ValuePointers values(cache, row.key_head, D, place, g, t);
@@ -482,10 +492,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
 #pragma unroll
         for (int c = 0; c < C; ++c) tile.load_v(values.at, c);
     }
-    Walk next = now;
-    if (now.piece != NO_PIECE) next.advance(row, team, pieces, warp_of_team);
-    int next_place = tile_place(cache, row, next.token, lane, is_bad);
-    load_queries<C>(shared.q, row);
+    wait_for_queries();
     for (int i = own_pair(); i < PAIRS; i += PAIR_STEP) shared.total[own_head()][i] = make_float2(0.0f, 0.0f);
     __syncthreads();
 
@@ -536,10 +543,10 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         for (int r = 0; r < RANKS; ++r) piece_bad |= shared.bad_of_rank[buffer][r].x != 0.0f;
         any_bad |= piece_bad;
         if (team.clusters > 1) {
-            const Slice<C> slice(team, piece);
-            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP) *slice.columns(i) = result.columns(shared, buffer, i);
-            if (own_pair() == 0) *slice.stats() = result.stats;
-            if (threadIdx.x == 0) *slice.bad() = make_float2(piece_bad ? 1.0f : 0.0f, 0.0f);
+            const Slice<C> slice(team.slices, piece, team.rank);
+            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
+                *slice.columns(own_head(), i) = result.columns(shared, buffer, i);
+            if (own_pair() == 0) *slice.stats(own_head()) = make_float2(result.stats.x, piece_bad ? -1.0f : result.stats.y);
         } else {
             const float2 shares = running.take(result.stats);
             for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
@@ -551,21 +558,50 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
 
     if (pieces == 0) begin_sending();  // what was announced ends here
 
-    // Stage 3: pieces of other clusters, by the last of them to end; then the results.
-    if (team.clusters > 1 && pieces > 0) {
-        if (!is_last_of(team.arrivals + team.rank, min(team.clusters, pieces), shared.is_last)) return;
-        any_bad = false;
+    // Stage 3: the results, unless there is more to combine.
+    if (team.clusters > 1) {
+        if (team.cluster == 0 && team.rank == 0 && threadIdx.x == 0) *team.count = pieces;
+        return;
+    }
+    for (int i = own_pair(); i < PAIRS && own_head() < row.heads; i += PAIR_STEP)
+        finish(row.out + own_head() * D + team.rank * 2 * PAIRS + 2 * i, shared.total[own_head()][i], running.weight,
+               any_bad || row.length == 0);
+}
+
+// The pieces of one head, in their order, by a block of D / 2 threads or more.
+constexpr int COMBINED_TOGETHER = 16;
+
+template <int C>
+__device__ __forceinline__ void combine(float* slices, const int* counts, __nv_bfloat16* out, int per_key) {
+    constexpr int D = C * CHUNK, COLUMNS = Slice<C>::COLUMNS;
+    const int team = blockIdx.x / HEADS, head = blockIdx.x % HEADS, groups = (per_key + HEADS - 1) / HEADS;
+    const int of_key = team % groups * HEADS + head;  // among the query heads of a key head
+    if (threadIdx.x >= D / 2 || of_key >= per_key) return;
+    const int pieces = min(counts[team], MOST_PIECES), rank = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
+    float* const own = slices + (size_t)team * MOST_PIECES * RANKS * Slice<C>::FLOATS;
+    Running running;
+    float2 total = make_float2(0.0f, 0.0f);
+    bool any_bad = false;
 #pragma unroll 1
-        for (int piece = 0; piece < pieces; ++piece) {
-            const Slice<C> slice(team, piece);
-            any_bad |= __ldcg(slice.bad()).x != 0.0f;
-            const float2 shares = running.take(__ldcg(slice.stats()));
-            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
-                shared.total[own_head()][i] = mix(shared.total[own_head()][i], __ldcg(slice.columns(i)), shares);
+    for (int first = 0; first < pieces; first += COMBINED_TOGETHER) {
+        Stats stats[COMBINED_TOGETHER];
+        float2 values[COMBINED_TOGETHER];
+#pragma unroll
+        for (int j = 0; j < COMBINED_TOGETHER; ++j) {
+            if (first + j >= pieces) continue;
+            const Slice<C> slice(own, first + j, rank);
+            stats[j] = __ldcg(slice.stats(head));
+            values[j] = __ldcg(slice.columns(head, column));
+        }
+#pragma unroll
+        for (int j = 0; j < COMBINED_TOGETHER; ++j) {
+            if (first + j >= pieces) continue;
+            any_bad |= stats[j].y < 0.0f;
+            total = mix(total, values[j], running.take(stats[j]));
         }
     }
-    for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
-        finish<C>(row, team.rank, i, shared.total[own_head()][i], running.weight, any_bad || row.length == 0);
+    __nv_bfloat16* const heads = out + ((size_t)(team / groups) * per_key + of_key) * D;
+    finish(heads + 2 * threadIdx.x, total, running.weight, any_bad || pieces == 0);
 }
 
 // The simple way, for any D up to 8 * 128: one block of 128 threads a query head. ``row`` has one head.
@@ -646,9 +682,18 @@ struct BlockPlace {
         return ((cluster * RANKS + rank) * WARPS + (int)(threadIdx.x >> 5)) * TOKENS;
     }
 
-    // Scratch and counters of this block's team, of which there are several clusters.
+    // This block's team; of several clusters it has scratch memory.
     template <int C>
-    __device__ __forceinline__ Team team_of(int clusters, float* slices, u32* arrivals) const {
-        return {rank, cluster, clusters, slices + (size_t)team * MOST_PIECES * RANKS * Slice<C>::FLOATS, arrivals + team * RANKS};
+    __device__ __forceinline__ Team team_of(int clusters, float* slices, int* counts) const {
+        return {rank, cluster, clusters, slices + (size_t)team * MOST_PIECES * RANKS * Slice<C>::FLOATS, counts + team};
     }
 };
+
+// The second launch, for teams of several clusters. Grid: teams * HEADS.
+#define COMBINE(NAME, D)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME##_combine_d##D(                                     \
+        float* slices, const int* counts, __nv_bfloat16* __restrict__ out, /* [rows, Hq, D] */ int per_key) {      \
+        allow_next_launch();                                                                                       \
+        wait_for_previous_launch();                                                                                \
+        combine<D / CHUNK>(slices, counts, out, per_key);                                                          \
+    }

@@ -8,7 +8,7 @@ from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Counters, Scratch
+from kernel_muster.registry.backends.workspace import Scratch
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
@@ -21,10 +21,11 @@ LARGEST_HEAD_DIM = 1024
 _HEADS_A_BLOCK = 8
 _MOST_ROWS = 2**31 - 1
 # attention.cuh: how a context is cut into pieces, and the floats of a piece that a rank hands on besides its columns.
-_PIECE_TOKENS, _MOST_PIECES = 1024, 8
+_PIECE_TOKENS, _MOST_PIECES = 256, 32
 _SLICE_EXTRA = 32
-# So many clusters keep a device busy (two blocks an SM): with fewer rows several clusters share one.
-_ENOUGH_CLUSTERS = 64
+_NO_ARRAY = 0  # a null pointer
+# So many clusters keep a device busy (of two blocks, two blocks an SM): with fewer rows several share one.
+_ENOUGH_CLUSTERS = 256
 
 
 def head_entry(name: str, bound: Bound) -> str:
@@ -43,17 +44,6 @@ def cache_sizes(bound: Bound) -> tuple[int, ...]:
     return (dims["P"], dims["B"], dims["Hk"], dims["Hq"] // dims["Hk"])
 
 
-def teams_of(bound: Bound, rows: int) -> int:
-    """Return how many teams there are: one a row, key head, and eight of its query heads."""
-    return rows * bound.dims["Hk"] * ceil_div(bound.dims["Hq"] // bound.dims["Hk"], _HEADS_A_BLOCK)
-
-
-def ranks_of(entries: Entries, entry: str) -> int:
-    """Return the blocks of a cluster."""
-    cluster = entries[entry].cluster
-    return cluster[0] if cluster else 1
-
-
 def in_base_two(scale: float) -> float:
     """Return a scale of scores for powers of two."""
     return float(scale) * math.log2(math.e)
@@ -65,28 +55,52 @@ def clusters_a_team(teams: int, longest: int) -> int:
     return max(1, min(pieces, ceil_div(_ENOUGH_CLUSTERS, teams)))
 
 
-def _plan_decode(bound: Bound, entries: Entries) -> LaunchPlan:
+def launches(
+    name: str, bound: Bound, entries: Entries, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
+) -> tuple[LaunchPlan, ...]:
+    """Return the launches over some rows: clusters, and what combines several of a row; or that for any head size.
+
+    A team has a row, a key head, and eight of its query heads.
+    """
+    dims, entry = bound.dims, head_entry(name, bound)
+    if entry.endswith("_any"):
+        return (LaunchPlan(entry, (rows * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"])),)
+    cluster, per_key = entries[entry].cluster, dims["Hq"] // dims["Hk"]
+    ranks = cluster[0] if cluster else 1
+    teams = rows * dims["Hk"] * ceil_div(per_key, _HEADS_A_BLOCK)
+    clusters = clusters_a_team(teams, dims["L"] * dims["B"])
+    grid = (clusters * teams * ranks, 1, 1)
+    if clusters == 1:
+        return (LaunchPlan(entry, grid, (*tensors, _NO_ARRAY, _NO_ARRAY, *numbers, clusters, teams)),)
+    slice_bytes = 4 * (_HEADS_A_BLOCK * dims["D"] // ranks + _SLICE_EXTRA)
+    workspace = Scratch(teams * _MOST_PIECES * ranks * slice_bytes, "slices"), Scratch(4 * teams, "counts")
+    combined = (teams * _HEADS_A_BLOCK, 1, 1)
+    return (
+        LaunchPlan(entry, grid, (*tensors, *workspace, *numbers, clusters, teams)),
+        LaunchPlan(f"{name}_combine_d{dims['D']}", combined, (*workspace, bound.views["out"], per_key)),
+    )
+
+
+def entry_points(name: str, pointers: int, sizes: int) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a source: for each head size its two launches, and one for any size."""
+    by_size = (
+        entry
+        for head_dim in HEAD_DIMS
+        for entry in (
+            EntryPoint(f"{name}_d{head_dim}", ("ptr",) * (pointers + 2) + ("f32",) + ("i32",) * (sizes + 2)),
+            EntryPoint(f"{name}_combine_d{head_dim}", ("ptr", "ptr", "ptr", "i32")),
+        )
+    )
+    return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + ("f32",) + ("i32",) * (sizes + 1)))
+
+
+def _plan_decode(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     views, dims = bound.views, bound.dims
-    entry = head_entry("paged_decode", bound)
     tensors = tuple(views[name] for name in ("q", "k_cache", "v_cache", "block_table", "context_lens", "out"))
     numbers = (in_base_two(bound.arguments["scale"]), dims["L"], *cache_sizes(bound))
-    if entry.endswith("_any"):
-        return LaunchPlan(entry, (dims["S"] * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"]))
-    teams, ranks = teams_of(bound, dims["S"]), ranks_of(entries, entry)
-    clusters = clusters_a_team(teams, dims["L"] * dims["B"])
-    workspace: tuple[object, object] = (0, 0)
-    if clusters > 1:
-        slice_bytes = 4 * (_HEADS_A_BLOCK * dims["D"] // ranks + _SLICE_EXTRA)
-        workspace = Scratch(teams * _MOST_PIECES * ranks * slice_bytes), Counters(4 * teams * ranks)
-    return LaunchPlan(entry, (clusters * teams * ranks, 1, 1), (*tensors, *workspace, *numbers, clusters, teams))
+    return launches("paged_decode", bound, entries, dims["S"], tensors, numbers)
 
 
 DECODE = CudaKernel(
-    FOLDER / "paged_decode.cu",
-    (
-        *(EntryPoint(f"paged_decode_d{head_dim}", ("ptr",) * 8 + ("f32",) + ("i32",) * 7) for head_dim in HEAD_DIMS),
-        EntryPoint("paged_decode_any", ("ptr",) * 6 + ("f32",) + ("i32",) * 6),
-    ),
-    _plan_decode,
-    include_dirs=(INCLUDE_DIR,),
+    FOLDER / "paged_decode.cu", entry_points("paged_decode", 6, 5), _plan_decode, include_dirs=(INCLUDE_DIR,)
 )

@@ -10,7 +10,7 @@
         const int* __restrict__ block_table,       /* [S, L] */                                                    \
         const int* __restrict__ context_lens,      /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                \
-        float* slices, unsigned int* arrivals, /* of teams of several clusters */                                  \
+        float* slices, int* counts, /* of teams of several clusters */                                             \
         float scale, int L, int P, int B, int Hk, int per_key, int clusters, int teams) {                          \
         allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
@@ -21,12 +21,15 @@
         const FirstPages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
         const int length = checked_length(context_lens[at.row], cache, L);                                         \
         const Row row{q + first, out + first, table, at.heads, at.key_head, length};                               \
-        attend<D / CHUNK>(cache, row, pages, scale, at.team_of<D / CHUNK>(clusters, slices, arrivals));            \
+        attend<D / CHUNK>(cache, row, pages, scale, at.team_of<D / CHUNK>(clusters, slices, counts));              \
     }
 
 PAGED_DECODE(64)
 PAGED_DECODE(128)
 PAGED_DECODE(256)
+COMBINE(paged_decode, 64)
+COMBINE(paged_decode, 128)
+COMBINE(paged_decode, 256)
 
 // Any D up to 1024. Grid: S * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(

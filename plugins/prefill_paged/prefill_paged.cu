@@ -34,7 +34,8 @@ struct Prefix {
         const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
         const int* __restrict__ context_lens,      /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
-        float scale, int S, int L, int P, int B, int Hk, int per_key, int teams) {                                 \
+        float* slices, int* counts, /* of teams of several clusters */                                             \
+        float scale, int S, int L, int P, int B, int Hk, int per_key, int clusters, int teams) {                   \
         allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
         const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
@@ -45,12 +46,15 @@ struct Prefix {
         const FirstPages pages(cache, table, S > 0 ? L : 0, at.first_token(), threadIdx.x & 31);                   \
         const int length = checked_length(prefix.length, cache, L);                                                \
         const Row row{q + first, out + first, table, at.heads, at.key_head, length};                               \
-        attend<D / CHUNK>(cache, row, pages, scale, Team{at.rank, 0, 1, nullptr, nullptr});                        \
+        attend<D / CHUNK>(cache, row, pages, scale, at.team_of<D / CHUNK>(clusters, slices, counts));              \
     }
 
 PREFILL_PAGED(64)
 PREFILL_PAGED(128)
 PREFILL_PAGED(256)
+COMBINE(prefill_paged, 64)
+COMBINE(prefill_paged, 128)
+COMBINE(prefill_paged, 256)
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
