@@ -10,13 +10,14 @@
 //   wide     128 x 128, each warp 64 x 32 over all of K, two blocks an SM: projections of a prompt. 128 x 256 with one
 //            block an SM and four stages of 32 k was slower (H200, 2048 x 6144 x 5120: 414 us against 335)
 //
-// and a plain kernel of 16 x 16 outputs for rows that do not begin at multiples of 16 bytes.
+// and a plain kernel of 16 x 16 outputs for rows that do not begin at multiples of 16 bytes. Up to 16 rows the GEMV's
+// kernels serve (dense_gemv.cuh): a router has the same bits for one row as for a verify pass.
 //
 // Numerics: FP32 accumulation, one rounding. The order of a sum depends on K and the shape of the tile, never on the other
 // rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions).
 // Launched by dense_launch.py.
-#include <cuda_bf16.h>
 #include "cluster.cuh"
+#include "dense_gemv.cuh"
 
 using bf16 = __nv_bfloat16;
 
@@ -34,12 +35,6 @@ __device__ __forceinline__ void wait_for_copies() {
 __device__ __forceinline__ void load_matrices(u32 (&v)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void mma_16x8x16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // --- tiles ---
@@ -241,6 +236,8 @@ static_assert(Narrow::SHARED_BYTES == SHARED_BYTES && Wide::SHARED_BYTES == SHAR
 DENSE_GEMM(narrow, Narrow, )
 DENSE_GEMM(spread, Spread, SPREAD_CLUSTER)
 DENSE_GEMM(wide, Wide, )
+
+DENSE_GEMVS(dense_gemm)
 
 // Any K and any alignment. Grid: ceil(N / 16) * ceil(M / 16).
 constexpr int ANY = 16;

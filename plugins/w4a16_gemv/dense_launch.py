@@ -5,12 +5,15 @@ from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div
+from kernel_muster.plugins.w4a16_gemv.launch import dense_entries, plan_dense
 from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
+#: What the GEMV's kernels take (dense_gemv.cuh): they are for few rows, and read 16 k at a time.
+GEMV_ROWS, GEMV_DEPTH = 16, 16
 # dense_gemm.cu: rows and features of a tile, and its shared memory.
 _TILES = {"narrow": (32, 64), "spread": (32, 64), "wide": (128, 128), "any": (16, 16)}
 _SHARED_BYTES = 96 * 1024
@@ -40,6 +43,8 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
         raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
     rows, features, depth, stride = dims["M"], dims["N"], dims["K"], row_stride(x)
     _check_size(x, stride, weight)
+    if rows <= GEMV_ROWS and depth % GEMV_DEPTH == 0 and stride % VECTOR == 0:
+        return plan_dense("dense_gemm", bound, entries)
     is_aligned = depth % VECTOR == 0 and stride % VECTOR == 0
     tile = tile_of(rows, features) if is_aligned else "any"
     cluster = entries[f"dense_gemm_{tile}"].cluster
@@ -63,6 +68,7 @@ DENSE_GEMM = CudaKernel(
             EntryPoint(f"dense_gemm_{tile}", _PARAMETERS, dynamic_shared_bytes=0 if tile == "any" else _SHARED_BYTES)
             for tile in _TILES
         ),
+        *dense_entries("dense_gemm"),
     ),
     _plan,
     include_dirs=(INCLUDE_DIR,),

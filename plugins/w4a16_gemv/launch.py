@@ -123,15 +123,22 @@ def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"], share) + _tiles(dims["B"], share)), arguments)
 
 
-def _plan_dense(bound: Bound, entries: Entries) -> LaunchPlan:
+def plan_dense(name: str, bound: Bound, entries: Entries) -> LaunchPlan:
+    """Return the launch for at most 16 rows: ``name_few_m8`` and its like, of dense_gemv.cuh."""
     (x, stride), dims = _x(bound), bound.dims
     weight = view_of(bound.arguments["w"].values)
     if not weight.is_contiguous:
         raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
     few = "few_" if dims["N"] <= DENSE_FEW_FEATURES else ""
-    entry = f"dense_gemv_{few}m{8 if dims['M'] <= 8 else 16}"
+    entry = f"{name}_{few}m{8 if dims['M'] <= 8 else 16}"
     arguments = (weight, x, bound.views["out"], stride, dims["M"], dims["N"], dims["K"])
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), arguments)
+
+
+def dense_entries(name: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of dense_gemv.cuh under a name."""
+    parameters = ("ptr",) * 3 + ("i32",) * 4
+    return tuple(EntryPoint(f"{name}_{few}m{rows}", parameters) for few in ("", "few_") for rows in (8, 16))
 
 
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
@@ -143,10 +150,4 @@ QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("
 DUAL = _kernel(
     _FOLDER / "gemv_dual.cu", _entries("gemv_dual", ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5, 8), _plan_dual
 )
-DENSE = _kernel(
-    _FOLDER / "dense_gemv.cu",
-    tuple(
-        EntryPoint(f"dense_gemv_{few}m{rows}", ("ptr",) * 3 + ("i32",) * 4) for few in ("", "few_") for rows in (8, 16)
-    ),
-    _plan_dense,
-)
+DENSE = _kernel(_FOLDER / "dense_gemv.cu", dense_entries("dense_gemv"), partial(plan_dense, "dense_gemv"))

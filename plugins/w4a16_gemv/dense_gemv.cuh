@@ -1,0 +1,156 @@
+// BF16 weights x BF16 activations for up to 16 rows, one read of the weights.
+//
+//   out[m, n] = BF16(sum_k x[m, k] * weight[n, k])
+//
+// Weights [N, K] row-major are the A operand of mma.sync.m16n8k16 as they are: lane (g, t) reads 32 contiguous bytes of
+// rows g and g + 8, and the same k of x. Numerics: FP32 accumulation, K split over 8 warps, partial sums in a fixed
+// order, the same for any M: rows do not depend on each other. Grid: ceil(N / 16).
+//
+// ``few``: where there are too few features for a device, K is split over the 4 warps of each of the 8 blocks of a cluster
+// (over 8 warps below sm_90); block 0 sums. The GEMM of so few rows is this too, bit by bit.
+#pragma once
+#include "launch.cuh"
+#include "nvfp4_mma.cuh"
+
+constexpr int BLOCK_K = 64;  // 16 k a lane
+
+// Who shares K: warps of a block, and blocks of a cluster; and how many blocks of k a warp has on their way.
+template <int WARPS_, int RANKS_, int DEPTH_>
+struct Sharing {
+    static constexpr int WARPS = WARPS_, RANKS = RANKS_, DEPTH = DEPTH_, THREADS = WARPS_ * 32;
+};
+using Many = Sharing<8, 1, 2>;
+#if __CUDA_ARCH__ >= 900
+using Few = Sharing<4, 8, 3>;
+#define FEW_CLUSTER __cluster_dims__(8, 1, 1)
+#else
+using Few = Many;
+#define FEW_CLUSTER
+#endif
+
+struct Rows16 {
+    uint4 low[2], high[2];  // 16 k of row g, of row g + 8
+};
+
+__device__ __forceinline__ Rows16 load_weight(const __nv_bfloat16* __restrict__ weight, int n, int N, int K, int k) {
+    Rows16 v = {};
+    if (k >= K) return v;
+    if (n < N) {
+        const u8* p = reinterpret_cast<const u8*>(weight + (size_t)n * K + k);
+        v.low[0] = load_codes(p);
+        v.low[1] = load_codes(p + 16);
+    }
+    if (n + 8 < N) {
+        const u8* p = reinterpret_cast<const u8*>(weight + (size_t)(n + 8) * K + k);
+        v.high[0] = load_codes(p);
+        v.high[1] = load_codes(p + 16);
+    }
+    return v;
+}
+
+template <int NT>
+__device__ __forceinline__ void multiply(float (&c)[4][NT][4], const Rows16& w, const uint4 (&x)[NT][2]) {
+    const u32 a[4][4] = {{w.low[0].x, w.high[0].x, w.low[0].y, w.high[0].y},
+                         {w.low[0].z, w.high[0].z, w.low[0].w, w.high[0].w},
+                         {w.low[1].x, w.high[1].x, w.low[1].y, w.high[1].y},
+                         {w.low[1].z, w.high[1].z, w.low[1].w, w.high[1].w}};
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
+        mma_16x8x16(c[1][n], a[1], x[n][0].z, x[n][0].w);
+        mma_16x8x16(c[2][n], a[2], x[n][1].x, x[n][1].y);
+        mma_16x8x16(c[3][n], a[3], x[n][1].z, x[n][1].w);
+    }
+}
+
+template <int NT, class S>
+__device__ __forceinline__ void dense_tile(const __nv_bfloat16* __restrict__ weight,
+                                           const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ out,
+                                           int x_stride, int M, int N, int K) {
+    __shared__ float partial[S::WARPS][NT * 8][TILE_N];
+    __shared__ float of_rank[S::RANKS][NT * 8][TILE_N];  // block 0's
+    allow_next_launch();
+    int rank = 0;
+#if __CUDA_ARCH__ >= 900
+    if (S::RANKS > 1) {
+        cluster_arrive_relaxed();
+        rank = cluster_rank();
+    }
+#endif
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int n0 = blockIdx.x / S::RANKS * TILE_N, step = S::RANKS * S::WARPS * BLOCK_K;
+    const int first = (rank * S::WARPS + warp) * BLOCK_K + t * 16;
+
+    // Stage 1: each warp sums its share of K, DEPTH blocks in flight.
+    float c[4][NT][4] = {};
+    Rows16 ring[S::DEPTH];
+#pragma unroll
+    for (int d = 0; d < S::DEPTH; ++d) ring[d] = load_weight(weight, n0 + g, N, K, first + d * step);
+    wait_for_previous_launch();
+#pragma unroll 1
+    for (int k = first; k < K + t * 16; k += S::DEPTH * step) {  // the same number of rounds for all lanes of a warp
+#pragma unroll
+        for (int d = 0; d < S::DEPTH; ++d) {
+            uint4 xs[NT][2];
+            load_x<NT, false>(xs, x, x_stride, M, K, g, k + d * step);
+            multiply<NT>(c, ring[d], xs);
+            ring[d] = load_weight(weight, n0 + g, N, K, k + (S::DEPTH + d) * step);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = n * 8 + 2 * t + (i & 1);
+            if (row < M) partial[warp][row][g + 8 * (i >> 1)] = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
+        }
+
+    // Stage 2: sums over warps in rising order.
+    __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    if (S::RANKS > 1) cluster_wait();  // block 0 has begun
+#endif
+    for (int i = threadIdx.x; i < TILE_N * M; i += S::THREADS) {
+        const int row = i / TILE_N, column = i % TILE_N;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < S::WARPS; ++w) sum += partial[w][row][column];
+        if (S::RANKS == 1) {
+            if (n0 + column < N) out[(size_t)row * N + n0 + column] = __float2bfloat16_rn(sum);
+        } else {
+#if __CUDA_ARCH__ >= 900
+            store_to_rank_0(&of_rank[rank][row][column], sum);
+#endif
+        }
+    }
+
+    // Stage 3: sums over blocks in rising order.
+    if (S::RANKS > 1) {
+#if __CUDA_ARCH__ >= 900
+        cluster_arrive();
+        cluster_wait();
+#endif
+        for (int i = threadIdx.x; rank == 0 && i < TILE_N * M; i += S::THREADS) {
+            const int row = i / TILE_N, column = i % TILE_N;
+            float sum = 0.0f;
+#pragma unroll
+            for (int r = 0; r < S::RANKS; ++r) sum += of_rank[r][row][column];
+            if (n0 + column < N) out[(size_t)row * N + n0 + column] = __float2bfloat16_rn(sum);
+        }
+    }
+}
+
+#define DENSE_GEMV(NAME, ROWS, SHARING, CLUSTER)                                                             \
+    extern "C" __global__ void CLUSTER __launch_bounds__(SHARING::THREADS, 2) NAME##m##ROWS(                 \
+        const __nv_bfloat16* __restrict__ weight, /* [N, K] */                                               \
+        const __nv_bfloat16* __restrict__ x,      /* [M, K], rows x_stride apart */                          \
+        __nv_bfloat16* __restrict__ out,          /* [M, N] */                                               \
+        int x_stride, int M, int N, int K) {                                                                 \
+        dense_tile<ROWS / 8, SHARING>(weight, x, out, x_stride, M, N, K);                                    \
+    }
+
+#define DENSE_GEMVS(NAME)                      \
+    DENSE_GEMV(NAME##_, 8, Many, )             \
+    DENSE_GEMV(NAME##_, 16, Many, )            \
+    DENSE_GEMV(NAME##_few_, 8, Few, FEW_CLUSTER) \
+    DENSE_GEMV(NAME##_few_, 16, Few, FEW_CLUSTER)
