@@ -13,7 +13,7 @@
 
 using u64 = unsigned long long;
 
-constexpr int THREADS = 1024, WARPS = THREADS / 32;
+constexpr int THREADS = TEAM > 1 ? 512 : 1024, WARPS = THREADS / 32;
 constexpr int BINS = 2048, LOW = 32;  // a key is bin * LOW + low
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
@@ -103,7 +103,10 @@ __device__ __forceinline__ Sum sum_up_to_thread(Sum sum, Sum (&of_warp)[WARPS]) 
     sum = sum_up_to_lane(sum);
     if (lane == 31) of_warp[warp] = sum;
     __syncthreads();
-    if (warp == 0) of_warp[lane] = sum_up_to_lane(of_warp[lane]);
+    if (warp == 0) {
+        const Sum up_to = sum_up_to_lane(lane < WARPS ? of_warp[lane] : Sum{0, 0});
+        if (lane < WARPS) of_warp[lane] = up_to;
+    }
     __syncthreads();
     return warp > 0 ? sum + of_warp[warp - 1] : sum;
 }
@@ -177,16 +180,21 @@ struct Row {
         return from_rank_0(shared.found);
     }
 
-    // By block 0; a thread has two bins.
+    // By block 0; a thread has EACH bins.
     __device__ __forceinline__ void find_bin(u64 wanted, bool by_mass) const {
-        static_assert(BINS == 2 * THREADS);
-        const int upper = BINS - 1 - 2 * (int)threadIdx.x;
-        const Sum first = bin_sum(upper), second = bin_sum(upper - 1);
-        const Sum up_to = sum_up_to_thread(first + second, shared.of_warp), ahead = up_to - (first + second);
-        if (ahead.of(by_mass) < wanted && wanted <= up_to.of(by_mass)) {
-            const bool is_first = wanted <= (ahead + first).of(by_mass);
-            shared.bin = is_first ? upper : upper - 1;
-            shared.ahead_of_bin = is_first ? ahead : ahead + first;
+        constexpr int EACH = BINS / THREADS;
+        static_assert(BINS == EACH * THREADS);
+        const int upper = BINS - 1 - EACH * (int)threadIdx.x;
+        Sum own{0, 0};
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) own = own + bin_sum(upper - i);
+        const Sum up_to = sum_up_to_thread(own, shared.of_warp);
+        if ((up_to - own).of(by_mass) < wanted && wanted <= up_to.of(by_mass)) {
+            Sum ahead = up_to - own;
+            int bin = upper;
+            for (; (ahead + bin_sum(bin)).of(by_mass) < wanted; --bin) ahead = ahead + bin_sum(bin);
+            shared.bin = bin;
+            shared.ahead_of_bin = ahead;
         }
     }
 
