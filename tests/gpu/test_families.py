@@ -260,13 +260,40 @@ def test_rows_with_gaps_give_the_bits_of_rows_without(kernels, key, sliced, outp
         assert memory.back(array).tobytes() == without[name].tobytes()
 
 
+# clusters
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(8, 2, 64), (24, 4, 256)])
+def test_attention_of_a_row_alone_has_the_bits_of_the_row_among_many(kernels, heads, key_heads, width):
+    handle, memory = kernels.kernel("paged_decode", "paged_decode_attn"), device_memory(0)
+    rng, rows, entries = np.random.default_rng(7), 300, 64
+    cache = (80, 16, key_heads, width)
+    caches = {name: memory.to(rng.standard_normal(cache).astype(BF16)) for name in ("k_cache", "v_cache")}
+    q = memory.to(rng.standard_normal((rows, heads, width)).astype(BF16))
+    table = memory.to(rng.integers(0, 80, (rows, entries), np.int32))
+    lengths = rng.integers(1, 16 * entries + 1, rows, np.int32)
+    lengths[[0, 4, 152]] = 16 * entries, 257, 256
+    lengths = memory.to(lengths)
+
+    def launch(chosen):
+        out = memory.to(full((rows, heads, width), 9))[chosen]
+        handle(q=q[chosen], **caches, block_table=table[chosen], context_lens=lengths[chosen], scale=0.1, out=out)
+        memory.wait()
+        return memory.back(out)
+
+    # Many rows have a cluster each, one row several clusters that share its pieces.
+    among_many = launch(slice(0, rows))
+    for row in (0, 4, 152, 296):  # where int32 views are aligned
+        assert np.array_equal(launch(slice(row, row + 1)), among_many[row : row + 1])
+
+
 # tiles
 
 
-@pytest.mark.parametrize(("features", "rows", "fewer"), [(96, 300, 17), (4100, 1030, 130)])
+@pytest.mark.parametrize(("features", "rows", "fewer"), [(256, 16, 1), (1030, 12, 5), (96, 300, 17), (4100, 1030, 130)])
 def test_dense_gemm_of_fewer_rows_has_the_same_bits(kernels, features, rows, fewer):
     handle, memory = kernels.kernel("gemm", "dense_gemm_bf16"), device_memory(0)
-    x, weight = memory.to(numbers(rows, 264)), Bf16Weight(memory.to(numbers(features, 264)))
+    x, weight = memory.to(numbers(rows, 272)), Bf16Weight(memory.to(numbers(features, 272)))
     outs = [memory.to(full((count, features), 9)) for count in (rows, fewer)]
     for out in outs:
         handle(x=x[: out.shape[0]], w=weight, out=out)
