@@ -21,6 +21,7 @@ class Sizes:
     kv_heads: int
     value_heads: int
     intermediate: int
+    experts: int = 0
     head_dim: int = 256
     rotary_dim: int = 64
     key_heads: int = 16
@@ -35,7 +36,7 @@ class Sizes:
 
 
 MODELS = (
-    Sizes("35b", 2048, 16, 2, 32, 512),
+    Sizes("35b", 2048, 16, 2, 32, 512, experts=256),
     Sizes("27b", 5120, 24, 4, 48, 17408),
 )
 PAGE = 16
@@ -369,6 +370,8 @@ def step(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
     yield from attention_side(data, m, rows)
     yield from gdn(data, m, rows)
     yield from ends(data, m, rows)
+    if m.experts:
+        yield dense(data, m, rows, m.experts, "gemm::dense_gemm_bf16")
     if rows <= 16:
         yield dense(data, m, rows, 2 * m.value_heads)
         yield dense(data, m, rows, m.heads * m.head_dim)
