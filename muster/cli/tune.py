@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from kernel_muster.audit.tuning.table import Table
     from kernel_muster.bench.shapes import Shape
-    from kernel_muster.bench.tuning.source import Source
+    from kernel_muster.bench.tuning.source import Source, Timing
     from kernel_muster.registry.levers import Levers
     from kernel_muster.registry.lookups import Lookups
 
@@ -26,6 +26,10 @@ Shapes = Annotated[
 Rows = Annotated[str | None, typer.Option(help="Row counts M, with commas.", show_default=False)]
 Rounds = Annotated[int, typer.Option(help="Replays of each arm.", min=5, max=1000)]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure cuBLAS beside ours, through torch.")]
+Seconds = Annotated[
+    int | None,
+    typer.Option(help="Begin no shape after so many seconds; the table covers the others.", min=1, show_default=False),
+]
 Again = Annotated[
     Path | None,
     typer.Option(
@@ -47,6 +51,7 @@ def tune(
     rounds: Rounds = 25,
     peers: Peers = True,
     target: options.Target = None,
+    seconds: Seconds = None,
     again: Again = None,
     format: options.ListFormat = options.Format.TEXT,
     output: Output = None,
@@ -74,7 +79,7 @@ def tune(
         say(f"{kernels.target}: tuning needs a device: --target cuda")
         return 1
     source = _source(kernels, rounds, peers)
-    return tune_with(kernels, source, shapes, counts, format, output)
+    return tune_with(kernels, source, shapes, counts, format, output, seconds)
 
 
 def _source(kernels: "Lookups", rounds: int, peers: bool) -> "Source":
@@ -96,6 +101,7 @@ def tune_with(
     rows: "Sequence[int]",
     format: options.Format,
     output: Path | None,
+    seconds: int | None = None,
 ) -> int:
     """Measure with a source, and write what was found; nothing is written if an arm of ours failed."""
     import sys
@@ -105,7 +111,7 @@ def tune_with(
     from kernel_muster.cli.output import say
 
     built_in = _built_in(kernels)
-    timings = [timing for _, n, k in shapes for timing in source.timings(n, k, rows)]
+    timings = _measure(source, shapes, rows, seconds)
     if source.problems:
         say("nothing was written: an arm failed or was wrong:\n  " + "\n  ".join(source.problems))
         return 1
@@ -118,6 +124,25 @@ def tune_with(
     command = f"muster {' '.join(sys.argv[1:])}"
     table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, command)
     return _write(table, built_in, format, output)
+
+
+def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]", seconds: int | None) -> "list[Timing]":
+    """Measure shape by shape, as long as there is time; what was left out is said on stderr."""
+    from time import monotonic
+
+    from kernel_muster.cli.exits import complain
+
+    end = None if seconds is None else monotonic() + seconds
+    found: list[Timing] = []
+    left = []
+    for _, n, k in shapes:
+        if end is not None and monotonic() >= end:
+            left.append(f"{n}x{k}")
+        else:
+            found.extend(source.timings(n, k, rows))
+    if left:
+        complain(f"{seconds} seconds are over; not measured: {', '.join(left)}")
+    return found
 
 
 def _refit(file: Path, format: options.Format, output: Path | None) -> int:

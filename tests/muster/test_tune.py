@@ -194,6 +194,15 @@ def test_table_is_written_read_back_and_decides_a_boot(kernels, tmp_path, capsys
     assert arms()[:2][0] == "tiled"
 
 
+def test_a_limit_of_time_leaves_shapes_out_and_says_which(kernels, tmp_path, capsys, monkeypatch):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))  # each look at the clock takes ten seconds
+    file = tmp_path / "a1.json"
+    assert tune_with(kernels, FakeSource(h200_like), SHAPES, (4, 17), Format.TEXT, file, 25) == 0
+    assert {(t.features, t.depth) for t in read_table(file).timings} == {(4096, 2048), (4096, 8192)}
+    assert "25 seconds are over; not measured: 32768x4096" in capsys.readouterr().err
+
+
 def test_json_shows_the_table_itself(kernels, tmp_path, capsys):
     assert tune_with(kernels, FakeSource(h200_like), SHAPES[:1], (4, 17), Format.JSON, None) == 0
     assert json.loads(capsys.readouterr().out)["covers"]["rows"] == {"least": 4, "most": 17}

@@ -135,11 +135,15 @@ class DeviceSource:
 
         def make(stream: Any) -> Entry:
             out = poisoned((rows, data.features))
-            scratch = _Scratch()
+
+            def given(part: slice, handle: Handle, number: int) -> dict[str, Any]:
+                return {"x": data.x[part], "w": copies.of(handle)[number], "out": out[part]}
+
+            # One workspace for all of them, as the launches of a decode step have: it is warm.
+            scratch = _workspace(max(handle.scratch_bytes(**given(part, handle, 0)) for part, handle in parts))
 
             def launch(part: slice, handle: Handle, number: int) -> Launch:
-                given = {"x": data.x[part], "w": copies.of(handle)[number], "out": out[part]}
-                return launch_of(handle, stream, scratch=scratch.of(handle.scratch_bytes(**given)), **given)
+                return launch_of(handle, stream, scratch=scratch, **given(part, handle, number))
 
             launches = tuple(
                 _in_turn([launch(part, handle, number) for part, handle in parts])
@@ -150,21 +154,11 @@ class DeviceSource:
         return Contestant(arm, "ours", make, handles)
 
 
-class _Scratch:
-    """The workspace that launches on one stream share, as those of a decode step do: it is warm."""
+def _workspace(size_bytes: int) -> Any:
+    """Return device memory, or None where none is needed."""
+    import cupy
 
-    def __init__(self) -> None:
-        self._held: Any = None
-
-    def of(self, size_bytes: int) -> Any:
-        """Return workspace of at least so many bytes, or None where none is needed."""
-        if not size_bytes:
-            return None
-        if self._held is None or self._held.nbytes < size_bytes:
-            import cupy
-
-            self._held = cupy.empty(size_bytes, cupy.uint8)
-        return self._held
+    return cupy.empty(size_bytes, cupy.uint8) if size_bytes else None
 
 
 def _in_turn(launches: Sequence[Launch]) -> Launch:
