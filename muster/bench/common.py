@@ -124,13 +124,15 @@ class Options:
     """What to measure, whether beside peers, and where the record goes."""
 
     wanted: tuple[str, ...]
+    counts: tuple[int, ...]
     has_peers: bool
     record: Path | None
 
     @property
     def command(self) -> str:
         """The command that measures this."""
-        more = [repr(text) for text in self.wanted] + ([] if self.has_peers else ["--no-peers"])
+        more = [repr(text) for text in self.wanted] + ["--counts", ",".join(map(str, self.counts))]
+        more += [] if self.has_peers else ["--no-peers"]
         return " ".join(("python -m kernel_muster.bench.common", *more))
 
     def selects(self, text: str) -> bool:
@@ -140,12 +142,24 @@ class Options:
 
 def read_options(arguments: Sequence[str]) -> Options:
     """Read the command line."""
-    rest, record = list(arguments), None
-    if "--record" in rest:
-        place = rest.index("--record")
-        record = Path(rest[place + 1])
-        del rest[place : place + 2]
-    return Options(tuple(text for text in rest if text != "--no-peers"), "--no-peers" not in rest, record)
+    rest = list(arguments)
+    record, counts = _taken(rest, "--record"), _taken(rest, "--counts")
+    return Options(
+        tuple(text for text in rest if text != "--no-peers"),
+        COUNTS if counts is None else tuple(int(count) for count in counts.split(",")),
+        "--no-peers" not in rest,
+        None if record is None else Path(record),
+    )
+
+
+def _taken(arguments: list[str], name: str) -> str | None:
+    """Take an option with its value out of the arguments and return the value."""
+    if name not in arguments:
+        return None
+    place = arguments.index(name)
+    value = arguments[place + 1]
+    del arguments[place : place + 2]
+    return value
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -158,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     _begin_builds(kernels)
     data, timer = Data(), Timer()
     figures: list[Figure] = []
-    for group in workloads(data):
+    for group in workloads(data, options.counts):
         for work in group():
             if options.selects(f"{work.model} {work.key} {work.label}"):
                 figures.extend(_tried(kernels, work, timer, peers=options.has_peers))

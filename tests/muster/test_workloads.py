@@ -73,11 +73,12 @@ def test_record_has_a_row_for_every_figure_under_its_model(kernels):
 
 
 def test_options_keep_what_is_wanted_apart_from_where_the_record_goes():
-    options = read_options(["norm::", "--record", "here.md", "--no-peers"])
+    options = read_options(["norm::", "--record", "here.md", "--no-peers", "--counts", "1,8"])
     assert (options.wanted, options.has_peers, options.record.name) == (("norm::",), False, "here.md")
-    assert options.command == "python -m kernel_muster.bench.common 'norm::' --no-peers"
+    assert options.command == "python -m kernel_muster.bench.common 'norm::' --counts 1,8 --no-peers"
     assert options.selects("35b norm::rms_norm 1 x 2048")
     assert not options.selects("35b silu::silu_mul 1 x 2048")
+    assert options.counts == (1, 8)
     assert read_options([]).selects("everything")
 
 
