@@ -9,10 +9,10 @@
 // way. Loads go straight to registers, the next tile's while this one is multiplied, also over the end of a piece; two
 // blocks an SM, so that one streams while the other combines. The cache is read once for all heads of a key head.
 //
-// Tried on an H200 (35b at 1 x 4096, 16 x 4096, 1 x 32768, 16 x 32768, us): clusters of 8 and 8 pieces 12.2, 66.4, 32.9,
-// 321; of 4 and 16 pieces 12.0, 64.4, 33.9, 357; of 2 and 32 pieces 13.2, 50.8, 30.8, 282; single blocks 18.0, 62.7, 49.8,
-// 282: large clusters wait for their slowest block, single blocks leave more to combine. These were combined by the last
-// block of a row to arrive (fence, atomic, then everything through one SM), which took 4 to 8 us of them.
+// Tried on an H200 (heads of 35b, 1 x 4096, 16 x 4096, 1 x 32768 and 16 x 32768 tokens, us; a read of the bytes takes 3.4,
+// 32, 17, 253): this 12.2, 50.4, 30.8, 277. Combined by the last block of a row to arrive: 13.2, 50.8, 30.8, 282; so, with
+// clusters of 4 and 16 pieces 12.0, 64.4, 33.9, 357; of 8 and 8 pieces 12.2, 66.4, 32.9, 321: large clusters wait for their
+// slowest block. Pieces of 1024 tokens at least 25.4, 42.5, 33.2, 281: long ones suit many rows, short ones one.
 //
 //   scores    A = q (16 x 16: 8 heads, 8 rows of zeros), B = k (16 x 8 tokens)
 //   result    A = v transposed (16 d x 16 tokens, paired by byte_perm), B = the weights (16 tokens x 8 heads)
