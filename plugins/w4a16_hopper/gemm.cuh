@@ -14,8 +14,8 @@
 // one line of tiles x stages, cut into equal shares. Who has the beginning of a tile adds the sums of the others in rising
 // order of k, and rounds once: the order depends on the form, (M, N, K), workers and `whole`, on nothing else.
 //
-// Lost here: clusters that share x by multicast, or a tile over shared memory; tiles of 2 x 64 rows a warpgroup; two
-// blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk.
+// Lost here: clusters that share x by multicast, or that add a tile up over shared memory; 2 x 64 rows a warpgroup; two
+// blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk; rings deeper than 8.
 #pragma once
 #include "hopper.cuh"
 #include "nvfp4_mma.cuh"

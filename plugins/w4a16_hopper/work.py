@@ -57,16 +57,20 @@ class Form:
         return ceil_div(depth, self.span * CHUNK_K)
 
 
-# <fit>
+# Costs: 2026-11-29, H200 (132 SMs), CUDA 13.0, cold L2, median of 6, fitted to 271 ways at 32 sizes (N x K as in
+# benchmarks/hopper_forms.py, M 32 to 1024). The way chosen was the best one measured, or within 3% of it, at all sizes;
+# for that gemm_t128's share was taken down from 3.49: 9216 x 2048 at M=128 takes 14.4 us shared, 15.1 in whole tiles.
+# Three warpgroups read x less often and win where K is long; two divide few rows better. More stages were slower, most
+# at few tokens (20 against 10 at M=32: 6 to 15%). Again: python benchmarks/hopper_forms.py
 FORMS = {
-    "gemm_t32": Form(32, 2, 2, 8, Cost(2.57, 0.4842, 0.25, 3.13, 0.28)),
-    "gemm_t32_r192": Form(32, 3, 2, 6, Cost(1.61, 0.628, 1.61, 3.37, 0.12)),
-    "gemm_t64": Form(64, 2, 2, 6, Cost(2.62, 0.5508, 0.40, 3.89, 0.19)),
-    "gemm_t64_r192": Form(64, 3, 2, 5, Cost(1.81, 0.7258, 2.07, 4.00, 0.16)),
-    "gemm_t96": Form(96, 2, 1, 8, Cost(2.93, 0.3157, 0.0, 7.16, 0.11)),
-    "gemm_t128": Form(128, 2, 1, 10, Cost(0.0, 0.3721, 2.75, 6.75, 0.47)),
-    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.4821, 2.66, 11.80, 0.51)),
-    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.6158, 5.22, 11.42, 0.42)),
+    "gemm_t32": Form(32, 2, 2, 6, Cost(3.08, 0.404, 0.92, 1.82, 0.12)),
+    "gemm_t32_r192": Form(32, 3, 2, 7, Cost(2.75, 0.533, 1.42, 2.13, 0.17)),
+    "gemm_t64": Form(64, 2, 2, 7, Cost(2.71, 0.494, 1.30, 2.22, 0.20)),
+    "gemm_t64_r192": Form(64, 3, 2, 6, Cost(2.39, 0.662, 1.93, 2.36, 0.32)),
+    "gemm_t96": Form(96, 2, 1, 8, Cost(2.00, 0.299, 1.93, 2.60, 0.70)),
+    "gemm_t128": Form(128, 2, 1, 6, Cost(0.78, 0.366, 2.02, 3.20, 0.53)),
+    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.471, 4.53, 5.43, 0.90)),
+    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.639, 3.41, 4.77, 1.01)),
 }
 _MOST_PARTS = 8
 
@@ -112,8 +116,10 @@ def counts_of(work: Work, rows: int, features: int, depth: int) -> tuple[float, 
     form = FORMS[work.entry]
     tiles, steps = form.tiles(rows, features), form.steps(depth)
     alone = min(work.whole, ceil_div(tiles, work.workers))
-    shared = max(0, tiles - work.whole * work.workers) * steps
-    share = shared / work.workers
-    pieces = alone + ceil_div(shared, work.workers * steps)
-    parts = ceil_div(steps * work.workers, shared) if share % steps else 1
-    return 1, alone * steps + share, pieces, float(parts > 1), max(0, parts - 2)
+    shared = max(0, tiles - work.whole * work.workers)
+    stages = alone * steps + shared * steps / work.workers
+    pieces, parts = alone + ceil_div(shared, work.workers), 1
+    if shared % work.workers:
+        parts = ceil_div(work.workers, shared)
+        pieces += work.workers % shared > 0  # a share that ends inside a tile begins another
+    return 1, stages, pieces, float(parts > 1), max(0, parts - 2)
