@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const flo
 }
 
 #define ATOMIC(NAME, CHAINS, STATIC_K)                                                                             \
-    extern "C" __global__ void GROUPED_BOUNDS(STATIC_K) grouped_down_atomic_##NAME(                                \
+    extern "C" __global__ void GROUPED_BOUNDS grouped_down_atomic_##NAME(                                          \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
         const bf16* __restrict__ h,            /* [S, I] */                                                        \

@@ -50,7 +50,7 @@ def split_of(depth: int) -> Split:
 # experts very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
 FEW_SLOTS = 1024
 _REPEATS = {"gate_up": 2, "down": 4}
-_BLOCKS_A_MULTIPROCESSOR = {True: 5, False: 4}  # grouped.cuh: where K is known, else
+_BLOCKS_A_MULTIPROCESSOR = 4  # grouped.cuh
 # Two tokens and more: a block has two tiles, so that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).
 _PAIRWISE_REPEATS = ((8, 1), (1 << 62, 2))
 
@@ -86,7 +86,7 @@ def shares_of(form: str, features: int, depth: int, experts: int, slots: int, mu
     split, tiles, groups = split_of(depth), ceil_div(features, TILE_N), _groups(experts, slots)
     teams = split.teams(GROUPED_WARPS)
     if slots <= FEW_SLOTS:
-        most = _BLOCKS_A_MULTIPROCESSOR[depth in _STATIC] * multiprocessors
+        most = _BLOCKS_A_MULTIPROCESSOR * multiprocessors
         return Shares(0, (min(most, ceil_div(tiles * groups, teams)), 1, 1))
     repeats = _REPEATS[form]
     return Shares(repeats, (ceil_div(tiles, teams * repeats), groups, 1))

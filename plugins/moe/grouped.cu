@@ -29,7 +29,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
 }
 
 #define GROUPED(NAME, CHAINS, STATIC_K)                                                                            \
-    extern "C" __global__ void GROUPED_BOUNDS(STATIC_K) grouped_gate_up_##NAME(                                    \
+    extern "C" __global__ void GROUPED_BOUNDS grouped_gate_up_##NAME(                                              \
         const u8* __restrict__ gate,           /* [E][ceil(I/16)][ceil(H/256)][2304] */                            \
         const u8* __restrict__ up,             /* the same */                                                      \
         const float* __restrict__ gate_scale,  /* [E] */                                                           \
@@ -45,7 +45,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
                                                                repeats);                                           \
         clear_rest(out, offsets, E, S, I);                                                                         \
     }                                                                                                              \
-    extern "C" __global__ void GROUPED_BOUNDS(STATIC_K) grouped_down_##NAME(                                       \
+    extern "C" __global__ void GROUPED_BOUNDS grouped_down_##NAME(                                                 \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
         const bf16* __restrict__ h,            /* [S, I] */                                                        \

@@ -77,12 +77,11 @@ def test_split_of_experts_depends_on_depth(depth, split, chains):
 
 
 def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
-    def grid(slots, depth=2048, features=512):
-        return expert_launch.shares_of("gate_up", features, depth, 256, slots, 132).grid
+    def grid(slots):
+        return expert_launch.shares_of("gate_up", 512, 2048, 256, slots, 132).grid
 
     assert grid(8) == (8 * 32, 1, 1)  # no more blocks than tiles
-    assert grid(64) == grid(1024) == (5 * 132, 1, 1)
-    assert grid(64, depth=3072) == (4 * 132, 1, 1)
+    assert grid(64) == grid(1024) == (4 * 132, 1, 1)
 
 
 def test_many_slots_have_blocks_for_every_expert():
