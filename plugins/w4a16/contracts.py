@@ -8,8 +8,8 @@ from kernel_muster.registry import nvfp4
 from kernel_muster.registry.contracts import Arguments, Case
 from kernel_muster.registry.signature import WeightParam
 
-# Tiles have 32, 64 or 128 rows, 64 or 128 features, and K steps of 32 or 64; rows of the transposed copy are whole
-# vectors where N is a multiple of 16, those of scales in the row-major weight where K is one of 64.
+# Tiles have 32, 64 or 128 rows, 64 to 256 features, and stages of 32, 64 or 128 k; rows of the transposed copy are
+# whole vectors where N is a multiple of 16, those of scales in the row-major weight where K is one of 64.
 _SIZES = (
     ("one_above_m64", 65, 65, 96),
     ("one_above_m128", 129, 129, 48),

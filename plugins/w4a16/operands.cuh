@@ -186,7 +186,7 @@ struct At {
 // them as they are stored. Reading and decoding run ahead of multiplying, over the end of a stage too.
 template <class T>
 struct Pipeline {
-    static constexpr int AHEAD = 2, BLOCKS = T::GROUPS * T::MT;
+    static constexpr int AHEAD = T::MT >= 8 ? 3 : 2, BLOCKS = T::GROUPS * T::MT;  // of tall tiles 3 are 1% faster
     static_assert(BLOCKS >= 4);
     u32 x[AHEAD + 1][4], b[2][T::NT][2];
     Packed<T> packed[2];
