@@ -7,21 +7,32 @@ from that of ``w4a16_gemm_t`` in one bit is not timed. Each row is printed when 
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import cupy
 import kernel_muster as km
-from kernel_muster.bench.contestants import Contestant, found
+from kernel_muster.bench.contestants import (
+    Absent,
+    Contestant,
+    Entry,
+    copied,
+    found,
+    launch_of,
+    poisoned,
+    size_of,
+)
 from kernel_muster.bench.data import DenseData, make_dense_data
-from kernel_muster.bench.gemv import LARGEST_ERROR, ours
+from kernel_muster.bench.gemv import LARGEST_ERROR
 from kernel_muster.bench.peers import cublas_bf16
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.race import Row, free_memory, race
-from kernel_muster.bench.timing import Timer
+from kernel_muster.bench.timing import Timer, copies_of
 from kernel_muster.plugins.w4a16 import ONE_ORDER
 from kernel_muster.plugins.w4a16.launch import TILES
+from kernel_muster.registry.handles import Handle
 from record import header
 
 SHAPES = {"qkv": (14336, 5120), "gate_up": (17408, 5120), "down": (5120, 17408), "o_proj": (5120, 6144)}
@@ -46,13 +57,26 @@ def judge(data: DenseData, rows: int) -> Callable[[Any], float]:
     return error
 
 
-def measured(timer: Timer, kernels: Any, data: DenseData, name: str, rows: int, rounds: int) -> list[Row]:
-    """Measure one shape at one row count."""
-    variants = [ours(found(kernels, *key.split("::")), data, rows) for key in KEYS]
-    peer = Contestant(CUBLAS, "peer", lambda stream: cublas_bf16(data, rows), (), 1e-2)
-    size = f"{data.features} x {data.depth}"
-    problem = Problem(name, size, rows, (*variants, peer), judge(data, rows), LARGEST_ERROR)
-    return list(race(timer, "w4a16", problem, rounds))
+def cold_weights(handles: Mapping[str, Handle], data: DenseData) -> dict[str, list[Any]]:
+    """Return cold copies of the weight by layout, which all variants of a layout share."""
+    made: dict[str, list[Any]] = {}
+    for handle in handles.values():
+        layout = str(handle.weight_layout)
+        if layout not in made:
+            first = handle.prepare_weight(data.weight)
+            made[layout] = [first, *(copied(first) for _ in range(copies_of(size_of(first)) - 1))]
+    return made
+
+
+def variant(handle: Handle, data: DenseData, rows: int, weights: Sequence[Any]) -> Contestant:
+    """Return one variant over the copies of its layout."""
+
+    def make(stream: Any) -> Entry:
+        out = poisoned((rows, data.features))
+        launches = tuple(launch_of(handle, stream, x=data.x[:rows], w=weight, out=out) for weight in weights)
+        return Entry(launches, out, size_of(weights[0]), 2.0 * rows * data.features * data.depth)
+
+    return Contestant(str(handle.key), "ours", make, (handle,))
 
 
 def shown(row: Row) -> str:
@@ -74,15 +98,26 @@ def main() -> None:
     packages = ("cupy-cuda13x", "nvidia-cuda-nvrtc", "cuda-bindings", "torch")
     print(f"device: {device}; " + ", ".join(f"{name} {version(name)}" for name in packages))
     kernels, timer = km.open_registry("cuda"), Timer()
+    handles = {key: found(kernels, *key.split("::")) for key in KEYS}
     print("\nus (TFLOP/s)\n\n| shape | M | " + " | ".join((*KEYS, CUBLAS)) + " | error |")
     print("|---|--:|" + "--:|" * (len(TILES) + 2))
     for name in given.shapes.split(","):
         data = make_dense_data(*SHAPES[name], max(rows))
+        weights = cold_weights(handles, data)
         for count in rows:
-            taken = measured(timer, kernels, data, name, count, given.rounds)
+            variants = [variant(one, data, count, weights[str(one.weight_layout)]) for one in handles.values()]
+            peer = Contestant(CUBLAS, "peer", partial(_peer, data, count), (), 1e-2)
+            size = f"{data.features} x {data.depth}"
+            problem = Problem(name, size, count, (*variants, peer), judge(data, count), LARGEST_ERROR)
+            taken = list(race(timer, "w4a16", problem, given.rounds))
             error = max(row.relative_l2 or 0.0 for row in taken[:-1])
             print(f"| {name} | {count} | " + " | ".join(map(shown, taken)) + f" | {error:.1e} |", flush=True)
-            free_memory()
+        del weights
+        free_memory()
+
+
+def _peer(data: DenseData, rows: int, stream: Any) -> Entry | Absent:
+    return cublas_bf16(data, rows)
 
 
 if __name__ == "__main__":
