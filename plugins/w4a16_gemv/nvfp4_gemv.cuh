@@ -41,6 +41,37 @@ struct Split {
     static constexpr int BLOCKS = ShapeOf<NT>::RESIDENT_WARPS < WARPS ? 1 : ShapeOf<NT>::RESIDENT_WARPS / WARPS;
 };
 
+#if __CUDA_ARCH__ >= 900
+// Sums that other blocks of a cluster send to rank 0, counted by an mbarrier (PTX ISA 8.1). A second cluster barrier would
+// do too, but orders all memory of the device and drops L1, where x lives. H200, 5120 x 17408, cold L2, us with the
+// barrier / with this: M = 1 17.1 / 16.5, M = 8 17.5 / 16.7, M = 16 21.1 / 21.1.
+struct Arrival {
+    unsigned long long state;
+
+    __device__ __forceinline__ u32 address() { return (u32)__cvta_generic_to_shared(&state); }
+    // Before the cluster's first arrival, by one thread of rank 0.
+    __device__ __forceinline__ void expect(u32 bytes) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address()) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+    }
+    // Sends a value to the same place of rank 0.
+    __device__ __forceinline__ void send(float* to, float value) {
+        const u32 here = (u32)__cvta_generic_to_shared(to);
+        u32 there, counter;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(here));
+        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(counter) : "r"(address()));
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                     "r"(__float_as_uint(value)), "r"(counter) : "memory");
+    }
+    __device__ __forceinline__ void wait() {
+        asm volatile(
+            "{\n.reg .pred done;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+            "@!done bra again_%=;\n}" ::"r"(address()) : "memory");
+    }
+};
+#endif
+
 constexpr int ACCUMULATORS = 2;  // of a warp for one output; four cost registers, and one is slower at one row
 
 // multiply_block on so many accumulators: the mma of all rows follow each other, so that none waits for the one before it.
@@ -62,67 +93,86 @@ __device__ __forceinline__ void multiply_block(float (&c)[ACCUMULATORS][NT][4], 
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[1][n], a[3], x[n][1].z, x[n][1].w);
 }
 
-// One warp's S::TILES supertiles of one depth: the row tiles lie next to each other, the last one may stand twice.
-template <int NT, class S>
-struct Round {
-    Supertile weights[S::TILES];
+// The rows of x that a lane feeds to its mma: row g of each group of eight, from its first k on. Addresses that the
+// compiler cannot see through stay in registers; it would compute them again for every load, to save some.
+template <int NT>
+struct LaneRows {
+    const __nv_bfloat16* at[NT];
+    bool is_there[NT];
 
-    // Multiplies; ``next`` says where the next supertiles lie, which are loaded block by block as these are used up.
-    __device__ __forceinline__ void multiply(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&next)[S::TILES],
-                                             bool has_next, const __nv_bfloat16* __restrict__ x, int stride, int M, int K,
-                                             int g, int k, int lane) {
-        constexpr bool WHOLE = S::STATIC_K > 0;
-        uint4 xs[4][NT][2];
+    __device__ __forceinline__ LaneRows(const __nv_bfloat16* __restrict__ x, int stride, int M, int g, int k) {
 #pragma unroll
-        for (int b = 0; b < S::AHEAD; ++b) load_x<NT, WHOLE>(xs[b], x, stride, M, K, g, k + b * 64);
+        for (int n = 0; n < NT; ++n) {
+            is_there[n] = n * 8 + g < M;
+            at[n] = x + (size_t)(n * 8 + g) * stride + k;
+            asm volatile("" : "+l"(at[n]));
+        }
+    }
+    // x[row, k .. k + 15], k counted from the lane's first; rows from M on, and k from ``end`` on, are zeros.
+    __device__ __forceinline__ void load(uint4 (&v)[NT][2], int k, int end) const {
 #pragma unroll
-        for (int b = 0; b < 4; ++b) {
-            const int ahead = b + S::AHEAD - 1;
-            if (b > 0 && ahead < 4) load_x<NT, WHOLE>(xs[ahead], x, stride, M, K, g, k + ahead * 64);
-#pragma unroll
-            for (int j = 0; j < S::TILES; ++j) {
-                const u32 scales = b < 2 ? weights[j].scales.x : weights[j].scales.y;
-                multiply_block<NT>(c[j], weights[j].codes[b], scale_pair(scales, 2 * (b & 1)),
-                                   scale_pair(scales, 2 * (b & 1) + 1), xs[b]);
-                if (has_next) weights[j].load_block(next[j], b, lane);
+        for (int n = 0; n < NT; ++n) {
+            v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
+            if (is_there[n] && k < end) {
+                v[n][0] = load_rows(at[n] + k);
+                v[n][1] = load_rows(at[n] + k + 8);
             }
         }
-        if (has_next)
-#pragma unroll
-            for (int j = 0; j < S::TILES; ++j) weights[j].scales = load_scales(next[j] + CODE_BYTES + lane * 8);
+    }
+    static __device__ __forceinline__ uint4 load_rows(const __nv_bfloat16* p) {
+        return __ldg(reinterpret_cast<const uint4*>(p));
     }
 };
 
-// Sums of one warp over its share of K; ``tile`` moves along.
+// Sums of one warp over its share of K, for S::TILES row tiles that lie next to each other (the last may stand twice).
 template <int NT, class P, class S>
 __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&tile)[S::TILES],
                                            const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int first,
                                            int lane) {
     constexpr int STATIC_COUNT = S::STATIC_K / TILE_K, ROUNDS = (STATIC_COUNT + P::STEP - 1) / P::STEP;
     constexpr bool EVEN = S::STATIC_K > 0 && STATIC_COUNT % P::STEP == 0;  // the same number of rounds for every warp
-    const int g = lane >> 2, t = lane & 3;
     const int count = S::STATIC_K > 0 ? STATIC_COUNT : (K + TILE_K - 1) / TILE_K;
-    Round<NT, S> round;
+    const int first_k = first * TILE_K + (lane & 3) * 16;
+    const LaneRows<NT> rows(x, stride, M, lane >> 2, first_k);
+    Supertile weights[S::TILES];
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j) {
         tile[j] += (size_t)first * SUPERTILE_BYTES;
-        if (EVEN || first < count) round.weights[j].load(tile[j], lane);
+        if (EVEN || first < count) weights[j].load(tile[j], lane);
     }
     wait_for_previous_launch();
-    auto step = [&](int i, bool has_next) {
+    // The r-th round: multiplies, and loads the next supertiles block by block as these are used up.
+    auto round = [&](int r, bool has_next) {
+        const int k = r * P::STEP * TILE_K, end = S::STATIC_K > 0 ? 1 << 30 : K - first_k;
+        const int next = (r + 1) * P::STEP * SUPERTILE_BYTES;
+        uint4 xs[4][NT][2];
 #pragma unroll
-        for (int j = 0; j < S::TILES; ++j) tile[j] += P::STEP * SUPERTILE_BYTES;
-        round.multiply(c, tile, has_next, x, stride, M, K, g, i * TILE_K + t * 16, lane);
+        for (int b = 0; b < S::AHEAD; ++b) rows.load(xs[b], k + b * 64, end);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+            const int ahead = b + S::AHEAD - 1;
+            if (b > 0 && ahead < 4) rows.load(xs[ahead], k + ahead * 64, end);
+#pragma unroll
+            for (int j = 0; j < S::TILES; ++j) {
+                const u32 scales = b < 2 ? weights[j].scales.x : weights[j].scales.y;
+                multiply_block<NT>(c[j], weights[j].codes[b], scale_pair(scales, 2 * (b & 1)),
+                                   scale_pair(scales, 2 * (b & 1) + 1), xs[b]);
+                if (has_next) weights[j].load_block(tile[j] + next, b, lane);
+            }
+        }
+        if (has_next)
+#pragma unroll
+            for (int j = 0; j < S::TILES; ++j) weights[j].scales = load_scales(tile[j] + next + CODE_BYTES + lane * 8);
     };
     if constexpr (S::STATIC_K > 0) {
 #pragma unroll
         for (int r = 0; r < ROUNDS; ++r) {
             const int i = first + r * P::STEP;
-            if (EVEN || i < count) step(i, EVEN ? r + 1 < ROUNDS : i + P::STEP < count);
+            if (EVEN || i < count) round(r, EVEN ? r + 1 < ROUNDS : i + P::STEP < count);
         }
     } else {
 #pragma unroll 1
-        for (int i = first; i < count; i += P::STEP) step(i, i + P::STEP < count);
+        for (int r = 0; first + r * P::STEP < count; ++r) round(r, first + (r + 1) * P::STEP < count);
     }
 }
 
@@ -136,6 +186,13 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
     constexpr int COLUMNS = S::TILES * TILE_N;
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
     __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
+#if __CUDA_ARCH__ >= 900
+    __shared__ Arrival arrival;
+    if constexpr (P::CLUSTER > 1) {
+        if (rank == 0 && threadIdx.x == 0) arrival.expect((P::CLUSTER - 1) * COLUMNS * M * sizeof(float));
+        cluster_arrive_relaxed();
+    }
+#endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int last = (N - 1) / TILE_N;
     const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
@@ -158,7 +215,9 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
 
     // Stage 2: sums over warps, then over ranks, each in rising order.
 #if __CUDA_ARCH__ >= 900
-    if constexpr (P::CLUSTER > 1) cluster_wait();  // rank 0 has started: its shared memory may be written
+    if constexpr (P::CLUSTER > 1) {
+        if (rank != 0) cluster_wait();  // rank 0 expects what is sent now
+    }
 #endif
     __syncthreads();
     const int first = group * COLUMNS;
@@ -171,14 +230,14 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
             if (first + column < N) store(row, first + column, sum * scale);
         }
 #if __CUDA_ARCH__ >= 900
-        else store_to_rank_0(&gathered[rank][row][column], sum);
+        else if (rank == 0) gathered[0][row][column] = sum;
+        else arrival.send(&gathered[rank][row][column], sum);
 #endif
     }
 #if __CUDA_ARCH__ >= 900
     if constexpr (P::CLUSTER > 1) {
-        cluster_arrive();
-        cluster_wait();
         if (rank != 0) return;
+        arrival.wait();
         for (int i = threadIdx.x; i < COLUMNS * M; i += P::WARPS * 32) {
             const int row = i / COLUMNS, column = i % COLUMNS;
             float sum = 0.0f;
