@@ -9,6 +9,8 @@ from kernel_muster.bench.contestants import Absent, Contestant, Entry, as_torch,
 from kernel_muster.bench.moe_data import MoeData, Routing
 
 _COPIES = 2
+#: Peers round weights or every step to BF16, some both: up to 7e-3.
+_LARGEST_ERROR = 8e-3
 Routings = tuple[Routing, ...]
 
 
@@ -26,7 +28,12 @@ class Peers:
             ("Humming indexed", "humming-kernels", humming),
         )
         return tuple(
-            Contestant(name, "peer", partial(_if_installed, package, make, self, rows, routings))
+            Contestant(
+                name,
+                "peer",
+                partial(_if_installed, package, make, self, rows, routings),
+                largest_error=_LARGEST_ERROR,
+            )
             for name, package, make in makers
         )
 
