@@ -104,7 +104,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // B in shared memory: rows of 64 BF16 k (128 bytes), swizzled in 128 bytes, 8 rows 1024 bytes apart from the next 8. The
-// tile begins at a multiple of 1024; 16 k are 32 bytes.
+// tile begins at a multiple of 1024; 16 k are 32 bytes, 2 in the descriptor. Addresses have 18 bits, 14 without the last 4.
 __device__ __forceinline__ u64 b_descriptor(u32 address) {
     constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (1024ull >> 4) << 32, UNUSED = 1ull << 16;
     return SWIZZLE_128B | EIGHT_ROWS | UNUSED | (address >> 4);
@@ -144,6 +144,5 @@ WGMMA(32, D0, ARGS(R16(d, 0)), "%16", "%17", "%18", "%19", "%20", "%21")
 WGMMA(64, D0 ", " D1, ARGS(R32(d, 0)), "%32", "%33", "%34", "%35", "%36", "%37")
 WGMMA(96, D0 ", " D1 ", " D2, ARGS(R32(d, 0), R16(d, 32)), "%48", "%49", "%50", "%51", "%52", "%53")
 WGMMA(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66", "%67", "%68", "%69")
-WGMMA(160, D0 ", " D1 ", " D2 ", " D3 ", " D4, ARGS(R64(d, 0), R16(d, 64)), "%80", "%81", "%82", "%83", "%84", "%85")
 WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98", "%99", "%100", "%101")
 WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130", "%131", "%132", "%133")
