@@ -5,6 +5,8 @@ from pathlib import Path
 
 import kernel_muster as km
 import pytest
+from kernel_muster.audit.render_sections import foreign_evidence
+from kernel_muster.audit.reporting import lever_rows
 from kernel_muster.audit.tuning import choose
 from kernel_muster.audit.tuning.choose import Chosen, choose_table, read_tuned_levers, shipped_names
 from kernel_muster.audit.tuning.facts import tuning_facts
@@ -258,3 +260,19 @@ def test_tuning_codes_warn_and_note_when_serving():
     from kernel_muster.registry.findings import CODES
 
     assert (CODES["TUNING_STALE"].serve, CODES["TUNING_UNCOVERED"].serve) == (Severity.WARN, Severity.NOTE)
+
+
+def test_no_threshold_of_another_chip_is_in_use_unmarked_on_an_h200():
+    catalog = km.open_registry("cpu", levers={}).catalog
+    target = Target("cuda:0", ARCH, Device(0, "NVIDIA H200", (9, 0), 132, 1, "13.0"))
+    levers, findings, chosen = read_tuned_levers(catalog.levers, (), target)
+    assert (findings, chosen and chosen.name) == ([], "nvidia-h200")
+    rows = {row.name: row for row in lever_rows(levers)}
+    assert {name for name, row in rows.items() if row.origin == "table"} == set(chosen.table.values())
+    assert {"MUSTER_QKV_TIER_ROWS", "MUSTER_W4A16_K64_MIN_K", "MUSTER_W4A16_HOPPER_FROM"} <= set(chosen.table.values())
+    for setting in levers.settings:
+        row = rows[setting.lever.name]
+        if row.origin == "table":
+            assert row.evidence.startswith("NVIDIA H200 (sm_90a, 132 SMs), table nvidia-h200 of ")
+        elif "GB10" in row.evidence:
+            assert foreign_evidence(row, "sm_90a") == "GB10 (sm_121a, 48 SMs)"
