@@ -1,12 +1,17 @@
 """Whether decode reads each routed expert once (grouped), and which twin of the grouped kernels serves a K."""
 
-from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.registry.levers import Levers
 
 # Grouped decode reads each routed expert once and costs a sort and a permute.
 #   n=4: 31 against 56 tok/s (Holo; -45% there, +25% at C=32)   C=32: 172.7 -> 216.2; attention side +7.9%, C=64 +9.7%
-# 5..15 rows are unmeasured and left on the losing side on purpose. Accuracy gate: gsm8k n=200, paired, strict 0.960
-# against 0.900, no regressions.
+# 5..15 rows are unmeasured there and left on the losing side on purpose. Accuracy gate: gsm8k n=200, paired, strict
+# 0.960 against 0.900, no regressions.
+#
+# H200, CUDA 13.0, cold L2, 256 experts, top 8, 2048 / 512, another routing every launch, us by rows, pairwise in tiles
+# of two (of three at n=3) / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
+#   1: 10.8 / 17.7   2: 14.2 / 20.5   3: 22.3 / 26.9   4: 28.3 / 29.0   6: 42.3 / 38.3   8: 56.4 / 45.4
+# Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,16,32
 GROUPED_ROWS = Threshold(
     "least rows of grouped expert decode",
     16,
@@ -15,6 +20,17 @@ GROUPED_ROWS = Threshold(
         "n=4 loses (31 against 56 tok/s), n>=16 wins (C=32 172.7 -> 216.2 tok/s; C=64 +9.7% on the attention side)",
         "5..15 rows",
     ),
+    measured={
+        H200: (
+            5,
+            Evidence(
+                H200,
+                "us of 256 experts, pairwise / grouped: n=3 22.3 / 26.9, n=4 28.3 / 29.0, n=6 42.3 / 38.3, "
+                "n=8 56.4 / 45.4",
+                "other sizes of experts; real routings, whose tokens share more experts",
+            ),
+        )
+    },
 )
 GROUPED_K_STEP = 64
 

@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 from kernel_muster.models.policy.attention import qkv_arm
-from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
+from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.models.policy.ffn import DENSE_ARMS, FFN_ARMS, MOE_ARMS, dense_alias, dense_arm, moe_arm
-from kernel_muster.models.policy.moe import moe_grouped_decode, takes_k64
+from kernel_muster.models.policy.moe import GROUPED_ROWS, moe_grouped_decode, takes_k64
 from kernel_muster.models.policy.rows import (
     PADDED_LADDER,
     committed_rows,
@@ -52,6 +52,13 @@ def test_moe_grouped_decode_kill_beats_force_beats_edge(
 ) -> None:
     assert moe_grouped_decode(rows, make_levers(**levers), GB10) is grouped
     assert not moe_grouped_decode(rows, make_levers(**levers), GB10, has_nvfp4_experts=False)
+
+
+@pytest.mark.parametrize(("arch", "edge"), [(GB10, 16), (H200, 5), ("sm_80", 16), ("cpu", 16)])
+def test_moe_grouped_decode_has_the_edge_of_the_measured_device(make_levers: Make, arch: str, edge: int) -> None:
+    levers = make_levers()
+    assert [moe_grouped_decode(rows, levers, arch) for rows in (1, edge - 1, edge, 128)] == [False, False, True, True]
+    assert bool(GROUPED_ROWS.note(arch)) is (arch not in (GB10, H200))
 
 
 @pytest.mark.parametrize(("k", "there", "taken"), [(512, True, True), (2048, False, False), (96, True, False)])
