@@ -101,13 +101,14 @@ class CommitStep:
         arrays = dict(self._inputs.arrays)
         picks = arrays.pop("picks")
         self._hidden = memory.zeros((count, model.dims.hidden), "bf16")
-        cu_rows = memory.put(np.arange(0, count + 1, self._rows, dtype=np.int32))
+        # A graph reads it: it must stay.
+        self._cu_rows = memory.put(np.arange(0, count + 1, self._rows, dtype=np.int32))
         with memory.recording():
             self._inputs.send({"kv_slots": _NOWHERE, "context_lens": self._rows})
             with new_tape(memory) as tape:
                 hidden = model.embedding.gather(self._hidden, picks)
                 embedded = model.embedding.forward(arrays["ids"])
-                batch = Batch("verify", cu_rows=cu_rows, state_slots=None, **arrays)
+                batch = Batch("verify", cu_rows=self._cu_rows, state_slots=None, **arrays)
                 self._out: Any = model.mtp.forward(embedded, hidden, batch, state.kv[0])
             self._replay = replay_of(memory, tape)
             let_go(memory, tape)

@@ -33,12 +33,13 @@ class VerifyStep:
             "ids": (count,), "positions": (count,), "kv_slots": (count,), "context_lens": (sequences,),
             "state_slots": (sequences,), "block_table": (sequences, pages),
         })  # fmt: skip
-        cu_rows = memory.put(np.arange(0, count + 1, rows, dtype=np.int32))
+        self._cu_rows = memory.put(np.arange(0, count + 1, rows, dtype=np.int32))  # a graph reads it: it must stay
         with memory.recording():
             # Padding: rows of one page that keep nothing.
             self._inputs.send({"kv_slots": _NOWHERE, "state_slots": _NOWHERE, "context_lens": rows})
             with new_tape(memory) as tape:
-                done = model.run(Batch("verify", cu_rows=cu_rows, **self._inputs.arrays), state, reads)
+                batch = Batch("verify", cu_rows=self._cu_rows, **self._inputs.arrays)
+                done = model.run(batch, state, reads)
                 self._logits: Any = model.lm_head.forward(done.hidden)
             self._hidden, self._features = done.hidden, done.features
             self._replay = replay_of(memory, tape)

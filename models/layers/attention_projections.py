@@ -20,7 +20,6 @@ from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import covers_rows, hopper_from
 from kernel_muster.registry.handles import AnyHandle
-from kernel_muster.registry.tape import beside
 from kernel_muster.registry.values import frozen
 
 _GATED, _NVFP4 = "attention is gated", "attention weights are NVFP4, stored or requantised"
@@ -114,10 +113,7 @@ class AttentionProjections:
         return qkv_edges(self._levers, edge if "hopper" in linears.o.tiles else 0)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
-        """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result.
-
-        K and V are small: what they need, with the norm of K's heads, runs beside Q.
-        """
+        """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         dims = self.dims
         gate = new_rows(x, dims.q_dim) if dims.gated else None
@@ -129,14 +125,10 @@ class AttentionProjections:
         sizes = _tiles(chosen, x.shape[0])
         tiles = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
         run, is_exact = _runner(chosen, phase), chosen in ("single", "fused", "tiled", "per_seq")
-        with beside() as side:
-            for rows in tiles:
-                self._project_kv(x[rows], found.k[rows], found.v[rows], run, is_exact)
-            keys = self.keys(found.k)
         for rows in tiles:
             self._project_q(x[rows], found.tile(rows), run, is_exact)
-        side.join()
-        return replace(found, keys=keys)
+            self._project_kv(x[rows], found.k[rows], found.v[rows], run, is_exact)
+        return replace(found, keys=self.keys(found.k))
 
     def keys(self, k: Any) -> Any:
         """Return projected keys ``(M, kv_dim)`` as heads ``(M, Hk, D)``."""
