@@ -169,29 +169,12 @@ def _say(text: str) -> None:
 
 def _show(found: "Comparison", format: options.ReportFormat, output: Path | None, *, advisory: bool) -> None:
     from kernel_muster.ab.rendering import document, headline, sections
-    from kernel_muster.cli.output import is_terminal, say, write_file
+    from kernel_muster.cli.sections import deliver, rendered, wants_colour
 
     first = f"{'ADVISORY: ' if advisory else ''}{headline(found)}"
     if format is options.ReportFormat.JSON:
         text = json.dumps(document(found, advisory=advisory), indent=1)
-    elif format is options.ReportFormat.MARKDOWN:
-        from kernel_muster.audit.render_markdown import render_markdown_sections
-
-        text = render_markdown_sections(first, sections(found))
-    elif output is None and is_terminal():
-        from kernel_muster.audit.render_terminal import print_sections
-        from kernel_muster.cli.reports import TerminalText
-
-        stream = TerminalText()
-        style = "bold green" if found.passed else "bold red"
-        print_sections(sections(found), stream, first, first, style)
-        text = stream.getvalue()
     else:
-        from kernel_muster.audit.render_text import render_sections
-
-        text = render_sections(sections(found), first, first)
-    if output is None:
-        say(text)
-    else:
-        write_file(output, text)
-        say(first)
+        coloured = wants_colour(format, output)
+        text = rendered(first, sections(found), format, coloured=coloured, is_good=found.passed)
+    deliver(text, first, output)

@@ -139,33 +139,15 @@ def _show(
     report: "Report", found: "ShortDecode | ArmRefused | None", format: options.ReportFormat, output: Path | None, *,
     verbose: bool,
 ) -> None:  # fmt: skip
-    from kernel_muster.audit.render_plain import ascii_only
-    from kernel_muster.cli.output import is_terminal, say, write_file
+    from kernel_muster.cli.sections import deliver, rendered, wants_colour
 
     first = _headline(report, found)
     if format is options.ReportFormat.JSON:
         text = json.dumps(_document(report, found), indent=1)
-    elif format is options.ReportFormat.TEXT and output is None and is_terminal():
-        from kernel_muster.audit.render_terminal import print_sections
-        from kernel_muster.cli.reports import TerminalText
-
-        stream = TerminalText()
-        style = "bold red" if first.startswith("REFUSED") else "bold green"
-        print_sections(_sections(report, found, verbose=verbose), stream, first, first, style)
-        text = stream.getvalue()
-    elif format is options.ReportFormat.MARKDOWN:
-        from kernel_muster.audit.render_markdown import render_markdown_sections
-
-        text = render_markdown_sections(first, _sections(report, found, verbose=verbose))
     else:
-        from kernel_muster.audit.render_text import render_sections
-
-        text = render_sections(_sections(report, found, verbose=verbose), first, first)
-    if output is None:
-        say(text)
-    else:
-        write_file(output, text)
-        say(ascii_only(f"{first}\nreport: {output}"))
+        parts, coloured = _sections(report, found, verbose=verbose), wants_colour(format, output)
+        text = rendered(first, parts, format, coloured=coloured, is_good=_code(report, found) == PASSED)
+    deliver(text, first, output)
 
 
 def _sections(report: "Report", found: "ShortDecode | ArmRefused | None", *, verbose: bool) -> Any:
