@@ -81,8 +81,8 @@ struct Rows {
     }
 };
 
-// Multiplies the tiles of a block by the rows of their groups. ``first`` is the share's first group. ``row(i)`` is row i of x in
-// sorted order, ``store(expert, i, output, sums)`` takes what comes of it. The first tile may have ``begun``.
+// Multiplies the tiles of a block by the rows of their groups, of which ``group`` is the first. ``row(i)`` is row i of x in sorted
+// order, ``store(expert, i, output, sums)`` takes what comes of it. The first tile may have begun already.
 template <class F, int MATRICES, class Source, class Store>
 __device__ __forceinline__ void multiply_share(Stream<F, MATRICES, 1>& stream, bool has_begun,
                                                const Experts (&experts)[MATRICES], const Work& work, Share share, Group group,
