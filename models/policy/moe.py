@@ -12,8 +12,8 @@ from kernel_muster.registry.levers import Levers
 # of two (of three at n=3) / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
 #   1: 10.8 / 17.7   2: 14.2 / 20.5   3: 22.3 / 26.9   4: 28.3 / 29.0   6: 42.3 / 38.3   8: 56.4 / 45.4
 # Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,16,32
-# Pairs pass router and shared expert pair by pair, so that a whole step decides earlier: us a step of 8 layers of the 35B,
-# pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810   12: 1749 / 950
+# Pairs pass router and shared expert pair by pair, so that a whole step decides earlier: us a step of 8 layers of the
+# 35B, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810   12: 1749 / 950
 GROUPED_ROWS = Threshold(
     "least rows of grouped expert decode",
     16,
