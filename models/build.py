@@ -27,9 +27,9 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.lookups import Lookups
 from kernel_muster.registry.weights import Bf16Weight
 
-# Complete, and it computes on cpu: a reference for kernels and for other implementations. What serves requests must be
-# production, which needs a decode engine on the device.
-MATURITY: Maturity = "reference"
+# Decodes on cpu and on a device, text alone. What serves requests must be production: that takes checkpoints of full
+# size seen on a device, and every test of tests/gpu passed on it.
+MATURITY: Maturity = "partial"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
 #: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
 MAX_ROWS = 2048

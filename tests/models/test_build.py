@@ -44,7 +44,7 @@ def test_built_model_computes_through_every_layer(make_session: Make, changes: d
         assert done.logits.shape == (2, 48)
         assert np.isfinite(done.logits.astype(np.float64)).all()
     assert (one.length, two.length) == (4, 2)
-    assert model.maturity == "reference"
+    assert model.maturity == "partial"
     assert isinstance(model.layers[1].ffn, NoneFfn) == (changes.get("ffn") == "none")
 
 

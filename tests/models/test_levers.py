@@ -100,5 +100,5 @@ def test_plugin_offers_levers_builder_and_manifests(catalog: Catalog) -> None:
     assert set(BY_NAME) <= {lever.name for lever in catalog.levers}
     assert any({"qwen3_5", "qwen3_6_moe", "qwen3_5_moe"} <= set(b.model_types) for b in catalog.builders)
     assert any("dflash" in builder.model_types for builder in catalog.builders)
-    assert all(builder.maturity == "reference" for builder in catalog.builders)
+    assert all(builder.maturity == "partial" for builder in catalog.builders)
     assert any((folder / "qwen3.6-27b" / "MODEL.toml").is_file() for folder in catalog.manifest_folders)
