@@ -6,6 +6,7 @@ from kernel_muster.plugins import w4a16_gemv
 from kernel_muster.plugins._cuda.nvfp4_layout import MmaWeight
 from kernel_muster.plugins.w4a16_gemv import launch
 from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import WeightParam, evaluate_dim
@@ -85,3 +86,11 @@ def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(form, b
     rows = 16 if backend is launch.GEMV16 else 8
     shapes = [(n, k) for n in (1, 2048, 12288, 17408, 248320) for k in (16, 2048, 4096, 5120, 6144, 17408)]
     assert {launch._entry(form, n, k, rows)[0] for n, k in shapes} == names
+
+
+@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16])
+def test_registers_hold_what_a_warp_works_on(backend):
+    built = Builder().build(backend.request(parse_arch("sm_90a")))
+    spilt = {name: entry.spill_store_bytes for name, entry in built.entries.items() if entry.spill_store_bytes}
+    assert max(spilt.values(), default=0) <= 16  # bytes; a working set that does not fit spills hundreds
+    assert len(spilt) <= 1
