@@ -65,7 +65,8 @@ class Handle:
             self._prepared(bound, LaunchOptions(stream=stream, is_stream_known=True))(stream)
         elif not bound.is_empty:
             needed = self._runner.scratch_bytes(str(self.key), self.spec, bound)
-            launch = self._prepared(bound, LaunchOptions(tape.overlap, tape.scratch(needed)))
+            with tape.keeping():
+                launch = self._prepared(bound, LaunchOptions(tape.overlap, tape.scratch(needed)))
             tape.add(launch, is_kernel=True)
             launch(stream)
 

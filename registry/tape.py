@@ -5,7 +5,7 @@ arguments are arrays, not values: whoever enqueues the tape again writes new val
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -35,6 +35,8 @@ class Tape:
     It keeps the arguments' memory alive. ``make_scratch(bytes)`` gives the launches on it a workspace that they share:
     they follow each other on one stream. Without it each launch has its own. ``follows`` is a tape that is always
     enqueued right before this one. ``lane`` is where :func:`beside` puts its launches; without it they stay in line.
+    ``keeping()`` is a context in which a launch gets memory of its own: counters, which must stay what they are from
+    one time to the next, whatever becomes of the arguments' memory.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class Tape:
         make_scratch: Callable[[int], Any] | None = None,
         follows: "Tape | None" = None,
         lane: "Lane | None" = None,
+        keeping: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._overlap, self._make_scratch, self.lane = overlap, make_scratch, lane
+        self._overlap, self._make_scratch, self.lane, self.keeping = overlap, make_scratch, lane, keeping
         self._scratch: Any = None
         self._scratch_bytes = 0
         self.is_behind_kernel: bool = follows is not None and follows.is_behind_kernel
@@ -96,7 +99,7 @@ class Tape:
 
     def child(self) -> "Tape":
         """Return a tape for launches beside this one's: they share no workspace with it."""
-        return Tape(overlap=self._overlap, make_scratch=self._make_scratch)
+        return Tape(overlap=self._overlap, make_scratch=self._make_scratch, keeping=self.keeping)
 
     def add(self, launch: Launch, *, is_kernel: bool) -> None:
         """Keep a launch."""

@@ -34,10 +34,18 @@ class FixedInputs:
         self._upload.send(self._words)
 
 
-def new_tape(memory: Memory) -> Tape:
-    """Return a tape for a pass that writes no weight: on a device each kernel may begin early behind another."""
-    overlap = not memory.is_host
-    return Tape(overlap=overlap, make_scratch=lambda size: memory.empty((size,), "u8"), lane=memory.lane())
+def new_tape(memory: Memory, follows: Tape | None = None) -> Tape:
+    """Return a tape for a pass that writes no weight: on a device each kernel may begin early behind another.
+
+    What launches own does not lie where passes share memory: other passes write there, between two runs of this one.
+    """
+    return Tape(
+        overlap=not memory.is_host,
+        make_scratch=lambda size: memory.empty((size,), "u8"),
+        follows=follows,
+        lane=memory.lane(),
+        keeping=memory.active,
+    )
 
 
 class Replay(Protocol):

@@ -25,7 +25,7 @@ class Rung:
                 done = model.run(buffers.batch(rows), state)
                 self.hidden: Any = done.hidden
                 self.logits: Any = model.lm_head.forward(done.hidden)
-            with Tape(overlap=not memory.is_host, follows=body) as greedy:
+            with new_tape(memory, follows=body) as greedy:
                 model.lm_head.choose(self.logits, buffers.ids[:rows])
             self.launches = len(body) + len(greedy)
             self.greedy = replay_of(memory, body, greedy)
@@ -34,6 +34,6 @@ class Rung:
             memory.wait()
 
     def _sampled(self, model: Model, buffers: StepBuffers, body: Tape) -> Replay:
-        with Tape() as tape:
+        with Tape(keeping=model.memory.active) as tape:
             model.sampler.choose(self.logits, buffers.sampling(self.rows), buffers.ids[: self.rows])
         return replay_of(model.memory, body, tape)

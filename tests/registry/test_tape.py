@@ -1,6 +1,6 @@
 """Tapes: what is called while one is open can be enqueued again, and nothing else is kept."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
 import kernel_muster as km
@@ -165,3 +165,21 @@ def test_first_kernels_behind_fork_and_join_wait_in_full(handle):
         assert tape.overlap
         side.join()
         assert not tape.overlap
+
+
+def test_memory_that_a_launch_owns_is_made_where_the_tape_keeps_it(handle):
+    entered = []
+
+    @contextmanager
+    def keeping():
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    with Tape(keeping=keeping, lane=Streams()) as tape:
+        handle(x=f32(1), out=f32(0))
+        with beside() as side:
+            handle(x=f32(1), out=f32(0))
+        side.join()
+    assert entered == ["in", "out"] * 2
+    assert len(tape) == 2
