@@ -117,6 +117,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def to_json(head: str, rows: Sequence[Row]) -> str:
+    """Return the rows as a document."""
+    listed = [{**asdict(row), "tokens_s": row.tokens_s, "share": row.share} for row in rows]
+    return json.dumps({"header": head.splitlines(), "rows": listed}, indent=1) + "\n"
+
+
 def runs(options: argparse.Namespace, counts: Sequence[int], bytes_us: float) -> Iterator[Row]:
     """Measure what was asked for."""
     for name in options.models.split(","):
@@ -153,18 +159,16 @@ def main() -> None:
     options = parser.parse_args()
     counts = [int(count) for count in options.rows.split(",")]
     bytes_us = bandwidth()
+    given = f"--models {options.models} --rows {options.rows} --tokens {options.tokens}"
+    given += f" --layers {options.layers}" * bool(options.layers) + " --arms" * options.arms
+    head = f"{header(f'python benchmarks/decode.py {given}')}\n{device_line()}\nread kernel: {bytes_us / 1e6:.2f} TB/s"
     found: list[Row] = []
     for row in runs(options, counts, bytes_us):
         found.append(row)
         print(f"{row.model} {row.arms} {row.sequences}: {row.step_us:.0f} us, {row.share:.0%}", flush=True)
-    given = f"--models {options.models} --rows {options.rows} --tokens {options.tokens}"
-    given += f" --layers {options.layers}" * bool(options.layers) + " --arms" * options.arms
-    command = f"python benchmarks/decode.py {given}"
-    text = f"{header(command)}\n{device_line()}\nread kernel: {bytes_us / 1e6:.2f} TB/s\n\n{table(found)}\n"
-    print(text)
-    if options.json:
-        rows = [{**asdict(row), "tokens_s": row.tokens_s, "share": row.share} for row in found]
-        options.json.write_text(json.dumps({"header": text.split("\n\n")[0], "rows": rows}, indent=1) + "\n")
+        if options.json:  # row by row: a run that is cut short has what it measured
+            options.json.write_text(to_json(head, found))
+    print(f"{head}\n\n{table(found)}")
 
 
 if __name__ == "__main__":
