@@ -44,7 +44,7 @@ def locate(booted: Booted, prompts: Sequence[Prompt], sequence: int, token: int)
 
 def _part(booted: Booted, at: int, count: int) -> str:
     """Name the part of the model before a norm: with an FFN in each layer, mixers and FFNs take turns."""
-    kinds = booted.sized.model.layer_kinds
+    kinds = ["attn" if kind == "full" else kind for kind in booted.sized.model.layer_kinds]
     if count != 2 * len(kinds):
         return f"what stands before residual norm {at}"
     layer = at // 2
