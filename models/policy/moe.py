@@ -9,8 +9,9 @@ from kernel_muster.registry.levers import Levers
 # 0.960 against 0.900, no regressions.
 #
 # H200, CUDA 13.0, cold L2, 256 experts, top 8, 2048 / 512, another routing every launch, us by rows, pairwise in tiles
-# of two (of three at n=3) / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
-#   1: 10.8 / 17.7   2: 14.2 / 20.5   3: 22.3 / 26.9   4: 28.3 / 29.0   6: 42.3 / 38.3   8: 56.4 / 45.4
+# of two (of three at n=3, 5) / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
+#   1: 10.6 / 18.5   2: 14.0 / 20.2   3: 22.5 / 26.4   4: 28.2 / 28.9   5: 36.0 / 33.7   6: 42.0 / 37.9   8: 56.3 / 45.2
+#   12: 83.5 / 53.9   16: 110.9 / 63.4   32: 223 / 97.7
 # Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,16,32
 # Pairs pass router and shared expert pair by pair, so that a whole step decides earlier: us a step of 8 layers of the
 # 35B, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810   12: 1749 / 950
