@@ -18,29 +18,26 @@ Arm = Literal["gemv", "gemm"]
 ASKED_ARMS = ("auto", "gemv", "tile", "hopper")
 
 # The Hopper GEMM from here up, where it is there: its place between one tier, chunks of 16 and the GEMM. A small weight
-# has an edge of its own: its chunks take a few microseconds each, the GEMM takes ten before it is at speed.
-# H200, CUDA 13.0, cold L2, medians of 11, us GEMV / Hopper at M=16, 17, 32, 64. Again: muster tune
-#   14336x5120 18.5/23.3 33.3/24.3 36.9/22.6 74.2/25.6      5120x6144 9.2/15.1 16.8/15.4 18.3/15.1 36.5/16.2
-#   9216x2048 6.7/10.7 11.9/10.9 13.5/10.7 26.7/11.8        2048x4096 4.4/8.9 7.3/9.0 8.3/9.0 16.2/10.7
+# has an edge of its own: its chunks take a few microseconds each, the GEMM takes seven before it is at speed.
+# H200, CUDA 13.0, cold L2, medians of 9, us GEMV/Hopper at M=16, 17, 32, 64. Again: muster tune
+#   14336x5120 15.8/19.7 29.8/20.0 32.0/20.0 63.3/23.4      5120x6144 8.5/12.5 15.7/12.5 17.0/12.6 33.8/14.3
+#   9216x2048 6.7/9.9 11.8/9.9 13.4/9.9 26.6/11.3           2048x4096 4.3/7.8 7.4/7.8 8.3/7.8 16.2/9.2
 HOPPER_FROM = Threshold(
     "least rows of the Hopper GEMM",
     WIDEST_TIER + 1,
-    Evidence(
-        H200, "time over GEMV, weights from 18 Mi: M=16 1.16..1.65, M=17 0.67..0.92, M=32 0.58..0.82, M=64 0.33..0.45"
-    ),
+    Evidence(H200, "time over GEMV, weights from 18 Mi: M=16 1.29x (1.07..1.48), M=17 0.71x (0.59..0.84), M=32 0.65x"),
 )
 SMALL_FROM = Threshold(
     "least rows of the Hopper GEMM for a small weight",
-    64,
+    48,
     Evidence(
-        H200,
-        "time over GEMV, weights of 5 and 8 Mi: M=17 1.23..1.51, M=32 1.08..1.40, M=48 0.87..1.15, M=64 0.66..0.87",
+        H200, "time over GEMV, weights of 1 to 8 Mi: M=17 1.15x, M=32 1.05x (0.94..1.17), M=48 0.74x (0.65..0.80)"
     ),
 )
 SMALL_MI = Threshold(
     "most elements of a small weight, in units of 2^20",
     8,
-    Evidence(H200, "the Hopper GEMM wins from M=64 for 5 Mi, M=48 for 8 Mi, M=17 for 18 Mi and more", "9..17 Mi"),
+    Evidence(H200, "the Hopper GEMM wins from M=48 for 1 and 5 Mi, M=32 for 8 Mi, M=17 for 18 Mi and more", "9..17 Mi"),
 )
 
 

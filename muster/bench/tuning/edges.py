@@ -63,9 +63,10 @@ def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]
         if edge is not None:
             found[question.lever] = edge
     known = with_values(levers, {name: edge.value for name, edge in found.items()})
-    # Chunks of 16 are weighed against the GEMM that serves there: the Hopper one has an edge of its own.
+    # Chunks of 16 are weighed against the tile GEMM where it serves: the Hopper one has an edge of its own. Where that
+    # serves everything, they are weighed for the case that it is switched off.
     tiled = [timing for timing in timings if not _takes_hopper(timing, known)]
-    edge = _find(CHUNKED_EDGE, tiled, known, int(levers[CHUNKED_EDGE.lever] or 0))
+    edge = _find(CHUNKED_EDGE, tiled or timings, known, int(levers[CHUNKED_EDGE.lever] or 0))
     yield from (*found.values(), *([] if edge is None else [edge]))
     yield from hopper_edges([timing for timing in timings if _takes_hopper(timing, known)], levers)
 
