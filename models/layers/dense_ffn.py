@@ -8,7 +8,7 @@ from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.ffn import forced_arm
 from kernel_muster.models.layers.swiglu import How, SwiGlu, bf16_swiglu, nvfp4_swiglu
-from kernel_muster.models.policy.ffn import DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
+from kernel_muster.models.policy.ffn import BATCHED_ROWS, DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
 from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
 
@@ -65,7 +65,10 @@ class DenseFfn:
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
         """Return the forced arm, or the one for these rows."""
-        return dense_alias(self._forced) if self._forced else dense_arm(rows, phase, self.can_forward_km(rows))
+        if self._forced:
+            return dense_alias(self._forced)
+        has_batched = rows in BATCHED_ROWS and self.swiglu.prefers_gemv(rows, phase)
+        return dense_arm(rows, phase, self.can_forward_km(rows), has_batched)
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
         """Return the FFN of x through an arm; every arm serves every number of rows, in tiles of its own size."""

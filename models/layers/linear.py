@@ -43,9 +43,14 @@ class Nvfp4Linear:
         self.used: Counter[str] = Counter()
         self._levers = ctx.levers
 
+    def prefers_gemv(self, rows: int, phase: Phase) -> bool:
+        """Whether policy leaves M rows to the GEMV tiers."""
+        shape = GemmShape(rows, *self.weight.spec.shape)
+        return projection_arm(shape, phase, self.tiers, self.tiles, self._levers) == "gemv"
+
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
         """Project through the arm that policy chooses: a tier, chunks of tiers, or a GEMM."""
-        if projection_arm(self._shape(x), phase, self.tiers, self.tiles, self._levers) == "gemv":
+        if self.prefers_gemv(x.shape[0], phase):
             self.gemv(x, out)
         else:
             self.gemm(x, out, phase)
@@ -67,14 +72,10 @@ class Nvfp4Linear:
         if not self.tiles:  # a target without tile GEMMs still prefills, 16 rows at a time
             self.gemv(x, out)
             return
-        name = choose_tile(self._shape(x), phase, self.tiles, self._levers)
+        name = choose_tile(GemmShape(x.shape[0], *self.weight.spec.shape), phase, self.tiles, self._levers)
         handle = self.tiles[name]
         handle(x=x, w=self.weight.copy_for(handle), out=out)
         self.used[name] += 1
-
-    def _shape(self, x: Any) -> GemmShape:
-        n, k = self.weight.spec.shape
-        return GemmShape(x.shape[0], n, k)
 
 
 class Bf16Linear:

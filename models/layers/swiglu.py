@@ -53,6 +53,11 @@ class SwiGlu:
         linears = (self.gate, self.up, self.down)
         return all(isinstance(w, Nvfp4Linear) and gemv_tier(rows, w.tiers) is not None for w in linears)
 
+    def prefers_gemv(self, rows: int, phase: Phase) -> bool:
+        """Whether policy leaves these rows to one GEMV tier in each projection."""
+        linears = (self.gate, self.up, self.down)
+        return self.covers(rows) and all(isinstance(w, Nvfp4Linear) and w.prefers_gemv(rows, phase) for w in linears)
+
     def _gate_up(self, x: Any, gate: Any, up: Any, how: How, phase: Phase) -> None:
         dual = self._duals.get(x.shape[0]) if how == "exact" else None
         if dual is None:

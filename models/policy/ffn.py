@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args
 
+from kernel_muster.models.policy.gemv import WIDEST_TIER
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 
@@ -13,10 +14,15 @@ MOE_ARMS: tuple[FfnArm, ...] = (
     "single", "k2", "k3", "grouped", "prefill", "batched", "token_major", "atomic_c4",
 )  # fmt: skip
 KM_ROWS = range(4, 9)
+#: Rows that the widest GEMV tier serves where each projection's own edge leaves them to it. H200, us at M=16, GEMV /
+#: Hopper GEMM: 17408x5120 20.3 / 23.0, 5120x17408 21.3 / 23.3; on GB10 the tile GEMM is six times slower at 8 rows.
+BATCHED_ROWS = range(KM_ROWS.stop, WIDEST_TIER + 1)
 
 
-def dense_arm(rows: int, phase: Phase, has_km: bool) -> FfnArm:
-    """Return the dense arm: one launch a projection up to 8 rows, above that the prefill path reads weights once.
+def dense_arm(rows: int, phase: Phase, has_km: bool, has_batched: bool = False) -> FfnArm:
+    """Return the dense arm: one launch a projection up to 8 rows, to 16 where the widest tier is preferred.
+
+    Above that, and in a prefill from 4 rows on, the prefill path reads weights once.
 
     Missing exactly one row count here (n = 4) once cost 1.41x, so nothing between 1 and 8 falls through.
     """
@@ -24,6 +30,8 @@ def dense_arm(rows: int, phase: Phase, has_km: bool) -> FfnArm:
         return _small(rows)
     if phase != "prefill" and rows in KM_ROWS and has_km:
         return "km"
+    if phase != "prefill" and rows in BATCHED_ROWS and has_batched:
+        return "batched"
     return "prefill"
 
 

@@ -10,7 +10,7 @@ from kernel_muster.registry.errors import UsageError
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]
-CHOSEN = {1: "single", 2: "k2", 3: "k3", **dict.fromkeys(range(4, 9), "km")}
+CHOSEN = {1: "single", 2: "k2", 3: "k3", **dict.fromkeys(range(4, 9), "km"), **dict.fromkeys(range(9, 17), "batched")}
 
 
 def dense(ctx: LayerContext, quant: str = "nvfp4") -> DenseFfn:
@@ -73,6 +73,13 @@ def test_dense_km_is_known_before_and_gone_with_its_tier(make_context: Make) -> 
     ffn = dense(make_context(without=tiers))
     assert [n for n in range(20) if ffn.can_forward_km(n)] == [4, 5, 6]
     assert (ffn.arm(6, "decode"), ffn.arm(7, "decode")) == ("km", "prefill")
+
+
+def test_dense_rows_without_the_widest_tier_or_below_a_gemm_edge_take_one_gemm(make_context: Make) -> None:
+    ffn = dense(make_context(without=("w4a16_gemv::w4a16_gemv_batch16",)))
+    assert {ffn.arm(rows, "verify") for rows in range(9, 17)} == {"prefill"}
+    ffn = dense(make_context(W4A16_ARM="tile"))
+    assert {ffn.arm(rows, "verify") for rows in range(9, 17)} == {"prefill"}
 
 
 def test_dense_lever_forces_its_arm_at_every_row_count(make_context: Make) -> None:

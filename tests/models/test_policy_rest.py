@@ -78,6 +78,12 @@ def test_dense_arm_by_rows(rows: int, arm: str, phase: str) -> None:
     assert dense_arm(rows, phase, has_km=rows in range(4, 9)) == arm  # type: ignore[arg-type]
 
 
+def test_dense_arm_of_9_to_16_rows_follows_the_widest_tier() -> None:
+    rows = range(4, 40)
+    assert [n for n in rows if dense_arm(n, "decode", False, has_batched=True) == "batched"] == list(range(9, 17))
+    assert {dense_arm(n, "prefill", False, has_batched=True) for n in rows} == {"prefill"}
+
+
 @pytest.mark.parametrize("rows", range(4, 9))
 def test_dense_arm_without_km_takes_the_prefill_path(rows: int) -> None:
     assert dense_arm(rows, "decode", has_km=False) == "prefill"
