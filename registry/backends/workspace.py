@@ -33,6 +33,9 @@ class Scratch:
     size_bytes: int
     name: str = "scratch"
 
+    def __post_init__(self) -> None:
+        _check_size(self)
+
 
 @frozen
 class Counters:
@@ -43,6 +46,15 @@ class Counters:
 
     size_bytes: int
     name: str = "counters"
+
+    def __post_init__(self) -> None:
+        _check_size(self)
+
+
+def _check_size(part: Scratch | Counters) -> None:
+    size = part.size_bytes
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise ContractError(f"{type(part).__name__} {part.name}: size_bytes is {size!r}, expected an int from 0 up")
 
 
 @frozen
@@ -96,13 +108,10 @@ def check_scratch(owner: str, given: Any, needed: int, device: int) -> None:
 
 @frozen
 class Places:
-    """Where the scratch and counters of one prepared launch lie. ``owners`` keep that memory."""
+    """Where the scratch and counters of one prepared launch lie; 0 where none was asked for. ``owners`` keep it."""
 
     pointers: Mapping[Scratch | Counters, int]
     owners: tuple[Any, ...]
-
-
-_NOTHING = Places({}, ())
 
 
 def place_workspace(owner: str, plans: Sequence["LaunchPlan"], options: LaunchOptions, device: int) -> Places:
@@ -111,7 +120,7 @@ def place_workspace(owner: str, plans: Sequence["LaunchPlan"], options: LaunchOp
     if options.scratch is not None:
         check_scratch(owner, options.scratch, scratch.size_bytes, device)
     if not scratch.size_bytes and not counters.size_bytes:
-        return _NOTHING
+        return Places(dict.fromkeys([*_parts(plans, Scratch), *_parts(plans, Counters)], 0), ())
     import cupy
 
     # On the launch's own stream its memory can go back to the pool before the launch has run.
@@ -120,12 +129,16 @@ def place_workspace(owner: str, plans: Sequence["LaunchPlan"], options: LaunchOp
         zeros = cupy.zeros(counters.size_bytes, cupy.uint8)
         if counters.size_bytes and not options.is_stream_known:
             cupy.cuda.get_current_stream().synchronize()
-    begin = view_of(own).pointer
-    pointers: dict[Scratch | Counters, int] = {
-        **{part: begin + scratch.offsets[part.name] for part in _parts(plans, Scratch)},
-        **{part: zeros.data.ptr + counters.offsets[part.name] for part in _parts(plans, Counters)},
+    pointers = {
+        **_pointers(_parts(plans, Scratch), view_of(own).pointer, scratch),
+        **_pointers(_parts(plans, Counters), zeros.data.ptr, counters),
     }
     return Places(pointers, (own, zeros))
+
+
+def _pointers(parts: Iterable[_Part], begin: int, regions: Regions) -> dict[Scratch | Counters, int]:
+    """Return where parts lie; one of no bytes lies nowhere, since the next region may begin at its place."""
+    return {part: begin + regions.offsets[part.name] if part.size_bytes else 0 for part in parts}
 
 
 def _parts(plans: Sequence["LaunchPlan"], kind: type[_Part]) -> list[_Part]:
@@ -155,14 +168,17 @@ _ELEMENTS = {"bfloat16": "BFLOAT16", "uint8": "UINT8", "float16": "FLOAT16", "fl
 
 def encode_tensor_map(owner: str, asked: TensorMap) -> Any:
     """Return the driver's tensor map, an object with ``getPtr()``; ContractError where the view does not suit it."""
-    from cuda.bindings import driver
-
     view = asked.view
     if len(view.shape) != 2 or view.dtype.name not in _ELEMENTS:
         raise ContractError(f"{owner}: no tensor map of shape {view.shape}, dtype {view.dtype}")
     rows, columns = view.shape
+    if columns > 1 and view.strides[1] != view.dtype.itemsize:
+        why = f"columns are {view.strides[1]} bytes apart, expected {view.dtype.itemsize}: no gaps in a row"
+        raise ContractError(f"{owner}: no tensor map of shape {view.shape}, dtype {view.dtype}: {why}")
     distance = view.strides[0] if rows > 1 else columns * view.dtype.itemsize
     distance = -(-distance // 16) * 16 if rows == 1 else distance
+    from cuda.bindings import driver
+
     status, encoded = driver.cuTensorMapEncodeTiled(
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[view.dtype.name]}"),
         2,

@@ -66,3 +66,21 @@ def test_scratch_that_is_no_array_is_refused():
 def test_tensor_map_of_what_is_no_matrix_of_a_known_dtype_is_refused(view):
     with pytest.raises(ContractError, match="acme::mul: no tensor map of shape"):
         encode_tensor_map("acme::mul", TensorMap(view, (8, 64)))
+
+
+@pytest.mark.parametrize("kind", [Scratch, Counters])
+@pytest.mark.parametrize("size", [-5, 1.5, "8", None, True])
+def test_part_whose_size_is_no_count_of_bytes_is_refused(kind, size):
+    with pytest.raises(ContractError, match=f"{kind.__name__} x: size_bytes is {size!r}, expected an int from 0 up"):
+        kind(size, "x")
+
+
+def test_parts_of_no_bytes_have_a_place_and_take_no_memory():
+    places = place_workspace("acme::mul", plans(Scratch(0), Counters(0), 1), LaunchOptions(), 0)
+    assert (places.pointers, places.owners) == ({Scratch(0): 0, Counters(0): 0}, ())
+
+
+@pytest.mark.parametrize("strides", [(64, 2), (1, 8), (16, -1)])
+def test_tensor_map_of_a_view_with_gaps_in_its_rows_is_refused(strides):
+    with pytest.raises(ContractError, match=f"columns are {strides[1]} bytes apart, expected 1: no gaps in a row"):
+        encode_tensor_map("acme::mul", TensorMap(on_device((8, 16), strides=strides), (8, 16)))
