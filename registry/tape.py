@@ -10,6 +10,7 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.running import Launch
 
 _OPEN: ContextVar["Tape | None"] = ContextVar("tape", default=None)
@@ -53,6 +54,7 @@ class Tape:
         self._scratch_bytes = 0
         self.is_behind_kernel: bool = follows is not None and follows.is_behind_kernel
         self._token: Token[Tape | None] | None = None
+        self.unjoined: Beside | None = None
         self.launches: list[Launch] = []
 
     def __len__(self) -> int:
@@ -62,6 +64,8 @@ class Tape:
         return len(self.launches) + sum(beside) - joins
 
     def __enter__(self) -> Self:
+        if self._token is not None:
+            raise UsageError("this tape is open already: leave its block first, or record on another tape")
         self._token = _OPEN.set(self)
         return self
 
@@ -71,6 +75,8 @@ class Tape:
         if self._token is not None:
             _OPEN.reset(self._token)
             self._token = None
+        if error is None and self.unjoined is not None:
+            raise UsageError("the tape ends, and nothing on it waits for launches beside: call join() before its end")
 
     def __call__(self, stream: object | None = None) -> None:
         """Enqueue everything again."""
@@ -131,13 +137,21 @@ class _Join:
 class Beside:
     """Launches that run beside others until :meth:`join`."""
 
-    def __init__(self, tape: Tape | None = None) -> None:
-        self._tape = tape
+    def __init__(self) -> None:
+        self._is_ended = False
+        self._tape: Tape | None = None
+
+    def end(self, tape: Tape | None = None) -> None:
+        """End the block; ``tape`` is where its launches fork off."""
+        self._is_ended, self._tape = True, tape
 
     def join(self) -> None:
         """Let what follows wait for them; once, and before anything reads what they write."""
+        if not self._is_ended:
+            raise UsageError("join() in the block of beside(): leave the block first, what follows it is to wait")
         tape, self._tape = self._tape, None
         if tape is not None and tape.lane is not None:
+            tape.unjoined = None
             # What comes next waits for both streams in full: it does not begin early behind one of them.
             tape.add(_Join(tape.lane), is_kernel=False)
 
@@ -148,15 +162,20 @@ def beside() -> Iterator[Beside]:
 
     They depend on what was enqueued before the block. Whoever uses it sees to it that what follows, up to the join,
     neither writes what they read nor touches what they write. Without a tape that has a lane, and while one is
-    recorded, everything runs in line.
+    recorded, everything runs in line. UsageError where a join is missing, or comes too early.
     """
-    tape = _OPEN.get()
+    tape, block = _OPEN.get(), Beside()
     if tape is None or tape.lane is None:
-        yield Beside()
+        yield block
+        block.end()
         return
+    if tape.unjoined is not None:
+        raise UsageError("launches run beside already: call join() before the next block of beside()")
     with tape.child() as child:
-        yield Beside(tape)
+        yield block
     tape.launches.append(_Fork(tape.lane, child))
+    tape.unjoined = block
+    block.end(tape)
 
 
 def open_tape() -> Tape | None:

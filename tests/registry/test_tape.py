@@ -6,7 +6,7 @@ from types import ModuleType
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.errors import ContractError, UsageError
 from kernel_muster.registry.tape import Tape, beside, enqueue, open_tape
 
 
@@ -183,3 +183,58 @@ def test_memory_that_a_launch_owns_is_made_where_the_tape_keeps_it(handle):
         side.join()
     assert entered == ["in", "out"] * 2
     assert len(tape) == 2
+
+
+def test_tape_that_is_open_is_not_opened_again():
+    tape = Tape()
+    with tape:
+        with pytest.raises(UsageError, match="this tape is open already"), tape:
+            pass
+        assert open_tape() is tape
+    assert open_tape() is None
+    with tape:
+        enqueue(lambda stream=None: None)
+    assert len(tape) == 1
+
+
+@pytest.mark.parametrize("lane", [None, Streams()])
+def test_join_in_its_own_block_is_refused(lane):
+    with pytest.raises(UsageError, match="leave the block first"), Tape(lane=lane), beside() as side:
+        side.join()
+    assert open_tape() is None
+
+
+def test_block_that_nothing_waits_for_is_refused_at_the_end_of_the_tape():
+    with pytest.raises(UsageError, match="call join"), Tape(lane=Streams()), beside():
+        pass
+    assert open_tape() is None
+
+
+def test_second_block_before_the_join_is_refused():
+    with Tape(lane=Streams()) as tape:
+        with beside() as side:
+            pass
+        with pytest.raises(UsageError, match="beside already"), beside():
+            pass
+        side.join()
+        with beside() as again:
+            pass
+        again.join()
+    assert tape.unjoined is None
+
+
+def test_error_on_a_tape_goes_on_as_it_was_although_a_join_is_missing():
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), Tape(lane=Streams()), beside():
+        fail()
+    with pytest.raises(ZeroDivisionError), Tape(lane=Streams()):
+        unjoined_then(fail)
+    assert open_tape() is None
+
+
+def unjoined_then(fail):
+    with beside():
+        pass
+    fail()
