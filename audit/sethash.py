@@ -12,7 +12,7 @@ def set_hash(evidence: Evidence) -> str:
     """Return SHA-256 over the sorted rows of all chosen kernels.
 
     A row is key, distribution, version, backend, tier, archs and the digest of the source bytes: no paths, times or
-    machine code. A threshold that a measured table sets, and that changes bits, is a row too.
+    machine code. A threshold that changes bits is a row too where it is not the built-in one, whoever set it.
     """
     chosen = {key: decision.chosen for key in evidence.asked_keys if (decision := evidence.decide(key)).chosen}
     rows = [_row(registered) for _, registered in sorted(chosen.items()) if registered is not None]
@@ -21,7 +21,7 @@ def set_hash(evidence: Evidence) -> str:
 
 
 def _changes_bits(setting: Setting) -> bool:
-    return setting.origin == "table" and setting.lever.tuning == "other_bits"
+    return setting.lever.tuning == "other_bits" and setting.value != setting.lever.built_in
 
 
 def _row(registered: Registered) -> list[object]:

@@ -220,6 +220,25 @@ def test_set_hash_holds_a_tables_edge_only_if_it_changes_bits(world, tmp_path, l
     assert [row for row in one.replay().levers if row.origin == "table"] != []
 
 
+def test_set_hash_holds_the_threshold_in_force_whoever_set_it(world, tmp_path):
+    def hash_of(table=None, **levers):
+        if table is not None:
+            file = tmp_path / f"{table}.json"
+            file.write_text(json.dumps(world.tuning_table({}, {"MUSTER_OTHER": table})))
+            levers["MUSTER_TUNING_TABLE"] = str(file)
+        acme = world.plugin("acme_plugin", kernels=[world.spec("acme::mul")], levers=[OTHER, EDGE])
+        outcome = world.run(world.ask("acme::mul"), {"acme": acme}, stage="registered", levers=levers)
+        assert outcome.replay().set_hash == outcome.report.set_hash
+        return outcome.report.set_hash
+
+    plain, moved = hash_of(), hash_of(64)
+    assert moved != plain
+    assert hash_of(MUSTER_OTHER="64") == moved
+    assert hash_of(5, MUSTER_OTHER="64") == moved
+    assert plain == hash_of(17) == hash_of(64, MUSTER_OTHER="17") == hash_of(MUSTER_OTHER="17")
+    assert plain == hash_of(MUSTER_EDGE="64")
+
+
 # Files
 
 
