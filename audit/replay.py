@@ -13,6 +13,7 @@ from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
 from kernel_muster.audit.tuning.facts import TuningFacts
+from kernel_muster.audit.tuning.traced import contradictions, tuned_values
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
@@ -61,7 +62,7 @@ def replay(
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
     lever_findings = with_lines(lever_findings, found)
-    lever_findings += malformed
+    lever_findings += malformed + contradictions(trace, catalog.levers)
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
     if found is None:
@@ -137,7 +138,7 @@ def _lever_sources(
     declared = {lever.name for lever in catalog.levers}
     default = {lever.name: lever.default for lever in catalog.levers}
     ours = {n: v for n, v in trace.levers.items() if n in declared or n.startswith(PREFIX)}
-    table = dict(trace.tuning.levers) if trace.tuning else {}
+    table = tuned_values(trace, catalog.levers)
     given = {n: v for n, v in ours.items() if v is not None and repr(v) != repr(default.get(n)) and n not in table}
     defaults = {} if manifest is None else {n: v for n, v in manifest.defaults.items() if n not in trace.levers}
     return [("given", given), ("manifest", defaults), ("table", table)]

@@ -430,3 +430,54 @@ def test_100_000_lookups_fold_into_the_rows_of_their_keys(world):
 def test_levers_of_an_engine_without_our_prefix_are_carried_and_ignored(world):
     rows = [lookup("mul")]
     assert codes(judge(world, foreign(lookups=rows, levers={"ENGINE_FAST": "x", "qkv arm": 1}))) == []
+
+
+# Tables
+
+EDGE = {"name": "MUSTER_ACME_EDGE", "kind": "int", "default": 32, "tuning": "other_bits"}
+PLAIN = {"name": "MUSTER_ACME_PLAIN", "kind": "int", "default": 1}
+
+
+def tuned(levers, tuning):
+    tuning = tuning if tuning is None else {"table": "t", **tuning}
+    return foreign(levers=levers, declared_levers=[EDGE, PLAIN], tuning=tuning, lookups=[lookup("mul")])
+
+
+@pytest.mark.parametrize(
+    ("levers", "tuning", "subject", "why"),
+    [
+        ({"MUSTER_TUNING_TABLE": "t"}, None, "MUSTER_TUNING_TABLE", "='t', and there is no tuning"),
+        ({"MUSTER_TUNING_TABLE": "u"}, {}, "MUSTER_TUNING_TABLE", "='u', and tuning is table 't'"),
+        ({"MUSTER_TUNING_TABLE": "none"}, {}, "MUSTER_TUNING_TABLE", "=none, and tuning is table 't'"),
+        ({"MUSTER_ACME_EDGE": 8}, {"levers": {"MUSTER_ACME_EDGE": 9}}, "MUSTER_ACME_EDGE", "to 9, and levers says 8"),
+        ({}, {"levers": {"MUSTER_ACME_EDGE": 9}}, "MUSTER_ACME_EDGE", "to 9, and levers does not have it"),
+        (
+            {"MUSTER_ACME_PLAIN": 9},
+            {"levers": {"MUSTER_ACME_PLAIN": 9}},
+            "MUSTER_ACME_PLAIN",
+            "no threshold that a table may set",
+        ),
+        ({"MUSTER_ACME": 9}, {"levers": {"MUSTER_OF_NOBODY": 9}}, "MUSTER_OF_NOBODY", "nobody declares it"),
+    ],
+)
+def test_trace_that_contradicts_itself_about_its_table_is_refused(world, levers, tuning, subject, why):
+    report = judge(world, tuned(levers, tuning))
+    assert not report.passed
+    found = [f for f in report.findings if (f.code, f.subject) == ("BAD_LEVER", subject)]
+    assert any(why in f.why for f in found), [f.why for f in report.findings]
+
+
+@pytest.mark.parametrize(
+    ("levers", "tuning"),
+    [
+        ({"MUSTER_TUNING_TABLE": "t", "MUSTER_ACME_EDGE": 9}, {"levers": {"MUSTER_ACME_EDGE": 9}}),
+        ({"MUSTER_TUNING_TABLE": None, "MUSTER_ACME_EDGE": 9}, {"levers": {"MUSTER_ACME_EDGE": 9}}),
+        ({"MUSTER_TUNING_TABLE": "none", "MUSTER_ACME_EDGE": 9}, None),
+        ({"MUSTER_ACME_EDGE": 9}, {}),
+    ],
+)
+def test_trace_that_agrees_with_itself_about_its_table_passes(world, levers, tuning):
+    report = judge(world, tuned(levers, tuning))
+    assert report.passed, codes(report)
+    (row,) = (row for row in report.levers if row.name == "MUSTER_ACME_EDGE")
+    assert (row.value, row.origin) == (9, "table" if tuning and tuning.get("levers") else "given")
