@@ -60,6 +60,15 @@ class Generated:
     draft_s: list[float] = field(default_factory=list)
 
 
+def check_run(
+    state: ModelState, prompts: Sequence[Sequence[int]], new_tokens: int, longest: int | None = None
+) -> None:  # fmt: skip
+    """UsageError for a run that cannot end: all of it is known before the first pass. The last token is not read."""
+    if new_tokens < 1:
+        raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+    state.check_room([len(prompt) + new_tokens - 1 for prompt in prompts], longest)
+
+
 @dataclass
 class _Live:
     """A sequence that still grows: where it is, which prompt it continues, and its token that nothing has read yet."""
@@ -88,8 +97,7 @@ class GreedyDecoder:
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         """Return ``new_tokens`` tokens behind each prompt."""
-        if new_tokens < 1:
-            raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+        check_run(self.state, prompts, new_tokens)
         with self.model.memory.active():
             return self._run(prompts, new_tokens)
 

@@ -156,6 +156,18 @@ class ModelState:
             for _ in range(count):
                 sequence.pages.append(self._free_pages.pop())
 
+    def check_room(self, lengths: Sequence[int], longest: int | None = None) -> None:
+        """UsageError unless new sequences of so many tokens fit: slots, pages, and ``longest`` tokens in each."""
+        size = self.sizes.page_size
+        if (missing := len(lengths) - len(self._free_slots)) > 0:
+            raise UsageError(
+                f"{len(lengths)} sequences are {missing} more than the free ones of {self.sizes.sequences} slots"
+            )
+        if (missing := sum(-(-length // size) for length in lengths) - len(self._free_pages)) > 0:
+            raise UsageError(f"the cache of {self.sizes.pages} pages of {size} tokens is {missing} pages short")
+        if longest is not None and (most := max(lengths, default=0)) > longest:
+            raise UsageError(f"a sequence grows to {most} tokens that are read, steps are recorded for {longest}")
+
     def slots(self, sequence: SequenceState, places: Iterable[int]) -> list[int]:
         """Return where the places of a sequence lie in the cache."""
         size = self.sizes.page_size

@@ -9,6 +9,7 @@ from kernel_muster.models.decode.sampling import Sampling
 from kernel_muster.models.decode.transfer import download_from, upload_to
 from kernel_muster.models.memory import Memory
 from kernel_muster.models.state import ModelState, SequenceState
+from kernel_muster.registry.errors import UsageError
 
 _INTEGERS = ("positions", "kv_slots", "context_lens", "state_slots", "top_k")
 _FLOATS = ("temperature", "top_p", "uniform")
@@ -105,11 +106,22 @@ class StepBuffers:
         words[: rows * self.pages] = self._sent[:rows].reshape(-1)
         self._table_up.send(rows * self.pages)
 
+    @property
+    def pending(self) -> int:
+        """How many fetches nobody has taken."""
+        return len(self._ids_down)
+
     def begin_ids(self, rows: int) -> None:
         """Enqueue the fetch of what a step has chosen."""
         self._ids_down.begin(rows)
 
+    def drop_ids(self) -> None:
+        """Forget the fetches that nobody has taken."""
+        self._ids_down.drop()
+
     def finish_ids(self) -> list[int]:
-        """Wait for the oldest fetch and return it."""
+        """Wait for the oldest fetch and return it; UsageError if there is none."""
+        if not self.pending:
+            raise UsageError("no step whose tokens nobody has taken: enqueue one first")
         found: list[int] = self._ids_down.finish().tolist()
         return found

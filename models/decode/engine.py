@@ -14,8 +14,9 @@ from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.decode.recording import Replay
 from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
+from kernel_muster.models.decode.transfer import DEPTH
 from kernel_muster.models.decode.verify import VerifyStep
-from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
+from kernel_muster.models.generate import Gate, Generated, GreedyDecoder, check_run
 from kernel_muster.models.memory import enough_memory
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import padded_rows
@@ -108,20 +109,23 @@ class DecodeEngine:
         self, sequences: Sequence[SequenceState], ids: Sequence[int] | None = None, sampling: Sampling = _GREEDY,
         uniform: Sequence[Any] = (),
     ) -> Rung:  # fmt: skip
-        """Enqueue one step and the fetch of its tokens: :meth:`tokens` returns them.
+        """Enqueue one step and the fetch of its tokens: :meth:`tokens` returns them, of ``DEPTH`` steps at most.
 
         Without ``ids`` each sequence goes on from its last choice, which is on the device already: then these must be
-        the sequences of the last step, in its order. UsageError otherwise.
+        the sequences of the last step, in its order. UsageError otherwise, and nothing has happened.
         """
         rung = self.rung(len(sequences))
+        replay = self._replay(rung, sampling)
+        if self.buffers.pending >= DEPTH:
+            raise UsageError(f"{self.buffers.pending} steps were enqueued whose tokens nobody has taken: take them")
+        if ids is None and not _are_same(sequences, self._fed):
+            raise UsageError("other sequences than in the last step: say which tokens they read")
+        self._check_pages(sequences, [1] * len(sequences))
+        self.state.reserve(sequences, [one.length + 1 for one in sequences])
         if ids is not None:
             self.buffers.send_ids(ids)
-        elif not _are_same(sequences, self._fed):
-            raise UsageError("other sequences than in the last step: say which tokens they read")
-        self.state.reserve(sequences, [one.length + 1 for one in sequences])
-        self._check_pages(sequences)
         self.buffers.send(self.state, sequences, sampling, uniform)
-        self._replay(rung, sampling).launch()
+        replay.launch()
         self.buffers.begin_ids(len(sequences))
         self.state.advance(sequences, [1] * len(sequences))
         self._fed = list(sequences)
@@ -138,7 +142,9 @@ class DecodeEngine:
         if reads:
             self._fed = []
             return self.model.decode(state, sequences, ids, reads)
-        state.reserve(sequences, [one.length + 1 for one in sequences])
+        if self.buffers.pending:
+            raise UsageError("steps were enqueued whose tokens nobody has taken: take them before another pass")
+        self._check_pages(sequences, [1] * len(sequences))
         batch = state.batch(sequences, [[token] for token in ids], "decode")
         rung = self.enqueue(sequences, ids)
         self.tokens()
@@ -153,8 +159,8 @@ class DecodeEngine:
         counts = {len(row) for row in ids}
         if len(counts) != 1:
             return self.model.verify(state, sequences, ids, reads)
+        self._check_pages(sequences, [len(row) for row in ids])
         batch = state.batch(sequences, ids, "verify")
-        self._check_pages(sequences)
         shape = (len(sequences), counts.pop())
         step = self._verifies.get((shape, tuple(reads)))
         if step is None:
@@ -162,18 +168,28 @@ class DecodeEngine:
             self._verifies[shape, tuple(reads)] = step
         return step.run(batch)
 
-    def _check_pages(self, sequences: Sequence[SequenceState]) -> None:
-        most = max((len(one.pages) for one in sequences), default=0)
+    @property
+    def longest(self) -> int:
+        """The tokens of one sequence that recorded steps have pages for: ``max_context``, rounded up to pages."""
+        return self._pages * self.sizes.page_size
+
+    def _check_pages(self, sequences: Sequence[SequenceState], rows: Sequence[int]) -> None:
+        size = self.sizes.page_size
+        wanted = [-(-(one.length + count) // size) for one, count in zip(sequences, rows, strict=True)]
+        most = max([*wanted, *(len(one.pages) for one in sequences)], default=0)
         if most > self._pages:
-            raise UsageError(f"a sequence has {most} pages, a step is recorded for {self._pages}")
+            raise UsageError(f"a sequence needs {most} pages, a step is recorded for {self._pages}")
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = _GREEDY, *,
         keep_logits: bool = False, proposer: Proposer | None = None, gate: Gate | None = None,
     ) -> Generated:  # fmt: skip
-        """Return ``new_tokens`` tokens behind each prompt; with a proposer, drafted and verified, greedy only."""
-        if new_tokens < 1:
-            raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+        """Return ``new_tokens`` tokens behind each prompt; with a proposer, drafted and verified, greedy only.
+
+        What does not fit is refused before anything runs. Tokens of steps that nobody has taken are dropped.
+        """
+        check_run(self.state, prompts, new_tokens, self.longest)
+        self.buffers.drop_ids()
         if proposer is not None:
             if not sampling.is_greedy:
                 raise UsageError(f"{sampling}: drafts are accepted by the greedy choice only")
@@ -213,6 +229,9 @@ class _PlainRun:
             found.prefill_s = perf_counter() - start
             if new_tokens > 1:
                 self._steps(live, random, found, new_tokens - 1)
+        except BaseException:
+            self._engine.buffers.drop_ids()  # nobody takes the last step's any more
+            raise
         finally:
             for one in live:
                 state.close(one)

@@ -32,6 +32,12 @@ class Download(Protocol):
     def finish(self) -> Any:
         """Wait for the oldest copy and return it; valid until ``DEPTH`` more were begun."""
 
+    def drop(self) -> None:
+        """Forget the copies that nobody has taken."""
+
+    def __len__(self) -> int:
+        """Return how many copies nobody has taken."""
+
 
 class _HostUpload:
     def __init__(self, into: Any) -> None:
@@ -54,6 +60,12 @@ class _HostDownload:
 
     def finish(self) -> Any:
         return self._taken.popleft()
+
+    def drop(self) -> None:
+        self._taken.clear()
+
+    def __len__(self) -> int:
+        return len(self._taken)
 
 
 class _Ring:
@@ -113,6 +125,12 @@ class _DeviceDownload:
         slot, words = self._begun.popleft()
         self._ring.events[slot].synchronize()
         return self._ring.arrays[slot][:words]
+
+    def drop(self) -> None:
+        self._begun.clear()  # a copy that still runs is waited for where its slot is used again
+
+    def __len__(self) -> int:
+        return len(self._begun)
 
 
 def upload_to(memory: Memory, into: Any) -> Upload:

@@ -175,7 +175,7 @@ def test_limits_raise_and_never_clamp(engine_of: Any) -> None:
     engine = engine_of("dense", StateSizes(2, 4, 4), 8)
     with pytest.raises(UsageError, match="3 sequences: this engine has room for 2"):
         engine.rung(3)
-    with pytest.raises(UsageError, match="a sequence has 3 pages, a step is recorded for 2"):
+    with pytest.raises(UsageError, match="grows to 12 tokens that are read, steps are recorded for 8"):
         engine.generate([[1, 2, 3, 4, 5]], 8)
     assert len(engine.state._free_pages) == 4
     with pytest.raises(UsageError, match="pages short"):
@@ -272,3 +272,79 @@ def test_recorded_prefill_refuses_what_it_has_no_pages_for(tiny: Make) -> None:
         list(prefill(state, [state.open()], [[]]))
     with pytest.raises(UsageError, match="recorded for"):
         list(prefill(tiny("dense").new_state(SIZES), [state.open()], [[1]]))
+
+
+def test_run_that_cannot_end_is_refused_before_its_first_pass(engine_of: Any) -> None:
+    engine = engine_of("dense", StateSizes(2, 4, 4), 12)
+    mixer = engine.model.layers[1].mixer
+    taken = dict(mixer.used)
+    for prompts, new_tokens, why in (
+        ([[1, 2, 3], [4]], 8, "1 pages short"),
+        ([[1, 2, 3, 4]], 10, "grows to 13 tokens that are read, steps are recorded for 12"),
+        ([[1], [2], [3]], 1, "3 sequences are 1 more than the free ones of 2 slots"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            engine.generate(prompts, new_tokens)
+    assert mixer.used == taken
+    assert len(engine.generate([[1, 2, 3, 4]], 9).tokens[0]) == 9
+
+
+def test_tokens_that_nobody_has_taken_reach_no_later_run(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("dense")
+    expected = engine.generate(PROMPTS, NEW).tokens
+    one = engine.state.open()
+    engine.enqueue([one], [3])
+    assert engine.generate(PROMPTS, NEW).tokens == expected
+    with pytest.raises(UsageError, match="no step whose tokens"):
+        engine.tokens()
+    reserve, calls = engine.state.reserve, iter(range(100))
+
+    def fails(*arguments: Any) -> None:
+        if next(calls) == 3:
+            raise UsageError("no page")
+        reserve(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.state, "reserve", fails)
+        with pytest.raises(UsageError, match="no page"):
+            engine.generate(PROMPTS, NEW)
+    with pytest.raises(UsageError, match="no step whose tokens"):
+        engine.tokens()
+    engine.enqueue([one], [3])
+    with pytest.raises(UsageError, match="nobody has taken"):
+        engine.decode(engine.state, [one], [4])
+
+
+def test_step_that_is_refused_leaves_the_next_one_its_token(engine_of: Any) -> None:
+    engine = engine_of("dense", StateSizes(2, 4, 4), 4)
+    one, full = engine.state.open(), engine.state.open()
+    engine.enqueue([one], [1])
+    engine.tokens()
+    for token in range(4):
+        engine.enqueue([full], [token])
+        engine.tokens()
+    engine.enqueue([one], [1])
+    (token,) = engine.tokens()
+    with pytest.raises(UsageError, match="a sequence needs 2 pages, a step is recorded for 1"):
+        engine.enqueue([full], [50])
+    assert len(full.pages) == 1
+    engine.enqueue([one])
+    got = engine.tokens()
+    again = engine.state
+    again.close(full)
+    other = again.open()
+    for known in (1, 1, token):
+        engine.enqueue([other], [known])
+        last = engine.tokens()
+    assert got == last
+
+
+def test_steps_ahead_of_their_tokens_are_bounded(engine_of: Any) -> None:
+    engine = engine_of("dense")
+    one = engine.state.open()
+    engine.enqueue([one], [1])
+    engine.enqueue([one])
+    engine.enqueue([one])
+    with pytest.raises(UsageError, match="3 steps were enqueued whose tokens nobody has taken"):
+        engine.enqueue([one])
+    assert one.length == 3
