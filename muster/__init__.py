@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
     from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
     from kernel_muster.registry.backends.request import EntryPoint
+    from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
     from kernel_muster.registry.builders import ModelBuilder
     from kernel_muster.registry.contracts import Case, Contract, Tolerance
     from kernel_muster.registry.errors import (
@@ -43,6 +44,7 @@ _HOME = {
     "audit.report": ("Report",),
     "audit.session": ("BootSession",),
     "registry.backends.cuda_kernel": ("CudaKernel", "LaunchPlan"),
+    "registry.backends.workspace": ("Counters", "Scratch", "TensorMap"),
     "registry.backends.numba_kernel": ("NumbaEntry", "NumbaKernel"),
     "registry.backends.request": ("EntryPoint",),
     "registry.builders": ("ModelBuilder",),
@@ -76,6 +78,7 @@ __all__ = [
     "Case",
     "Contract",
     "ContractError",
+    "Counters",
     "CudaKernel",
     "EntryPoint",
     "Finding",
@@ -97,8 +100,10 @@ __all__ = [
     "PythonKernel",
     "Report",
     "ScalarParam",
+    "Scratch",
     "Signature",
     "Target",
+    "TensorMap",
     "TensorParam",
     "Tolerance",
     "UsageError",

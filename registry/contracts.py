@@ -48,11 +48,11 @@ class Case:
 
 @frozen
 class Contract:
-    """A typed signature with its reference, cases, tolerance and scratch size.
+    """A typed signature with its reference, cases and tolerance.
 
     ``reference(arguments, dims)`` is plain NumPy in float64: it returns every output by name and changes nothing.
     ``inputs(dims, rng)`` may replace the random arguments that :meth:`arguments` makes, for instance with indices
-    that must be in range. ``scratch_bytes(dims)`` is what a caller provides besides the arguments.
+    that must be in range.
     ``output_tolerances`` hold instead of ``tolerance`` for the outputs they name, for instance an exact state.
     ``by_rows`` serves claims of bit identity with kernels of other parameters: by the name of their contract,
     ``by_rows[name](run, arguments, dims)`` makes these outputs with ``run(arguments)`` of such a kernel. Where the
@@ -66,7 +66,6 @@ class Contract:
     cases: tuple[Case, ...]
     tolerance: Tolerance
     inputs: "Callable[[Mapping[str, int], np.random.Generator], Arguments] | None" = None
-    scratch_bytes: Callable[[Mapping[str, int]], int] | None = None
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     by_rows: Mapping[str, ByRows] = field(default_factory=dict)
 
@@ -82,11 +81,8 @@ class Contract:
         found += self._case_problems()
         if not callable(self.reference):
             found.append("reference is not callable")
-        found.extend(
-            f"{name} is {getattr(self, name)!r}, expected a function or None"
-            for name in ("inputs", "scratch_bytes")
-            if not (getattr(self, name) is None or callable(getattr(self, name)))
-        )
+        if not (self.inputs is None or callable(self.inputs)):
+            found.append(f"inputs is {self.inputs!r}, expected a function or None")
         outputs = {param.name for param in self.signature.outputs}
         found.extend(
             f"tolerance for {name!r}, which is no output" for name in self.output_tolerances if name not in outputs
