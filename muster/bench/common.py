@@ -1,8 +1,9 @@
 """Measuring decode-time kernels against the floor of their bytes, an empty kernel, and what torch offers.
 
-python -m kernel_muster.bench.common [part of a key ...] [--json FILE]
+python -m kernel_muster.bench.common --help
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kernel_muster.bench.common_peers import peer_of
 from kernel_muster.bench.timing import Timer, copies_of, repeats_of
 from kernel_muster.bench.workloads import MODELS, Data, Workload, dense, gdn_prefill, paged, prefill, step
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.errors import BootRefused
 from kernel_muster.registry.lookups import Lookups
 
 #: Sequences a step has.
@@ -141,34 +143,38 @@ class Options:
 
 
 def read_options(arguments: Sequence[str]) -> Options:
-    """Read the command line."""
-    rest = list(arguments)
-    record, counts = _taken(rest, "--record"), _taken(rest, "--counts")
-    return Options(
-        tuple(text for text in rest if text != "--no-peers"),
-        COUNTS if counts is None else tuple(int(count) for count in counts.split(",")),
-        "--no-peers" not in rest,
-        None if record is None else Path(record),
+    """Read the command line; what is wrong ends the process with code 2, like any usage error."""
+    parser = argparse.ArgumentParser(
+        "python -m kernel_muster.bench.common",
+        description="Measure the small kernels of a decode step on a GPU against the floor of their bytes.",
     )
+    parser.add_argument("part", nargs="*", help="part of a model, key or size; what holds one of them is measured")
+    parser.add_argument("--counts", type=_counts, default=COUNTS, metavar="N,...", help="sequences of a step")
+    parser.add_argument("--no-peers", action="store_true", help="run torch's kernels not at all")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write a record as Markdown")
+    read = parser.parse_args(arguments)
+    return Options(tuple(read.part), tuple(read.counts), not read.no_peers, read.record)
 
 
-def _taken(arguments: list[str], name: str) -> str | None:
-    """Take an option with its value out of the arguments and return the value."""
-    if name not in arguments:
-        return None
-    place = arguments.index(name)
-    value = arguments[place + 1]
-    del arguments[place : place + 2]
-    return value
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(int(count) for count in text.split(","))
+    if not all(1 <= count <= 128 for count in counts):
+        raise ValueError(f"{text!r}: expected numbers from 1 to 128 with commas")
+    return counts
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure what the arguments select, print a line each, and write the record as far as it has come."""
-    import cupy
     from kernel_muster.api import open_registry
 
     options = read_options(arguments)
-    kernels = open_registry("cuda", levers={}, local_plugins={floor.NAME: floor})
+    try:
+        kernels = open_registry("cuda", levers={}, local_plugins={floor.NAME: floor})
+    except BootRefused as refused:
+        print(f"{refused}\na measurement needs a GPU", file=sys.stderr)
+        return 1
+    import cupy
+
     _begin_builds(kernels)
     data, timer = Data(), Timer()
     figures: list[Figure] = []

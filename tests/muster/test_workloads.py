@@ -6,9 +6,10 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor, workloads
-from kernel_muster.bench.common import MODULES, Figure, read_options
+from kernel_muster.bench.common import MODULES, Figure, main, read_options
 from kernel_muster.bench.common_record import to_markdown
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.errors import BootRefused
 
 MODELS = [replace(model, vocabulary=1000) for model in workloads.MODELS]
 
@@ -85,3 +86,15 @@ def test_options_keep_what_is_wanted_apart_from_where_the_record_goes():
 def test_modules_are_those_of_the_workloads(kernels):
     measured = {work.key.partition("::")[0] for model in MODELS for work in all_of(model, 2)}
     assert measured == MODULES
+
+
+def test_measuring_without_a_gpu_or_with_nonsense_says_so(monkeypatch, capsys):
+    def refuse(*given, **more):
+        raise BootRefused("REFUSED: no device", None)
+
+    monkeypatch.setattr("kernel_muster.api.open_registry", refuse)
+    assert main([]) == 1
+    assert "a measurement needs a GPU" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        read_options(["--counts", "1,many"])
+    assert ended.value.code == 2
