@@ -163,7 +163,10 @@ MOE_LEVERS = (
         doc="Force grouped expert decode below its edge.",
         evidence=str(GROUPED_ROWS.evidence),
         diagnostic=True,
-        effects={True: "grouped decode at every row count", False: f"grouped decode from {GROUPED_ROWS.value} rows"},
+        effects={
+            True: "grouped decode at every row count",
+            False: f"grouped decode from {GROUPED_ROWS.per_arch('rows')}",
+        },
     ),
     Lever(
         name="MUSTER_FP32_ROUTING",

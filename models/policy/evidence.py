@@ -46,6 +46,11 @@ class Threshold:
         """Return the edge for an architecture: its own where one was measured, else the inherited one."""
         return self.measured[arch][0] if arch in self.measured else self.value
 
+    def per_arch(self, unit: str) -> str:
+        """Return the inherited edge and each that was measured elsewhere, for texts about no target in particular."""
+        measured = [f"{value} on {_DEVICES.get(arch, arch)}" for arch, (value, _) in self.measured.items()]
+        return "; ".join([f"{self.value} {unit}", *measured])
+
     def note(self, arch: str) -> str:
         """Say where the edge for this architecture comes from, if it was measured elsewhere."""
         return "" if arch in self.measured else self.evidence.note(arch)
