@@ -242,6 +242,12 @@ def _layouts(report: Report) -> Iterator[Section]:
         yield Section(f"Copies of weights: {total}", lines=tuple(lines))
 
 
+def _uncompiled(report: Report) -> str:
+    """Say that nothing was compiled, where that needs no device and only a compiler is missing."""
+    is_offline = report.arch not in ("", "cpu") and report.stage_reached == "registered" and not report.stage_asked
+    return "; nothing was compiled: install kernel-muster[nvrtc13,numba13]" if is_offline else ""
+
+
 def _basis(report: Report) -> Section:
     asked = f" (asked for: {report.stage_asked})" if report.stage_asked else ""
     facts = (
@@ -249,7 +255,7 @@ def _basis(report: Report) -> Section:
         ("quant", report.quant),
         ("profile", report.profile),
         ("as of", report.as_of),
-        ("stage", report.stage_reached + asked),
+        ("stage", report.stage_reached + asked + _uncompiled(report)),
         ("set hash", report.set_hash),
         ("kernel-muster", report.muster_version),
     )
