@@ -76,6 +76,7 @@ class _Live:
     sequence: SequenceState
     prompt: int
     last: int = -1
+    is_open: bool = True
 
 
 @dataclass
@@ -103,14 +104,41 @@ class GreedyDecoder:
 
     def _run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         found = Generated([[] for _ in prompts], [[] for _ in prompts])
-        live = [_Live(self.state.open(), index) for index in range(len(prompts))]
-        for one in live:
+        live: list[_Live] = []
+        try:
+            for index in range(len(prompts)):
+                live.append(self._open(index))
+            start = perf_counter()
+            self._prefill(live, prompts, found)
+            found.prefill_s = perf_counter() - start
+            self._grow(self._growing(live, found, new_tokens), found, new_tokens)
+        finally:
+            for one in live:
+                self._close(one)
+        return found
+
+    def _open(self, prompt: int) -> _Live:
+        sequence = self.state.open()
+        try:
             if self.proposer is not None:
-                self.proposer.open(one.sequence)
-        start = perf_counter()
-        self._prefill(live, prompts, found)
-        found.prefill_s = perf_counter() - start
-        growing = self._growing(live, found, new_tokens)
+                self.proposer.open(sequence)
+        except BaseException:
+            self.state.close(sequence)
+            raise
+        return _Live(sequence, prompt)
+
+    def _close(self, one: _Live) -> None:
+        """End a sequence here and in the proposer, once."""
+        if not one.is_open:
+            return
+        one.is_open = False
+        try:
+            if self.proposer is not None:
+                self.proposer.close(one.sequence)
+        finally:
+            self.state.close(one.sequence)
+
+    def _grow(self, growing: list[_Live], found: Generated, new_tokens: int) -> None:
         while growing:
             start = perf_counter()
             if self.proposer is not None and self.gate.passes(found.verify_steps, found.accepted):
@@ -120,7 +148,6 @@ class GreedyDecoder:
                 self._step(growing, found)
             found.step_s.append(perf_counter() - start)
             growing = self._growing(growing, found, new_tokens)
-        return found
 
     def _kept(self, logits: Any) -> list[Any]:
         """Return rows of logits on the host, or nothing."""
@@ -136,10 +163,8 @@ class GreedyDecoder:
         for one in live:
             if len(found.tokens[one.prompt]) < new_tokens:
                 rest.append(one)
-                continue
-            if self.proposer is not None:
-                self.proposer.close(one.sequence)
-            self.state.close(one.sequence)
+            else:
+                self._close(one)
         return rest
 
     def _prefill(self, live: Sequence[_Live], prompts: Sequence[Sequence[int]], found: Generated) -> None:

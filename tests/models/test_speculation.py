@@ -317,3 +317,26 @@ def test_speculation_without_its_parts_is_refused(
         dflash.commit(Committed([sequence], [1], [0], None, None, [1]))
     with pytest.raises(UsageError, match="tiny is no drafter"):
         drafter_from_dims(tiny_dims["dense"], None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", ["open", "commit", "propose"])
+def test_failed_run_closes_its_sequences_and_those_of_its_proposer(
+    tiny: Make, make_levers: MakeLevers, plain: Callable[..., Generated], monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    model, proposer = tiny("dense"), MtpProposer(tiny("dense"), make_levers(), 2, SIZES)
+    decoder, calls = decoder_of(model, proposer), iter(range(100))
+    right = getattr(proposer, fails)
+
+    def wrong(*arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise UsageError("in the middle")
+        return right(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(proposer, fails, wrong)
+        with pytest.raises(UsageError, match="in the middle"):
+            decoder.run(PROMPTS, NEW)
+    for state in (decoder.state, proposer._state):
+        assert sorted(state._free_slots) == list(range(SIZES.sequences))
+        assert sorted(state._free_pages) == list(range(SIZES.pages))
+    assert_same_tokens(decoder.run(PROMPTS, NEW), plain("dense"), exact=False)
