@@ -69,7 +69,7 @@ def _named(name: str, declared: Iterable[Lever], origin: str) -> tuple[Chosen | 
     shipped = name in shipped_names()
     try:
         table = read_table(SHIPPED / f"{name}.json" if shipped else Path(name))
-        problems = table.lever_problems(declared)
+        problems = [*table.problems(), *table.lever_problems(declared)]
     except UsageError as error:
         problems = [str(error)]
     if problems:
@@ -90,6 +90,13 @@ def _of_device(device: str) -> tuple[Chosen | None, Finding | None]:
     try:
         table = read_table(SHIPPED / f"{name}.json")
     except UsageError as error:
-        remedies = ("install kernel-muster again", f"or use no table: {LEVER}={NO_TABLE}")
-        return None, Finding("BAD_LEVER", LEVER, f"the shipped table is broken: {error}", remedies=remedies)
-    return (Chosen(name, table), None) if table.device.name == device else (None, None)
+        return None, _broken(str(error))
+    if table.device.name != device:
+        return None, None
+    problems = table.problems()
+    return (None, _broken("; ".join(problems))) if problems else (Chosen(name, table), None)
+
+
+def _broken(why: str) -> Finding:
+    remedies = ("install kernel-muster again", f"or use no table: {LEVER}={NO_TABLE}")
+    return Finding("BAD_LEVER", LEVER, f"the shipped table is broken: {why}", remedies=remedies)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from kernel_muster.audit.tuning.arms import decides_rows
 from kernel_muster.audit.tuning.choose import Chosen
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.layouts import WeightCopy
@@ -14,7 +15,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class TuningFacts:
-    """A table in force: the levers that it decides, why it is stale, and which projections it does not cover."""
+    """A table in force: the levers that it decides, why it is stale, and which shapes and rows it does not cover."""
 
     table: str
     levers: Mapping[str, int]
@@ -32,7 +33,10 @@ def tuning_facts(
     stale = (*_other_device(chosen, target), *_other_kernels(table.kernels, selector))
     covers = table.covers
     measured = f"N {covers.features.least} to {covers.features.most}, K {covers.depth.least} to {covers.depth.most}"
-    return TuningFacts(chosen.name, decided, stale, tuple(_uncovered(chosen, copies)), measured)
+    uncovered = (*_uncovered_rows(decided, covers.rows.most), *_uncovered(chosen, copies))
+    return TuningFacts(
+        chosen.name, decided, stale, uncovered, f"M {covers.rows.least} to {covers.rows.most}, {measured}"
+    )
 
 
 def _other_device(chosen: Chosen, target: Target) -> Iterator[str]:
@@ -41,6 +45,8 @@ def _other_device(chosen: Chosen, target: Target) -> Iterator[str]:
         yield f"it was measured on {chosen.table.where}, the target is {target}"
     elif target.device is not None and target.device.name != measured.name:
         yield f"it was measured on {chosen.table.where}, the device is {target.device.name}"
+    elif target.device is not None and target.device.multiprocessors != measured.multiprocessors:
+        yield f"it was measured on {chosen.table.where}, the device has {target.device.multiprocessors} SMs"
     elif target.device is not None and _major(target.device.driver) != _major(measured.driver):
         yield f"it was measured with a driver for CUDA {measured.driver}, this one is for {target.device.driver}"
 
@@ -56,6 +62,16 @@ def _other_kernels(kernels: Mapping[str, str], selector: Selector) -> Iterator[s
             yield f"{key} was measured, and nobody provides it here"
         elif (now := source_digest(serving.spec.backend)[0]) != digest:
             yield f"{key} has other source than the one measured ({now[:12] or 'unreadable'}, not {digest[:12]})"
+
+
+def _uncovered_rows(decided: Mapping[str, int], most: int) -> Iterator[str]:
+    """Yield edges above the largest row count: between the two the table decides by what it did not measure.
+
+    Which row counts a model will serve is not known here, so that of rows the edges alone can be judged.
+    """
+    for lever, value in sorted(decided.items()):
+        if decides_rows(lever) and value > most + 1:
+            yield f"{lever}={value} (M was measured to {most})"
 
 
 def _uncovered(chosen: Chosen, copies: Iterable[WeightCopy]) -> Iterator[str]:

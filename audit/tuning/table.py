@@ -6,9 +6,11 @@ Strict: an unknown key, another type or a number that cannot be is refused, with
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from kernel_muster.audit.tuning.arms import missing_behind
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import parse_key
@@ -103,6 +105,14 @@ class Timing(_Strict):
     us: dict[Name, Microseconds]
     spread: dict[Name, Share]
 
+    @model_validator(mode="after")
+    def _a_spread_a_time(self) -> Self:
+        if not self.us:
+            raise ValueError("us: no arm has a time")
+        if differing := sorted(self.us.keys() ^ self.spread.keys()):
+            raise ValueError(f"us and spread are of other arms: {', '.join(differing)} in one of them alone")
+        return self
+
 
 class Table(_Strict):
     """A tuning table."""
@@ -126,6 +136,18 @@ class Table(_Strict):
             raise ValueError(f"edges: {', '.join(twice)} twice")
         return self
 
+    @model_validator(mode="after")
+    def _covers_what_was_measured(self) -> Self:
+        if not self.timings:
+            raise ValueError("timings: nothing was measured")
+        for name in ("rows", "features", "depth"):
+            values = [getattr(timing, name) for timing in self.timings]
+            span: Range = getattr(self.covers, name)
+            if span.least < min(values) or span.most > max(values):
+                said = f"{span.least} to {span.most}, timings hold {min(values)} to {max(values)}"
+                raise ValueError(f"covers.{name}: {said}")
+        return self
+
     @property
     def where(self) -> str:
         """The device in words."""
@@ -139,6 +161,13 @@ class Table(_Strict):
         """Return the evidence of each edge for a report; ``name`` is what the table is called."""
         head = f"{self.where}, table {name} of {self.date}"
         return {edge.lever: f"{head}, {edge.below} / {edge.above}: {'; '.join(edge.figures)}" for edge in self.edges}
+
+    def problems(self) -> list[str]:
+        """Say why it decides nothing that one may rest on: it has no edges, or no kernels behind them."""
+        found = [] if self.edges else ["edges: it sets nothing"]
+        if not self.kernels:
+            return [*found, "kernels: it names none, so that nothing says whether they are still the measured ones"]
+        return [*found, *missing_behind(self.values(), self.kernels)]
 
     def lever_problems(self, declared: Iterable[Lever]) -> list[str]:
         """Say which edges no lever takes."""
@@ -165,7 +194,7 @@ def read_table(path: Path) -> Table:
     """Read a table; UsageError says everything that is wrong with it."""
     try:
         if not path.is_file():
-            raise UsageError(f"{path}: there is no such file")
+            raise UsageError(f"{path}: {_what_else(path)}")
         with path.open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
@@ -175,10 +204,20 @@ def read_table(path: Path) -> Table:
         raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
+def _what_else(path: Path) -> str:
+    """Say what stands where a file is expected."""
+    kinds = ((path.is_dir, "a directory"), (path.is_fifo, "a pipe"), (path.is_socket, "a socket"),
+             (path.is_char_device, "a device"), (path.is_block_device, "a device"))  # fmt: skip
+    for is_it, kind in kinds:
+        if is_it():
+            return f"is {kind}, expected a file"
+    return "there is no such file"
+
+
 def parse_table(text: str, name: str) -> Table:
     """Check a table; UsageError says everything that is wrong with it."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=partial(_once, name))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name}: is not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -189,6 +228,16 @@ def parse_table(text: str, name: str) -> Table:
     except ValidationError as error:
         problems = [_problem(one) for one in error.errors(include_url=False)[:10]]
         raise UsageError(f"{name}: {error.error_count()} problems: {'; '.join(problems)}") from None
+
+
+def _once(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; of a key that stands in it twice nobody knows which one was meant."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = ", ".join(sorted({ascii(key)[:60] for key in keys if keys.count(key) > 1})[:10])
+        raise UsageError(f"{name}: one object has keys twice: {twice}")
+    return found
 
 
 def _problem(error: Any) -> str:

@@ -1,6 +1,7 @@
 """Tables of thresholds: which one a boot takes, what it may set, and what is refused."""
 
 import json
+import os
 from pathlib import Path
 
 import kernel_muster as km
@@ -28,8 +29,8 @@ LEVERS = (*CORE_LEVERS, EDGE, OTHER, PLAIN)
 ARCH = parse_arch("sm_90a")
 
 
-def device(name="Acme A1", driver="13.1"):
-    return Target("cuda:0", ARCH, Device(0, name, (9, 0), 4, 1, driver))
+def device(name="Acme A1", driver="13.1", multiprocessors=4):
+    return Target("cuda:0", ARCH, Device(0, name, (9, 0), multiprocessors, 1, driver))
 
 
 @pytest.fixture
@@ -89,6 +90,11 @@ def test_table_is_named_by_file_by_shipped_name_or_switched_off(shipped, tmp_pat
     assert (values["MUSTER_EDGE"], findings, chosen) == ((32, "built-in"), [], None)
 
 
+def timings(**changes):
+    row = {"us": {"t": 1.5}, "spread": {"t": 0.01}}
+    return [{**dict.fromkeys(("features", "depth", "rows"), size), **row, **changes} for size in (16, 1024)]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -99,6 +105,13 @@ def test_table_is_named_by_file_by_shipped_name_or_switched_off(shipped, tmp_pat
         ({"kernels": {"acme::mul": "abc"}}, "kernels.acme::mul: String should match"),
         ({"kernels": {"mul": "0" * 64}}, "kernels.mul"),
         ({"device": None}, "device: Input should be"),
+        ({"timings": []}, "timings: nothing was measured"),
+        ({"timings": timings(us={"t": 1.0, "m128": 2.0})}, "timings.0: .*other arms: m128 in one of them alone"),
+        ({"timings": timings(spread={})}, "timings.0: .*other arms: t in one of them alone"),
+        ({"timings": timings(us={}, spread={})}, "timings.0: .*us: no arm has a time"),
+        ({"timings": timings(rows=64)}, "covers.rows: 16 to 1024, timings hold 64 to 64"),
+        ({"timings": timings(features=16)}, "covers.features: 16 to 1024, timings hold 16 to 16"),
+        ({"timings": timings(depth=1024)}, "covers.depth: 16 to 1024, timings hold 1024 to 1024"),
         ({"covers": {n: {"least": 2, "most": 1} for n in ("rows", "features", "depth")}}, "least 2 is above most 1"),
     ],
 )
@@ -138,6 +151,51 @@ def test_unreadable_table_refuses_the_boot_on_entry(world, tmp_path, text, why):
     assert isinstance(outcome.error, km.BootRefused)
 
 
+@pytest.mark.parametrize(
+    ("edges", "kernels", "why"),
+    [
+        ([], {"acme::mul": "0" * 64}, "edges: it sets nothing"),
+        (None, {}, "kernels: it names none"),
+        (
+            [("MUSTER_W4A16_HOPPER_FROM", 17)],
+            {"w4a16_hopper::w4a16_hopper_gemm": "0" * 64},
+            "MUSTER_W4A16_HOPPER_FROM divides gemv, and kernels has none behind that",
+        ),
+        (
+            [("MUSTER_W4A16_M128_ABOVE", 64)],
+            {"w4a16::w4a16_gemm_t_p3": "0" * 64},
+            "MUSTER_W4A16_M128_ABOVE divides m128, and kernels has none behind that",
+        ),
+    ],
+)
+def test_table_with_nothing_behind_its_edges_is_a_bad_lever(world, shipped, tmp_path, edges, kernels, why):
+    table = world.tuning_table({}, {"MUSTER_EDGE": 64} if edges is None else dict(edges)) | {"kernels": kernels}
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(table))
+    _, (finding,), chosen = read(CPU_TARGET, ("environment", {"MUSTER_TUNING_TABLE": str(file)}))
+    assert (finding.code, chosen) == ("BAD_LEVER", None)
+    assert why in finding.why
+    shipped(edges=table["edges"], kernels=kernels)
+    _, (finding,), chosen = read(device())
+    assert (finding.code, chosen) == ("BAD_LEVER", None)
+    assert why in finding.why
+
+
+def test_table_with_a_key_twice_is_refused(world):
+    text = json.dumps(world.tuning_table({}, {"MUSTER_EDGE": 64}))
+    for twice in ('{"date": "2026-11-28", ' + text[1:], text.replace('"value": 64', '"value": 64, "value": 65')):
+        with pytest.raises(UsageError, match=r"t\.json: one object has keys twice: '(date|value)'"):
+            parse_table(twice, "t.json")
+
+
+def test_what_is_no_file_is_called_what_it_is(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in ((tmp_path, "is a directory, expected a file"), (tmp_path / "pipe", "is a pipe, expected a file"),
+                       (Path(os.devnull), "is a device, expected a file")):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            read_table(path)
+
+
 def test_broken_shipped_table_is_a_bad_lever_and_not_ignored(shipped):
     shipped(version="9.9")
     _, (finding,), chosen = read(device())
@@ -169,6 +227,7 @@ def facts(world, target, kernels=None, digest="a" * 64, copies=()):
         (device(driver="13.9"), "a" * 64, ""),
         (Target("sm_90a", ARCH), "a" * 64, ""),
         (device("Acme A2"), "a" * 64, "it was measured on Acme A1 (sm_90a, 4 SMs), the device is Acme A2"),
+        (device(multiprocessors=2), "a" * 64, "it was measured on Acme A1 (sm_90a, 4 SMs), the device has 2 SMs"),
         (device(driver="14.0"), "a" * 64, "it was measured with a driver for CUDA 13.0, this one is for 14.0"),
         (device(), "b" * 64, "acme::mul has other source than the one measured (bbbbbbbbbbbb, not aaaaaaaaaaaa)"),
         (device(), "", "acme::mul has other source than the one measured (unreadable, not aaaaaaaaaaaa)"),
@@ -198,6 +257,27 @@ def test_only_weights_that_a_measured_kernel_reads_can_be_uncovered(world):
     plan.want("lm_head.weight", "rows", key)
     plan.build("lm_head.weight", "rows", 1, "decode", (4096, 64))
     assert facts(world, device(), copies=plan.copies).uncovered == ("16 x 8 (f)", "2048 x 64 (a and 1 more)")
+
+
+@pytest.mark.parametrize(
+    ("value", "uncovered"),
+    [
+        (1 << 20, ("MUSTER_W4A16_HOPPER_FROM=1048576 (M was measured to 1024)",)),
+        (1026, ("MUSTER_W4A16_HOPPER_FROM=1026 (M was measured to 1024)",)),
+        (1025, ()),
+        (17, ()),
+    ],
+)
+def test_edge_above_the_rows_that_were_measured_is_uncovered(world, tmp_path, value, uncovered):
+    lever = km.Lever(name="MUSTER_W4A16_HOPPER_FROM", kind="int", default=17, doc="an edge", tuning="other_bits")
+    kernels = dict.fromkeys(("w4a16_gemv::w4a16_gemv", "w4a16_hopper::w4a16_hopper_gemm"), "0" * 64)
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(world.tuning_table(kernels, {lever.name: value})))
+    declared, given = (*CORE_LEVERS, lever), [("environment", {"MUSTER_TUNING_TABLE": str(file)})]
+    levers, findings, chosen = read_tuned_levers(declared, given, CPU_TARGET)
+    assert findings == []
+    found = tuning_facts(chosen, CPU_TARGET, levers, Selector(Catalog(), CPU_TARGET, levers), ())
+    assert found.uncovered == uncovered
 
 
 # The set hash
@@ -243,12 +323,11 @@ def test_set_hash_holds_the_threshold_in_force_whoever_set_it(world, tmp_path):
 
 
 def test_table_text_is_read_back_as_it_was(world, tmp_path):
-    timing = {"features": 16, "depth": 64, "rows": 4, "us": {"t": 1.5}, "spread": {"t": 0.01}}
-    table = parse_table(json.dumps(world.tuning_table({}, {"MUSTER_EDGE": 64}, timings=[timing])), "t")
+    table = parse_table(json.dumps(world.tuning_table({}, {"MUSTER_EDGE": 64})), "t")
     file = tmp_path / "t.json"
     file.write_text(table_text(table))
     assert read_table(file) == table
-    assert sum('"lever"' in line or '"us"' in line for line in file.read_text().splitlines()) == 2
+    assert sum('"lever"' in line or '"us"' in line for line in file.read_text().splitlines()) == 3
 
 
 def test_slug_is_the_name_of_a_file():

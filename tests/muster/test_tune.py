@@ -6,11 +6,19 @@ from types import SimpleNamespace
 
 import kernel_muster as km
 import pytest
+from kernel_muster.audit.tuning.arms import kernels_behind, missing_behind
 from kernel_muster.audit.tuning.table import parse_table, read_table
 from kernel_muster.bench.tuning.device import find_gemms, find_tiers
 from kernel_muster.bench.tuning.edges import find_edges
 from kernel_muster.bench.tuning.picks import picks
-from kernel_muster.bench.tuning.questions import QUESTIONS, with_values
+from kernel_muster.bench.tuning.questions import (
+    CHUNKED_EDGE,
+    HOPPER_EDGE,
+    QUESTIONS,
+    SMALL_EDGE,
+    SMALL_FROM_EDGE,
+    with_values,
+)
 from kernel_muster.bench.tuning.shapes import ROWS, tuned_shapes
 from kernel_muster.bench.tuning.source import Timing
 from kernel_muster.bench.tuning.write import to_markdown
@@ -37,11 +45,17 @@ def built_in(kernels):
     return read_levers(kernels.catalog.levers, ())[0]
 
 
+KERNELS = (
+    "w4a16_gemv::w4a16_gemv", "w4a16_gemv::w4a16_gemv_batch3", "w4a16::w4a16_gemm_t_p3", "w4a16::w4a16_gemm_t_k64_p3",
+    "w4a16::w4a16_gemm_t_k64_n64_p3", "w4a16::w4a16_gemm_t_m128", "w4a16_hopper::w4a16_hopper_gemm",
+)  # fmt: skip
+
+
 class FakeSource:
     """Times by a rule of its own: what each arm costs follows from the shape."""
 
     def __init__(self, rule, kernels=None, problems=()):
-        self.rule, self.kernels, self.problems = rule, kernels or {"w4a16_gemv::w4a16_gemv": "0" * 64}, list(problems)
+        self.rule, self.kernels, self.problems = rule, kernels or dict.fromkeys(KERNELS, "0" * 64), list(problems)
 
     def timings(self, features, depth, rows):
         for count in rows:
@@ -189,7 +203,7 @@ def test_table_is_written_read_back_and_decides_a_boot(kernels, tmp_path, capsys
     arm, row, report = arms(MUSTER_TUNING_TABLE=str(file))
     assert (arm, row.value, row.origin) == ("tiers", 16, "table")
     assert row.evidence.startswith(f"Acme A1 (sm_90a, 100 SMs), table {file} of ")
-    assert {f.code for f in report.findings} == {"TUNING_STALE"}
+    assert {f.code for f in report.findings} == {"TUNING_STALE", "TUNING_UNCOVERED"}  # other source, few shapes
     assert report.set_hash != arms()[2].set_hash
     assert arms(MUSTER_TUNING_TABLE=str(file), MUSTER_QKV_TIER_ROWS=3)[0] == "tiled"
     assert arms()[:2][0] == "tiled"
@@ -262,6 +276,18 @@ def test_arms_of_cpu_are_the_tiers_and_tiles_that_it_has():
         "k64_n64": "w4a16::w4a16_gemm_t_k64_n64_p3",
         "m128": "w4a16::w4a16_gemm_t_m128",
     }
+    for arm, key in gemms.items():
+        assert kernels_behind(arm, [key]) == [key]
+        assert kernels_behind("gemv", [key]) == []
+    tiers = [str(handle.key) for handle in find_tiers(kernels).values()]
+    assert kernels_behind("gemv", tiers) == tiers
+    assert kernels_behind("tiles3", tiers) == [f"w4a16_gemv::w4a16_gemv{end}" for end in ("", "_batch2", "_batch3")]
+
+
+def test_every_edge_has_arms_that_kernels_must_stand_behind():
+    edges = {question.lever for question in (*QUESTIONS, CHUNKED_EDGE, HOPPER_EDGE, SMALL_FROM_EDGE, SMALL_EDGE)}
+    assert {why.partition(" ")[0] for why in missing_behind(edges, ["acme::mul"])} == edges
+    assert list(missing_behind(edges, KERNELS)) == []
 
 
 # The command
