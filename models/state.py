@@ -106,6 +106,7 @@ class ModelState:
                 self.recurrent[index] = Recurrent(dims.gdn, sizes.sequences, zeros)
         self._free_slots = list(range(sizes.sequences))[::-1]
         self._free_pages = list(range(sizes.pages))[::-1]
+        self._open: dict[int, SequenceState] = {}  # by slot
 
     def open(self) -> SequenceState:
         """Begin a sequence; UsageError if every slot is taken."""
@@ -114,13 +115,24 @@ class ModelState:
         slot = self._free_slots.pop()
         for pool in self.recurrent.values():
             pool.clear(slot)
-        return SequenceState(slot)
+        sequence = self._open[slot] = SequenceState(slot)
+        return sequence
 
     def close(self, sequence: SequenceState) -> None:
-        """End a sequence; its slot and pages serve others."""
+        """End a sequence; its slot and pages serve others. UsageError for one that is not open here."""
+        self.check_open([sequence])
+        del self._open[sequence.slot]
         self._free_slots.append(sequence.slot)
         self._free_pages += sequence.pages[::-1]
         sequence.pages, sequence.length = [], 0
+
+    def check_open(self, sequences: Sequence[SequenceState]) -> None:
+        """UsageError unless all of these are open here, and none stands twice."""
+        for one in sequences:
+            if self._open.get(one.slot) is not one:
+                raise UsageError(f"the sequence of slot {one.slot} is closed, or of another state: open one here")
+        if len({one.slot for one in sequences}) != len(sequences):
+            raise UsageError("a sequence stands twice in one pass")
 
     def batch(
         self, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]], phase: Phase, positions: Any = None
@@ -129,8 +141,8 @@ class ModelState:
 
         ``positions`` are ``(3, M)`` where tokens have more than a time; without them a token's place is its position.
         """
-        if len({id(sequence) for sequence in sequences}) != len(sequences):
-            raise UsageError("a sequence stands twice in one pass")
+        if len(ids) != len(sequences):
+            raise UsageError(f"tokens of {len(ids)} sequences for {len(sequences)} of them: expected as many")
         counts = [len(row) for row in ids]
         self.reserve(sequences, [s.length + count for s, count in zip(sequences, counts, strict=True)])
         spans = [range(s.length, s.length + count) for s, count in zip(sequences, counts, strict=True)]
@@ -148,6 +160,7 @@ class ModelState:
 
     def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
         """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out."""
+        self.check_open(sequences)
         size = self.sizes.page_size
         wanted = [max(-(-length // size) - len(s.pages), 0) for s, length in zip(sequences, lengths, strict=True)]
         if (missing := sum(wanted) - len(self._free_pages)) > 0:
@@ -190,6 +203,7 @@ class ModelState:
 
         Keys and values of the others stand beyond the context, where nothing reads them before they are overwritten.
         """
+        self.check_open(sequences)
         counts = batch.counts
         if any(not 1 <= keep <= count for keep, count in zip(kept, counts, strict=True)):
             raise UsageError(f"keep {list(kept)} of {list(counts)} rows: expected 1 to all of them")

@@ -293,6 +293,26 @@ def test_state_limits_raise_and_never_clamp(tiny: Make) -> None:
         state.roll_back([sequence], done.batch, [2])
 
 
+def test_sequence_that_is_not_open_here_is_refused(tiny: Make) -> None:
+    model = tiny("dense")
+    state, other = model.new_state(StateSizes(2, 4, 4)), model.new_state(StateSizes(2, 4, 4))
+    closed, foreign, one = state.open(), other.open(), state.open()
+    state.close(closed)
+    with pytest.raises(UsageError, match="closed, or of another state"):
+        state.close(closed)
+    reused = state.open()
+    assert reused.slot == closed.slot == foreign.slot
+    for wrong in (closed, foreign):
+        with pytest.raises(UsageError, match="closed, or of another state"):
+            model.decode(state, [one, wrong], [1, 2])
+        with pytest.raises(UsageError, match="closed, or of another state"):
+            state.reserve([wrong], [1])
+        with pytest.raises(UsageError, match="closed, or of another state"):
+            state.close(wrong)
+    assert len(state._free_slots) == 0
+    assert len(state._free_pages) == 4
+
+
 def test_layer_outputs_are_those_of_the_reference(
     tiny: Make, reference: ModuleType, tiny_dims: dict[str, ModelDims], tiny_weights: SyntheticWeights
 ) -> None:
