@@ -114,6 +114,11 @@ class DecodeEngine:
         Without ``ids`` each sequence goes on from its last choice, which is on the device already: then these must be
         the sequences of the last step, in its order. UsageError otherwise, and nothing has happened.
         """
+        self.state.check_open(sequences)
+        if ids is not None and len(ids) != len(sequences):
+            raise UsageError(f"{len(ids)} ids for {len(sequences)} sequences: expected one each")
+        if not sampling.is_greedy and len(uniform) != len(sequences):
+            raise UsageError(f"{len(uniform)} random numbers for {len(sequences)} sequences: expected one each")
         rung = self.rung(len(sequences))
         replay = self._replay(rung, sampling)
         if self.buffers.pending >= DEPTH:
@@ -139,6 +144,10 @@ class DecodeEngine:
         self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[int], reads: Sequence[int] = ()
     ) -> Pass:
         """Run one plain step as ``Model.decode`` does, from its graph; one whose layers a drafter reads is eager."""
+        if state is not self.state:
+            raise UsageError("steps run on the state that they are recorded for, this engine's own")
+        if len(ids) != len(sequences):
+            raise UsageError(f"{len(ids)} ids for {len(sequences)} sequences: expected one each")
         if reads:
             self._fed = []
             return self.model.decode(state, sequences, ids, reads)
@@ -156,6 +165,10 @@ class DecodeEngine:
         reads: Sequence[int] = (),
     ) -> Pass:  # fmt: skip
         """Run a verify pass as ``Model.verify`` does, from its recording: one for each number of sequences and rows."""
+        if state is not self.state:
+            raise UsageError("steps run on the state that they are recorded for, this engine's own")
+        if len(ids) != len(sequences):
+            raise UsageError(f"rows of {len(ids)} sequences for {len(sequences)} of them: expected as many")
         counts = {len(row) for row in ids}
         if len(counts) != 1:
             return self.model.verify(state, sequences, ids, reads)

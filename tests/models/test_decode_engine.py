@@ -348,3 +348,35 @@ def test_steps_ahead_of_their_tokens_are_bounded(engine_of: Any) -> None:
     with pytest.raises(UsageError, match="3 steps were enqueued whose tokens nobody has taken"):
         engine.enqueue([one])
     assert one.length == 3
+
+
+@pytest.mark.parametrize("ids", [[1], [1, 2, 3], [1, 2, 3, 4, 5]])
+def test_step_has_one_id_and_one_random_number_for_each_sequence(engine_of: Any, ids: list[int]) -> None:
+    engine = engine_of("dense")
+    live, how = [engine.state.open(), engine.state.open()], Sampling(1.0)
+    with pytest.raises(UsageError, match=f"{len(ids)} ids for 2 sequences"):
+        engine.enqueue(live, ids)
+    with pytest.raises(UsageError, match=f"{len(ids)} ids for 2 sequences"):
+        engine.decode(engine.state, live, ids)
+    with pytest.raises(UsageError, match=f"rows of {len(ids)} sequences for 2"):
+        engine.verify(engine.state, live, [[token] for token in ids])
+    with pytest.raises(UsageError, match=f"{len(ids)} random numbers for 2 sequences"):
+        engine.enqueue(live, [1, 2], how, [0.5] * len(ids))
+    assert [one.length for one in live] == [0, 0]
+    assert engine.buffers.pending == 0
+
+
+def test_engine_takes_sequences_of_its_own_state_alone(tiny: Make, engine_of: Any) -> None:
+    engine, other = engine_of("dense"), tiny("dense").new_state(SIZES)
+    closed, foreign = engine.state.open(), other.open()
+    engine.state.close(closed)
+    for wrong in (closed, foreign):
+        with pytest.raises(UsageError, match="closed, or of another state"):
+            engine.enqueue([wrong], [1])
+    one = engine.state.open()
+    with pytest.raises(UsageError, match="a sequence stands twice"):
+        engine.enqueue([one, one], [1, 2])
+    with pytest.raises(UsageError, match="this engine's own"):
+        engine.decode(other, [foreign], [1])
+    with pytest.raises(UsageError, match="this engine's own"):
+        engine.verify(other, [foreign], [[1, 2]])
