@@ -7,7 +7,7 @@ import typer
 from kernel_muster.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kernel_muster.audit.tuning.table import Table
     from kernel_muster.bench.shapes import Shape
@@ -40,6 +40,8 @@ Output = Annotated[
     Path | None, typer.Option(help="Write the table to this file, whole or not at all.", show_default=False)
 ]
 
+#: A list of shapes may be long; a table refuses text above ten times this.
+_LONGEST_COMMAND = 10_000
 #: Tuned for when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
@@ -62,16 +64,17 @@ def tune(
 
     Exit code: 0 measured, 1 no usable device or a kernel that failed or was wrong, 2 usage.
     """
-    from kernel_muster.api import open_registry
     from kernel_muster.cli.output import check_writable, say
     from kernel_muster.registry.errors import BootRefused
 
-    check_writable(output)
     if again is not None:
-        return _refit(again, format, output)
-    shapes, counts = _shapes(model or [], shape or []), _rows(rows)
+        _check_alone({"MODEL": model, "--shape": shape, "--rows": rows, "--target": target, "--seconds": seconds})
+    check_writable(output)
     try:
-        kernels = open_registry(target)
+        if again is not None:
+            return _refit(again, format, output)
+        shapes, counts = _shapes(model or [], shape or []), _rows(rows)
+        kernels = _open_without_table(target)
     except BootRefused as refused:
         say(str(refused))
         return 1
@@ -80,6 +83,26 @@ def tune(
         return 1
     source = _source(kernels, rounds, peers)
     return tune_with(kernels, source, shapes, counts, format, output, seconds)
+
+
+def _check_alone(given: "Mapping[str, object]") -> None:
+    """Refuse beside ``--from`` what says what to measure: nothing is."""
+    from kernel_muster.registry.errors import UsageError
+
+    if asked := [name for name, value in given.items() if value]:
+        raise UsageError(f"{', '.join(asked)}: not beside --from, which measures nothing; leave one of them out")
+
+
+def _open_without_table(target: str | None) -> "Lookups":
+    """Open the registry as any command does, but for a table in force: a new one must not depend on it."""
+    import os
+
+    from kernel_muster.api import open_registry
+    from kernel_muster.audit.tuning.choose import LEVER, NO_TABLE
+    from kernel_muster.registry.levers import PREFIX
+
+    ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    return open_registry(target, levers=ours | {LEVER: NO_TABLE})
 
 
 def _source(kernels: "Lookups", rounds: int, peers: bool) -> "Source":
@@ -121,9 +144,14 @@ def tune_with(
         return 1
     device = kernels.target.device
     assert device is not None  # noqa: S101  (the caller has looked)
-    command = f"muster {' '.join(sys.argv[1:])}"
-    table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, command)
+    table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, _command(sys.argv[1:]))
     return _write(table, built_in, format, output)
+
+
+def _command(arguments: "Sequence[str]") -> str:
+    """Return the command as text that any file holds; what is not UTF-8 in it is escaped."""
+    text = " ".join(("muster", *arguments)).encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
 
 
 def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]", seconds: int | None) -> "list[Timing]":
@@ -147,11 +175,10 @@ def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]",
 
 def _refit(file: Path, format: options.Format, output: Path | None) -> int:
     """Find the edges again from a table's times: another rule, or another built-in value, needs no device."""
-    from kernel_muster.api import open_registry
     from kernel_muster.audit.tuning.table import read_table
     from kernel_muster.bench.tuning.write import refitted
 
-    built_in = _built_in(open_registry("cpu"))
+    built_in = _built_in(_open_without_table("cpu"))
     table = read_table(file)
     return _write(refitted(table, built_in, table.command), built_in, format, output)
 

@@ -103,15 +103,26 @@ def test_edges_stand_where_the_measured_arms_cross(built_in):
 
 @pytest.mark.parametrize(
     ("hopper_us", "value"),
-    [(lambda m: 5.0, 4), (lambda m: 25.0, 33), (lambda m: 1000.0, 1 << 20), (lambda m: 12.0, 17)],
+    [(lambda m: 5.0, 4), (lambda m: 25.0, 33), (lambda m: 1000.0, 65), (lambda m: 12.0, 17)],
 )
-def test_hopper_edge_is_the_first_row_count_it_won_or_never(built_in, hopper_us, value):
+def test_hopper_edge_is_the_first_row_count_it_won_or_one_above_the_last_that_was_compared(built_in, hopper_us, value):
     def rule(n, k, m):
         us = {"hopper": hopper_us(m)}
         return us | ({"gemv": 10.0 * math.ceil(m / 16)} if m <= 64 else {})
 
     found, _ = edges_of(rule, built_in, rows=(4, 16, 17, 32, 33, 48, 64, 128))
     assert found["MUSTER_W4A16_HOPPER_FROM"].value == value
+
+
+def test_no_edge_stands_more_than_one_above_what_was_measured(built_in):
+    def rule(n, k, m):
+        slow = {"t": 850.0, "k64": 900.0, "k64_n64": 900.0, "m128": 900.0} if m > 16 else {}
+        return {"gemv": 1.0, "hopper": 800.0} | slow
+
+    found, _ = edges_of(rule, built_in, rows=(8, 16, 17, 32, 48, 64))
+    assert found["MUSTER_W4A16_HOPPER_FROM"].value == 65
+    assert found["MUSTER_W4A16_K64_MIN_K"].value == 8193
+    assert found["MUSTER_W4A16_M128_ABOVE"].value == 64
 
 
 def test_edge_keeps_its_built_in_value_where_the_gain_is_within_the_spread(built_in):
@@ -317,6 +328,42 @@ def test_table_that_is_none_is_a_bad_lever_of_every_command(cli, tmp_path):
         assert ran.code == 1
         assert "BAD_LEVER" in ran.out
         assert "is no tuning table" in ran.out
+
+
+def test_tune_ignores_the_table_in_force(cli, kernels, tmp_path):
+    file, broken = tmp_path / "a1.json", tmp_path / "broken.json"
+    tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file)
+    broken.write_text("{}")
+    cli.monkeypatch.setenv("MUSTER_TUNING_TABLE", str(broken))
+    assert cli("tune", "--from", file).code == 0
+    ran = cli("tune", "--target", "cpu")
+    assert ran.code == 1
+    assert "tuning needs a device" in ran.out
+    assert "BAD_LEVER" not in ran.out
+    cli.monkeypatch.setenv("MUSTER_DISABLE_NOTHING", "1")
+    for command in (("tune", "--from", file), ("tune", "--target", "cpu")):
+        ran = cli(*command)
+        assert (ran.code, "MUSTER_DISABLE_NOTHING" in ran.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "more", [("qwen3.6-27b",), ("--rows", "4"), ("--shape", "16x64"), ("--target", "cpu"), ("--seconds", "9")]
+)
+def test_nothing_to_measure_is_named_beside_from(cli, kernels, tmp_path, more):
+    file = tmp_path / "a1.json"
+    tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file)
+    ran = cli("tune", "--from", file, *more)
+    assert ran.code == 2
+    assert "not beside --from" in ran.err
+
+
+def test_command_that_is_not_utf_8_is_escaped_and_the_measurement_kept(kernels, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "a1.json"
+    monkeypatch.setattr("sys.argv", ["muster", "tune", "--output", "\udcff.json", "--shape", "9" * 200_000])
+    assert tune_with(kernels, FakeSource(h200_like), SHAPES, (4, 17), Format.TEXT, file) == 0
+    command = read_table(file).command
+    assert command.startswith("muster tune --output \\udcff.json --shape 999")
+    assert command.endswith("9...")
 
 
 def test_tune_without_a_device_refuses_and_writes_nothing(cli, tmp_path):

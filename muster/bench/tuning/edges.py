@@ -1,7 +1,8 @@
 """Edges from times: each threshold where the sum of all losses against the faster arm is least.
 
 An edge leaves its built-in value only for a gain above the spread of the times that decide it. Between two measured
-points it stands at the last one that its arm won: what was not measured is not claimed.
+points it stands at the last one that its arm won, and where that arm never won, one above the largest: what was not
+measured is not claimed.
 """
 
 import math
@@ -83,7 +84,7 @@ def hopper_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdg
     points = {size: found for size, found in sorted(by_size.items()) if found}
     if not points:
         return
-    never = _never("from", levers.setting(HOPPER_EDGE.lever).lever)
+    lever = levers.setting(HOPPER_EDGE.lever).lever
     built_in = int(levers[HOPPER_EDGE.lever] or 0)
 
     def split(most: int) -> tuple[list[Point], list[Point]]:
@@ -93,18 +94,18 @@ def hopper_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdg
         return parts[0], parts[1]
 
     def cost(most: int) -> float:
-        return sum(_cost("from", part, _best("from", part, built_in, never)) for part in split(most) if part)
+        return sum(_cost("from", part, _best("from", part, built_in, lever)) for part in split(most) if part)
 
     most = min((0, *list(points)[:-1]), key=lambda one: (cost(one), one))
     noise = sum(point.spread for found in points.values() for point in found)
     if cost(0) - cost(most) <= noise:
         most = 0
     small, large = split(most)
-    yield _edge(HOPPER_EDGE, large, _best("from", large, built_in, never), built_in)
+    yield _edge(HOPPER_EDGE, large, _best("from", large, built_in, lever), built_in)
     if small:
         own = int(levers[SMALL_FROM_EDGE.lever] or 0)
-        yield _edge(SMALL_FROM_EDGE, small, _best("from", small, own, never), own)
-    each = [f"{size} Mi from M={_best('from', found, built_in, never)}" for size, found in points.items()]
+        yield _edge(SMALL_FROM_EDGE, small, _best("from", small, own, lever), own)
+    each = [f"{size} Mi from M={_best('from', found, built_in, lever)}" for size, found in points.items()]
     spread = max(point.spread for found in points.values() for point in found)
     yield FoundEdge(SMALL_EDGE, most, int(levers[SMALL_EDGE.lever] or 0), 0.0, spread, tuple(each))
 
@@ -116,7 +117,7 @@ def _find(question: Question, timings: Sequence[Timing], levers: Levers, built_i
     return _edge(
         question,
         points,
-        _best(question.kind, points, built_in, _never(question.kind, levers.setting(question.lever).lever)),
+        _best(question.kind, points, built_in, levers.setting(question.lever).lever),
         built_in,
     )
 
@@ -136,16 +137,16 @@ def _points(question: Question, timings: Sequence[Timing], levers: Levers) -> It
             yield Point(question.place(timing), timing.us[below], timing.us[above], spread)
 
 
-def _never(kind: Kind, lever: Lever) -> int:
-    """Return the value at which the arm that the edge admits never serves."""
-    return lever.maximum or 1 << 20 if kind == "from" else lever.minimum or 0
+def _never(kind: Kind, points: Sequence[Point], lever: Lever) -> int:
+    """Return the value at which the arm that the edge admits serves at no point."""
+    return max(point.x for point in points) + 1 if kind == "from" else lever.minimum or 0
 
 
 def _takes_above(kind: Kind, x: int, value: int) -> bool:
     return x >= value if kind == "from" else x > value
 
 
-def _best(kind: Kind, points: Sequence[Point], built_in: int, never: int) -> int:
+def _best(kind: Kind, points: Sequence[Point], built_in: int, lever: Lever) -> int:
     def cost(value: int) -> float:
         return _cost(kind, points, value)
 
@@ -153,7 +154,7 @@ def _best(kind: Kind, points: Sequence[Point], built_in: int, never: int) -> int
         moved = (p for p in points if _takes_above(kind, p.x, value) != _takes_above(kind, p.x, built_in))
         return sum(point.spread for point in moved)
 
-    best = min({never, *(point.x for point in points)}, key=lambda value: (cost(value), value))
+    best = min({_never(kind, points, lever), *(point.x for point in points)}, key=lambda value: (cost(value), value))
     return best if cost(built_in) - cost(best) > noise(best) else built_in
 
 
