@@ -83,8 +83,9 @@ class _Live:
 class GreedyDecoder:
     """Runs prompts to their end. The state is the caller's; a proposer's state is its own.
 
-    ``decode``, ``verify`` and ``prefill`` run passes in the model's place: the same ones, recorded. Logits are kept on
-    demand only: on a device each row is a copy to the host.
+    ``decode``, ``verify`` and ``prefill`` run passes in the model's place: the same ones, recorded, for up to
+    ``longest`` tokens of a sequence. Logits are kept on demand only: on a device each row is a copy to the host.
+    Where drafts would not fit a step is plain.
     """
 
     model: Model
@@ -95,10 +96,11 @@ class GreedyDecoder:
     decode: Callable[..., Pass] | None = None
     verify: Callable[..., Pass] | None = None
     prefill: Callable[..., Iterator[Pass]] | None = None
+    longest: int | None = None
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         """Return ``new_tokens`` tokens behind each prompt."""
-        check_run(self.state, prompts, new_tokens)
+        check_run(self.state, prompts, new_tokens, self.longest)
         with self.model.memory.active():
             return self._run(prompts, new_tokens)
 
@@ -141,13 +143,25 @@ class GreedyDecoder:
     def _grow(self, growing: list[_Live], found: Generated, new_tokens: int) -> None:
         while growing:
             start = perf_counter()
-            if self.proposer is not None and self.gate.passes(found.verify_steps, found.accepted):
+            if self._drafts(growing, found, new_tokens):
                 self._speculate(growing, found, new_tokens)
                 found.verify_s.append(perf_counter() - start)
             else:
                 self._step(growing, found)
             found.step_s.append(perf_counter() - start)
             growing = self._growing(growing, found, new_tokens)
+
+    def _drafts(self, growing: Sequence[_Live], found: Generated, new_tokens: int) -> bool:
+        """Whether the next step drafts: it pays, and its rows leave every sequence the room that plain decode needs."""
+        if self.proposer is None or not self.gate.passes(found.verify_steps, found.accepted):
+            return False
+        sequences = [one.sequence for one in growing]
+        ahead = [one.sequence.length + 1 + self.proposer.drafts for one in growing]
+        if self.longest is not None and max(ahead) > self.longest:
+            return False
+        rest = [new_tokens - len(found.tokens[one.prompt]) for one in growing]
+        ends = [one.sequence.length + count for one, count in zip(growing, rest, strict=True)]
+        return self.state.has_pages(sequences, list(map(max, ahead, ends)))
 
     def _kept(self, logits: Any) -> list[Any]:
         """Return rows of logits on the host, or nothing."""

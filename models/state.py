@@ -161,13 +161,22 @@ class ModelState:
     def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
         """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out."""
         self.check_open(sequences)
-        size = self.sizes.page_size
-        wanted = [max(-(-length // size) - len(s.pages), 0) for s, length in zip(sequences, lengths, strict=True)]
+        wanted = self._wanted(sequences, lengths)
         if (missing := sum(wanted) - len(self._free_pages)) > 0:
+            size = self.sizes.page_size
             raise UsageError(f"the cache of {self.sizes.pages} pages of {size} tokens is {missing} pages short")
         for sequence, count in zip(sequences, wanted, strict=True):
             for _ in range(count):
                 sequence.pages.append(self._free_pages.pop())
+
+    def has_pages(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> bool:
+        """Whether so many tokens of each sequence would fit."""
+        return sum(self._wanted(sequences, lengths)) <= len(self._free_pages)
+
+    def _wanted(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> list[int]:
+        """Return how many more pages each sequence takes to have so many tokens."""
+        size = self.sizes.page_size
+        return [max(-(-length // size) - len(s.pages), 0) for s, length in zip(sequences, lengths, strict=True)]
 
     def check_room(self, lengths: Sequence[int], longest: int | None = None) -> None:
         """UsageError unless new sequences of so many tokens fit: slots, pages, and ``longest`` tokens in each."""

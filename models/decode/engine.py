@@ -208,7 +208,15 @@ class DecodeEngine:
                 raise UsageError(f"{sampling}: drafts are accepted by the greedy choice only")
             self._fed = []
             decoder = GreedyDecoder(
-                self.model, self.state, proposer, gate or Gate(), keep_logits, self.decode, self.verify, self.prefill
+                self.model,
+                self.state,
+                proposer,
+                gate or Gate(),
+                keep_logits,
+                self.decode,
+                self.verify,
+                self.prefill,
+                self.longest,
             )
             return decoder.run(prompts, new_tokens)
         with self.model.memory.active():

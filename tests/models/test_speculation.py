@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.drafter import Drafter, drafter_from_dims
 from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
@@ -63,7 +64,14 @@ def run(model: Model, proposer: Any, gate: Gate | None = None) -> Generated:
 class Told:
     """Wraps a proposer: it keeps its state, but drafts what a plain run said, and is wrong in a pattern of its own."""
 
-    def __init__(self, inner: Any, said: Sequence[Sequence[int]], pattern: Sequence[int]) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        said: Sequence[Sequence[int]],
+        pattern: Sequence[int],
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+    ) -> None:
+        self.prompts = prompts
         self.inner, self.drafts, self.reads = inner, inner.drafts, inner.reads
         self.said, self.pattern, self.calls = said, pattern, 0
         self.starts: dict[int, int] = {}
@@ -84,7 +92,7 @@ class Told:
         drafts = self.inner.propose(sequences, last_ids)
         for row, sequence in enumerate(sequences):
             prompt = self.starts[sequence.slot]
-            at = sequence.length - len(PROMPTS[prompt]) + 1
+            at = sequence.length - len(self.prompts[prompt]) + 1
             right = self.pattern[self.calls % len(self.pattern)]
             self.calls += 1
             told = self.said[prompt][at : at + right]
@@ -340,3 +348,25 @@ def test_failed_run_closes_its_sequences_and_those_of_its_proposer(
         assert sorted(state._free_slots) == list(range(SIZES.sequences))
         assert sorted(state._free_pages) == list(range(SIZES.pages))
     assert_same_tokens(decoder.run(PROMPTS, NEW), plain("dense"), exact=False)
+
+
+@pytest.mark.parametrize(("prompts", "new_tokens", "pages"), [
+    ([PROMPTS[0]], 8, 3), ([PROMPTS[0]], 4, 2), (PROMPTS, 12, 11), (PROMPTS[1:], 3, 2),
+])  # fmt: skip
+@pytest.mark.parametrize("pattern", [(0,), (3,), (3, 0)])
+def test_drafting_needs_no_more_room_than_plain_decode(
+    tiny: Make, make_levers: MakeLevers, plain: Callable[..., Generated], prompts: list[list[int]], new_tokens: int,
+    pages: int, pattern: tuple[int, ...],
+) -> None:  # fmt: skip
+    model, sizes = tiny("dense"), StateSizes(len(prompts), pages, 4)
+    longest = max(-(-(len(prompt) + new_tokens - 1) // 4) * 4 for prompt in prompts)
+    with pytest.raises(UsageError, match="1 pages short"):
+        GreedyDecoder(model, model.new_state(StateSizes(len(prompts), pages - 1, 4))).run(prompts, new_tokens)
+    expected = [tokens[:new_tokens] for tokens, prompt in zip(plain("dense").tokens, PROMPTS, strict=True)
+                if prompt in prompts]  # fmt: skip
+    said = plain("dense").tokens[-len(prompts) :] if prompts != PROMPTS[:1] else plain("dense").tokens[:1]
+    with DecodeEngine(model, sizes, longest) as engine:
+        told = Told(MtpProposer(model, make_levers(), 3, sizes), said, pattern, prompts)
+        got = engine.generate(prompts, new_tokens, proposer=told)
+    assert got.tokens == expected
+    assert got.plain_steps > 0
