@@ -11,14 +11,14 @@ from kernel_muster.ab.arms import A, Arm, B, wanted_for
 from kernel_muster.ab.booted import ArmRefused, Booted, boot_arm
 from kernel_muster.ab.coherence import coherence
 from kernel_muster.ab.decoders import Decoded
-from kernel_muster.ab.judging import allowed_kl, judge_proofs, judge_rows
+from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.locating import locate
-from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, margin
+from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, margin, unrelated_kl
 from kernel_muster.ab.metering import differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
-from kernel_muster.ab.result import Check, Kernels, ModelResult, Proof, Row, Side, Speculation, Speed
+from kernel_muster.ab.result import Allowed, Check, Kernels, ModelResult, Proof, Row, Side, Speculation, Speed
 from kernel_muster.ab.runs import ArmStopped, Run, Timed, stops
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
@@ -135,8 +135,14 @@ class _Comparing:
             sequences=count, prompts=len({*prompts}),
             a=self._side(A, prompts, a, timed.a, timed.agree[0]), b=self._side(B, prompts, b, timed.b, timed.agree[1]),
             speed=statistics.median(ratios), speed_low=min(ratios), speed_high=max(ratios), kernels=kernels,
-            distance=found, floor=floor, allowed_kl=allowed_kl(plan.thresholds, floor),
+            distance=found, floor=floor, allowed=self._allowed(a, floor),
         )  # fmt: skip
+
+    def _allowed(self, a: Decoded, floor: Distance | None) -> Allowed:
+        limits = self._plan.thresholds
+        return allowed_of(
+            limits, floor, unrelated=unrelated_kl(a.logits, limits.top_k), routes=self._a.sized.model.moe is not None
+        )
 
     def _generate(self, name: str, prompts: Sequence[Prompt], **options: Any) -> Decoded:
         """Decode in one arm."""
@@ -223,7 +229,7 @@ class _Comparing:
     def _speculation(self, name: str, prompts: Sequence[Prompt], plain: Decoded) -> Speculation:
         found = self._generate(name, prompts, drafts=self._drafts)
         decided = (
-            (margin(plain.logits[at][first]), at, first)
+            (margin(plain.logits[at][first], other[first]), at, first)
             for at, (mine, other) in enumerate(zip(plain.tokens, found.tokens, strict=True))
             if (first := first_difference(mine, other)) is not None
         )

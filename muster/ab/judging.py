@@ -1,21 +1,36 @@
 """The judgement: KL and bit identity decide, contracts and repeatability too; coherence and speed inform."""
 
+import math
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.ab.logits import MARGIN, Distance
-from kernel_muster.ab.result import Check, Proof, Row, Side, Thresholds
+from kernel_muster.ab.logits import MARGIN, SPREAD, Distance
+from kernel_muster.ab.result import Allowed, Check, Proof, Row, Side, Thresholds
 
 #: Greedy texts this much more repetitive than the reference's are worth a look.
 _MORE_REPETITIVE = 0.2
 
 
-def allowed_kl(thresholds: Thresholds, floor: Distance | None) -> float:
-    """Return the KL up to which arms agree: as given, or MARGIN times what rounding was seen to do; 0 if nothing is
-    there that could round differently.
+def allowed_of(thresholds: Thresholds, floor: Distance | None, *, unrelated: float, routes: bool) -> Allowed:
+    """Return how far apart arms may be: as given, or what rounding was seen to do; nothing if nothing could round
+    differently.
+
+    A sequence's median KL: MARGIN times the floor's, twice its deviation. One position: MARGIN times the floor's
+    largest, or SPREAD medians where that is more, since the floor may have few positions. A router's near tie may turn
+    in one arm and not in the floor: then a position may move by half the deviation of an unrelated context, which
+    garbage exceeds. A token may be another one as far as logits may move against each other: twice (the root of
+    MARGIN) what was seen, and at least the deviation of a difference, 2 sqrt(KL), of the KL that a position may have
+    from its spread or its router.
     """
+    turned = unrelated / MARGIN if routes else 0.0
     if thresholds.max_kl is not None:
-        return thresholds.max_kl
-    return MARGIN * floor.median if floor is not None else 0.0
+        return Allowed(kl=thresholds.max_kl, largest=max(SPREAD * thresholds.max_kl, turned), gap=None)
+    if floor is None:
+        return Allowed(kl=0.0, largest=0.0, gap=0.0)
+    spread = MARGIN * SPREAD * floor.median
+    return Allowed(
+        kl=MARGIN * floor.median, largest=max(MARGIN * floor.largest, spread, turned),
+        gap=max(math.sqrt(MARGIN) * floor.reach, 2 * math.sqrt(max(spread, turned))),
+    )  # fmt: skip
 
 
 def judge_rows(rows: Iterable[Row], thresholds: Thresholds) -> Iterator[Check]:
@@ -24,6 +39,8 @@ def judge_rows(rows: Iterable[Row], thresholds: Thresholds) -> Iterator[Check]:
     for row in rows:
         where = f"C={row.sequences}"
         yield _kl(row, where, thresholds)
+        yield from _largest(row, where)
+        yield from _parting(row, where)
         yield from _identity(row, where, thresholds)
         for name, side in (("A", row.a), ("B", row.b)):
             if not side.repeats_agree:
@@ -53,13 +70,39 @@ def _kl(row: Row, where: str, thresholds: Thresholds) -> Check:
     if found.same_bits:
         return Check(name="kl", where=where, outcome="passed", text="the same bits")
     text = (
-        f"sequence {found.worst_sequence} has a median KL of {found.worst:.2e}, allowed {row.allowed_kl:.2e} ({origin})"
+        f"sequence {found.worst_sequence} has a median KL of {found.worst:.2e}, allowed {row.allowed.kl:.2e} ({origin})"
     )
-    outcome = "passed" if found.worst <= row.allowed_kl else "failed"
+    outcome = "passed" if found.worst <= row.allowed.kl else "failed"
     if row.floor is None and thresholds.max_kl is None:
         text = "other bits, although both arms ran the same kernels equally often: a kernel is not deterministic"
         outcome = "failed"
     return Check(name="kl", where=where, outcome="passed" if outcome == "passed" else "failed", text=text)
+
+
+def _largest(row: Row, where: str) -> Iterator[Check]:
+    """Judge the one position that is furthest off: a kernel that is wrong from some token on leaves medians alone."""
+    found, most = row.distance, row.allowed.largest
+    if found.same_bits:
+        return
+    sequence, token = found.largest_at
+    text = f"sequence {sequence} has a KL of {found.largest:.2e} at token {token}, allowed {most:.2e} at any one"
+    yield Check(name="largest", where=where, outcome="passed" if found.largest <= most else "failed", text=text)
+
+
+def _parting(row: Row, where: str) -> Iterator[Check]:
+    """Judge where greedy texts part: rounding turns near ties, and what else it was seen to turn."""
+    found, most = row.distance, row.allowed.gap
+    if found.parted is None:
+        return
+    text = (
+        f"B chooses another token than A in sequence {found.parted[0]} at token {found.parted[1]}, where A's choice is "
+        f"{found.gap:.2g} nats ahead of it"
+    )
+    if most is None:
+        yield Check(name="parting", where=where, outcome="informs", text=text)
+        return
+    text += f", allowed {most:.2g} where it is no near tie"
+    yield Check(name="parting", where=where, outcome="passed" if found.gap <= most else "failed", text=text)
 
 
 def _identity(row: Row, where: str, thresholds: Thresholds) -> Iterator[Check]:
@@ -94,7 +137,7 @@ def _drafted(row: Row, where: str) -> Iterator[Check]:
         else:
             text = (
                 f"{name}: drafting gives another token than plain decode in sequence {found.parted[0]} at token "
-                f"{found.parted[1]}, where the two likeliest logits are {found.margin:.1%} apart"
+                f"{found.parted[1]}, where its logit is {found.margin:.1%} below the largest"
             )
             outcome = "failed"
         yield Check(name="drafting", where=where, outcome=outcome, text=text)  # type: ignore[arg-type]

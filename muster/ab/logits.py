@@ -8,10 +8,14 @@ likeliest tokens and one bin for all others, in nats.
 
 How much KL rounding alone explains is measured, see :mod:`kernel_muster.ab.nudging`. The KL of two distributions whose
 logits differ by e is Var(e) / 2 to second order, so that MARGIN = 4 allows twice the deviation of the measured one.
+
+**Unrelated**: the KL of the reference's own distributions at neighbouring positions, which have different contexts.
+What computes garbage is that far off, whatever the garbage is.
 """
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,9 @@ TOP_K = 64
 MARGIN = 4.0
 #: Two logits that are this close, relative to the larger, may change places by rounding: two units in the last place.
 NEAR_TIE = 2.0**-6
+#: Rounding moves no position further than so many medians, where nothing routes: 10 or less in reduced models of every
+#: kind, 50 to 130 positions each; the largest of few positions says less than that.
+SPREAD = 10.0
 
 
 def digest(row: Any) -> bytes:
@@ -63,25 +70,46 @@ def top_k_kl(reference: Any, other: Any, k: int = TOP_K) -> float:
     return max(kl, 0.0)
 
 
-def margin(row: Any) -> float:
-    """Return how far the two largest logits of a row are apart, relative to the larger."""
+def gap(row: Any, token: int) -> float:
+    """Return by how much a token's logit is below the largest: in nats, for it is their log-probabilities' too."""
     values = np.asarray(row).astype(np.float64)
-    second, largest = np.partition(values, -2)[-2:]
-    return float((largest - second) / abs(largest)) if largest != second else 0.0
+    found = float(values.max() - values[token])
+    return found if np.isfinite(found) else float("inf")
 
 
-def is_near_tie(row: Any) -> bool:
-    """Whether the two largest logits of a row are equal up to a rounding."""
-    return margin(row) <= NEAR_TIE
+def margin(row: Any, token: int) -> float:
+    """Return how far a token's logit is below the largest, relative to that."""
+    found = gap(row, token)
+    return found / abs(float(np.asarray(row).astype(np.float64).max())) if found else 0.0
+
+
+def is_near_tie(row: Any, token: int) -> bool:
+    """Whether a token's logit equals the largest up to a rounding."""
+    return margin(row, token) <= NEAR_TIE
+
+
+def reach(reference: Any, other: Any, k: int = TOP_K) -> float:
+    """Return how far the logits of the reference's k likeliest tokens moved against each other, in nats."""
+    one, moved = (np.asarray(row).astype(np.float64) for row in (reference, other))
+    chosen = np.argpartition(one, -min(k, one.size))[-min(k, one.size) :]
+    found = float(np.ptp((moved - one)[chosen]))
+    return found if np.isfinite(found) else float("inf")
+
+
+def unrelated_kl(rows: Sequence[Sequence[Any]], k: int = TOP_K) -> float:
+    """Return the median KL of neighbouring positions of one run; 0 where there are none."""
+    found = [top_k_kl(one, other, k) for row in rows for one, other in pairwise(row)]
+    return float(np.median(found)) if found else 0.0
 
 
 @frozen(kw_only=True)
 class Distance:
     """One run's logits against the reference's, over positions of one context.
 
-    ``worst`` is the largest median of a sequence: one position may move far where a near tie of a router turns, a whole
-    sequence may not. ``divergence`` is the first token that differs in any of the ``diverged`` sequences, counted from
-    0; ``is_tie`` whether the reference was undecided wherever one did.
+    ``worst`` is the largest median of a sequence, ``largest`` that of one position, which ``largest_at`` names as
+    sequence and token. ``divergence`` is the first token that differs in any of the ``diverged`` sequences, counted
+    from 0; ``is_tie`` whether the reference was undecided wherever one did. If not, ``parted`` is where it was decided
+    most, by ``gap`` nats. ``reach`` is how far likely tokens moved against each other, at most.
     """
 
     positions: int
@@ -89,11 +117,15 @@ class Distance:
     median: float
     mean: float
     largest: float
+    largest_at: tuple[int, int]
     worst: float
     worst_sequence: int
     divergence: int | None
     diverged: int
     is_tie: bool
+    parted: tuple[int, int] | None = None
+    gap: float = 0.0
+    reach: float = 0.0
 
 
 def distance(
@@ -106,21 +138,29 @@ def distance(
     """Compare the logits of two runs of the same prompts."""
     partings = [first_difference(mine, theirs) for mine, theirs in zip(tokens, other_tokens, strict=True)]
     kls: list[NDArray[np.float64]] = []
-    same = True
+    same, furthest = True, 0.0
     for mine, theirs, parting in zip(reference, other, partings, strict=True):
         count = len(mine) if parting is None else parting + 1
         pairs = list(zip(mine[:count], theirs[:count], strict=True))
         equal = [digest(p) == digest(q) for p, q in pairs]
         same = same and parting is None and all(equal)
+        furthest = max(furthest, *(0.0 if e else reach(p, q, k) for e, (p, q) in zip(equal, pairs, strict=True)), 0.0)
         kls.append(np.array([0.0 if e else top_k_kl(p, q, k) for e, (p, q) in zip(equal, pairs, strict=True)]))
     medians = [float(np.median(row)) for row in kls]
     worst = max(range(len(kls)), key=medians.__getitem__)
     together = np.concatenate(kls)
+    highest = max(((float(kl), at, token) for at, row in enumerate(kls) for token, kl in enumerate(row)))
     parted = [at for at in partings if at is not None]
-    ties = [is_near_tie(rows[at]) for rows, at in zip(reference, partings, strict=True) if at is not None]
+    decided = [
+        (gap(reference[at][token], other_tokens[at][token]), at, token)
+        for at, token in enumerate(partings)
+        if token is not None and not is_near_tie(reference[at][token], other_tokens[at][token])
+    ]
+    clearest = max(decided, default=None)
     return Distance(
         positions=together.size, same_bits=same, median=float(np.median(together)), mean=float(together.mean()),
-        largest=float(together.max()),
+        largest=highest[0], largest_at=highest[1:],
         worst=medians[worst], worst_sequence=worst,
-        divergence=min(parted, default=None), diverged=len(parted), is_tie=all(ties),
+        divergence=min(parted, default=None), diverged=len(parted), is_tie=not decided,
+        parted=clearest[1:] if clearest else None, gap=clearest[0] if clearest else 0.0, reach=furthest,
     )  # fmt: skip

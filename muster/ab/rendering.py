@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from kernel_muster.ab.logits import MARGIN
+from kernel_muster.ab.logits import MARGIN, SPREAD
 from kernel_muster.ab.result import Comparison, ModelResult, Row
 from kernel_muster.audit.diff import render_diff
 from kernel_muster.audit.render_plain import plural
@@ -14,8 +14,8 @@ from kernel_muster.audit.render_sections import Section, Table, finding_sections
 _SPEED = ("C", "A tok/s", "B tok/s", "A sum", "B sum", "B/A", "range", "kernels B/A")
 _DRAFTING = ("C", "verify ms A", "verify ms B", "steps A", "steps B", "accepted A", "accepted B")
 _SAME = (
-    "C", "bits A, B", "KL median", "allowed", "KL mean", "KL max", "parts at", "n = 1 bits A", "n = 1 bits B",
-    "repeats A", "repeats B",
+    "C", "bits A, B", "KL median", "allowed", "KL mean", "KL max", "allowed", "parts at", "n = 1 bits A",
+    "n = 1 bits B", "repeats A", "repeats B",
 )  # fmt: skip
 
 
@@ -159,9 +159,9 @@ def _same_cells(row: Row) -> tuple[str, ...]:
     found = row.distance
     parts = "-" if found.divergence is None else f"{found.divergence}{' (near tie)' if found.is_tie else ''}"
     return (
-        str(row.sequences), "same" if found.same_bits else "other", _kl(found.worst), _kl(row.allowed_kl),
-        _kl(found.mean), _kl(found.largest), parts, _yes(row.a.is_identical), _yes(row.b.is_identical),
-        _yes(row.a.repeats_agree), _yes(row.b.repeats_agree),
+        str(row.sequences), "same" if found.same_bits else "other", _kl(found.worst), _kl(row.allowed.kl),
+        _kl(found.mean), _kl(found.largest), _kl(row.allowed.largest), parts,
+        _yes(row.a.is_identical), _yes(row.b.is_identical), _yes(row.a.repeats_agree), _yes(row.b.repeats_agree),
     )  # fmt: skip
 
 
@@ -189,7 +189,13 @@ def _rules(found: Comparison) -> Iterator[str]:
             "kernels that differ moved by one unit in the last place of BF16, at random: twice what rounding explains"
         )
     else:
-        yield f"KL: the worst sequence's median, at most {limits.max_kl:g}"
+        yield f"KL: the worst sequence's median, at most {limits.max_kl:g}; one position's, {SPREAD:g} times as much"
+    if limits.max_kl is None:
+        yield (
+            f"largest: the KL of one position, at most {MARGIN:g} times the largest of that run or {MARGIN * SPREAD:g} "
+            "of its medians; where experts are routed, at most half the deviation of an unrelated context"
+        )
+        yield "parting: another greedy token only at a near tie, or no further down than rounding may move logits"
     yield {
         "reference": "bits of n = 1: B must keep them where A does, each against its own n = 1",
         "always": "bits of n = 1: both arms must keep them, each against its own n = 1",

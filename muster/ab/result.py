@@ -44,8 +44,8 @@ class Speed:
 class Speculation:
     """What drafting did: ``steps`` are sequences times verify passes.
 
-    ``parted`` is the first sequence, and its first token, that differ from plain decode although the two largest logits
-    there are further apart than a near tie; ``margin`` is how far, relative to the larger.
+    ``parted`` is the first sequence, and its first token, that differ from plain decode although that token
+    there is no near tie with the likeliest; ``margin`` is how far the other token is below, relative to the larger.
     """
 
     drafts: int
@@ -96,6 +96,17 @@ class Kernels:
 
 
 @frozen(kw_only=True)
+class Allowed:
+    """How far B may be from A: the median KL of a sequence, the KL of one position, and the gap in nats of a token that
+    is another one. A gap of None: any.
+    """
+
+    kl: float
+    largest: float
+    gap: float | None
+
+
+@frozen(kw_only=True)
 class Row:
     """Both arms at one number of sequences. ``speed`` is B's over A's, the median of pairs that ran side by side."""
 
@@ -109,7 +120,7 @@ class Row:
     kernels: Kernels
     distance: Distance
     floor: Distance | None
-    allowed_kl: float
+    allowed: Allowed
 
 
 @frozen(kw_only=True)

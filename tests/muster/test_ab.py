@@ -109,7 +109,7 @@ def test_wrong_kernel_is_caught_and_named(planted: Callable[..., Any]) -> None:
         "DIFFER: B cannot stand in for A: contract at w4a16_gemv::w4a16_gemv_batch2: "
         "w4a16_gemv::w4a16_gemv_batch2 of arm B by planted 1.0: NUMERICS_FAILED: case "
     )
-    assert {"contract", "identity", "kl"} == failed(found)
+    assert {"contract", "identity", "kl"} <= failed(found) <= {"contract", "identity", "kl", "largest", "parting"}
 
 
 def test_wrong_kernel_that_its_contract_does_not_see_is_caught_by_kl(planted: Callable[..., Any]) -> None:
@@ -117,9 +117,9 @@ def test_wrong_kernel_that_its_contract_does_not_see_is_caught_by_kl(planted: Ca
     ran, found = planted(what, names=TIERS, sequences="1,2")
     (model,) = found["models"]
     assert [proof["problems"] for proof in model["proofs"]] == [[]] * 2 * len(TIERS)
-    assert failed(found) == {"kl"}
+    assert {"kl"} <= failed(found) <= {"kl", "largest", "parting"}
     assert ran.code == 1
-    assert all(row["distance"]["worst"] > row["allowed_kl"] > 0 for row in model["rows"])
+    assert all(row["distance"]["worst"] > row["allowed"]["kl"] > 0 for row in model["rows"])
     assert all(row["b"]["is_identical"] for row in model["rows"])  # it is wrong in the same way alone
 
 
@@ -133,7 +133,7 @@ def test_kernel_whose_rows_depend_on_their_number_is_caught_by_bits_of_one(plant
     # ... and the layer where that began is named, with what ran there in company and not alone.
     (text,) = [check["text"] for check in found["models"][0]["checks"] if check["outcome"] == "failed"]
     assert re.search(r"first behind layers\.0\.gdn, where .*w4a16_gemv::w4a16_gemv_batch2.* ran$", text)
-    assert row["distance"]["worst"] <= row["allowed_kl"]
+    assert row["distance"]["worst"] <= row["allowed"]["kl"]
 
 
 @pytest.mark.parametrize(("identity", "code"), [("off", 0), ("reference", 1), ("always", 1)])
@@ -147,7 +147,7 @@ def test_kernels_that_round_otherwise_agree(planted: Callable[..., Any]) -> None
     assert (ran.code, found["verdict"]) == (0, "agree")
     assert found["headline"].startswith("AGREE: B computes what A computes, up to rounding; on qwen3.6-27b")
     rows = found["models"][0]["rows"]
-    assert all(0 < row["distance"]["worst"] <= row["allowed_kl"] for row in rows)
+    assert all(0 < row["distance"]["worst"] <= row["allowed"]["kl"] for row in rows)
     code = {key: (one, other) for key, one, other in found["models"][0]["code"]}
     assert set(code) == {f"w4a16_gemv::{name}" for name in TIERS}
     assert all(a.startswith("kernel-muster ") and b.startswith("planted 1.0, ") for a, b in code.values())
@@ -155,7 +155,7 @@ def test_kernels_that_round_otherwise_agree(planted: Callable[..., Any]) -> None
 
 def test_kl_that_is_given_decides_in_place_of_the_measured_one(planted: Callable[..., Any]) -> None:
     ran, found = planted(f"{OUT}: out[...] = otherwise(x, w)", "--max-kl", "0", names=TIERS)
-    assert (ran.code, failed(found)) == (1, {"kl"})
+    assert (ran.code, failed(found)) == (1, {"kl", "largest"})
 
 
 def test_kernel_that_differs_from_run_to_run_is_caught(planted: Callable[..., Any], tmp_path: Any) -> None:
@@ -357,3 +357,40 @@ def test_output_and_markdown_say_the_same(ab: Callable[..., Any], cli: Any) -> N
     assert text.startswith("## EQUAL: A and B give the same bits; on qwen3.6-27b")
     assert "| C | A tok/s | B tok/s |" in text
     assert ran.out.startswith("EQUAL: ")
+
+
+# A plugin whose attention is right until contexts are so long.
+LATE = """
+import numpy as np
+import kernel_muster as km
+from kernel_muster.plugins.paged_decode.cpu import paged_decode_attn
+
+
+def late(q, k_cache, v_cache, block_table, context_lens, scale, out):
+    paged_decode_attn(q, k_cache, v_cache, block_table, context_lens, scale, out)
+    for row, length in enumerate(context_lens):
+        if length in (29, 30, 31):
+            out[row] = np.random.default_rng(0).standard_normal(out[row].shape) * 3
+
+
+@km.hookimpl
+def muster_kernels():
+    return [
+        km.KernelSpec(
+            key="paged_decode::paged_decode_attn", contract="paged_decode_attn", archs=("cpu",),
+            backend=km.PythonKernel(late), overrides="kernel-muster",
+        )
+    ]
+"""
+
+
+@pytest.mark.parametrize("model", ["qwen3.6-35b-a3b", "qwen3.6-27b"])
+def test_kernel_that_computes_garbage_from_some_token_on_is_caught(cli: Any, model: str) -> None:
+    cli.install(LATE, "late")
+    common = ("--target", "cpu", "--repeats", "1", "--drafts", "0", "--sequences", "1,4", "--tokens", "16")
+    ran = cli("ab", model, "--b-plugin", "late", *common, "--format", "json")
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+    assert {"largest"} <= failed(ran.json) <= {"largest", "parting", "contract"}  # the last by luck of its lengths
+    for row in ran.json["models"][0]["rows"]:
+        assert row["distance"]["worst"] <= row["allowed"]["kl"]  # medians say nothing of it
+        assert row["distance"]["largest_at"][1] == 8

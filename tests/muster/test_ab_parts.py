@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_muster.ab import nudge_plugin
 from kernel_muster.ab.coherence import coherence, loop_at_end
-from kernel_muster.ab.logits import distance, is_near_tie, top_k_kl
+from kernel_muster.ab.logits import distance, is_near_tie, top_k_kl, unrelated_kl
 from kernel_muster.ab.metering import KernelUse, differing_kernels
 from kernel_muster.ab.nudging import nudged, row_outputs
 from kernel_muster.ab.prompts import made_prompts
@@ -64,8 +64,29 @@ def test_distance_compares_only_what_has_one_context() -> None:
 
 
 def test_near_tie_is_two_units_in_the_last_place() -> None:
-    assert is_near_tie(np.array([0.0, 8.0, 8.0625], BF16))
-    assert not is_near_tie(np.array([0.0, 7.5, 8.0], BF16))
+    assert is_near_tie(np.array([0.0, 8.0, 8.0625], BF16), 1)
+    assert not is_near_tie(np.array([0.0, 7.5, 8.0], BF16), 1)
+    assert not is_near_tie(np.array([0.0, 8.0, 8.0625], BF16), 0)  # a tie of two others
+
+
+def test_distance_names_the_furthest_position_and_where_texts_part() -> None:
+    a = [rows(6, seed=1), rows(6, seed=2)]
+    b = [a[0].copy(), a[1].copy()]
+    b[1][4] = rows(1, seed=3)[0]
+    mine = [[int(row.argmax()) for row in sequence.astype(float)] for sequence in a]
+    other = [[int(row.argmax()) for row in sequence.astype(float)] for sequence in b]
+    found = distance(a, b, mine, other)
+    assert (found.worst, found.largest_at, found.parted, found.is_tie) == (0, (1, 4), (1, 4), False)
+    assert found.largest == pytest.approx(top_k_kl(a[1][4], b[1][4]))
+    assert found.gap == pytest.approx(float(a[1][4].astype(float).max() - a[1][4].astype(float)[other[1][4]]))
+    assert found.reach > found.gap / 2
+
+
+def test_unrelated_is_how_far_neighbours_are() -> None:
+    found = [rows(3, seed=1)]
+    between = [top_k_kl(found[0][0], found[0][1]), top_k_kl(found[0][1], found[0][2])]
+    assert unrelated_kl(found) == pytest.approx(sum(between) / 2)
+    assert unrelated_kl([rows(1)]) == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 515), (2, 4, 64)])
