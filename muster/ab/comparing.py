@@ -15,7 +15,7 @@ from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.locating import locate
 from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, margin, unrelated_kl
-from kernel_muster.ab.metering import differing_kernels, uses_of
+from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
 from kernel_muster.ab.result import Allowed, Check, Kernels, ModelResult, Proof, Row, Side, Speculation, Speed
@@ -85,6 +85,7 @@ class _Comparing:
         self._plan, self._a, self._b, self._boot_floor = plan, a, b, boot_floor
         self._floor: Booted | None = None
         self._alone = {name: _Alone(partial(self._generate, name)) for name in (A, B)}
+        self._busier: dict[str, str] = {}
         self._changed = frozenset(key for key in {*a.kernels, *b.kernels} if a.kernels.get(key) != b.kernels.get(key))
         vocab = a.sized.model.vocab_size or 1
         self._prompts: Prompts = (
@@ -101,6 +102,8 @@ class _Comparing:
             for count in plan.sequences:
                 rows.append(self._row(count))
         except ArmStopped as error:
+            ran = [dict.fromkeys(booted.meter.uses, KernelUse(1)) for booted in (self._a, self._b)]
+            self._note(*ran)  # as far as it came, it did not run equally often
             stopped.append(Check(name="decode", where=error.where, outcome="failed", text=str(error)))
         proofs = tuple(self._proofs())
         report = a.report
@@ -158,9 +161,15 @@ class _Comparing:
 
     def _differing(self, count: int) -> tuple[str, ...]:
         """Return the kernels that were other work in the runs just made, and in their recorded steps."""
-        in_runs = differing_kernels(self._a.meter.uses, self._b.meter.uses, self._changed)
-        one, other = uses_of(self._a.recorded[count]), uses_of(self._b.recorded[count])
-        return tuple(sorted(in_runs | differing_kernels(one, other, self._changed)))
+        recorded = uses_of(self._a.recorded[count]), uses_of(self._b.recorded[count])
+        return tuple(sorted(self._note(self._a.meter.uses, self._b.meter.uses) | self._note(*recorded)))
+
+    def _note(self, a: Uses, b: Uses) -> frozenset[str]:
+        """Return the kernels that are other work in two spans, and remember in which arm each runs more."""
+        found, none = differing_kernels(a, b, self._changed), KernelUse()
+        for key in found:
+            self._busier.setdefault(key, A if a.get(key, none).launches > b.get(key, none).launches else B)
+        return found
 
     def _kernels(self, count: int, differing: tuple[str, ...], timed: Timed) -> Kernels:
         device = self._a.session.target.device
@@ -241,12 +250,20 @@ class _Comparing:
             parted=worst[1:] if worst[0] > NEAR_TIE else None, margin=worst[0],
         )  # fmt: skip
 
+    def _suspects(self) -> dict[str, tuple[tuple[str, Booted], ...]]:
+        """Return the keys to prove, each with its arms: equal code is proven once, where it runs more."""
+        both = ((A, self._a), (B, self._b))
+        found = dict.fromkeys(self._changed, both)
+        for key, name in self._busier.items():
+            found.setdefault(key, tuple(one for one in both if one[0] == name))
+        return found
+
     def _proofs(self) -> Iterator[Proof]:
-        """Hold each kernel that one arm alone has against its contract: it is the first suspect."""
+        """Hold each kernel that is other work in the arms against its contract: it is the first suspect."""
         from kernel_muster.audit.proofs import device_memory, host_memory, prove
 
-        for key in sorted(self._changed):
-            for name, booted in ((A, self._a), (B, self._b)):
+        for key, arms in sorted(self._suspects().items()):
+            for name, booted in arms:
                 handle = booted.session.handle_of(parse_key(key)) if key in booted.kernels else None
                 if handle is None:
                     continue

@@ -201,7 +201,8 @@ def _rules(found: Comparison) -> Iterator[str]:
         "always": "bits of n = 1: both arms must keep them, each against its own n = 1",
         "off": "bits of n = 1: inform only",
     }[limits.identity]
-    yield "contracts: a kernel that only one arm has must pass its contract's cases; repeats must give equal tokens"
+    yield "contracts: kernels that are other work in the arms must pass their contracts' cases"
+    yield "repeats: timed runs must give the tokens of the first"
     yield f"verify steps: at least {limits.least_verify_steps} where tokens are drafted; fewer prove nothing"
     if limits.least_speed is not None:
         yield f"speed: B at least {limits.least_speed:g} of A"

@@ -125,7 +125,7 @@ class Row:
 
 @frozen(kw_only=True)
 class Proof:
-    """A kernel that only one arm has, or has as other code, against its contract's cases."""
+    """A kernel that is other work in the arms (other code, or other launches), against its contract's cases."""
 
     arm: str
     key: str

@@ -96,6 +96,11 @@ def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differ
     one, four = model["rows"]
     assert one["kernels"]["differing"] == []
     assert {"w4a16::w4a16_gemm_t_p3", "w4a16_gemv::w4a16_gemv_dual_batch3"} <= {*four["kernels"]["differing"]}
+    # ... and what a lever alone selects is held against its contract too.
+    proven = {proof["key"]: proof for proof in model["proofs"]}
+    assert {*four["kernels"]["differing"]} <= {*proven}
+    assert all(proof["cases"] > 0 and not proof["problems"] for proof in proven.values())
+    assert proven["w4a16::w4a16_gemm_t_p3"]["arm"] == "B"
     assert four["kernels"]["seconds_a"] > 0
     assert four["kernels"]["seconds_b"] > 0
     assert four["floor"]["worst"] > 0
