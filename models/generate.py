@@ -13,7 +13,7 @@ from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import committed_rows
 from kernel_muster.models.policy.speculation import speculation_pays
 from kernel_muster.models.proposers.interface import Committed, Proposer
-from kernel_muster.models.state import ModelState, SequenceState, i32
+from kernel_muster.models.state import ModelState, SequenceState, i32, is_int
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
@@ -64,8 +64,14 @@ def check_run(
     state: ModelState, prompts: Sequence[Sequence[int]], new_tokens: int, longest: int | None = None
 ) -> None:  # fmt: skip
     """UsageError for a run that cannot end: all of it is known before the first pass. The last token is not read."""
-    if new_tokens < 1:
+    if not is_int(new_tokens) or new_tokens < 1:
         raise UsageError(f"{new_tokens} new tokens: expected at least 1")
+    if not len(prompts):
+        raise UsageError("no prompts: expected at least one")
+    for prompt in prompts:
+        if not len(prompt):
+            raise UsageError("a prompt is empty, expected at least one token")
+        state.check_ids(prompt)
     state.check_room([len(prompt) + new_tokens - 1 for prompt in prompts], longest)
 
 

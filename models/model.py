@@ -86,7 +86,7 @@ class Model:
 
         A prompt that is longer goes through several passes. UsageError for an empty one.
         """
-        if any(not prompt for prompt in prompts):
+        if not all(map(len, prompts)):
             raise UsageError("a prompt is empty, expected at least one token")
         for part in parts([len(prompt) for prompt in prompts], self.max_rows):
             chosen = [sequences[index] for index, _ in part]

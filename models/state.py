@@ -33,7 +33,8 @@ class StateSizes:
     page_size: int = 16
 
     def __post_init__(self) -> None:
-        if min(self.sequences, self.pages, self.page_size) < 1:
+        values = self.sequences, self.pages, self.page_size
+        if not all(is_int(value) and value >= 1 for value in values):
             raise UsageError(f"{self}: expected at least 1 of each")
 
 
@@ -96,7 +97,7 @@ class ModelState:
     """State of a model's layers, in layer order, and the sequences that use it."""
 
     def __init__(self, dims: ModelDims, sizes: StateSizes, zeros: Zeros = host_zeros) -> None:
-        self.sizes = sizes
+        self.sizes, self._vocab = sizes, dims.vocab
         self.kv: dict[int, KvCache] = {}
         self.recurrent: dict[int, Recurrent] = {}
         for index, kind in enumerate(dims.layer_kinds):
@@ -134,6 +135,12 @@ class ModelState:
         if len({one.slot for one in sequences}) != len(sequences):
             raise UsageError("a sequence stands twice in one pass")
 
+    def check_ids(self, ids: Sequence[Any]) -> None:
+        """UsageError unless all are tokens of the vocabulary: a kernel on a device would read whatever lies there."""
+        for at, token in enumerate(ids):
+            if not is_int(token) or not 0 <= token < self._vocab:
+                raise UsageError(f"token {token!r} at place {at}: expected an integer from 0 to {self._vocab - 1}")
+
     def batch(
         self, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]], phase: Phase, positions: Any = None
     ) -> Batch:
@@ -144,6 +151,10 @@ class ModelState:
         if len(ids) != len(sequences):
             raise UsageError(f"tokens of {len(ids)} sequences for {len(sequences)} of them: expected as many")
         counts = [len(row) for row in ids]
+        if not all([*counts, counts]):
+            raise UsageError(f"a pass of {counts} rows: expected at least one sequence, and one row of each")
+        for row in ids:
+            self.check_ids(row)
         self.reserve(sequences, [s.length + count for s, count in zip(sequences, counts, strict=True)])
         spans = [range(s.length, s.length + count) for s, count in zip(sequences, counts, strict=True)]
         slots = [slot for s, span in zip(sequences, spans, strict=True) for slot in self.slots(s, span)]
@@ -223,6 +234,11 @@ class ModelState:
         for pool in self.recurrent.values():
             pool.restore(slots, rows)
         self.advance(sequences, kept)
+
+
+def is_int(value: object) -> bool:
+    """Whether a value is an integer, Python's or NumPy's, and no truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def i32(values: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from kernel_muster.models.memory import enough_memory
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.models.proposers.interface import Proposer
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32, is_int
 from kernel_muster.registry.errors import UsageError
 
 _GREEDY = Sampling()
@@ -35,6 +35,8 @@ class DecodeEngine:
     """
 
     def __init__(self, model: Model, sizes: StateSizes, max_context: int | None = None) -> None:
+        if max_context is not None and not (is_int(max_context) and max_context >= 1):
+            raise UsageError(f"max_context is {max_context}, expected at least 1")
         longest = sizes.pages * sizes.page_size if max_context is None else max_context
         self.model, self.sizes = model, sizes
         self._rows = padded_rows(sizes.sequences)
@@ -117,6 +119,7 @@ class DecodeEngine:
         self.state.check_open(sequences)
         if ids is not None and len(ids) != len(sequences):
             raise UsageError(f"{len(ids)} ids for {len(sequences)} sequences: expected one each")
+        self.state.check_ids(() if ids is None else ids)
         if not sampling.is_greedy and len(uniform) != len(sequences):
             raise UsageError(f"{len(uniform)} random numbers for {len(sequences)} sequences: expected one each")
         rung = self.rung(len(sequences))

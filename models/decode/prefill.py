@@ -90,7 +90,7 @@ class Prefill:
         """Yield the passes; UsageError for an empty prompt, or a context beyond what is recorded."""
         if state is not self._state:
             raise UsageError("prompts are read into the state that their passes are recorded for")
-        if any(not prompt for prompt in prompts):
+        if not all(map(len, prompts)):
             raise UsageError("a prompt is empty, expected at least one token")
         for part in parts([len(prompt) for prompt in prompts], self._ladder[-1]):
             chosen = [sequences[index] for index, _ in part]

@@ -1,8 +1,7 @@
 """How tokens are chosen, and the random numbers that decide."""
 
-import math
-
 import numpy as np
+from kernel_muster.models.state import is_int
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
@@ -17,8 +16,23 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UsageError(f"{self}: expected a temperature from 0 on, top_k from 0 on, top_p above 0 and up to 1")
+        # What the numbers are where tokens are chosen.
+        least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+        is_right = (
+            _is_number(self.temperature)
+            and (self.temperature == 0 or least <= self.temperature <= most)
+            and is_int(self.top_k)
+            and 0 <= self.top_k <= np.iinfo(np.int32).max
+            and _is_number(self.top_p)
+            and least <= self.top_p <= 1
+            and is_int(self.seed)
+            and self.seed >= 0
+        )
+        if not is_right:
+            raise UsageError(
+                f"{self}: expected a temperature from 0 on, top_k from 0 on, top_p above 0 and up to 1, all within "
+                "FP32 and int32, and a seed from 0 on"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -28,6 +42,10 @@ class Sampling:
     def stream(self, prompt: int) -> "UniformStream":
         """Return the random numbers of one prompt, which do not depend on its neighbours."""
         return UniformStream(self.seed, prompt)
+
+
+def _is_number(value: object) -> bool:
+    return is_int(value) or isinstance(value, (float, np.floating))
 
 
 class UniformStream:

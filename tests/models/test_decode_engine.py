@@ -97,7 +97,11 @@ def test_sampled_tokens_follow_the_seed_and_not_the_neighbours(engine_of: Any) -
     assert engine.generate(PROMPTS, NEW, Sampling(0.9, 1)).tokens == engine.generate(PROMPTS, NEW).tokens
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}])
+@pytest.mark.parametrize("wrong", [
+    {"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"temperature": 1e39},
+    {"temperature": 1e-50}, {"temperature": "1"}, {"top_k": -1}, {"top_k": 2**31}, {"top_k": 1.5}, {"top_k": True},
+    {"top_p": 0.0}, {"top_p": 1e-50}, {"top_p": 1.1}, {"top_p": None}, {"seed": -1}, {"seed": 0.5},
+])  # fmt: skip
 def test_sampling_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="expected a temperature from 0 on"):
         Sampling(**wrong)
@@ -380,3 +384,55 @@ def test_engine_takes_sequences_of_its_own_state_alone(tiny: Make, engine_of: An
         engine.decode(other, [foreign], [1])
     with pytest.raises(UsageError, match="this engine's own"):
         engine.verify(other, [foreign], [[1, 2]])
+
+
+BAD_TOKENS = [-1, 96, 2**31, 2**63, 1.0, "1", True, None]
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS)
+def test_token_that_is_not_in_the_vocabulary_reaches_no_pass(engine_of: Any, token: Any) -> None:
+    engine = engine_of("dense")
+    one, taken = engine.state.open(), dict(engine.model.layers[1].mixer.used)
+    model, state = engine.model, engine.state
+    for wrong in (
+        lambda: engine.generate([[1], [2, token]], 1),
+        lambda: engine.enqueue([one], [token]),
+        lambda: engine.decode(state, [one], [token]),
+        lambda: engine.verify(state, [one], [[1, token]]),
+        lambda: list(model.prefill(state, [one], [[1, token]])),
+        lambda: model.decode(state, [one], [token]),
+        lambda: model.verify(state, [one], [[1, token]]),
+    ):
+        with pytest.raises(UsageError, match="expected an integer from 0 to 95"):
+            wrong()
+    assert (one.length, one.pages, engine.buffers.pending) == (0, [], 0)
+    assert model.layers[1].mixer.used == taken
+
+
+def test_nothing_to_do_is_refused(tiny: Make, engine_of: Any) -> None:
+    engine = engine_of("dense")
+    model, state, one = engine.model, engine.state, engine.state.open()
+    with pytest.raises(UsageError, match="no prompts"):
+        engine.generate([], 3)
+    with pytest.raises(UsageError, match="a prompt is empty"):
+        engine.generate([[1], []], 3)
+    with pytest.raises(UsageError, match=r"1\.5 new tokens"):
+        engine.generate([[1]], 1.5)
+    with pytest.raises(UsageError, match="no prompts"):
+        GreedyDecoder(model, state).run([], 3)
+    for rows in ([[]], []):
+        live = [one][: len(rows)]
+        for verify in (engine.verify, model.verify):
+            with pytest.raises(UsageError, match="expected at least one sequence, and one row of each"):
+                verify(state, live, rows)
+    with pytest.raises(UsageError, match="expected at least one sequence"):
+        model.decode(state, [], [])
+    with pytest.raises(UsageError, match="0 rows"):
+        engine.enqueue([], [])
+    assert engine.generate([np.array([1, 2, 3])], 3).tokens == engine.generate([[1, 2, 3]], 3).tokens
+
+
+@pytest.mark.parametrize("max_context", [0, -5, 1.5])
+def test_context_of_no_token_is_refused(tiny: Make, max_context: Any) -> None:
+    with pytest.raises(UsageError, match=f"max_context is {max_context}, expected at least 1"):
+        DecodeEngine(tiny("dense"), SIZES, max_context)
