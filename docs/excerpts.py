@@ -118,12 +118,18 @@ class Desk:
         (site / f"{module}.py").write_text(text, encoding="utf-8")
 
     def table(self, kernels: dict[str, str], arch: str = "sm_90a", device: str = "NVIDIA H200", sms: int = 132) -> None:
-        """Write a tuning table without edges, and name it by its lever."""
+        """Write a tuning table of one edge, that kernels as they are stand behind, and name it by its lever."""
+        behind = km.open_registry("sm_90a").kernel("w4a16_gemv", "w4a16_gemv_batch3")
+        kernels = {str(behind.key): behind.spec.backend.source_sha256, **kernels}
         span = {"least": 512, "most": 17408}
         chip = {"name": device, "arch": arch, "multiprocessors": sms, "driver": "13.0", "cuda": "NVRTC 13.0"}
+        edge = {"lever": "MUSTER_QKV_TIER_ROWS", "value": 3, "built_in": 3, "below": "one GEMV tier"}
+        edge |= {"above": "tiles of 3 rows", "loss": 0.0, "spread": 0.01, "figures": ["M=16 2.00x"]}
+        places = [dict.fromkeys(("features", "depth", "rows"), size) for size in span.values()]
         table = {
             "schema": "kernel-muster/tuning", "version": "1.0", "device": chip, "date": "2026-11-29", "command": "",
-            "method": "", "muster_version": "1", "kernels": kernels, "edges": [], "timings": [],
+            "method": "", "muster_version": "1", "kernels": kernels, "edges": [edge],
+            "timings": [{**place, "us": {"gemv": 1.0}, "spread": {"gemv": 0.01}} for place in places],
             "covers": {"rows": span, "features": span, "depth": span},
         }  # fmt: skip
         (self.folder / "table.json").write_text(json.dumps(table), encoding="utf-8")

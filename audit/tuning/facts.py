@@ -34,9 +34,7 @@ def tuning_facts(
     covers = table.covers
     measured = f"N {covers.features.least} to {covers.features.most}, K {covers.depth.least} to {covers.depth.most}"
     uncovered = (*_uncovered_rows(decided, covers.rows.most), *_uncovered(chosen, copies))
-    return TuningFacts(
-        chosen.name, decided, stale, uncovered, f"M {covers.rows.least} to {covers.rows.most}, {measured}"
-    )
+    return TuningFacts(chosen.name, decided, stale, uncovered, measured)
 
 
 def _other_device(chosen: Chosen, target: Target) -> Iterator[str]:
