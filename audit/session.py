@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
+from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Opening, Wanted, open_boot
@@ -104,15 +105,20 @@ class BootSession:
         waivers = self._evidence(with_lookups=False).waivers
         runner = choose_runner(self.target, self._options.asked.stage, _text(self.levers["MUSTER_CACHE_DIR"]))
         wrap = self._options.wrap_runner
+        # What ends the process where a kernel is missing is what serves requests.
+        serves = self._options.on_late_miss == "abort"
+        catalog = self._opening.catalog
         self._session = LookupSession(
-            self._opening.catalog,
+            serving.noting_unready(catalog, self._unready) if serves else catalog,
             self.target,
             self.levers,
             excused=lambda key: waivers[key].reason if key in waivers else "",
             runner=runner if wrap is None else wrap(runner),
-            # What ends the process where a kernel is missing is what serves requests.
-            serves=self._options.on_late_miss == "abort",
+            serves=serves,
         )
+
+    def _unready(self, why: str) -> None:
+        self.kernels.request_failed(serving.REQUEST, why, where=self.manifest.where("model", "model_type"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

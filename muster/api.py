@@ -97,8 +97,8 @@ def _mapping(name: str, value: object) -> dict[Any, Any]:
 def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
     """Build a manifest's model with the one builder that serves its model type; without weights it is a plan.
 
-    MusterError, and a finding of the boot, if no builder or more than one serves it. A builder that is not ready for
-    production is a finding where the process serves (``on_late_miss="abort"``).
+    MusterError, and a finding of the boot, if no builder or more than one serves it. Where the process serves
+    (``on_late_miss="abort"``), a builder of the boot that is not ready for production says so when it builds.
     """
     try:
         builder = choose_builder(kernels.catalog.builders, manifest.model_type, manifest.name)
@@ -107,9 +107,6 @@ def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> An
         where = manifest.where("model", "model_type")
         kernels.request_failed(f"manifest {manifest.name}", str(error), where=where)
         raise
-    if kernels.serves and builder.maturity != "production":
-        why = f"builder {builder.name} is {builder.maturity}: what serves must be production"
-        kernels.request_failed("serving (on_late_miss=abort)", why, where=manifest.where("model", "model_type"))
     return builder.build(manifest, kernels, weights)
 
 

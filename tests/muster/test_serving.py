@@ -7,7 +7,16 @@ import pytest
 from kernel_muster.registry.builders import ModelBuilder
 
 
-def boot(tmp_path, maturity, **options):
+def by_the_face(session):
+    km.build_model(session.manifest, session.kernels)
+
+
+def by_hand(session):
+    (builder,) = [one for one in session.kernels.catalog.builders if one.name == "acme_builder"]
+    assert builder.build(session.manifest, session.kernels, weights=None)
+
+
+def boot(tmp_path, maturity, build_it=by_the_face, **options):
     """Boot a model of a plugin's builder, and return the session, passed or refused."""
     manifest = tmp_path / "MODEL.toml"
     manifest.write_text(
@@ -24,7 +33,7 @@ def boot(tmp_path, maturity, **options):
     session = km.boot(manifest=manifest, target="cpu", levers={}, local_plugins={"acme": module}, **options)
     try:
         with session:
-            km.build_model(session.manifest, session.kernels)
+            build_it(session)
     except km.BootRefused:
         pass
     return session
@@ -34,17 +43,29 @@ def requests(session):
     return [(f.subject, f.why) for f in session.report.findings if f.code == "REQUEST_NOT_HONORED"]
 
 
+@pytest.mark.parametrize("build_it", [by_the_face, by_hand])
 @pytest.mark.parametrize("maturity", ["reference", "partial"])
-def test_serving_with_a_builder_that_is_not_production_is_refused(tmp_path, maturity):
-    session = boot(tmp_path, maturity, on_late_miss="abort")
+def test_serving_with_a_builder_that_is_not_production_is_refused(tmp_path, maturity, build_it):
+    session = boot(tmp_path, maturity, build_it, on_late_miss="abort")
     assert session.report.is_refused
     [(subject, why)] = requests(session)
     assert "serving" in subject
     assert why == f"builder acme_builder is {maturity}: what serves must be production"
 
 
-def test_serving_with_a_builder_of_production_passes(tmp_path):
-    session = boot(tmp_path, "production", on_late_miss="abort")
+def test_builder_taken_before_a_plugin_is_registered_is_noticed_too(tmp_path):
+    def build_it(session):
+        (builder,) = [one for one in session.kernels.catalog.builders if one.name == "acme_builder"]
+        session.register("more", ModuleType("more"))
+        builder.build(session.manifest, session.kernels, None)
+
+    [(_, why)] = requests(boot(tmp_path, "partial", build_it, on_late_miss="abort"))
+    assert why == "builder acme_builder is partial: what serves must be production"
+
+
+@pytest.mark.parametrize("build_it", [by_the_face, by_hand])
+def test_serving_with_a_builder_of_production_passes(tmp_path, build_it):
+    session = boot(tmp_path, "production", build_it, on_late_miss="abort")
     assert not session.report.is_refused
     assert requests(session) == []
 
