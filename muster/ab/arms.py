@@ -41,6 +41,8 @@ def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
         if not equals or not name.startswith(PREFIX) or is_lever_noise(name):
             hint = did_you_mean(f"{PREFIX}{name}", [f"{PREFIX}{name}"], "") if not name.startswith(PREFIX) else ""
             raise UsageError(f"{option} {text!r}: expected MUSTER_NAME=VALUE{hint}")
+        if not value:
+            raise UsageError(f"{option} {text!r}: the value is empty; leave the option out to keep the lever as it is")
         if name in found:
             raise UsageError(f"{option}: {name} is set twice")
         if name == GATE:

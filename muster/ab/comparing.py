@@ -253,7 +253,7 @@ class _Comparing:
     def _suspects(self) -> dict[str, tuple[tuple[str, Booted], ...]]:
         """Return the keys to prove, each with its arms: equal code is proven once, where it runs more."""
         both = ((A, self._a), (B, self._b))
-        found = dict.fromkeys(self._changed, both)
+        found: dict[str, tuple[tuple[str, Booted], ...]] = dict.fromkeys(self._changed, both)
         for key, name in self._busier.items():
             found.setdefault(key, tuple(one for one in both if one[0] == name))
         return found

@@ -27,15 +27,28 @@ def headline(found: Comparison) -> str:
         arms = "; ".join(f"arm {arm} of {m.model}" for m in found.models for arm, _, _ in m.refused)
         return f"REFUSED: {arms} did not boot: nothing was compared"
     said = {
-        "equal": "EQUAL: A and B give the same bits",
+        "equal": _equal(found),
         "agree": "AGREE: B computes what A computes, up to rounding",
         "differ": "DIFFER: B cannot stand in for A",
+        "inconclusive": "INCONCLUSIVE: nothing differs, but not everything was judged",
     }[verdict]
-    if verdict == "differ":
-        failed = [check for model in found.models for check in model.checks if check.outcome == "failed"]
+    if verdict in ("differ", "inconclusive"):
+        outcome = "failed" if verdict == "differ" else "inconclusive"
+        failed = [check for model in found.models for check in model.checks if check.outcome == outcome]
         said += f": {failed[0].name} at {failed[0].where}: {failed[0].text}"
         said += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     return f"{said}; on {models}{_little(found)}"
+
+
+def _equal(found: Comparison) -> str:
+    """Say that bits are equal, and where that is no wonder, why."""
+    idle = [model.model for model in found.models if not model.has_other_work]
+    if not idle:
+        return "EQUAL: A and B give the same bits"
+    where = "" if len(idle) == len(found.models) else f" on {', '.join(idle)}"
+    if found.a == found.b:
+        return f"EQUAL, but nothing differed{where}: the arms are the same"
+    return f"EQUAL, but nothing differed{where}: no kernel that ran and no launch is another; the levers chose the same"
 
 
 def _little(found: Comparison) -> str:
@@ -58,6 +71,10 @@ def sections(found: Comparison) -> Iterator[Section]:
     if failed:
         lines = tuple(f"{m.model}, {c.where}: {c.name}: {c.text}" for m, c in failed)
         yield Section(f"Decides against B: {plural(len(failed), 'check')}", "refuse", lines=lines)
+    idle = [(m, c) for m in found.models for c in m.checks if c.outcome == "inconclusive"]
+    if idle:
+        lines = tuple(f"{m.model}, {c.where}: {c.name}: {c.text}" for m, c in idle)
+        yield Section(f"Not judged: {plural(len(idle), 'check')}", "refuse", lines=lines)
     yield Section("Arms", lines=(*_arms(found),))
     for model in found.models:
         if not model.is_refused:

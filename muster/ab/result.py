@@ -12,10 +12,10 @@ SCHEMA = "kernel-muster/ab"
 VERSION = "1.0"
 
 #: equal: the same bits everywhere. agree: other bits, no further apart than rounding explains. differ: a check failed.
-#: refused: an arm did not boot.
-Verdict = Literal["equal", "agree", "differ", "refused"]
+#: inconclusive: nothing failed, but what was to be judged hardly ran. refused: an arm did not boot.
+Verdict = Literal["equal", "agree", "differ", "inconclusive", "refused"]
 Identity = Literal["reference", "always", "off"]
-Decides = Literal["passed", "failed", "informs"]
+Decides = Literal["passed", "failed", "inconclusive", "informs"]
 
 
 @frozen(kw_only=True)
@@ -170,6 +170,11 @@ class ModelResult:
     refused: tuple[tuple[str, Report, str], ...] = field(default=())
 
     @property
+    def has_other_work(self) -> bool:
+        """Whether some kernel was other work in the arms, at some number of sequences."""
+        return any(row.kernels.differing for row in self.rows)
+
+    @property
     def is_refused(self) -> bool:
         """Whether an arm did not boot."""
         return bool(self.refused)
@@ -201,11 +206,13 @@ class Comparison:
             return "refused"
         if any(check.outcome == "failed" for model in self.models for check in model.checks):
             return "differ"
+        if any(check.outcome == "inconclusive" for model in self.models for check in model.checks):
+            return "inconclusive"
         rows = [row for model in self.models for row in model.rows]
         same = all(row.distance.same_bits for row in rows)
         return "equal" if rows and same else "agree"
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Whether nothing failed and everything was judged."""
         return self.verdict in ("equal", "agree")

@@ -77,7 +77,9 @@ def test_equal_arms_are_called_equal(ab: Callable[..., Any]) -> None:
     assert ran.err == ""
     first, *_, last = ran.out.rstrip().splitlines()
     assert first == last
-    assert first.startswith("EQUAL: A and B give the same bits; on qwen3.6-27b (from one model, one run, reduced size")
+    assert first.startswith(
+        "EQUAL, but nothing differed: the arms are the same; on qwen3.6-27b (from one model, one run"
+    )
     assert "nothing: the arms are the same" in ran.out
     assert "hidden_size 5120 -> 64" in ran.out
     assert ran.out.isascii()
@@ -90,6 +92,7 @@ def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differ
     parts = {part["title"]: part["changes"] for part in model["difference"]["parts"]}
     assert list(parts) == ["levers"]
     (change,) = parts["levers"]
+    assert ran.json["headline"].startswith("EQUAL: A and B give the same bits; on qwen3.6-27b")
     assert (change["name"], change["before"], change["after"]) == (
         "MUSTER_QKV_ARM", {"value": "tiled"}, {"value": "wide"},
     )  # fmt: skip
@@ -225,7 +228,10 @@ def test_drafting_reports_its_verify_steps(cli: Any) -> None:
 def test_drafting_that_hardly_ran_proves_nothing(cli: Any) -> None:
     common = ("ab", "qwen3.6-27b", "--target", "cpu", "--repeats", "1", "--sequences", "1", "--format", "json")
     ran = cli(*common, "--tokens", "6", "--drafts", "2")
-    assert (ran.code, failed(ran.json)) == (1, {"verify"})
+    assert (ran.code, failed(ran.json), ran.json["verdict"]) == (1, set(), "inconclusive")
+    assert ran.json["headline"].startswith(
+        "INCONCLUSIVE: nothing differs, but not everything was judged: verify at all: "
+    )
     assert "that proves nothing about speculation" in ran.json["headline"]
 
 
@@ -287,6 +293,7 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
     ("arguments", "said"),
     [
         (("--a", "QKV_ARM=tiled"), "--a 'QKV_ARM=tiled': expected MUSTER_NAME=VALUE"),
+        (("--b", "MUSTER_QKV_ARM="), "--b 'MUSTER_QKV_ARM=': the value is empty"),
         (("--a", "MUSTER_QKV_ARM"), "expected MUSTER_NAME=VALUE"),
         (("--a", "MUSTER_QKV_ARM=tiled", "--a", "MUSTER_QKV_ARM=wide"), "MUSTER_QKV_ARM is set twice"),
         (("--b", "MUSTER_MTP_GATE_FORCE=0"), "is pinned in both arms"),
@@ -359,9 +366,17 @@ def test_output_and_markdown_say_the_same(ab: Callable[..., Any], cli: Any) -> N
     ran = ab("--format", "markdown", "--output", file, sequences="1")
     text = file.read_text()
     assert ran.code == 0
-    assert text.startswith("## EQUAL: A and B give the same bits; on qwen3.6-27b")
+    assert text.startswith("## EQUAL, but nothing differed: the arms are the same; on qwen3.6-27b")
     assert "| C | A tok/s | B tok/s |" in text
-    assert ran.out.startswith("EQUAL: ")
+    assert ran.out.startswith("EQUAL, ")
+
+
+def test_levers_that_choose_the_same_kernels_say_that_nothing_differed(ab: Callable[..., Any]) -> None:
+    ran = ab("--a", "MUSTER_QKV_ARM=tiled", "--b", "MUSTER_QKV_ARM=wide", sequences="1")
+    assert ran.code == 0
+    assert ran.out.startswith(
+        "EQUAL, but nothing differed: no kernel that ran and no launch is another; the levers chose"
+    )
 
 
 # A plugin whose attention is right until contexts are so long.

@@ -127,7 +127,9 @@ def test_drafts_may_turn_near_ties_only(parted: tuple[int, int] | None, outcome:
 @pytest.mark.parametrize(("steps", "fails"), [(15, True), (16, False)])
 def test_verify_must_have_run(steps: int, fails: bool) -> None:
     row = replace(ROW, a=replace(SIDE, speculation=replace(DRAFTED, steps=steps)))
-    assert ("verify" in checks(row)) is fails
+    found = checks(row).get("verify", ("passed", ""))
+    assert found[0] == ("inconclusive" if fails else "passed")
+    assert ("raise --tokens or --sequences, or --drafts 0" in found[1]) is fails
 
 
 @pytest.mark.parametrize(("least", "fails"), [(None, False), (1.1, False), (1.11, True)])
