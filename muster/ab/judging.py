@@ -153,9 +153,9 @@ def _verify_steps(rows: tuple[Row, ...], thresholds: Thresholds) -> Iterator[Che
         text = f"{name}: {steps} verify steps ran, least {least}"
         if steps < least:
             text += (
-                ": that proves nothing about speculation; raise --tokens or --sequences, or --drafts 0 to leave it out"
+                ": that proves nothing about speculation; raise --tokens or --sequences, lower --least-verify-steps, "
+                "or leave drafting out with --drafts 0"
             )
-            text += ", or lower --least-verify-steps"
         outcome = "passed" if steps >= least else "inconclusive"
         yield Check(name="verify", where="all", outcome=outcome, text=text)  # type: ignore[arg-type]
 

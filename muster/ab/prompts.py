@@ -97,4 +97,7 @@ def _from_row(row: object, at: int, path: Path, vocab: int) -> Prompt:
         return _from_text(row, vocab, where)
     if isinstance(row, list) and row and all(type(one) is int and 0 <= one < vocab for one in row):
         return tuple(row)
-    raise UsageError(f"{where}: expected text, or ids from 0 to {vocab - 1}, at least one")
+    raise UsageError(
+        f"{where}: expected text, or ids from 0 to {vocab - 1}, at least one; a model of reduced size has a small "
+        "vocabulary, --full all of it"
+    )

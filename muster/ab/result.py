@@ -175,6 +175,11 @@ class ModelResult:
         return any(row.kernels.differing for row in self.rows)
 
     @property
+    def has_drafted(self) -> bool:
+        """Whether tokens were drafted in some run."""
+        return any(row.a.speculation is not None or row.b.speculation is not None for row in self.rows)
+
+    @property
     def is_refused(self) -> bool:
         """Whether an arm did not boot."""
         return bool(self.refused)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kernel_muster._version import __version__
-from kernel_muster.ab.arms import Arm
+from kernel_muster.ab.arms import GATE, Arm
 from kernel_muster.ab.booted import Sized
 from kernel_muster.ab.comparing import compare_model
 from kernel_muster.ab.plan import Plan
@@ -66,19 +66,24 @@ def run(
         repeats=wish.repeats, drafts=wish.drafts, prompts=wish.prompts, seed=wish.seed, sized=wish.sized,
         thresholds=wish.thresholds, folder=wish.folder, stage=wish.stage, progress=progress, say=say,
     )  # fmt: skip
+    models = tuple(compare_model(base, a, b, plan) for base in bases)
     return Comparison(
         muster_version=__version__, command=wish.command, date=f"{datetime.now(UTC):%Y-%m-%d}", a=a.text(),
-        b=b.text(), shared=_shared(bases), tokens=plan.tokens, repeats=plan.repeats, sequences=plan.sequences,
-        packages=_packages(), thresholds=wish.thresholds,
-        models=tuple(compare_model(base, a, b, plan) for base in bases),
+        b=b.text(), shared=_shared(bases, has_drafted=any(model.has_drafted for model in models)),
+        tokens=plan.tokens, repeats=plan.repeats, sequences=plan.sequences, packages=_packages(),
+        thresholds=wish.thresholds, models=models,
     )  # fmt: skip
 
 
-def _shared(bases: Sequence[Wanted]) -> str:
-    """Say which levers the environment sets for both arms, and how speculation is held."""
+def _shared(bases: Sequence[Wanted], *, has_drafted: bool) -> str:
+    """Say which levers the environment sets for both arms, and where tokens were drafted how speculation is held."""
     levers = dict(bases[0].levers) if bases else dict(os.environ)
     own = [f"{k}={v}" for k, v in sorted(levers.items()) if k.startswith(PREFIX) and not is_lever_noise(k) and v]
-    return ", ".join([*own, "the speculation gate is pinned open"])
+    if has_drafted:
+        own = [text for text in own if not text.startswith(f"{GATE}=")]
+        over = f", over {GATE}={levers[GATE]} of the environment" if levers.get(GATE) else ""
+        own.append(f"the speculation gate is pinned open{over}")
+    return ", ".join(own) or "as it is"
 
 
 def _packages() -> dict[str, str]:

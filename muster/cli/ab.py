@@ -127,6 +127,8 @@ def ab(
 
     if identity not in ("reference", "always", "off"):
         raise UsageError(f"--identity {identity!r}: expected reference, always or off")
+    if target is not None and target.startswith("sm_"):
+        raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
     one = Arm(name="A", levers=parse_levers("--a", a or ()), plugins=tuple(a_plugin or ()))
     other = Arm(name="B", levers=parse_levers("--b", b or ()), plugins=tuple(b_plugin or ()))
     check_arms(one, other)

@@ -304,6 +304,7 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
         (("--prompt", ""), "a prompt is empty"),
         (("--weights", "/nowhere"), "--weights: /nowhere is no folder"),
         (("--layers", "5"), "qwen3.6-27b with 5 layers: expected a multiple of 4 up to 64"),
+        (("--target", "sm_90a"), "nothing decodes on an architecture alone; muster audit takes it"),
         (("--target", "gpu"), "'gpu' is no target"),
         (("--tokens", "1"), "greater than or equal to 2"),
     ],
@@ -314,10 +315,13 @@ def test_bad_option_is_a_usage_error(ab: Callable[..., Any], arguments: tuple[st
     assert said in " ".join(ran.err.split())
 
 
-def test_architecture_without_a_device_is_refused(ab: Callable[..., Any]) -> None:
-    ran = ab("--target", "sm_90a", "--stage", "registered")
-    assert ran.code == 1
-    assert "sm_90a is an architecture: nothing decodes without a device" in ran.out
+def test_gate_of_the_environment_is_said_as_it_is_used(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_MTP_GATE_FORCE", "0")
+    common = ("ab", "qwen3.6-27b", "--target", "cpu", "--repeats", "1", "--sequences", "1", *SHORT[:2], "--tokens", "3")
+    both = [line.strip() for line in cli(*common, "--drafts", "1").out.splitlines() if "both: " in line]
+    assert both == ["both: the speculation gate is pinned open, over MUSTER_MTP_GATE_FORCE=0 of the environment"]
+    both = [line.strip() for line in cli(*common, "--drafts", "0").out.splitlines() if "both: " in line]
+    assert both == ["both: MUSTER_MTP_GATE_FORCE=0"]
 
 
 def test_interrupt_is_130(ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,6 +358,7 @@ def test_prompt_file_that_makes_no_sense_is_a_usage_error(ab: Callable[..., Any]
     file.write_text(text)
     ran = ab("--prompt", file)
     assert (ran.code, ran.out) == (2, "")
+    assert ("--full" in ran.err) is (text in ("[[]]", "[[999]]", "[[true]]", "[1.5]"))
 
 
 def test_speed_decides_only_when_asked(ab: Callable[..., Any]) -> None:

@@ -129,7 +129,7 @@ def test_verify_must_have_run(steps: int, fails: bool) -> None:
     row = replace(ROW, a=replace(SIDE, speculation=replace(DRAFTED, steps=steps)))
     found = checks(row).get("verify", ("passed", ""))
     assert found[0] == ("inconclusive" if fails else "passed")
-    assert ("raise --tokens or --sequences, or --drafts 0" in found[1]) is fails
+    assert ("raise --tokens or --sequences, lower --least-verify-steps, or leave drafting out" in found[1]) is fails
 
 
 @pytest.mark.parametrize(("least", "fails"), [(None, False), (1.1, False), (1.11, True)])
