@@ -29,7 +29,13 @@ SCHEMA = "kernel-muster/plugin-check"
 VERSION = "1.0"
 Outcome = Literal["ok", "failed", "skipped"]
 _LAST_LINES = 60
-_CODES = {"load": "PLUGIN_LOAD_FAILED", "contract": "BAD_SPEC", "compile": "COMPILE_FAILED", "prove": "NUMERICS_FAILED"}
+_CODES = {
+    "load": "PLUGIN_LOAD_FAILED",
+    "contract": "BAD_SPEC",
+    "compile": "COMPILE_FAILED",
+    "plan": "BAD_SPEC",
+    "prove": "NUMERICS_FAILED",
+}
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS})
 
 

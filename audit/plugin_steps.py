@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
+from kernel_muster.audit.plan_check import plan_findings
 from kernel_muster.audit.proofs import device_memory, host_memory, prove
 from kernel_muster.audit.rules.lookups import owner_contract
 from kernel_muster.registry.arch import Arch, CodeArch, canonical_arch, parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.choose import choose_runner, has_toolkit
-from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, is_device_backend
 from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.contracts import Contract
@@ -34,12 +36,12 @@ from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.levers import read_levers
 from kernel_muster.registry.lookups import LookupSession
 from kernel_muster.registry.selection import is_host_only
-from kernel_muster.registry.specs import Registered, is_host_backend
+from kernel_muster.registry.specs import KernelSpec, Registered, is_host_backend
 from kernel_muster.registry.target import CPU_TARGET, Target, resolve_target
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain
 
-Kind = Literal["install", "load", "contract", "compile", "prove"]
+Kind = Literal["install", "load", "contract", "compile", "plan", "prove"]
 _PR_SET_PDEATHSIG = 1
 #: What "sm_80+" is compiled for, besides the architecture that it names.
 ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
@@ -201,6 +203,7 @@ def _steps(catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], cache_
         yield Step("contract", name, "", lambda c=contract: _contract_findings(c))  # type: ignore[misc]
     yield from _compile_steps(own, cache_dir)
     faulty = frozenset(name for name in contracts if f"contract {name}" in failed)
+    yield from _plan_steps(catalog, own, faulty, cache_dir)
     on_host = [r for r in own if is_host_backend(r.spec.backend)]
     yield from _proof_steps(catalog, on_host, CPU_TARGET, faulty, "", cache_dir)
     compiled = [r for r in own if not is_host_only(r.spec)]
@@ -261,6 +264,35 @@ def _compile_steps(own: Iterable[Registered], cache_dir: str | None) -> Iterator
                 yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys)
 
         yield Step("compile", f"{request.name} ({', '.join(sorted(set(keys)))})", str(request.arch), build, skipped)
+
+
+def _plan_steps(
+    catalog: Catalog, own: Iterable[Registered], faulty: frozenset[str], cache_dir: str | None
+) -> Iterator[Step]:
+    """Yield a step for each kernel and architecture: what its planner makes of the contract's cases."""
+    no_toolkit = "" if has_toolkit() else "no compiler is installed: kernel-muster[nvrtc13]"
+    builder = None if no_toolkit else Builder(_cache(cache_dir))
+    for registered in own:
+        spec, backend = registered.spec, registered.spec.backend
+        if not is_device_backend(backend):
+            continue
+        contract = catalog.contracts[spec.contract]
+        skipped = f"contract {spec.contract} is faulty" if spec.contract in faulty else no_toolkit
+        for arch in _declared_archs(spec.code_archs):
+            run = partial(_plan, builder, spec, backend, contract, arch)
+            yield Step("plan", spec.key, str(arch), run, skipped)
+
+
+def _plan(
+    builder: Builder | None, spec: KernelSpec, backend: DeviceBackend, contract: Contract, arch: Arch
+) -> Iterator[Finding]:
+    assert builder is not None  # noqa: S101  (skipped without one)
+    request = backend.request(arch)
+    try:
+        built = builder.build(request)
+    except BuildFailure:  # the step that compiles has said it
+        return
+    yield from plan_findings(spec, backend, contract, built, request.entries)
 
 
 def _cache(cache_dir: str | None) -> BuildCache:

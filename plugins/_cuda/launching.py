@@ -1,14 +1,15 @@
 """What the launchers of the CUDA families share."""
 
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
-from kernel_muster.registry.arrays import ArrayView
+from kernel_muster.registry.arrays import HOST, ArrayView
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, row_stride
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.specs import KernelSpec
+from kernel_muster.registry.target import read_devices
 from kernel_muster.registry.values import frozen
 
 #: BF16 values in the widest load, 16 bytes.
@@ -17,7 +18,15 @@ VECTOR = 8
 device_spec = partial(KernelSpec, archs=("sm_80+",))
 cuda_kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
 
+# What a plan on host memory, which is never launched, is made for.
+_IMAGINARY_MULTIPROCESSORS = 132
 _ROWWISE_THREADS = 128  # rowwise.cuh
+
+
+@cache
+def multiprocessors_of(device: int) -> int:
+    """Return how many multiprocessors the device of an argument has."""
+    return _IMAGINARY_MULTIPROCESSORS if device == HOST else read_devices()[device].multiprocessors
 
 
 def ceil_div(count: int, step: int) -> int:

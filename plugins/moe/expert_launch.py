@@ -1,10 +1,9 @@
 """Launching the experts: which split of K serves a shape, and the arguments of each form."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
@@ -12,7 +11,6 @@ from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Scratch
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.target import read_devices
 from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
@@ -55,11 +53,6 @@ _BLOCKS_A_MULTIPROCESSOR = 4  # grouped.cuh
 _PAIRWISE_REPEATS = ((8, 1), (1 << 62, 2))
 
 
-@lru_cache
-def _multiprocessors(device: int) -> int:
-    return read_devices()[device].multiprocessors
-
-
 def _groups(experts: int, slots: int) -> int:
     groups = min(experts, slots)
     if groups > _MOST_ON_AN_AXIS:
@@ -95,7 +88,7 @@ def shares_of(form: str, features: int, depth: int, experts: int, slots: int, mu
 def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["I"], dims["H"]
-    shares = shares_of("gate_up", features, depth, experts, slots, _multiprocessors(views["x"].device))
+    shares = shares_of("gate_up", features, depth, experts, slots, multiprocessors_of(views["x"].device))
     arrays = tuple(views[name] for name in ("x", "slots", "offsets", "work", "out"))
     sizes = (experts, slots, dims["top_k"], features, depth, shares.repeats)
     arguments = (*_weights(bound, "w_gate", "w_up"), *arrays, *sizes)
@@ -105,7 +98,7 @@ def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
 def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], dims["S"], dims["H"], dims["I"]
-    shares = shares_of("down", features, depth, experts, slots, _multiprocessors(views["h"].device))
+    shares = shares_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
     arrays = tuple(views[name] for name in ("h", "offsets", "work", "out"))
     # Where blocks come one after the other, most begin when the launch before has ended.
     sizes = (experts, slots, features, depth, shares.repeats, shares.repeats == 0)
@@ -116,7 +109,7 @@ def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
 def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["H"], dims["I"]
-    shares = shares_of("down", features, depth, experts, slots, _multiprocessors(views["h"].device))
+    shares = shares_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
     count = dims["M"] * features
     arrays = tuple(views[name] for name in ("h", "slots", "work", "weights"))
     sizes = (experts, slots, dims["T"], features, depth, shares.repeats, False)

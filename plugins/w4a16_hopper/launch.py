@@ -1,10 +1,10 @@
 """Launching the Hopper GEMM: the arguments of a launch, and what it needs besides them."""
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.launching import multiprocessors_of
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_K
 from kernel_muster.plugins.w4a16_hopper.work import FORMS, work_of
 from kernel_muster.registry.arrays import view_of
@@ -13,14 +13,8 @@ from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.target import read_devices
 
 _FOLDER = Path(__file__).parent
-
-
-@cache
-def _multiprocessors(ordinal: int) -> int:
-    return read_devices()[ordinal].multiprocessors
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -29,7 +23,7 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     if stride % 8:
         raise ContractError(f"x has rows {stride} elements apart, expected a multiple of 8 (16 bytes): copy the slice")
     sizes = (dims["M"], dims["N"], dims["K"])
-    work = work_of(*sizes, _multiprocessors(x.device))
+    work = work_of(*sizes, multiprocessors_of(x.device))
     form = FORMS[work.entry]
     arguments = (
         TensorMap(x, (form.tokens, CHUNK_K)),

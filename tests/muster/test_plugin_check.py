@@ -270,7 +270,11 @@ def cuda(text, name="twice"):
     path = Path(__file__).with_name(f"{name}.cu")
     head = 'extern "C" __global__ void __launch_bounds__(128) twice(const float* x, int n, float* out) {'
     path.write_text(f"{head}{text}}}")
-    return CudaKernel(path, (EntryPoint("twice", ("ptr", "i32", "ptr")),), lambda bound, entries: None)
+    return CudaKernel(path, (EntryPoint("twice", ("ptr", "i32", "ptr")),), plan)
+
+def plan(bound, entries):
+    views = list(bound.views.values())
+    return km.LaunchPlan("twice", (1, 1, 1), (views[0], views[0].size, views[-1]))
 """
 BODY = "if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x] * 2;"
 
@@ -300,6 +304,14 @@ def test_code_that_fails_for_one_architecture_is_refused_for_that_one(check, mon
     failed = [s["target"] for s in report["steps"] if s["outcome"] == "failed"]
     assert failed == ["sm_90a"]
     assert codes(report) == [("NO_DEVICE_CODE", "acme::a")]
+
+
+def test_planner_that_gives_no_launch_is_refused_without_a_device(check, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    head = CUDA.replace("return km.LaunchPlan(", "return (")
+    report = check(source(f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_90a",))', head=head))
+    assert [(s["kind"], s["target"]) for s in report["steps"] if s["outcome"] == "failed"] == [("plan", "sm_90a")]
+    assert codes(report) == [("BAD_SPEC", "acme::a")]
 
 
 def test_device_kernels_without_a_device_are_skipped_with_the_reason(check, monkeypatch, tmp_path):

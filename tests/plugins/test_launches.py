@@ -92,7 +92,7 @@ def test_many_slots_have_blocks_for_every_expert():
 
 
 def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch):
-    monkeypatch.setattr(expert_launch, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(expert_launch, "multiprocessors_of", lambda device: 132)
     dims = {"M": 3, "E": 4, "T": 2, "top_k": 2, "S": 6, "H": 48, "I": 16}
     contract = "moe_w4a16_grouped_down_atomic_c4"
     weight = to_mma_layout(bound(contract, dims).arguments["w_down"])

@@ -164,7 +164,7 @@ def bound(rows=40, features=200, depth=272, x=None, laid_out=None):
 
 @pytest.fixture
 def one_gpu(monkeypatch):
-    monkeypatch.setattr(launch, "_multiprocessors", lambda ordinal: 132)
+    monkeypatch.setattr(launch, "multiprocessors_of", lambda ordinal: 132)
 
 
 def test_launch_has_a_place_for_the_sums_of_every_worker(one_gpu):

@@ -1,0 +1,103 @@
+"""Does a planner give launches that its compiled code can take? No device is needed to ask it.
+
+Each case of the contract is bound on the host and planned; nothing is launched, so that pointers do not matter.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from kernel_muster.registry.arrays import ArrayView
+from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan
+from kernel_muster.registry.backends.request import Built, EntryPoint
+from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
+from kernel_muster.registry.contracts import Case, Contract
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.specs import KernelSpec
+from kernel_muster.registry.watch import cause_chain, one_line
+
+_INTEGERS = frozenset(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))
+_REMEDIES = ("correct the planner, or the entry points of the spec", "or take the case out of what the contract allows")
+
+
+def plan_findings(
+    spec: KernelSpec, backend: DeviceBackend, contract: Contract, built: Built, entries: Iterable[EntryPoint]
+) -> Iterator[Finding]:
+    """Plan every case, and say which give no launch that these entry points take; one finding a kernel."""
+    declared = {entry.name: entry for entry in entries}
+    for case in contract.cases:
+        try:
+            problems = _problems(spec, backend, contract, case, built, declared)
+            why, log = "; ".join(problems), ""
+        except Exception as error:  # noqa: BLE001  (a plugin's planner may raise anything)
+            why, log = f"the planner refuses what the contract allows: {one_line(error)}", cause_chain(error)
+        if why:
+            where = f"case {case.name} on {built.arch}: {why}"
+            yield Finding("BAD_SPEC", spec.key, where, remedies=_REMEDIES, log=log)
+            return
+
+
+def _problems(
+    spec: KernelSpec,
+    backend: DeviceBackend,
+    contract: Contract,
+    case: Case,
+    built: Built,
+    declared: Mapping[str, EntryPoint],
+) -> list[str]:
+    import numpy as np
+
+    given = contract.arguments(case, np.random.default_rng(0))
+    if spec.prepare is not None:
+        for param in contract.signature.weights:
+            given[param.name] = spec.prepare(given[param.name])
+    bound = contract.signature.bind(spec.key, (), given)
+    if bound.is_empty:
+        return []
+    plans = backend.plan(bound, built.entries)
+    return [problem for plan in plans for problem in _plan_problems(plan, built, declared)]
+
+
+def _plan_problems(plan: LaunchPlan, built: Built, declared: Mapping[str, EntryPoint]) -> Iterator[str]:
+    if not isinstance(plan, LaunchPlan):
+        yield f"the planner returned {type(plan).__name__}, expected a LaunchPlan or a tuple of them"
+        return
+    entry = declared.get(plan.entry)
+    if entry is None:
+        yield f"it launches {plan.entry}, which is no declared entry point ({', '.join(sorted(declared))})"
+        return
+    extents = {"grid": plan.grid, "block": plan.block or (1, 1, 1), "cluster": plan.cluster or (1, 1, 1)}
+    for name, extent in extents.items():
+        if len(extent) != 3 or not all(isinstance(size, int) and size > 0 for size in extent):
+            yield f"{plan.entry}: {name} is {extent!r}, expected three positive integers"
+    limit, block = built.entries[plan.entry].max_threads, plan.block
+    if block is None and limit is None:
+        yield f"{plan.entry}: no block is planned, and its code has no launch bound"
+    if block is not None and limit is not None and block[0] * block[1] * block[2] > limit:
+        yield f"{plan.entry}: a block of {block} exceeds the launch bound of {limit} threads"
+    if plan.dynamic_shared_bytes > entry.dynamic_shared_bytes:
+        most = entry.dynamic_shared_bytes
+        yield f"{plan.entry}: {plan.dynamic_shared_bytes} dynamic shared bytes, {most} are declared"
+    if len(plan.arguments) != len(entry.parameters):
+        yield f"{plan.entry}: {len(plan.arguments)} arguments, {len(entry.parameters)} parameters are declared"
+        return
+    for position, (value, kind) in enumerate(zip(plan.arguments, entry.parameters, strict=True)):
+        if not _fits(value, kind):
+            yield f"{plan.entry}: argument {position} is {type(value).__name__}, the parameter is {kind}"
+
+
+_POINTERS: tuple[type, ...] = (ArrayView, Scratch, Counters, int)
+_NUMBERS: dict[str, Callable[[Any], Any]] = {"f32": float, "f64": float, "bool": bool}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether an argument can be coerced to a parameter's type, as a launch does."""
+    if kind == "ptr":
+        return isinstance(value, _POINTERS)
+    if kind == "tensormap":
+        return isinstance(value, TensorMap)
+    try:
+        if kind in _INTEGERS:
+            return bool(int(value) == value)
+        return kind in _NUMBERS and bool(_NUMBERS[kind](value) == value)
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -1,0 +1,64 @@
+"""What a planner makes of its contract's cases, asked without a device."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import kernel_muster as km
+import numpy as np
+import pytest
+from kernel_muster.audit.plan_check import plan_findings
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+
+ENTRY = EntryPoint("twice", ("ptr", "i32", "ptr"), dynamic_shared_bytes=64)
+RESOURCES = EntryResources(16, 0, 0, 128, None, (), 1)
+CONTRACT = km.Contract(
+    "acme_twice",
+    "out = 2 x",
+    km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out"))),
+    lambda arguments, dims: {"out": np.asarray(arguments["x"]) * 2},
+    (km.Case("empty", {"M": 0}), km.Case("one", {"M": 1}), km.Case("odd", {"M": 301})),
+    km.Tolerance(0, 0, "exact"),
+)
+
+
+def good(bound, entries):
+    rows = bound.dims["M"]
+    return km.LaunchPlan("twice", (-(-rows // 128), 1, 1), (bound.views["x"], rows, bound.views["out"]))
+
+
+def whys(planner):
+    backend = SimpleNamespace(plan=lambda bound, entries: (planner(bound, entries),))
+    spec = SimpleNamespace(key="acme::twice", prepare=None)
+    built = SimpleNamespace(entries={"twice": RESOURCES}, arch=parse_arch("sm_90a"))
+    found = list(plan_findings(spec, backend, CONTRACT, built, [ENTRY]))
+    assert {finding.code for finding in found} <= {"BAD_SPEC"}
+    return [finding.why for finding in found]
+
+
+def test_planner_that_fits_its_entry_points_gives_no_finding():
+    assert whys(good) == []
+
+
+def changed(**parts):
+    return lambda bound, entries: replace(good(bound, entries), **parts)
+
+
+@pytest.mark.parametrize(
+    ("planner", "why"),
+    [
+        (changed(entry="thrice"), "it launches thrice, which is no declared entry point (twice)"),
+        (changed(grid=(0, 1, 1)), "grid is (0, 1, 1), expected three positive integers"),
+        (changed(block=(256, 1, 1)), "exceeds the launch bound of 128 threads"),
+        (changed(dynamic_shared_bytes=65), "65 dynamic shared bytes, 64 are declared"),
+        (changed(arguments=()), "0 arguments, 3 parameters are declared"),
+        (changed(arguments=(0, 1.5, 0)), "argument 1 is float, the parameter is i32"),
+        (changed(arguments=(None, 1, 0)), "argument 0 is NoneType, the parameter is ptr"),
+        (lambda bound, entries: 1 / 0, "the planner refuses what the contract allows: ZeroDivisionError"),
+        (lambda bound, entries: km.NoSuchThing, "AttributeError"),
+    ],
+)
+def test_planner_that_does_not_fit_is_one_finding_with_its_case(planner, why):
+    (said,) = whys(planner)
+    assert said.startswith("case one on sm_90a: ")
+    assert why in said
