@@ -5,15 +5,15 @@ is enqueued before the host has seen the tokens of the one before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from kernel_muster.models.decode.buffers import StepBuffers
+from kernel_muster.models.decode.plain_run import PlainRun
 from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.decode.recording import Replay
 from kernel_muster.models.decode.rung import Rung
-from kernel_muster.models.decode.sampling import Sampling, UniformStream
+from kernel_muster.models.decode.sampling import Sampling
 from kernel_muster.models.decode.transfer import DEPTH
 from kernel_muster.models.decode.verify import VerifyStep
 from kernel_muster.models.generate import Gate, Generated, GreedyDecoder, check_run
@@ -21,7 +21,7 @@ from kernel_muster.models.memory import enough_memory
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.models.proposers.interface import Proposer
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32, is_int
+from kernel_muster.models.state import ModelState, SequenceState, StateSizes, is_int
 from kernel_muster.registry.errors import UsageError
 
 _GREEDY = Sampling()
@@ -223,7 +223,7 @@ class DecodeEngine:
             )
             return decoder.run(prompts, new_tokens)
         with self.model.memory.active():
-            return _PlainRun(self, sampling, keep_logits).run(prompts, new_tokens)
+            return PlainRun(self, sampling, keep_logits).run(prompts, new_tokens)
 
     def _replay(self, rung: Rung, sampling: Sampling) -> Replay:
         if sampling.is_greedy:
@@ -231,98 +231,6 @@ class DecodeEngine:
         if rung.sampled is None:
             raise UsageError("no kernel samples tokens here: decode greedily")
         return rung.sampled
-
-
-class _PlainRun:
-    """One plain run of prompts: prefill, then replays, one step ahead of the tokens that the host has seen."""
-
-    def __init__(self, engine: DecodeEngine, sampling: Sampling, keep_logits: bool) -> None:
-        self._engine, self._sampling, self._keeps = engine, sampling, keep_logits
-        self._memory = engine.model.memory
-
-    def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
-        """Return the tokens; sequences are closed whatever happens."""
-        found = Generated([[] for _ in prompts], [[] for _ in prompts])
-        random = [self._sampling.stream(index) for index in range(len(prompts))]
-        state = self._engine.state
-        live: list[SequenceState] = []
-        try:
-            live.extend(state.open() for _ in prompts)
-            start = perf_counter()
-            self._prefill(live, prompts, random, found)
-            found.prefill_s = perf_counter() - start
-            if new_tokens > 1:
-                self._steps(live, random, found, new_tokens - 1)
-        except BaseException:
-            self._engine.buffers.drop_ids()  # nobody takes the last step's any more
-            raise
-        finally:
-            for one in live:
-                state.close(one)
-        return found
-
-    def _prefill(
-        self, live: list[SequenceState], prompts: Sequence[Sequence[int]], random: list[UniformStream],
-        found: Generated,
-    ) -> None:  # fmt: skip
-        by_slot = {one.slot: index for index, one in enumerate(live)}
-        for done in self._engine.prefill(self._engine.state, live, prompts):
-            which = [by_slot[slot] for slot in done.batch.state_slots.tolist()]
-            ends = done.batch.context_lens.tolist()
-            complete = [at for at, index in enumerate(which) if ends[at] == len(prompts[index])]
-            if not complete:
-                continue
-            tokens = self._chosen(done.logits, [which[at] for at in complete], complete, random)
-            logits = self._memory.get(done.logits) if self._keeps else None
-            for at, token in zip(complete, tokens, strict=True):
-                found.tokens[which[at]].append(token)
-                if logits is not None:
-                    found.logits[which[at]].append(logits[at])
-
-    def _chosen(
-        self, logits: Any, prompts: Sequence[int], rows: Sequence[int], random: list[UniformStream]
-    ) -> list[int]:
-        """Choose a token behind each prompt that is complete; rows that are not complete take no random number."""
-        if self._sampling.is_greedy:
-            ids = self._engine.model.greedy(logits)
-            return [ids[row] for row in rows]
-        count, how = logits.shape[0], self._sampling
-        uniform = i32([0] * count).view("f4")
-        for row, prompt in zip(rows, prompts, strict=True):
-            uniform[row] = random[prompt].next()
-        full = {"temperature": how.temperature, "top_p": how.top_p}
-        arrays = {name: self._memory.put(uniform * 0 + uniform.dtype.type(value)) for name, value in full.items()}
-        top_k = self._memory.put(i32([how.top_k] * count))
-        chosen = self._engine.model.sampler.sample(logits, **arrays, top_k=top_k, uniform=self._memory.put(uniform))
-        ids = chosen.tolist()
-        return [ids[row] for row in rows]
-
-    def _steps(
-        self, live: list[SequenceState], random: list[UniformStream], found: Generated, steps: int
-    ) -> None:  # fmt: skip
-        engine = self._engine
-        engine.rung(len(live))  # recording belongs to no step
-        last = perf_counter()
-        ids: list[int] | None = [row[-1] for row in found.tokens]
-        for step in range(steps):
-            uniform = () if self._sampling.is_greedy else [one.next() for one in random]
-            rung = engine.enqueue(live, ids, self._sampling, uniform)
-            ids = None
-            if self._keeps:
-                for row, logits in zip(found.logits, self._memory.get(rung.logits[: len(live)]), strict=True):
-                    row.append(logits)
-            if step:
-                last = self._take(found, last)
-        self._take(found, last)
-        found.plain_steps += steps * len(live)
-
-    def _take(self, found: Generated, last: float) -> float:
-        """Take the tokens of the oldest step; return when."""
-        for row, token in zip(found.tokens, self._engine.tokens(), strict=True):
-            row.append(token)
-        now = perf_counter()
-        found.step_s.append(now - last)
-        return now
 
 
 def _are_same(mine: Sequence[SequenceState], other: Sequence[SequenceState]) -> bool:
