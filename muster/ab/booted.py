@@ -46,7 +46,7 @@ class ArmRefused(Exception):
     """An arm did not boot. ``report`` says why, ``why`` what its builder raised."""
 
     def __init__(self, arm: str, report: Report, why: str = "") -> None:
-        super().__init__(f"arm {arm} did not boot")
+        super().__init__(f"arm {arm} did not boot{f': {why}' if why else ''}")
         self.arm, self.report, self.why = arm, report, why
 
 

@@ -19,7 +19,7 @@ from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_o
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
 from kernel_muster.ab.result import Allowed, Check, Kernels, ModelResult, Proof, Row, Side, Speculation, Speed
-from kernel_muster.ab.runs import ArmStopped, Run, Timed, stops
+from kernel_muster.ab.runs import FLOOR, ArmStopped, Run, Timed, stops
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.diff import compare
@@ -104,7 +104,7 @@ class _Comparing:
         except ArmStopped as error:
             ran = [dict.fromkeys(booted.meter.uses, KernelUse(1)) for booted in (self._a, self._b)]
             self._note(*ran)  # as far as it came, it did not run equally often
-            stopped.append(Check(name="decode", where=error.where, outcome="failed", text=str(error)))
+            stopped.append(_stopped(error))
         proofs = tuple(self._proofs())
         report = a.report
         return ModelResult(
@@ -130,7 +130,8 @@ class _Comparing:
         b = self._generate(B, prompts, keep_logits=True)
         differing = self._differing(count)
         found = distance(a.logits, b.logits, a.tokens, b.tokens, plan.thresholds.top_k)
-        floor = self._rounding(prompts, a, differing) if differing else None
+        is_measured = bool(differing) and plan.thresholds.max_kl is None
+        floor = self._rounding(prompts, a, differing) if is_measured else None
         timed = self._timed(prompts, (a, b))
         ratios = timed.ratios
         kernels = self._kernels(count, differing, timed)
@@ -179,15 +180,15 @@ class _Comparing:
 
     def _rounding(self, prompts: Sequence[Prompt], a: Decoded, differing: tuple[str, ...]) -> Distance:
         """Measure what rounding in the kernels that differ does to the reference arm."""
-        if self._floor is None:
-            self._floor = self._boot_floor()
-        nudger = self._floor.nudger
-        assert nudger is not None  # noqa: S101  (it was booted with one)
-        nudger.keys = frozenset(differing)
-        self._floor.prepare(
-            len(prompts)
-        )  # as far as it is not: a graph moves what was to be moved when it was captured
-        moved = self._floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
+        with stops(FLOOR, f"C={len(prompts)}"):
+            if self._floor is None:
+                self._floor = self._boot_floor()
+            nudger = self._floor.nudger
+            assert nudger is not None  # noqa: S101  (it was booted with one)
+            nudger.keys = frozenset(differing)
+            # As far as it is not prepared: a graph moves what was to be moved when it was captured.
+            self._floor.prepare(len(prompts))
+            moved = self._floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
         return distance(a.logits, moved.logits, a.tokens, moved.tokens, self._plan.thresholds.top_k)
 
     def _timed(self, prompts: Sequence[Prompt], first: tuple[Decoded, Decoded]) -> Timed:
@@ -276,6 +277,14 @@ class _Comparing:
                     arm=name, key=key, provider=str(handle.provider), cases=len(cases),
                     worst=max((case.worst for case in cases), default=0.0), problems=tuple(problems),
                 )  # fmt: skip
+
+
+def _stopped(error: ArmStopped) -> Check:
+    """Return the check that failed, or for want of what rounding does could not be made."""
+    if error.arm != FLOOR:
+        return Check(name="decode", where=error.where, outcome="failed", text=str(error))
+    text = f"{error}; --max-kl judges without it"
+    return Check(name="rounding", where=error.where, outcome="inconclusive", text=text)
 
 
 def _device_text(booted: Booted) -> str:

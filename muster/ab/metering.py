@@ -74,7 +74,8 @@ class Meter:
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Return a launch that is counted, and keep it while a step is recorded."""
-        launch = self._inner.prepare(owner, spec, bound, options)
+        with _named(owner):
+            launch = self._inner.prepare(owner, spec, bound, options)
         if self._recorded is not None:
             self._recorded.append((owner, launch))
         if self.seen is not None:
@@ -85,7 +86,8 @@ class Meter:
 
         def metered(stream: Any = None) -> None:
             start = time.perf_counter()
-            launch(stream)
+            with _named(owner):
+                launch(stream)
             self._count(owner, time.perf_counter() - start)
 
         return metered
@@ -103,6 +105,16 @@ class Meter:
             use = span.setdefault(owner, KernelUse())
             use.launches += 1
             use.seconds += seconds
+
+
+@contextmanager
+def _named(owner: str) -> Iterator[None]:
+    """Note on whatever is raised inside which kernel that was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in {owner}")
+        raise
 
 
 def uses_of(recorded: Recorded) -> Uses:

@@ -46,6 +46,13 @@ def read_prompts(texts: Sequence[str], vocab: int) -> Prompts:
     return Prompts(distinct, f"{len(distinct)} given, {min(map(len, distinct))} to {max(map(len, distinct))} tokens")
 
 
+def check_count(texts: Sequence[str], sequences: int) -> None:
+    """Refuse more prompts than sequences: some would not be decoded."""
+    count = len(read_prompts(texts, 1 << 31).prompts) if texts else 0
+    if count > sequences:
+        raise UsageError(f"--prompt: {count} prompts for {sequences} sequences: raise --sequences, or drop prompts")
+
+
 def longest_prompt(texts: Sequence[str]) -> int:
     """Return the tokens of the longest prompt, given or made, whatever the vocabulary; UsageError as for reading."""
     return max(map(len, read_prompts(texts, 1 << 31).prompts)) if texts else MADE_TOKENS
@@ -58,11 +65,25 @@ def _read(text: str, vocab: int) -> list[Prompt]:
     except (OSError, ValueError):  # a long text is no path
         is_file = False
     if not is_file:
+        _check_no_path(text, path)
         return [_from_text(text, vocab, "--prompt")]
     content = _content(path)
     if path.suffix == ".json":
         return _from_json(content, path, vocab)
     return [_from_text(line, vocab, str(path)) for line in content.splitlines() if line.strip()]
+
+
+def _check_no_path(text: str, path: Path) -> None:
+    """Refuse what looks like a path and is no file: a misspelt one would be taken for the prompt itself."""
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):
+        exists = False
+    if text and exists:
+        raise UsageError(f"--prompt {text!r}: it is no file; name one, or put a text of that name into one")
+    is_one_word = len(text.split()) == 1
+    if text.endswith((".txt", ".json")) or (is_one_word and "/" in text):
+        raise UsageError(f"--prompt {text!r}: there is no such file; a text goes into a file if it looks like a path")
 
 
 def _content(path: Path) -> str:
@@ -75,7 +96,10 @@ def _content(path: Path) -> str:
 
 
 def _from_text(text: str, vocab: int, where: str) -> Prompt:
-    ids = tuple(byte % vocab for byte in text.encode())
+    try:
+        ids = tuple(byte % vocab for byte in text.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}: no UTF-8 at character {error.start} of a prompt; a .json file takes ids") from None
     if not ids:
         raise UsageError(f"{where}: a prompt is empty, expected at least one character")
     return ids

@@ -11,6 +11,7 @@ from kernel_muster.ab.arms import GATE, Arm
 from kernel_muster.ab.booted import Sized
 from kernel_muster.ab.comparing import compare_model
 from kernel_muster.ab.plan import Plan
+from kernel_muster.ab.prompts import check_count
 from kernel_muster.ab.result import Comparison, Thresholds
 from kernel_muster.ab.sizes import DEVICE, HOST, sizing
 from kernel_muster.audit.opening import Wanted
@@ -66,6 +67,7 @@ def run(
         repeats=wish.repeats, drafts=wish.drafts, prompts=wish.prompts, seed=wish.seed, sized=wish.sized,
         thresholds=wish.thresholds, folder=wish.folder, stage=wish.stage, progress=progress, say=say,
     )  # fmt: skip
+    check_count(plan.prompts, max(plan.sequences))
     models = tuple(compare_model(base, a, b, plan) for base in bases)
     return Comparison(
         muster_version=__version__, command=wish.command, date=f"{datetime.now(UTC):%Y-%m-%d}", a=a.text(),

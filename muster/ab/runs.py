@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 from kernel_muster.ab.decoders import Decoded
 from kernel_muster.registry.values import frozen
 
+#: The reference arm once more, with the results of some kernels moved.
+FLOOR = "A, booted again to measure rounding,"
+
 
 class ArmStopped(Exception):
     """An arm that booted did not decode to its end."""
 
-    def __init__(self, arm: str, where: str, error: Exception) -> None:
-        super().__init__(f"arm {arm} stopped: {type(error).__name__}: {error}")
-        self.where = where
+    def __init__(self, arm: str, where: str, error: BaseException) -> None:
+        super().__init__(f"arm {arm} stopped: {raised_text(error)}")
+        self.arm, self.where = arm, where
+
+
+def raised_text(error: BaseException) -> str:
+    """Return what was raised, on one line, with the kernel in which that was, where the meter knows it."""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return " ".join(f"{type(error).__name__}: {error}{f' ({notes})' if notes else ''}".split())
 
 
 @contextmanager
@@ -21,7 +30,9 @@ def stops(arm: str, where: str) -> Iterator[None]:
     """Turn whatever a kernel raises, or makes another one or the driver raise, into ArmStopped."""
     try:
         yield
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ArmStopped(arm, where, error) from error
 
 

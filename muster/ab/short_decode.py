@@ -1,13 +1,16 @@
 """A short decode of one model: the proof that what was audited also runs, and no measurement."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
-from kernel_muster.ab.booted import Building, boot_arm
+from kernel_muster.ab.booted import ArmRefused, Booted, Building, boot_arm
 from kernel_muster.ab.prompts import made_prompts, read_prompts
+from kernel_muster.ab.runs import raised_text
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.opening import Wanted
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 
@@ -42,14 +45,26 @@ class ShortDecode:
         return found
 
 
+@contextmanager
+def _refuses(booted: Booted) -> Iterator[None]:
+    """Turn whatever a kernel raises into ArmRefused: it is the kernel's failure and not ours."""
+    try:
+        yield
+    except (KeyboardInterrupt, UsageError):  # the latter: what does not fit into memory
+        raise
+    except BaseException as error:
+        raise ArmRefused("boot", booted.report, f"decoding stopped: {raised_text(error)}") from error
+
+
 def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
-    """Boot the model with weights and decode; ArmRefused if it does not boot, UsageError for what makes no sense."""
+    """Boot the model with weights and decode; ArmRefused if that fails, UsageError for what makes no sense."""
     booted = boot_arm("boot", wanted, building)
     try:
         vocab = booted.sized.model.vocab_size or 1
         chosen = read_prompts(prompts, vocab) if prompts else made_prompts(building.sequences, vocab, building.seed)
-        booted.prepare(building.sequences)
-        found = booted.decoder.generate(chosen.take(building.sequences), tokens, keep_logits=True)
+        with _refuses(booted):
+            booted.prepare(building.sequences)
+            found = booted.decoder.generate(chosen.take(building.sequences), tokens, keep_logits=True)
     finally:
         booted.decoder.close()
     rows = [row for sequence in found.logits for row in sequence]

@@ -79,7 +79,7 @@ def boot(
     if target is not None and target.startswith("sm_"):
         raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
     from kernel_muster.ab.booted import ArmRefused, Building
-    from kernel_muster.ab.prompts import longest_prompt
+    from kernel_muster.ab.prompts import check_count, longest_prompt
     from kernel_muster.ab.short_decode import short_decode
     from kernel_muster.ab.sizes import DEVICE, HOST, sizing
     from kernel_muster.cli.booting import asked_of, run_audit, wanted_of
@@ -100,6 +100,7 @@ def boot(
         sized=sizing(is_reduced=is_reduced, layers=layers, limits=limits), folder=weights, seed=seed,
         sequences=sequences, context=longest_prompt(prompt or ()) + tokens, stage="loaded",
     )  # fmt: skip
+    check_count(prompt or (), sequences)
     check_writable(output)
     found: ShortDecode | ArmRefused | None = None
     with configured_logs(verbose=verbose), shown_progress() as progress:
@@ -158,7 +159,7 @@ def _sections(report: "Report", found: "ShortDecode | ArmRefused | None", *, ver
     if isinstance(found, ShortDecode):
         yield Section("Decode", "" if found.is_finite else "refuse", lines=tuple(found.lines()))
     elif found is not None:
-        yield Section("Decode: the model did not boot with weights", "refuse", lines=(found.why,) if found.why else ())
+        yield Section("Decode: the model did not decode", "refuse", lines=(found.why,) if found.why else ())
         yield from finding_sections(found.report.findings, verbose=verbose)
     yield from sections(report, verbose=verbose)
 

@@ -38,7 +38,8 @@ def muster_kernels():
 """
 QUICK = ("--target", "cpu", "--tokens", "8", "--repeats", "1", "--drafts", "0")
 #: Short prompts: a host reads rows one by one.
-SHORT = tuple(part for text in ("abc", "bde", "cfg", "dhi") for part in ("--prompt", text))
+TEXTS = ("abc", "bde", "cfg", "dhi")
+SHORT = tuple(part for text in TEXTS for part in ("--prompt", text))
 TWO = ("w4a16_gemv_batch2",)
 #: The reduced delta net's last projection: no case of the contract has its shape; one row and two take these tiers.
 OUT = "if w.shape == (64, 64)"
@@ -49,7 +50,8 @@ TIERS = ("w4a16_gemv", "w4a16_gemv_batch2")
 @pytest.fixture
 def ab(cli: Any) -> Callable[..., Any]:
     def run(*arguments: object, model: str = "qwen3.6-27b", sequences: str = "1,2") -> Any:
-        prompts = () if "--prompt" in arguments else SHORT
+        counts = [int(part) for part in sequences.split(",")]
+        prompts = () if "--prompt" in arguments else SHORT[: 2 * max(counts)]
         return cli("ab", model, *QUICK, *prompts, "--sequences", sequences, *arguments)
 
     return run
@@ -181,6 +183,32 @@ def test_arm_whose_kernel_gives_no_numbers_is_caught_and_named(planted: Callable
     (stopped,) = [check for check in found["models"][0]["checks"] if check["name"] == "decode"]
     assert stopped["text"].startswith("arm B stopped: ContractError: argmax_bf16: NaN in row 0 of logits")
     assert found["headline"].startswith("DIFFER: B cannot stand in for A: contract at w4a16_gemv::w4a16_gemv_batch2")
+
+
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_rounding_that_cannot_be_measured_is_inconclusive(
+    ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    from kernel_muster.ab import nudging
+
+    def fails(*arguments: object) -> None:
+        raise error("full")
+
+    monkeypatch.setattr(nudging, "nudged", fails)
+    arms = ("--a", "MUSTER_QKV_ARM=tiled", "--b", "MUSTER_QKV_ARM=wide")
+    ran = ab(*arms, "--format", "json", sequences="4")
+    assert (ran.code, ran.json["verdict"], failed(ran.json)) == (1, "inconclusive", set())
+    (check,) = [one for one in ran.json["models"][0]["checks"] if one["outcome"] == "inconclusive"]
+    assert check["text"].startswith("arm A, booted again to measure rounding, stopped: ")
+    assert "full" in check["text"]
+    assert check["text"].endswith("; --max-kl judges without it")
+    assert ab(*arms, "--max-kl", "0", sequences="4").code == 0
+
+
+def test_kernel_that_raises_is_named(planted: Callable[..., Any]) -> None:
+    _, found = planted(f"{OUT}: raise ValueError('boom')", names=TIERS, sequences="2")
+    (stopped,) = [check for check in found["models"][0]["checks"] if check["name"] == "decode"]
+    assert stopped["text"].startswith("arm B stopped: ValueError: boom (in w4a16_gemv::w4a16_gemv")
 
 
 def test_advisory_prints_the_verdict_and_exits_0(planted: Callable[..., Any]) -> None:
@@ -346,13 +374,40 @@ def test_prompts_come_from_text_and_files(ab: Callable[..., Any], cli: Any) -> N
     assert [row["prompts"] for row in model["rows"]] == [2, 4]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompts/none", "there is no such file"),
+        ("none.txt", "there is no such file"),
+        ("none.json", "there is no such file"),
+        (".", "it is no file"),
+        ("/dev/null", "it is no file"),
+        ("a\udcff", "no UTF-8 at character 1 of a prompt"),
+    ],
+)
+def test_prompt_that_is_no_text_and_no_file_is_a_usage_error(ab: Callable[..., Any], text: str, said: str) -> None:
+    ran = ab("--prompt", text)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_text_with_a_slash_among_words_is_a_text(ab: Callable[..., Any]) -> None:
+    assert ab("--prompt", "and/or this", sequences="1").code == 0
+
+
+def test_more_prompts_than_sequences_are_a_usage_error(ab: Callable[..., Any]) -> None:
+    ran = ab("--prompt", "one", "--prompt", "two", sequences="1")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--prompt: 2 prompts for 1 sequences: raise --sequences, or drop prompts" in ran.err
+
+
 def test_one_prompt_is_said_in_the_first_line(ab: Callable[..., Any]) -> None:
     ran = ab("--prompt", "x" * 20, sequences="2")
     assert "(from one model, one prompt, one run, reduced size, random weights: " in ran.out.splitlines()[0]
     assert "1 prompts for 2 sequences: equal ones ask for equal experts" in ran.out
 
 
-@pytest.mark.parametrize("text", ["{}", "[[]]", "[[999]]", "[[true]]", "[1.5]", "[", '[""]'])
+@pytest.mark.parametrize("text", ['["\\ud800"]', "{}", "[[]]", "[[999]]", "[[true]]", "[1.5]", "[", '[""]'])
 def test_prompt_file_that_makes_no_sense_is_a_usage_error(ab: Callable[..., Any], cli: Any, text: str) -> None:
     file = cli.folder / "ids.json"
     file.write_text(text)

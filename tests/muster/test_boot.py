@@ -99,6 +99,49 @@ def test_builder_that_fails_is_an_internal_error(cli: Any) -> None:
     assert "the model's builder failed: RuntimeError: no layer of this kind" in ran.err
 
 
+# A plugin whose SiLU passes its registration and fails when a model decodes.
+RAISES = """
+import numpy as np
+import kernel_muster as km
+
+
+def silu(gate, up, out):
+    {what}
+
+
+@km.hookimpl
+def muster_kernels():
+    return [
+        km.KernelSpec(
+            key="silu::silu_mul", contract="silu_mul", archs=("cpu",), backend=km.PythonKernel(silu),
+            overrides="kernel-muster",
+        )
+    ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("raise ValueError('boom')", "decoding stopped: ValueError: boom (in silu::silu_mul)"),
+        ("raise SystemExit(0)", "decoding stopped: SystemExit: 0 (in silu::silu_mul)"),
+        ("out[...] = np.nan", "decoding stopped: ContractError: argmax_bf16: NaN in row 0 of logits"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for arithmetic on what is no number
+def test_kernel_that_fails_while_decoding_is_refused_with_the_report(
+    boot: Callable[..., Any], cli: Any, what: str, said: str
+) -> None:
+    cli.install(RAISES.format(what=what), "raises")
+    file = cli.folder / "boot.json"
+    ran = boot("--plugin", "raises", "--format", "json", "--output", file)
+    assert (ran.code, ran.err) == (1, "")
+    assert ran.out.startswith("REFUSED: the audit says PASSED: qwen3.6-27b on cpu")
+    found = json.loads(file.read_text())
+    assert found["report"]["verdict"] == "passed"
+    assert found["decode"]["refused"].startswith(said)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
