@@ -176,6 +176,7 @@ class DecodeEngine:
         if len(counts) != 1:
             return self.model.verify(state, sequences, ids, reads)
         self._check_pages(sequences, [len(row) for row in ids])
+        self._fed = []  # the caller chooses which rows stay, and so which token is next
         batch = state.batch(sequences, ids, "verify")
         shape = (len(sequences), counts.pop())
         step = self._verifies.get((shape, tuple(reads)))

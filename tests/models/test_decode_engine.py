@@ -436,3 +436,15 @@ def test_nothing_to_do_is_refused(tiny: Make, engine_of: Any) -> None:
 def test_context_of_no_token_is_refused(tiny: Make, max_context: Any) -> None:
     with pytest.raises(UsageError, match=f"max_context is {max_context}, expected at least 1"):
         DecodeEngine(tiny("dense"), SIZES, max_context)
+
+
+def test_step_after_a_verify_pass_needs_its_tokens(engine_of: Any) -> None:
+    engine = engine_of("dense")
+    one = engine.state.open()
+    engine.enqueue([one], [1])
+    engine.tokens()
+    done = engine.verify(engine.state, [one], [[2, 3]])
+    engine.state.roll_back([one], done.batch, [2])
+    with pytest.raises(UsageError, match="say which tokens they read"):
+        engine.enqueue([one])
+    assert one.length == 3
