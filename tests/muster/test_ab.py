@@ -473,4 +473,4 @@ def test_kernel_that_computes_garbage_from_some_token_on_is_caught(cli: Any, mod
     assert {"largest"} <= failed(ran.json) <= {"largest", "parting", "contract"}  # the last by luck of its lengths
     for row in ran.json["models"][0]["rows"]:
         assert row["distance"]["worst"] <= row["allowed"]["kl"]  # medians say nothing of it
-        assert row["distance"]["largest_at"][1] == 8
+        assert row["distance"]["largest_at"][1] in (9, 10, 11)  # the prompt has 20 tokens
