@@ -115,7 +115,7 @@ def ab(
 
     A is the reference. KL and bit identity decide; coherence informs. On cpu models are reduced in size.
 
-    Exit code: 0 equal or in agreement (or --advisory), 1 different or an arm refused to boot, 2 usage.
+    Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or an arm refused to boot, 2 usage.
     """
     from kernel_muster.ab.arms import Arm, check_arms, parse_levers
     from kernel_muster.ab.result import Thresholds
