@@ -24,7 +24,34 @@ Uses = dict[str, KernelUse]
 Recorded = tuple[tuple[str, Launch], ...]
 
 
-class Meter:
+class Wrapped:
+    """Stands before another runner, and passes on all but what a subclass looks at."""
+
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
+
+    def start(self, spec: KernelSpec) -> None:
+        """Begin what must happen before a launch."""
+        self._inner.start(spec)
+
+    def join(self, progress: Progress | None = None) -> None:
+        """Wait for all that was started."""
+        self._inner.join(progress)
+
+    def state(self, spec: KernelSpec) -> BuildState:
+        """Say how far a spec has come."""
+        return self._inner.state(spec)
+
+    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
+        """Return what a launch needs besides its arguments."""
+        return self._inner.scratch_bytes(owner, spec, bound)
+
+    def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
+        """Return the launch of the runner behind."""
+        return self._inner.prepare(owner, spec, bound, options)
+
+
+class Meter(Wrapped):
     """Stands before another runner.
 
     On the host a launch is synchronous, so that its wall time is the kernel's, and it is counted when it runs. On a
@@ -32,7 +59,8 @@ class Meter:
     """
 
     def __init__(self, inner: Runner, *, is_host: bool) -> None:
-        self._inner, self._is_host = inner, is_host
+        super().__init__(inner)
+        self._is_host = is_host
         self._recorded: list[tuple[str, Launch]] | None = None
         self.uses: Uses = {}
         self.steps: Uses = {}
@@ -55,22 +83,6 @@ class Meter:
             yield kept
         finally:
             self._recorded = None
-
-    def start(self, spec: KernelSpec) -> None:
-        """Begin what must happen before a launch."""
-        self._inner.start(spec)
-
-    def join(self, progress: Progress | None = None) -> None:
-        """Wait for all that was started."""
-        self._inner.join(progress)
-
-    def state(self, spec: KernelSpec) -> BuildState:
-        """Say how far a spec has come."""
-        return self._inner.state(spec)
-
-    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
-        """Return what a launch needs besides its arguments."""
-        return self._inner.scratch_bytes(owner, spec, bound)
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Return a launch that is counted, and keep it while a step is recorded."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from kernel_muster.ab.metering import Wrapped
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import BuildState, Launch, LaunchOptions, Progress, Runner
+from kernel_muster.registry.running import Launch, LaunchOptions, Runner
 from kernel_muster.registry.signature import Bound, TensorParam
 from kernel_muster.registry.specs import KernelSpec
 
@@ -23,7 +24,7 @@ F32_STEP = 2.0**-16
 _LARGEST = 0x7F00  # no step leads from here to infinity
 
 
-class Nudger:
+class Nudger(Wrapped):
     """Stands before another runner and moves results of the kernels in ``keys``; all others are left alone.
 
     On the host ``keys`` counts when a launch runs, on a device when it is prepared: a graph is as it was captured.
@@ -31,27 +32,12 @@ class Nudger:
     """
 
     def __init__(self, inner: Runner, seed: int, *, is_host: bool) -> None:
-        self._inner, self._seed, self._is_host = inner, seed, is_host
+        super().__init__(inner)
+        self._seed, self._is_host = seed, is_host
         self._calls = 0
         self.keys: frozenset[str] = frozenset()
         self.contracts: Mapping[str, Contract] = {}
         self.find: Callable[[str], Handle | None] = lambda dtype: None
-
-    def start(self, spec: KernelSpec) -> None:
-        """Begin what must happen before a launch."""
-        self._inner.start(spec)
-
-    def join(self, progress: Progress | None = None) -> None:
-        """Wait for all that was started."""
-        self._inner.join(progress)
-
-    def state(self, spec: KernelSpec) -> BuildState:
-        """Say how far a spec has come."""
-        return self._inner.state(spec)
-
-    def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
-        """Return what a launch needs besides its arguments."""
-        return self._inner.scratch_bytes(owner, spec, bound)
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Return a launch whose results are moved when it has run."""
