@@ -18,7 +18,8 @@ from kernel_muster.registry.values import frozen
 class GdnInputs:
     """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``.
 
-    ``decay`` and ``beta`` are what the gates make of ba, FP32 ``(M, value_heads)``.
+    ``decay`` and ``beta`` are what the gates make of ba, FP32 ``(M, value_heads)``. ``convolved`` is qkv behind the
+    convolution, of a decode step whose projection advanced the convolution's state already.
     """
 
     qkv: Any
@@ -26,6 +27,7 @@ class GdnInputs:
     ba: Any
     decay: Any
     beta: Any
+    convolved: Any | None = None
 
 
 class DeltaRule:
@@ -70,10 +72,12 @@ class DeltaRule:
             qkv = self._convolved(inputs.qkv, batch, states)
             self._prefill(qkv=qkv, cu_rows=batch.cu_rows, **shared, slots=batch.state_slots, out=out)
             return out, False
-        qkv = new_rows(inputs.qkv, self._dims.qkv_dim)
-        self._conv(
-            x=inputs.qkv, weight=needed(self._weight, "conv1d"), state=states.conv, slots=batch.state_slots, out=qkv
-        )
+        qkv = inputs.convolved
+        if qkv is None:
+            qkv = new_rows(inputs.qkv, self._dims.qkv_dim)
+            self._conv(
+                x=inputs.qkv, weight=needed(self._weight, "conv1d"), state=states.conv, slots=batch.state_slots, out=qkv
+            )
         if arm == "norm_strided":
             norm = {"gate": inputs.z, "norm_weight": needed(self.norm_weight, "norm"), "eps": self._eps}
             self._norm_strided(qkv=qkv, **norm, **shared, slots=batch.state_slots, out=out)
