@@ -11,6 +11,7 @@ from kernel_muster.models.dims import GdnDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.policy.gdn import FUSED_VERIFY_ROWS, GdnArm, decode_arm, verify_arm
 from kernel_muster.models.state import Recurrent
+from kernel_muster.registry.tape import Beside
 from kernel_muster.registry.values import frozen
 
 
@@ -19,7 +20,8 @@ class GdnInputs:
     """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``.
 
     ``decay`` and ``beta`` are what the gates make of ba, FP32 ``(M, value_heads)``. ``convolved`` is qkv behind the
-    convolution, of a decode step whose projection advanced the convolution's state already.
+    convolution, of a decode step whose projection advanced the convolution's state already. ``beside`` is what makes
+    ba, decay and beta while the rest goes on: :meth:`join` comes before they are read.
     """
 
     qkv: Any
@@ -28,6 +30,12 @@ class GdnInputs:
     decay: Any
     beta: Any
     convolved: Any | None = None
+    beside: Beside | None = None
+
+    def join(self) -> None:
+        """Let what follows wait for ba, decay and beta."""
+        if self.beside is not None:
+            self.beside.join()
 
 
 class DeltaRule:
@@ -70,6 +78,7 @@ class DeltaRule:
         shared = {"decay": inputs.decay, "beta": inputs.beta, **self.heads, "state": states.ssm}
         if batch.phase == "prefill":
             qkv = self._convolved(inputs.qkv, batch, states)
+            inputs.join()
             self._prefill(qkv=qkv, cu_rows=batch.cu_rows, **shared, slots=batch.state_slots, out=out)
             return out, False
         qkv = inputs.convolved
@@ -78,6 +87,7 @@ class DeltaRule:
             self._conv(
                 x=inputs.qkv, weight=needed(self._weight, "conv1d"), state=states.conv, slots=batch.state_slots, out=qkv
             )
+        inputs.join()
         if arm == "norm_strided":
             norm = {"gate": inputs.z, "norm_weight": needed(self.norm_weight, "norm"), "eps": self._eps}
             self._norm_strided(qkv=qkv, **norm, **shared, slots=batch.state_slots, out=out)
@@ -110,6 +120,7 @@ class DeltaRule:
         """Advance the states and keep them after each row, so that rejected rows can be taken back."""
         conv_rows, ssm_rows = states.snapshots(batch.rows)
         qkv = self._convolved_rows(inputs.qkv, batch, states, conv_rows)
+        inputs.join()
         gates = {"decay": inputs.decay, "beta": inputs.beta}
         shared = {**gates, **self.heads, "state": states.ssm, "slots": batch.state_slots}
         if arm == "chunk":

@@ -90,14 +90,14 @@ class Gdn:
     def project(self, x: Any, phase: Phase) -> GdnInputs:
         """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it.
 
-        The small kernels of the gates run beside that.
+        The small kernels of the gates run beside that, until what needs them joins them.
         """
         dims = self.dims
         ba = new_rows(x, dims.ba_rows)
         with beside() as side:
             self.ba.forward(x, ba, phase)
             decay, beta = self.gates(ba)
-        found = GdnInputs(new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim), ba, decay, beta)
+        found = GdnInputs(new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim), ba, decay, beta, beside=side)
         into = {**self.rule.heads, "out_qkv": found.qkv, "out_z": found.z}
         if x.shape[0] == 1 and self._qkvz_one is not None:
             self._qkvz_one(x=x, w=self.qkvz.weight.copy_for(self._qkvz_one), **into)
@@ -106,7 +106,6 @@ class Gdn:
             with self._scratch.lease("gdn.qkvz", _USER, (x.shape[0], dims.qkvz_rows)) as fused:
                 self.qkvz.forward(x, fused, phase)
                 self._split_qkvz(qkvz=fused, **into)
-        side.join()
         return found
 
     def gates(self, ba: Any) -> tuple[Any, Any]:
