@@ -1,6 +1,6 @@
 """The levers of models and dispatch: declared overrides, each with its effect and its evidence."""
 
-from kernel_muster.models.policy.attention import ASKED_ARMS, TIER_ROWS, TILED_EVIDENCE
+from kernel_muster.models.policy.attention import ASKED_ARMS, PREFILL_MMA_ROWS, TIER_ROWS, TILED_EVIDENCE
 from kernel_muster.models.policy.evidence import Threshold
 from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
@@ -216,6 +216,15 @@ PROJECTION_LEVERS = (
     ),
 )
 
+ATTENTION_LEVERS = (
+    _kill(
+        "MUSTER_NO_PREFILL_MMA",
+        "prefill_paged::prefill_paged_attn_mma",
+        "Attend with every row of a prompt as decode does, with its bits, instead of in tiles of rows.",
+        str(PREFILL_MMA_ROWS.evidence),
+    ),
+)
+
 SPECULATION_LEVERS = (
     Lever(
         name="MUSTER_MTP_GATE_FORCE",
@@ -241,4 +250,4 @@ SPECULATION_LEVERS = (
     ),
 )
 
-MODEL_LEVERS = (*TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *SPECULATION_LEVERS)
+MODEL_LEVERS = (*TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *SPECULATION_LEVERS)

@@ -1,8 +1,8 @@
 """Full attention: norms, projections, rotary positions, paged cache and paged attention.
 
 Activations are BF16 ``(M, features)``; keys and values stand in the caller's cache. Softmax and sums are FP32, see the
-contracts. A row of a prefill or verify pass is bit-identical to the decode step of its prefix, as far as projections
-are (GEMV tiers are).
+contracts. A row of a verify pass is bit-identical to the decode step of its prefix, as far as projections are (GEMV
+tiers are); so is one of a prefill that is attended row by row. In tiles of rows its weights are rounded to BF16.
 """
 
 from typing import Any
@@ -14,7 +14,9 @@ from kernel_muster.models.layers.attention_projections import AttentionProjectio
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.norm import RmsNorm
 from kernel_muster.models.layers.rotary import Rotary
+from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PrefillArm, prefill_arm
 from kernel_muster.models.state import KvCache
+from kernel_muster.registry.handles import AnyHandle
 
 __all__ = ["Attention", "QkvRows"]
 
@@ -31,7 +33,12 @@ class Attention(AttentionProjections):
         self.rotary = Rotary(ctx, dims.rope)
         self._append = kernels.kernel("kv_cache", "kv_cache_append")
         self._decode = kernels.kernel("paged_decode", "paged_decode_attn")
-        self._prefill = kernels.kernel("prefill_paged", "prefill_paged_attn")
+        self._prefill: dict[PrefillArm, AnyHandle] = {"rows": kernels.kernel("prefill_paged", "prefill_paged_attn")}
+        if dims.head_dim in MMA_HEAD_DIMS and not ctx.levers.flag("MUSTER_NO_PREFILL_MMA"):
+            self._prefill["mma"] = kernels.try_kernel(
+                "prefill_paged", "prefill_paged_attn_mma",
+                when="heads have 128 or 256 values, MUSTER_NO_PREFILL_MMA is off",
+            )  # fmt: skip
 
         def norm(name: str, size: int) -> RmsNorm:
             return RmsNorm(rms_norm, rms_norm_residual, ctx.array(name, size), model.rms_eps, model.norm_weight_offset)
@@ -51,7 +58,8 @@ class Attention(AttentionProjections):
             attended = self.attend_each(q, cache, batch.block_table, batch.context_lens)
         else:
             attended = np.empty_like(q)
-            self._prefill(
+            has_mma = bool(self._prefill.get("mma"))
+            self._prefill[prefill_arm(x.shape[0], batch.phase, self.dims.head_dim, has_mma)](
                 q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, cu_rows=batch.cu_rows,
                 context_lens=batch.context_lens, scale=self.scale, out=attended,
             )  # fmt: skip

@@ -15,7 +15,7 @@ SCALE = ScalarParam("scale", "f32", minimum=0.0)
 GROUPED_HEADS: tuple[tuple[Dim, Dim], ...] = (("Hq", "Hk"),)
 
 _WIDEST, _LONGEST = 256, 96
-_LARGEST = 6.0
+LARGEST_VALUE = 6.0
 
 
 # Scores: D products of unit Gaussians added in any order err by D * 2^-24 * sum |q k|, and sum |q k| < D; the scale is
@@ -25,7 +25,7 @@ def attention_tolerance(longest: int) -> Tolerance:
     """Bound attention over at most ``longest`` tokens."""
     return Tolerance(
         relative=BF16_ROUNDING,
-        absolute=2 * _LARGEST * (_WIDEST**1.5 + longest + 16 + 128) * F32_ROUNDING,
+        absolute=2 * LARGEST_VALUE * (_WIDEST**1.5 + longest + 16 + 128) * F32_ROUNDING,
         derivation=f"one rounding to BF16 (2^-8); scores of {_WIDEST} products scaled by D^-0.5 err by D^1.5 * 2^-24, "
         f"which moves weights by that much relatively, twice with their sum; {longest} additions over the context; 16 "
         "FP32 operations; weights held to 2^-17; values below 6",

@@ -7,7 +7,7 @@ from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.paged_decode import cpu as paged_decode_cpu
 from kernel_muster.plugins.prefill_paged import launch
-from kernel_muster.plugins.prefill_paged.contracts import PREFILL
+from kernel_muster.plugins.prefill_paged.contracts import PREFILL, PREFILL_MMA
 from kernel_muster.plugins.prefill_paged.cpu import prefill_paged_attn
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
@@ -18,13 +18,16 @@ _host_spec = partial(host_spec, shares=(_sequences, paged_decode_cpu))
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return the contract."""
-    return (PREFILL,)
+    """Return the contracts."""
+    return (PREFILL, PREFILL_MMA)
 
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return the kernel, for the host and for a device."""
+    """Return the kernels, for the host and for a device."""
     key, same = "prefill_paged::prefill_paged_attn", ("paged_decode::paged_decode_attn",)
     yield _host_spec(key, PREFILL, prefill_paged_attn)
     yield KernelSpec(key=key, contract=PREFILL.name, archs=("sm_80+",), backend=launch.PREFILL, bit_identical_to=same)
+    mma = "prefill_paged::prefill_paged_attn_mma"
+    yield _host_spec(mma, PREFILL_MMA, prefill_paged_attn)
+    yield KernelSpec(key=mma, contract=PREFILL_MMA.name, archs=("sm_80+",), backend=launch.PREFILL)

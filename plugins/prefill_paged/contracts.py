@@ -12,12 +12,13 @@ from kernel_muster.plugins.paged_decode.contracts import (
     CONTEXT_LENS,
     DECODE,
     GROUPED_HEADS,
+    LARGEST_VALUE,
     SCALE,
     attention_tolerance,
     exact_attention,
     paged_context,
 )
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Run
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Run, Tolerance
 from kernel_muster.registry.signature import Signature, TensorParam
 
 
@@ -56,22 +57,25 @@ def _as_decode(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
 
 
 _MODEL_SCALE = {"scale": 256**-0.5}
+_LONGEST_SHORT = 96  # what a case without a tolerance of its own has at most
+
+_SIGNATURE = Signature(
+    (
+        TensorParam("q", "bf16", ("M", "Hq", "D")),
+        *CACHES,
+        BLOCK_TABLE,
+        TensorParam("cu_rows", "i32", ("S + 1",)),
+        CONTEXT_LENS,
+        SCALE,
+        TensorParam("out", "bf16", ("M", "Hq", "D"), "out"),
+    ),
+    GROUPED_HEADS,
+)
 
 PREFILL = Contract(
     "prefill_paged_attn",
     "causal softmax(scale q k^T) v over a paged context whose last tokens are the rows; a row is decode of its prefix",
-    Signature(
-        (
-            TensorParam("q", "bf16", ("M", "Hq", "D")),
-            *CACHES,
-            BLOCK_TABLE,
-            TensorParam("cu_rows", "i32", ("S + 1",)),
-            CONTEXT_LENS,
-            SCALE,
-            TensorParam("out", "bf16", ("M", "Hq", "D"), "out"),
-        ),
-        GROUPED_HEADS,
-    ),
+    _SIGNATURE,
     _exact_prefill,
     (
         Case("one_row", _dims(1, 1, 20, (4, 2, 64), (3, 16, 2)), {"scale": 0.125}),
@@ -94,4 +98,54 @@ PREFILL = Contract(
     ATTENTION_TOLERANCE,
     inputs=_context,
     by_rows={DECODE.name: _as_decode},
+)
+
+# A weight in one BF16 errs by 2^-9 of itself, and the sum of weights does not: that moves a mean of values by at most
+# 2^-9 of their largest.
+_WEIGHT_ROUNDING = 2.0**-9
+
+
+def mma_tolerance(longest: int) -> Tolerance:
+    """Bound attention over at most ``longest`` tokens whose weights are rounded to BF16."""
+    in_float = attention_tolerance(longest)
+    return Tolerance(
+        in_float.relative,
+        in_float.absolute + LARGEST_VALUE * _WEIGHT_ROUNDING,
+        f"{in_float.derivation}; each weight rounded to BF16 (2^-9) after the sum took it",
+    )
+
+
+def _long(name: str, rows: int, sequences: int, before: int, heads: tuple[int, int, int], pages: int) -> Case:
+    """A case of pages of 16 tokens, ``pages`` a sequence."""
+    dims = _dims(rows, sequences, before, heads, (sequences * pages, 16, pages))
+    return Case(name, dims, {"scale": heads[2] ** -0.5}, mma_tolerance(16 * pages))
+
+
+PREFILL_MMA = Contract(
+    "prefill_paged_attn_mma",
+    "causal softmax(scale q k^T) v over a paged context whose last tokens are the rows, weights rounded to BF16; a row "
+    "has the bits that it has in any launch, alone too",
+    _SIGNATURE,
+    _exact_prefill,
+    (
+        Case("one_row", _dims(1, 1, 20, (8, 1, 128), (3, 16, 2)), {"scale": 128**-0.5}),
+        Case("one_token", _dims(1, 1, 0, (4, 1, 256), (1, 16, 1)), _MODEL_SCALE),
+        Case("first_prompt", _dims(33, 1, 0, (8, 2, 256), (3, 16, 3)), _MODEL_SCALE),
+        Case("later_part", _dims(17, 1, 31, (2, 2, 128), (3, 16, 3)), {"scale": 128**-0.5}),
+        Case("ragged", _dims(23, 5, 9, (6, 3, 128), (30, 7, 5)), {"scale": 128**-0.5}),
+        Case("odd_pages", _dims(41, 3, 50, (4, 1, 256), (40, 5, 19)), _MODEL_SCALE),
+        Case("more_sequences_than_rows", _dims(2, 4, 3, (2, 1, 256), (8, 4, 2)), _MODEL_SCALE),
+        Case("uniform_weights", _dims(9, 2, 16, (4, 2, 128), (4, 16, 2)), {"scale": 0.0}),
+        Case("more_heads_a_key_than_a_tile_has_rows", _dims(3, 1, 12, (134, 1, 128), (1, 16, 1)), {"scale": 128**-0.5}),
+        _long("several_tiles_of_rows", 100, 2, 70, (16, 2, 256), 11),
+        _long("first_prompt_of_several_tiles", 130, 1, 0, (8, 1, 128), 9),
+        _long("drafter", 40, 1, 400, (32, 4, 128), 28),
+        _long("model_35b", 65, 1, 40, (16, 2, 256), 7),
+        _long("model_27b", 37, 3, 1030, (24, 4, 256), 70),
+        _long("late_rows", 3, 1, 3000, (16, 2, 256), 189),
+        Case("no_rows", _dims(0, 2, 5, (4, 2, 128), (2, 8, 2)), {"scale": 0.25}),
+        Case("no_sequences", _dims(0, 0, 0, (4, 2, 256), (2, 8, 2)), {"scale": 0.25}),
+    ),
+    mma_tolerance(_LONGEST_SHORT),
+    inputs=_context,
 )

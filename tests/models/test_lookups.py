@@ -26,7 +26,11 @@ GATE = {"r residual_add::sigmoid_gate_mul", "r residual_add::sigmoid_gate_mul_ba
 FP4 = "o w4a4::w4a4_gemm_mfast"
 SPLIT = {"r ssm_preprocess::deinterleave_qg"}
 ROPE, MROPE = {"r rope::rope_forward"}, {"o rope::rope_mrope_interleaved"}
-PAGED = {"r kv_cache::kv_cache_append", "r paged_decode::paged_decode_attn", "r prefill_paged::prefill_paged_attn"}
+PREFILL_MMA = "o prefill_paged::prefill_paged_attn_mma"
+PAGED = {
+    "r kv_cache::kv_cache_append", "r paged_decode::paged_decode_attn", "r prefill_paged::prefill_paged_attn",
+    PREFILL_MMA,
+}  # fmt: skip
 # What every attention asks for, whatever its weights and positions are.
 MIXER = NORMS | DENSE | PAGED | {"r residual_add::bf16_residual_add"}
 TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | TILES | GATE | SPLIT | ROPE | {FP4}
@@ -149,6 +153,7 @@ def test_dispatch_sites_are_lines_of_layers_and_not_of_helpers(make_session: Mak
     ("NO_TGEMM_PIPELINE3", T_CHAIN, "o w4a16::w4a16_gemm_t"),
     ("NO_K64_PIPELINE3", K64_CHAIN, "r w4a16::w4a16_gemm_t_k64"),
     ("NO_K64_N64", N64, None),
+    ("NO_PREFILL_MMA", PREFILL_MMA, None),
 ])  # fmt: skip
 def test_kill_switch_issues_no_lookup_and_off_keeps_it(
     make_session: Make, asked: Any, lever: str, gone: str, left: str | None

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from kernel_muster.models.policy.attention import qkv_arm
+from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PREFILL_MMA_ROWS, prefill_arm, qkv_arm
 from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.models.policy.ffn import DENSE_ARMS, FFN_ARMS, MOE_ARMS, dense_alias, dense_arm, moe_arm
 from kernel_muster.models.policy.moe import GROUPED_ROWS, moe_grouped_decode, takes_k64
@@ -39,6 +39,22 @@ def test_qkv_arm_of_a_verify_without_tiers_is_tiled() -> None:
 def test_qkv_arm_unknown_is_refused() -> None:
     with pytest.raises(UsageError, match="'fast': expected auto, tiled, wide, per_seq"):
         qkv_arm(4, "decode", "fast", has_tiers=True)
+
+
+@pytest.mark.parametrize("head_dim", MMA_HEAD_DIMS)
+def test_prefill_arm_is_tiles_from_its_edge_up(head_dim: int) -> None:
+    edge = PREFILL_MMA_ROWS.value
+    arms = [prefill_arm(rows, "prefill", head_dim, has_mma=True) for rows in (1, edge - 1, edge, 8192)]
+    assert arms == ["rows", "rows", "mma", "mma"]
+
+
+@pytest.mark.parametrize(("phase", "head_dim", "has_mma"), [
+    ("verify", 256, True), ("decode", 256, True), ("prefill", 64, True), ("prefill", 256, False),
+])  # fmt: skip
+def test_prefill_arm_is_rows_where_bits_are_decode_s_or_tiles_are_not_there(
+    phase: str, head_dim: int, has_mma: bool
+) -> None:
+    assert prefill_arm(8192, phase, head_dim, has_mma) == "rows"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rows", "levers", "grouped"), [

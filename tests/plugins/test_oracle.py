@@ -144,13 +144,14 @@ def test_paged_decode_equals_torch():
     proven("paged_decode_attn", oracle)
 
 
-def test_prefill_paged_equals_torch():
+@pytest.mark.parametrize("name", ["prefill_paged_attn", "prefill_paged_attn_mma"])
+def test_prefill_paged_equals_torch(name):
     def oracle(a, dims):
         spans = zip(a.cu_rows[:-1], a.cu_rows[1:], strict=True)
         parts = [attention(a, s, wide(a.q)[start:stop]) for s, (start, stop) in enumerate(spans)]
         return {"out": torch.cat([*parts, torch.zeros(0, *a.q.shape[1:], dtype=torch.float64)])}
 
-    proven("prefill_paged_attn", oracle)
+    proven(name, oracle)
 
 
 # ssm_preprocess
