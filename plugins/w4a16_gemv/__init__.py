@@ -62,3 +62,6 @@ def muster_kernels() -> Iterable[KernelSpec]:
         yield _host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)
         backend = launch.DENSE if key.startswith("gemv::") else dense_launch.DENSE_GEMM
         yield _dense_spec(key=key, contract=contract.name, backend=backend, bit_identical_to=same)
+        if backend is dense_launch.DENSE_GEMM:
+            hopper = dense_launch.DENSE_GEMM_HOPPER
+            yield KernelSpec(key=key, contract=contract.name, archs=("sm_90a",), backend=hopper, weight_layout=layout)

@@ -190,7 +190,7 @@ struct Consumer {
     }
     template <int SET>
     __device__ __forceinline__ void multiply_chunk(int chunk, u32 accumulate) {
-        const u64 b = b_descriptor(ring.x(chunk));
+        const u64 b = operand(ring.x(chunk));
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i) Wgmma<F::TOKENS>::run(sums, a[SET][i], b + 2 * i, i ? 1 : accumulate);

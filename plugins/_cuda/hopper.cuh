@@ -1,5 +1,5 @@
-// Instructions of sm_90a that the GEMM is made of, one wrapper each (PTX ISA 8.0): barriers in shared memory, bulk copies,
-// and wgmma with the A operand in registers.
+// Instructions of sm_90a that GEMMs are made of, one wrapper each (PTX ISA 8.0): barriers in shared memory, bulk copies,
+// and wgmma with the A operand in registers or in shared memory.
 #pragma once
 #include "launch.cuh"
 
@@ -103,9 +103,9 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// B in shared memory: rows of 64 BF16 k (128 bytes), swizzled in 128 bytes, 8 rows 1024 bytes apart from the next 8. The
+// An operand in shared memory: rows of 64 BF16 k (128 bytes), swizzled in 128 bytes, 8 rows 1024 bytes apart from the next 8. The
 // tile begins at a multiple of 1024; 16 k are 32 bytes, 2 in the descriptor. Addresses have 18 bits, 14 without the last 4.
-__device__ __forceinline__ u64 b_descriptor(u32 address) {
+__device__ __forceinline__ u64 operand(u32 address) {
     constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (1024ull >> 4) << 32, UNUSED = 1ull << 16;
     return SWIZZLE_128B | EIGHT_ROWS | UNUSED | (address >> 4);
 }
@@ -146,3 +146,20 @@ WGMMA(96, D0 ", " D1 ", " D2, ARGS(R32(d, 0), R16(d, 32)), "%48", "%49", "%50", 
 WGMMA(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66", "%67", "%68", "%69")
 WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98", "%99", "%100", "%101")
 WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130", "%131", "%132", "%133")
+
+// The same with a in shared memory, rows of k as b has them.
+template <int N>
+struct WgmmaShared;
+#define WGMMA_SHARED(N, D, REGISTERS, A, B, P)                                                                     \
+    template <>                                                                                                    \
+    struct WgmmaShared<N> {                                                                                        \
+        static __device__ __forceinline__ void run(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {              \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, " A ", " B             \
+                         ", p, 1, 1, 0, 0;\n}"                                                                     \
+                         : REGISTERS : "l"(a), "l"(b), "r"(accumulate));                                           \
+        }                                                                                                          \
+    };
+
+WGMMA_SHARED(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66")
+WGMMA_SHARED(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130")
