@@ -12,7 +12,7 @@ from kernel_muster.registry.signature import Bound
 
 Entries = Mapping[str, EntryResources]
 
-# Up to here a warp keeps its row in registers (norm.cu: KEPT vectors of 8 for each of 32 lanes).
+# Up to here a warp keeps its row in registers (rms_norm.cuh: KEPT vectors of 8 for each of 32 lanes).
 _WARP_WIDEST, _ROWS_A_BLOCK = 1024, 4
 _FORMS = tuple(f"{lanes}_w{width}" for lanes in ("warp", "block") for width in (1, 8))
 _NORM = ("ptr", "ptr", "ptr", "f32", "f32", "i32", "i32")

@@ -1,0 +1,201 @@
+// RMS norms of one BF16 row, and what other kernels that end in a norm need to make the same bits.
+//
+// One row for a warp up to H = 1024 (heads: many short rows), for a block of 256 threads above. A lane takes vectors of
+// 8 values if H is a multiple of 8, else single ones; the first KEPT of them stay in registers between the sum and the
+// result, further ones are read again (H > 8192). Weights are read before the launch waits for the one before it.
+//
+// Numerics: FP32 inside, one rounding to BF16 (two with a residual, the first where it is stored); root and quotients
+// err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
+// rising order: the order depends on H only, never on M.
+#pragma once
+#include "bf16.cuh"
+#include "launch.cuh"
+#include "reduce.cuh"
+
+constexpr int KEPT = 4;
+constexpr int warp = 32, block = 256;        // lanes of a row; entry points carry the names
+constexpr int WARP_WIDEST = KEPT * 8 * warp;  // up to here a warp has a row; norm/launch.py says the same
+
+// --- weights of either type ---
+
+template <int WIDTH>
+__device__ __forceinline__ Raw<WIDTH> load_weight(const bf16* weight, int piece) {
+    return load_raw<WIDTH>(weight, piece);
+}
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> load_weight(const float* weight, int piece) {
+    Values<WIDTH> v;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) v.at[i] = weight[(size_t)piece * WIDTH + i];
+    return v;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> widen(const Values<WIDTH>& v) {
+    return v;
+}
+
+// --- the forms: what is fetched, which value of it the norm is of, and what becomes of that ---
+
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> scaled(Values<WIDTH> v, float r, const Values<WIDTH>& w, float offset) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) v.at[i] = v.at[i] * r * (offset + w.at[i]);
+    return v;
+}
+
+// What the values of a gated norm are multiplied by.
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> silu(Values<WIDTH> g) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) g.at[i] *= sigmoid(g.at[i]);
+    return g;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> gated(Values<WIDTH> v, float r, const Values<WIDTH>& w, const Values<WIDTH>& by) {
+    v = scaled(v, r, w, 0.0f);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) v.at[i] *= by.at[i];
+    return v;
+}
+
+struct Plain {
+    const bf16 *x, *weight;
+    bf16* out;
+    float weight_offset;
+
+    template <int WIDTH>
+    struct Fetched {
+        Raw<WIDTH> value;
+    };
+    template <int WIDTH>
+    __device__ __forceinline__ Fetched<WIDTH> fetch(int piece) const { return {load_raw<WIDTH>(x, piece)}; }
+    template <int WIDTH>
+    __device__ __forceinline__ Fetched<WIDTH> again(int piece) const { return fetch<WIDTH>(piece); }
+    template <int WIDTH>
+    __device__ __forceinline__ void take(int piece, Fetched<WIDTH>& fetched) const {}
+    template <int WIDTH>
+    __device__ __forceinline__ void write(int piece, const Fetched<WIDTH>& f, float r, const Values<WIDTH>& w) const {
+        store<WIDTH>(out, piece, scaled(widen(f.value), r, w, weight_offset));
+    }
+};
+
+struct Residual {
+    const bf16 *x, *weight;
+    bf16 *residual, *out;
+    float weight_offset;
+
+    template <int WIDTH>
+    struct Fetched {
+        Raw<WIDTH> value, added;
+    };
+    template <int WIDTH>
+    __device__ __forceinline__ Fetched<WIDTH> fetch(int piece) const {
+        return {load_raw<WIDTH>(residual, piece), load_raw<WIDTH>(x, piece)};
+    }
+    template <int WIDTH>  // by the thread that stored it
+    __device__ __forceinline__ Fetched<WIDTH> again(int piece) const { return {load_raw<WIDTH>(residual, piece), {}}; }
+    template <int WIDTH>
+    __device__ __forceinline__ void take(int piece, Fetched<WIDTH>& fetched) const {
+        Values<WIDTH> v = widen(fetched.value);
+        const Values<WIDTH> added = widen(fetched.added);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) v.at[i] += added.at[i];
+        fetched.value = narrow(v);
+        store_raw<WIDTH>(residual, piece, fetched.value);
+    }
+    template <int WIDTH>
+    __device__ __forceinline__ void write(int piece, const Fetched<WIDTH>& f, float r, const Values<WIDTH>& w) const {
+        store<WIDTH>(out, piece, scaled(widen(f.value), r, w, weight_offset));
+    }
+};
+
+template <class Weight>
+struct Gated {
+    const bf16 *x, *gate;
+    const Weight* weight;
+    bf16* out;
+
+    template <int WIDTH>
+    struct Fetched {
+        Raw<WIDTH> value, gate;
+    };
+    template <int WIDTH>
+    __device__ __forceinline__ Fetched<WIDTH> fetch(int piece) const {
+        return {load_raw<WIDTH>(x, piece), load_raw<WIDTH>(gate, piece)};
+    }
+    template <int WIDTH>
+    __device__ __forceinline__ Fetched<WIDTH> again(int piece) const { return fetch<WIDTH>(piece); }
+    template <int WIDTH>
+    __device__ __forceinline__ void take(int piece, Fetched<WIDTH>& fetched) const {}
+    template <int WIDTH>
+    __device__ __forceinline__ void write(int piece, const Fetched<WIDTH>& f, float r, const Values<WIDTH>& w) const {
+        store<WIDTH>(out, piece, gated(widen(f.value), r, w, silu(widen(f.gate))));
+    }
+};
+
+// --- one row ---
+
+template <int LANES>
+__device__ __forceinline__ float sum_over_lanes(float value) {
+    if constexpr (LANES == warp) {
+        return warp_sum(value);
+    } else {
+        __shared__ float partial[LANES / warp];
+        return block_sum(value, partial);
+    }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ float add_squares(const Values<WIDTH>& v, float sum) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sum = fmaf(v.at[i], v.at[i], sum);
+    return sum;
+}
+
+// The reciprocal of a row's root mean square, of the sum of its squares.
+__device__ __forceinline__ float reciprocal_root(float squares, int H, float eps) {
+    return rsqrtf(__fdividef(squares, H) + eps);
+}
+
+// ``exists`` is false for a warp without a row: it takes part in nothing but the shuffles.
+template <int LANES, int WIDTH, class Form>
+__device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, float eps) {
+    const int lane = threadIdx.x % LANES, pieces = exists ? H / WIDTH : 0;
+
+    // Stage 1: weights, then all values of the row, and the sum of their squares.
+    decltype(load_weight<WIDTH>(form.weight, 0)) weights[KEPT];
+    typename Form::template Fetched<WIDTH> kept[KEPT];
+    allow_next_launch();
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+        if (lane + i * LANES < pieces) weights[i] = load_weight<WIDTH>(form.weight, lane + i * LANES);
+    wait_for_previous_launch();
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+        if (lane + i * LANES < pieces) kept[i] = form.template fetch<WIDTH>(lane + i * LANES);
+    float sum = 0.0f;
+    auto take = [&](int piece, auto& fetched) {
+        form.template take<WIDTH>(piece, fetched);
+        sum = add_squares(widen(fetched.value), sum);
+    };
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+        if (lane + i * LANES < pieces) take(lane + i * LANES, kept[i]);
+    for (int piece = lane + KEPT * LANES; piece < pieces; piece += LANES) {
+        auto fetched = form.template fetch<WIDTH>(piece);
+        take(piece, fetched);
+    }
+
+    // Stage 2: over lanes.
+    const float r = reciprocal_root(sum_over_lanes<LANES>(sum), H, eps);
+
+    // Stage 3: results.
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+        if (lane + i * LANES < pieces) form.template write<WIDTH>(lane + i * LANES, kept[i], r, widen(weights[i]));
+    for (int piece = lane + KEPT * LANES; piece < pieces; piece += LANES)
+        form.template write<WIDTH>(piece, form.template again<WIDTH>(piece), r,
+                                   widen(load_weight<WIDTH>(form.weight, piece)));
+}
