@@ -14,11 +14,10 @@
 // many rows a launch has nor on the width. A slot of -1 is padding: zeros, no state touched. Slots outside the pool and
 // offsets that do not rise from 0 to M, which the contract refuses, touch nothing outside: such a slot is padding, such
 // offsets are cut to fit. sm_80 and newer. Launched by launch.py.
-#include "bf16.cuh"
+#include "causal_taps.cuh"
 #include "launch.cuh"
 
 constexpr int THREADS = 64;
-constexpr int TAPS = 4;    // of the vector form
 constexpr int GROUP = 4;   // rows whose loads are in flight together
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
@@ -59,8 +58,6 @@ __device__ __forceinline__ int slot_of(const int* slots, const Chunk& chunk, int
     const int slot = chunk.begin < chunk.end ? slots[chunk.sequence] : -1;
     return slot < R ? slot : -1;
 }
-
-__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
 // --- eight channels, four taps ---
 
@@ -155,10 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
                 const Values<8> newest = widen(fresh[i]);
 #pragma unroll
                 for (int c = 0; c < 8; ++c) {
-                    float total = w[c][0] * window[c][0];
-                    total = fmaf(w[c][1], window[c][1], total);
-                    total = fmaf(w[c][2], window[c][2], total);
-                    v.at[c] = silu(fmaf(w[c][3], newest.at[c], total));
+                    v.at[c] = convolved(w[c], window[c], newest.at[c]);
                     window[c][0] = window[c][1], window[c][1] = window[c][2], window[c][2] = newest.at[c];
                 }
             }

@@ -2,6 +2,7 @@
 //
 // Numerics: FP32, silu(x) = x * sigmoid(x), one rounding to BF16. Any size. sm_80 and newer. Launched by launch.py.
 #include "rowwise.cuh"
+#include "silu.cuh"
 
 #define SILU_MUL(WIDTH)                                                                                          \
     extern "C" __global__ void __launch_bounds__(ROWWISE_THREADS) silu_mul_w##WIDTH(                             \
@@ -15,7 +16,7 @@
             constexpr int W = decltype(width)::value;                                                            \
             const Values<W> g = load<W>(gate + row * gate_stride, piece), u = load<W>(up + row * up_stride, piece); \
             Values<W> v;                                                                                         \
-            for (int i = 0; i < W; ++i) v.at[i] = g.at[i] * sigmoid(g.at[i]) * u.at[i];                          \
+            for (int i = 0; i < W; ++i) v.at[i] = silu_mul(g.at[i], u.at[i]);                                    \
             store<W>(out + row * columns, piece, v);                                                             \
         });                                                                                                      \
     }

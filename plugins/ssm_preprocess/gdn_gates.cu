@@ -4,7 +4,7 @@
 //
 // a and b may be slices of one projection. Numerics: FP32; softplus(x) = max(x, 0) + log1p(exp(-|x|)) never overflows. A
 // thread has one head of one row. sm_80 and newer. Launched by launch.py.
-#include "bf16.cuh"
+#include "gdn_gates.cuh"
 #include "launch.cuh"
 
 constexpr int THREADS = 128;
@@ -23,9 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) compute_gdn_gates(
     const float rate = expf(a_log[head]), bias = dt_bias[head];
     wait_for_previous_launch();
     if (row < M) {
-        const float x = __bfloat162float(a[row * a_stride + head]) + bias;
-        const float softplus = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
-        decay[at] = expf(-rate * softplus);
-        beta[at] = sigmoid(__bfloat162float(b[row * b_stride + head]));
+        decay[at] = decay_of(a[row * a_stride + head], rate, bias);
+        beta[at] = beta_of(b[row * b_stride + head]);
     }
 }

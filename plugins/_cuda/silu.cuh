@@ -1,0 +1,6 @@
+// silu(x) = x * sigmoid(x), and the product of a SwiGLU: the same bits in every kernel that has one, in FP32.
+#pragma once
+#include "bf16.cuh"
+
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+__device__ __forceinline__ float silu_mul(float gate, float up) { return silu(gate) * up; }
