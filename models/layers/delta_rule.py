@@ -55,9 +55,6 @@ class DeltaRule:
         self._strided = kernels.try_kernel(rule, "gated_delta_rule_decode_strided")
         self._norm_strided = kernels.try_kernel(rule, "gated_delta_rule_decode_norm_strided")
         self._verify = kernels.try_kernel(rule, "gated_delta_rule_verify_n")
-        # On a device the fused norm sums squares in another order than the one alone, which one sequence and every
-        # verify pass take: a row's bits would depend on its neighbours. H200, 35B: it would save 28 of 2281 us.
-        self._fuses_norm = bool(self._norm_strided) and kernels.target.is_cpu
         self.heads = {
             "key_heads": dims.key_heads, "key_dim": dims.key_dim,
             "value_heads": dims.value_heads, "value_dim": dims.value_dim,
@@ -102,7 +99,7 @@ class DeltaRule:
         if batch.phase == "prefill":
             return "prefill"
         if batch.phase == "decode":
-            return decode_arm(batch.sequences, bool(self._strided), self._fuses_norm)
+            return decode_arm(batch.sequences, bool(self._strided), bool(self._norm_strided))
         chunks = frozenset(rows for rows in FUSED_VERIFY_ROWS if self._chunks[rows])
         return verify_arm(batch.rows, batch.sequences, chunks, bool(self._verify))
 

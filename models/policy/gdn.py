@@ -3,19 +3,18 @@
 from collections.abc import Collection
 from typing import Literal
 
-# single: one launch a row; strided: one for all sequences; norm_strided: with the gated norm in it; chunk: the few
-# rows of one sequence; verify_n: the rows of any number of sequences, with the state after each.
+# single: one launch a row; strided: one for all sequences; norm_strided: with the gated norm in it, in the bits of the
+# norm alone; chunk: the few rows of one sequence; verify_n: the rows of any number of sequences, with the state after
+# each.
 GdnArm = Literal["single", "strided", "norm_strided", "prefill", "chunk", "verify_n"]
 FUSED_VERIFY_ROWS = (2, 3)
 
 
 def decode_arm(sequences: int, has_strided: bool, has_norm_strided: bool) -> GdnArm:
-    """Return the arm of a decode step: one sequence has its own kernel; several go in one launch if there is one."""
-    if sequences <= 1:
-        return "single"
+    """Return the arm of a decode step: with the norm if it can be; several sequences go in one launch if they can."""
     if has_norm_strided:
         return "norm_strided"
-    return "strided" if has_strided else "single"
+    return "strided" if has_strided and sequences > 1 else "single"
 
 
 def verify_arm(rows: int, sequences: int, chunks: Collection[int], has_verify: bool) -> GdnArm:

@@ -2,7 +2,7 @@
 #pragma once
 #include "delta_rule.cuh"
 
-constexpr int ANY_WARPS = 4, ANY_THREADS = ANY_WARPS * 32;
+constexpr int ANY_WARPS = 8, ANY_THREADS = ANY_WARPS * 32;
 
 // One row of one head. All threads of the block construct it; ``sums`` is shared memory that nothing else uses.
 struct AnyRow {

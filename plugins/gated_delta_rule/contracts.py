@@ -210,7 +210,7 @@ _NORM = (
 )
 DECODE_NORM_STRIDED = Contract(
     "gated_delta_rule_decode_norm_strided",
-    "gated_delta_rule_decode_strided with the gated RMS norm of each head's result, rounded to BF16 before it",
+    "gated_delta_rule_decode_strided with rms_norm_gated of each head's result: the bits of both, zeros for padding",
     Signature(_params("S", "S", last=_NORM), _GROUPS),
     _exact_decode_norm,
     _NORMED,

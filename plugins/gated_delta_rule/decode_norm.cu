@@ -2,93 +2,135 @@
 //
 //   out = norm(bf16(q . S)) * weight * silu(gate)
 //
-// A head's tiles of columns share their sums of squares: as one block, or, so that few heads reach more multiprocessors, as
-// a cluster of four (from sm_90 on); the bits are the same. Numerics: as delta_rule.cuh, then FP32, sums over tiles in
-// rising order, one rounding. Launched by launch.py.
+// Bit for bit what the step and the norm alone make one after the other: rms_norm.cuh says how a row is summed. A head's
+// tiles of columns share their sums of squares: as one block, or, so that few heads reach more multiprocessors, as a
+// cluster of four (from sm_90 on); the bits are the same. Launched by launch.py.
 #include "any_size.cuh"
 #include "cluster.cuh"
+#include "rms_norm.cuh"
 
-constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS;
+constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS, LANE_COLUMNS = 4, PIECE = 8;
+static_assert(COLUMNS == 4 * PIECE && HEAD_TILES == 4);
 #if __CUDA_ARCH__ >= 900
 constexpr int SPREAD_TILES = 1;  // of a head that a block has
-#define SPREAD_BOUNDS __cluster_dims__(HEAD_TILES, 1, 1) __launch_bounds__(TILE_THREADS)
+#define SPREAD_BOUNDS __cluster_dims__(HEAD_TILES, 1, 1) __launch_bounds__(TILE_THREADS, 5)
 #else
 constexpr int SPREAD_TILES = HEAD_TILES;
 #define SPREAD_BOUNDS __launch_bounds__(HEAD_TILES * TILE_THREADS)
 #endif
 
-__device__ __forceinline__ float norm_weight(const void* weight, bool is_bf16, int column) {
-    return is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(weight)[column])
-                   : static_cast<const float*>(weight)[column];
-}
-
-__device__ __forceinline__ float gated(float normalised, float weight, float gate) {
-    return gate * (1.0f / (1.0f + expf(-gate))) * (normalised * weight);
-}
-
-template <int BLOCK_TILES>
-__device__ __forceinline__ void meet_head() {
-    if constexpr (BLOCK_TILES == 1) cluster_barrier();
-    else __syncthreads();
-}
-
-// Dk = Dv = 128. Grid: S * value_heads heads, each BLOCK_TILES tiles of a block.
-template <int BLOCK_TILES>
-__device__ __forceinline__ void delta_rule_norm(const __nv_bfloat16* qkv, const float* decay, const float* beta,
-                                                const __nv_bfloat16* gate, const void* weight, float* pool,
-                                                const int* slots, __nv_bfloat16* out, float eps, bool is_bf16,
-                                                int pool_slots, const Heads& heads) {
-    __shared__ Exchange exchange[BLOCK_TILES];
-    __shared__ float squares[BLOCK_TILES];
-    __shared__ float4 gates[BLOCK_TILES][COLUMNS / 4], weights[BLOCK_TILES][COLUMNS / 4];
-    allow_next_launch();
-    wait_for_previous_launch();
-    const int own_tile = threadIdx.x / TILE_THREADS, warp = threadIdx.x / 32 % TILE_WARPS, lane = threadIdx.x & 31;
-    const int tile = BLOCK_TILES == 1 ? blockIdx.x % HEAD_TILES : own_tile;
-    const int index = BLOCK_TILES == 1 ? blockIdx.x / HEAD_TILES : blockIdx.x;
-    const int head = index % heads.value_heads, sequence = index / heads.value_heads, column = tile * COLUMNS + 4 * (lane & 7);
-    const int slot = slots[sequence];
-    const bool is_padding = (u32)slot >= (u32)pool_slots;
-    float* const place = pool + ((size_t)(is_padding ? 0 : slot) * heads.value_heads + head) * heads.state_size() +
-                         (size_t)(warp * 32 + (lane >> 3) * ROWS) * VALUE_DIM + column;
-    const size_t at = (size_t)index * VALUE_DIM + column;
-
-    // Stage 1: the step; one warp brings what the norm needs.
-    float4 mixed = make_float4(0, 0, 0, 0);
-    if (!is_padding) {
-        RowInputs in;
-        StatePart state;
-        in.load(heads, qkv, decay, beta, sequence, head, column, warp, lane);
-        state.load(place, VALUE_DIM);
-        if (warp == 1 && lane < 8) {
-            gates[own_tile][lane] = widen(*reinterpret_cast<const uint2*>(gate + at));
-            weights[own_tile][lane] =
-                make_float4(norm_weight(weight, is_bf16, column), norm_weight(weight, is_bf16, column + 1),
-                            norm_weight(weight, is_bf16, column + 2), norm_weight(weight, is_bf16, column + 3));
-        }
-        mixed = widen(narrow(step(state, RowStep(in), exchange[own_tile], warp, lane)));
-        state.store(place, VALUE_DIM);
+// A weight of either type.
+struct NormWeight {
+    const void* at;
+    bool is_bf16;
+};
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> load_weight(const NormWeight* weight, int piece) {
+    Values<WIDTH> v;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        const int column = piece * WIDTH + i;
+        v.at[i] = weight->is_bf16 ? __bfloat162float(static_cast<const bf16*>(weight->at)[column])
+                                  : static_cast<const float*>(weight->at)[column];
     }
+    return v;
+}
 
-    // Stage 2: the mean square of the head.
-    float sum = mixed.x * mixed.x + mixed.y * mixed.y + mixed.z * mixed.z + mixed.w * mixed.w;
-#pragma unroll
-    for (int distance = 1; distance < 8; distance <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (warp == 0 && lane == 0) squares[own_tile] = sum;
-    meet_head<BLOCK_TILES>();
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < HEAD_TILES; ++i) total += BLOCK_TILES == 1 ? load_from_rank(&squares[0], i) : squares[i % BLOCK_TILES];
+__device__ __forceinline__ Values<LANE_COLUMNS> values_of(float4 v) { return {{v.x, v.y, v.z, v.w}}; }
+__device__ __forceinline__ float4 of_values(const Values<LANE_COLUMNS>& v) {
+    return make_float4(v.at[0], v.at[1], v.at[2], v.at[3]);
+}
+
+// Sums of squares of a head's pieces of 8 values: four pieces a tile. The first warp of each tile shares its own and takes
+// all. No warp waits for the others' states: the cluster's barrier would.
+template <int BLOCK_TILES>
+struct HeadSquares {
+    float4 tiles[HEAD_TILES];
+    Arrival arrival;
+
+    // All threads come here, before anything is shared.
+    __device__ __forceinline__ void begin() {
+        if constexpr (BLOCK_TILES == 1) {
+            if (threadIdx.x == 0) expect_bytes(&arrival, sizeof(tiles));
+            cluster_arrive();
+        }
+    }
+    // All threads, once all blocks have begun.
+    __device__ __forceinline__ void reach_others() const {
+        if constexpr (BLOCK_TILES == 1) cluster_wait();
+    }
+    // Of four values a lane, in lanes 0 to 7.
+    __device__ __forceinline__ void share(int tile, int lane, const Values<LANE_COLUMNS>& v) {
+        const float low = add_squares(v, 0.0f), sum = add_squares(v, __shfl_up_sync(0xffffffffu, low, 1));  // odd lanes'
+        const float4 pieces = make_float4(__shfl_sync(0xffffffffu, sum, 1), __shfl_sync(0xffffffffu, sum, 3),
+                                          __shfl_sync(0xffffffffu, sum, 5), __shfl_sync(0xffffffffu, sum, 7));
+        if constexpr (BLOCK_TILES == 1) {
+            if (lane < HEAD_TILES) store_to_rank(&tiles[tile], pieces, &arrival, lane);
+        } else if (lane == 0) {
+            tiles[tile] = pieces;
+        }
+    }
+    // In the order of a warp that has a piece a lane.
+    __device__ __forceinline__ float total() {
+        if constexpr (BLOCK_TILES == 1) await_bytes(&arrival);
+        else asm volatile("bar.sync %0, %1;" ::"n"(HEAD_TILES + 1), "n"(HEAD_TILES * 32) : "memory");
+        const float4 sum = add4(add4(tiles[0], tiles[2]), add4(tiles[1], tiles[3]));
+        return (sum.x + sum.z) + (sum.y + sum.w);
+    }
+};
+
+// The threads of a tile meet.
+template <int BLOCK_TILES>
+__device__ __forceinline__ void meet_tile() {
+    if constexpr (BLOCK_TILES == 1) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / TILE_THREADS), "n"(TILE_THREADS) : "memory");
+}
+
+// Dk = Dv = 128. Grid: S * value_heads heads, each of HEAD_TILES / BLOCK_TILES blocks.
+template <int BLOCK_TILES>
+__device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* decay, const float* beta, const bf16* gate,
+                                                const NormWeight& weight, float* pool, const int* slots, bf16* out,
+                                                float eps, int pool_slots, const Heads& heads) {
+    __shared__ Exchange exchange[BLOCK_TILES];
+    __shared__ HeadSquares<BLOCK_TILES> squares;
+    allow_next_launch();
+    squares.begin();
+    const int own_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
+    const SingleRow row(heads, blockIdx.x * BLOCK_TILES + own_tile, slots, pool, pool_slots);
+    const Tile& at = row.at;
+    const bool is_writer = at.warp == 0 && at.lane < COLUMNS / LANE_COLUMNS;
+    const size_t place = ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column;
+    // A cluster takes them early, its heads are few; a block has no registers to keep them in.
+    Values<LANE_COLUMNS> weights;
+    uint2 gates = make_uint2(0, 0);
+    auto take_weights = [&] { if (is_writer) weights = load_weight<LANE_COLUMNS>(&weight, at.column / LANE_COLUMNS); };
+    auto take_gates = [&] { if (is_writer) gates = *reinterpret_cast<const uint2*>(gate + place); };
+    if constexpr (BLOCK_TILES == 1) take_weights();
+    wait_for_previous_launch();
+
+    // Stage 1: the step.
+    RowInputs in;
+    StatePart state;
+    if constexpr (BLOCK_TILES == 1) take_gates();
+    const int slot = row.load(in, state, qkv, decay, beta);
+    squares.reach_others();
+    if (!row.is_inside(slot)) {  // so it is for the whole head
+        if (is_writer) *reinterpret_cast<uint2*>(out + place) = make_uint2(0, 0);
+        return;
+    }
+    const uint2 mixed = narrow(step(state, RowStep(in), exchange[own_tile], at, [] { meet_tile<BLOCK_TILES>(); }));
+
+    // Stage 2: the squares of the head, while the state goes out.
+    const Values<LANE_COLUMNS> values = values_of(widen(mixed));
+    if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values);
+    state.store(row.place(slot), VALUE_DIM);
+    if (at.warp != 0) return;
 
     // Stage 3: norm and gate.
-    if (warp == 0 && lane < 8) {
-        const float scale = 1.0f / sqrtf(total / VALUE_DIM + eps);
-        const float4 g = gates[own_tile][lane], w = weights[own_tile][lane];
-        const float4 normed = make_float4(gated(mixed.x * scale, w.x, g.x), gated(mixed.y * scale, w.y, g.y),
-                                          gated(mixed.z * scale, w.z, g.z), gated(mixed.w * scale, w.w, g.w));
-        *reinterpret_cast<uint2*>(out + at) = is_padding ? make_uint2(0, 0) : narrow(normed);
-    }
-    if (BLOCK_TILES == 1) meet_head<BLOCK_TILES>();  // nobody leaves while others read its shared memory
+    if constexpr (BLOCK_TILES > 1) take_weights(), take_gates();
+    const Values<LANE_COLUMNS> by = silu(values_of(widen(gates)));
+    const float r = reciprocal_root(squares.total(), heads.value_dim, eps);
+    if (is_writer) *reinterpret_cast<uint2*>(out + place) = narrow(of_values(gated(values, r, weights, by)));
 }
 
 #define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
@@ -102,12 +144,18 @@ __device__ __forceinline__ void delta_rule_norm(const __nv_bfloat16* qkv, const 
         const int* __restrict__ slots,          /* [S] */                                                            \
         __nv_bfloat16* __restrict__ out,        /* [S, value_heads Dv] */                                            \
         float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {        \
-        delta_rule_norm<TILES>(qkv, decay, beta, gate, weight, pool, slots, out, eps, is_bf16, pool_slots,           \
+        delta_rule_norm<TILES>(qkv, decay, beta, gate, {weight, (bool)is_bf16}, pool, slots, out, eps, pool_slots,   \
                                Heads{key_heads, key_dim, value_heads, value_dim});                                   \
     }
 
 DELTA_RULE_NORM(spread_128, SPREAD_TILES, SPREAD_BOUNDS)
 DELTA_RULE_NORM(block_128, HEAD_TILES, __launch_bounds__(HEAD_TILES * TILE_THREADS, 2))
+
+// The norm of a row that this block has written, in place.
+template <int LANES, int WIDTH>
+__device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight& weight, bf16* row, int H, float eps) {
+    if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated<NormWeight>{row, gate, &weight, row}, true, H, eps);
+}
 
 // Any Dk and Dv. Grid: S * value_heads.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
@@ -120,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     const int* __restrict__ slots,           // [S]
     __nv_bfloat16* __restrict__ out,         // [S, value_heads Dv]
     float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
-    __shared__ float sums[3][ANY_WARPS], squares[ANY_WARPS];
+    static_assert(ANY_THREADS == block);
+    __shared__ float sums[3][ANY_WARPS];
     allow_next_launch();
     wait_for_previous_launch();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
@@ -129,16 +178,14 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     float* const state = pool + ((size_t)(is_padding ? 0 : slot) * value_heads + head) * heads.state_size();
     const size_t at = (size_t)blockIdx.x * value_dim;
     const AnyRow in(heads, qkv, sequence, head, decay[blockIdx.x], beta[blockIdx.x], sums);
-    float sum = 0.0f;
-    for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS) {
-        const __nv_bfloat16 mixed = __float2bfloat16_rn(is_padding ? 0.0f : in.step(heads, state, column, nullptr));
-        out[at + column] = mixed;
-        sum += __bfloat162float(mixed) * __bfloat162float(mixed);
-    }
-    const float scale = 1.0f / sqrtf(AnyRow::total(sum, squares) / value_dim + eps);
-    for (int column = threadIdx.x; column < value_dim && !is_padding; column += ANY_THREADS) {
-        const float normalised = __bfloat162float(out[at + column]) * scale;
-        out[at + column] = __float2bfloat16_rn(
-            gated(normalised, norm_weight(weight, is_bf16, column), __bfloat162float(gate[at + column])));
-    }
+    for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS)
+        out[at + column] = __float2bfloat16_rn(is_padding ? 0.0f : in.step(heads, state, column, nullptr));
+    __syncthreads();
+    if (is_padding) return;
+    const NormWeight weights{weight, (bool)is_bf16};
+    const bool is_short = value_dim <= WARP_WIDEST, is_vector = value_dim % 8 == 0;
+    if (is_short && is_vector) norm_in_place<warp, 8>(gate + at, weights, out + at, value_dim, eps);
+    else if (is_short) norm_in_place<warp, 1>(gate + at, weights, out + at, value_dim, eps);
+    else if (is_vector) norm_in_place<block, 8>(gate + at, weights, out + at, value_dim, eps);
+    else norm_in_place<block, 1>(gate + at, weights, out + at, value_dim, eps);
 }

@@ -207,8 +207,60 @@ __device__ __forceinline__ float4 learn(StatePart& state, const RowStep& in, Exc
     return delta;
 }
 
-// One row alone. Returns, in warp 0, the output of this thread's columns before rounding.
-__device__ __forceinline__ float4 step(StatePart& state, const RowStep& in, Exchange& exchange, int warp, int lane) {
-    const float4 delta = learn(state, in, exchange, 0, warp, lane, [] { __syncthreads(); });
-    return warp > 0 ? make_float4(0, 0, 0, 0) : output_of(in, delta, exchange.total(0, 1, lane & 7));
+// Where a thread works: a tile of columns of one head of one sequence.
+struct Tile {
+    int sequence, head, column, warp, lane;
+    size_t own;  // this thread's part of a head's state
+
+    // The index-th tile of all.
+    __device__ __forceinline__ Tile(const Heads& heads, int index) {
+        const int tiles = heads.value_dim / COLUMNS;
+        warp = threadIdx.x / 32 % TILE_WARPS, lane = threadIdx.x & 31;
+        column = index % tiles * COLUMNS + 4 * (lane & 7);
+        head = index / tiles % heads.value_heads;
+        sequence = index / tiles / heads.value_heads;
+        own = (size_t)(warp * 32 + (lane >> 3) * ROWS) * heads.value_dim + column;
+    }
+};
+
+// One row alone, of one tile. Reading it takes two steps, so that a launch that begins before the one ahead of it ends
+// brings what it can into L2 meanwhile: the state in the slot that is named by then. The slot is read again afterwards.
+struct SingleRow {
+    Heads heads;
+    Tile at;
+    const int* slots;
+    float* pool;
+    int pool_slots, guess;
+
+    __device__ __forceinline__ SingleRow(const Heads& heads_, int index, const int* slots_, float* pool_, int pool_slots_)
+        : heads(heads_), at(heads_, index), slots(slots_), pool(pool_), pool_slots(pool_slots_) {
+        // Past L1, which would keep it.
+        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(guess) : "l"(slots + at.sequence));
+        if (is_inside(guess)) {
+            const float* row = place(guess) - at.own + (size_t)(at.warp * 32 + at.lane) * heads.value_dim;
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(row + (at.column & -COLUMNS)));
+        }
+    }
+
+    __device__ __forceinline__ bool is_inside(int slot) const { return (u32)slot < (u32)pool_slots; }
+    __device__ __forceinline__ float* place(int slot) const {
+        return pool + ((size_t)slot * heads.value_heads + at.head) * heads.state_size() + at.own;
+    }
+
+    // Returns the slot. Everything comes at once: only where the guess was wrong a state is loaded after its slot.
+    __device__ __forceinline__ int load(RowInputs& in, StatePart& state, const __nv_bfloat16* qkv, const float* decay,
+                                        const float* beta) const {
+        const int slot = slots[at.sequence];
+        in.load(heads, qkv, decay, beta, at.sequence, at.head, at.column, at.warp, at.lane);
+        if (is_inside(guess)) state.load(place(guess), heads.value_dim);
+        if (slot != guess && is_inside(slot)) state.load(place(slot), heads.value_dim);
+        return slot;
+    }
+};
+
+// Moves the state by one row alone. Returns, in warp 0, the output of this thread's columns before rounding.
+template <class Sync>
+__device__ __forceinline__ float4 step(StatePart& state, const RowStep& in, Exchange& exchange, const Tile& at, Sync sync) {
+    const float4 delta = learn(state, in, exchange, 0, at.warp, at.lane, sync);
+    return at.warp > 0 ? make_float4(0, 0, 0, 0) : output_of(in, delta, exchange.total(0, 1, at.lane & 7));
 }

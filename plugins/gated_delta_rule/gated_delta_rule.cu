@@ -3,21 +3,6 @@
 #include "delta_rule.cuh"
 #include "any_size.cuh"
 
-// What a block of the kernels for Dk = 128 works on: a tile of columns of one head of one sequence.
-struct Tile {
-    int sequence, head, column, warp, lane;
-    size_t own;  // this thread's part of a head's state
-
-    __device__ __forceinline__ explicit Tile(const Heads& heads) {
-        const int tiles = heads.value_dim / COLUMNS;
-        warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        column = blockIdx.x % tiles * COLUMNS + 4 * (lane & 7);
-        head = blockIdx.x / tiles % heads.value_heads;
-        sequence = blockIdx.x / tiles / heads.value_heads;
-        own = (size_t)(warp * 32 + (lane >> 3) * ROWS) * heads.value_dim + column;
-    }
-};
-
 // Dk = 128, Dv a multiple of 32, sequences of one row. Grid: S * value_heads * Dv / 32.
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128(
     const __nv_bfloat16* __restrict__ qkv,  // [S, 2 key_heads Dk + value_heads Dv]
@@ -29,23 +14,19 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128
     int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
     __shared__ Exchange exchange;
     allow_next_launch();
+    const SingleRow row({key_heads, key_dim, value_heads, value_dim}, blockIdx.x, slots, pool, pool_slots);
+    const Tile& at = row.at;
     wait_for_previous_launch();
-    const Heads heads{key_heads, key_dim, value_heads, value_dim};
-    const Tile at(heads);
-    const int slot = slots[at.sequence];
-    const bool is_padding = (u32)slot >= (u32)pool_slots;
+    RowInputs in;
+    StatePart state;
+    const int slot = row.load(in, state, qkv, decay, beta);
     float4 mixed = make_float4(0, 0, 0, 0);
-    if (!is_padding) {
-        RowInputs in;
-        StatePart state;
-        in.load(heads, qkv, decay, beta, at.sequence, at.head, at.column, at.warp, at.lane);
-        float* const place = pool + ((size_t)slot * value_heads + at.head) * heads.state_size() + at.own;
-        state.load(place, value_dim);
-        mixed = step(state, RowStep(in), exchange, at.warp, at.lane);
-        state.store(place, value_dim);
+    if (row.is_inside(slot)) {
+        mixed = step(state, RowStep(in), exchange, at, [] { __syncthreads(); });
+        state.store(row.place(slot), value_dim);
     }
-    __nv_bfloat16* const row = out + ((size_t)at.sequence * value_heads + at.head) * value_dim;
-    if (at.warp == 0 && at.lane < 8) *reinterpret_cast<uint2*>(row + at.column) = narrow(mixed);
+    __nv_bfloat16* const to = out + ((size_t)at.sequence * value_heads + at.head) * value_dim;
+    if (at.warp == 0 && at.lane < 8) *reinterpret_cast<uint2*>(to + at.column) = narrow(mixed);
 }
 
 // Rows one after the other: four warps keep the state, two prepare rows LOOKAHEAD before their turn and write the outputs
@@ -92,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     allow_next_launch();
     wait_for_previous_launch();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
-    const Tile at(heads);
-    const int warp = at.warp, lane = at.lane, slot = slots[at.sequence];
+    const Tile at(heads, blockIdx.x);
+    const int lane = at.lane, warp = threadIdx.x >> 5, slot = slots[at.sequence];
     const Rows rows(cu_rows, rows_each, at.sequence, M);
     const int count = rows.stop - rows.start;
     if (count == 0) return;

@@ -202,7 +202,16 @@ def test_every_form_of_the_delta_rule_is_reached(tiny: Make) -> None:
     for ids in ([[1, 2]], [[1, 2, 3]], [[1, 2, 3, 4]]):
         state.roll_back([one], model.verify(state, [one], ids).batch, [1])
     rule = model.layers[0].mixer.rule  # type: ignore[union-attr]
-    assert rule.used == {"prefill": 1, "single": 1, "norm_strided": 1, "chunk": 2, "verify_n": 1}
+    assert rule.used == {"prefill": 1, "norm_strided": 2, "chunk": 2, "verify_n": 1}
+
+
+def test_delta_rule_without_the_fused_norm_goes_by_sequences(tiny: Make) -> None:
+    model = tiny("dense", 31, without=("gated_delta_rule::gated_delta_rule_decode_norm_strided",))
+    state = model.new_state(SIZES)
+    one, two = state.open(), state.open()
+    model.decode(state, [one], [4])
+    model.decode(state, [one, two], [4, 5])
+    assert model.layers[0].mixer.rule.used == {"single": 1, "strided": 1}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("max_rows", [3, 4, 7])
