@@ -7,7 +7,7 @@ from kernel_muster.models.layers.activation import activation_kernel
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.ffn import forced_arm
-from kernel_muster.models.layers.swiglu import How, SwiGlu, bf16_swiglu, nvfp4_swiglu
+from kernel_muster.models.layers.swiglu import How, SwiGlu, bf16_swiglu, dual_silu_tiers, nvfp4_swiglu
 from kernel_muster.models.policy.ffn import BATCHED_ROWS, DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
 from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
@@ -44,11 +44,12 @@ class DenseFfn:
         kernels = ctx.kernels
         tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
         duals = dual_tiers(kernels, _NVFP4)
+        fused = dual_silu_tiers(kernels, _NVFP4) if self._activation == "silu" else {}
         tiles = tile_kernels(kernels, _NVFP4)
         silu_mul = activation_kernel(kernels, self._activation)
         # FP4 x FP4 would change the activations' numerics: it gets an arm when somebody ships and measures one.
         self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm", when=_NVFP4)
-        return nvfp4_swiglu(ctx, "", (hidden, intermediate), tiers, duals, tiles, silu_mul)
+        return nvfp4_swiglu(ctx, "", (hidden, intermediate), tiers, duals, tiles, silu_mul, fused)
 
     def _bf16(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
         dense = bf16_kernels(ctx.kernels, _BF16)

@@ -11,7 +11,7 @@ from kernel_muster.models.layers.families import batch_tiers, dual_tiers, exact_
 from kernel_muster.models.layers.ffn import forced_arm
 from kernel_muster.models.layers.moe_experts import Experts, Form
 from kernel_muster.models.layers.moe_router import Router
-from kernel_muster.models.layers.swiglu import nvfp4_swiglu
+from kernel_muster.models.layers.swiglu import dual_silu_tiers, nvfp4_swiglu
 from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
 from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.moe import moe_grouped_decode
@@ -34,9 +34,11 @@ class SharedExpert:
         kernels = ctx.kernels
         tiers = {**exact_tiers(kernels, _SHARED), **batch_tiers(kernels, _SHARED)}
         duals = dual_tiers(kernels, _SHARED)
+        fused = dual_silu_tiers(kernels, _SHARED)
         tiles = tile_kernels(kernels, _SHARED)
         self._gate_add = kernels.kernel("moe_shared", "moe_shared_gate_add", when=_SHARED)
-        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", (hidden, intermediate), tiers, duals, tiles, silu_mul)
+        sizes = (hidden, intermediate)
+        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused)
         self._gate = ctx.array("shared_expert_gate", hidden)
         self._scratch = ctx.scratch
         ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))

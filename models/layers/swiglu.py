@@ -1,10 +1,12 @@
 """SwiGLU ``down(silu(gate x) * up x)``: the arithmetic that the dense FFN and the shared expert have in common.
 
-x and out are BF16 ``(M, H)``; gate, up and their product are rounded to BF16 ``(M, I)``. Every dot product is FP32.
+x and out are BF16 ``(M, H)``; gate, up and their product are rounded to BF16 ``(M, I)``, also where one launch makes
+all three. Every dot product is FP32.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from kernel_muster.models.layers.context import LayerContext
@@ -13,6 +15,8 @@ from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.policy.gemv import gemv_tier
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.sites import track_caller
 
 # exact: one launch for gate and up, at most 3 rows; gemv: tiers; gemm: one GEMM over all rows; auto: by policy.
 How = Literal["exact", "gemv", "gemm", "auto"]
@@ -20,13 +24,17 @@ _USER = "swiglu"
 
 
 class SwiGlu:
-    """Three projections and the activation between them. Without ``duals`` gate and up are launched one by one."""
+    """Three projections and the activation between them. Without ``duals`` gate and up are launched one by one.
+
+    ``fused`` are kernels of gate, up and activation in one, by the most rows that they serve.
+    """
 
     def __init__(
         self, ctx: LayerContext, gate: Linear, up: Linear, down: Linear, duals: Mapping[int, AnyHandle],
-        activation: AnyHandle,
+        activation: AnyHandle, fused: Mapping[int, AnyHandle] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._scratch, self._duals, self._activation = ctx.scratch, duals, activation
+        self._fused = {rows: handle for rows, handle in fused.items() if gate.weight.serves(handle)}
         self.gate, self.up, self.down = gate, up, down
         self.hidden, self.intermediate = down.weight.spec.shape
         self.used: Counter[str] = Counter()  # launches that serve gate and up
@@ -40,12 +48,7 @@ class SwiGlu:
         shape = (x.shape[0], self.intermediate)
         how = ("exact" if shape[0] <= 3 else "auto") if how == "auto" else how
         with self._scratch.lease("ffn.act", _USER, shape) as act:
-            with (
-                self._scratch.lease("ffn.gate", _USER, shape) as gate,
-                self._scratch.lease("ffn.up", _USER, shape) as up,
-            ):
-                self._gate_up(x, gate, up, how, phase)
-                self._activation(gate=gate, up=up, out=act)
+            self._activated(x, act, how, phase)
             _project(self.down, act, out, how, phase)
 
     def covers(self, rows: int) -> bool:
@@ -57,6 +60,23 @@ class SwiGlu:
         """Whether policy leaves these rows to one GEMV tier in each projection."""
         linears = (self.gate, self.up, self.down)
         return self.covers(rows) and all(isinstance(w, Nvfp4Linear) and w.prefers_gemv(rows, phase) for w in linears)
+
+    def _activated(self, x: Any, act: Any, how: How, phase: Phase) -> None:
+        """Compute ``act = silu(gate x) * up x``, in one launch where a kernel does it for these rows."""
+        rows = x.shape[0]
+        by_gemv = how in ("exact", "gemv") or (how == "auto" and self.prefers_gemv(rows, phase))
+        tier = gemv_tier(rows, self._fused) if by_gemv else None
+        if tier is not None:
+            fused = self._fused[tier]
+            fused(x=x, w_gate=self.gate.weight.copy_for(fused), w_up=self.up.weight.copy_for(fused), out=act)
+            self.used[f"dual_silu{tier}"] += 1
+            return
+        with (
+            self._scratch.lease("ffn.gate", _USER, act.shape) as gate,
+            self._scratch.lease("ffn.up", _USER, act.shape) as up,
+        ):
+            self._gate_up(x, gate, up, how, phase)
+            self._activation(gate=gate, up=up, out=act)
 
     def _gate_up(self, x: Any, gate: Any, up: Any, how: How, phase: Phase) -> None:
         dual = self._duals.get(x.shape[0]) if how == "exact" else None
@@ -78,19 +98,30 @@ def _project(linear: Linear, x: Any, out: Any, how: How, phase: Phase) -> None:
         linear.gemv(x, out)
 
 
+@track_caller
+def dual_silu_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV kernels of gate, up and SiLU in one launch, at 1, 2, 3 and up to 8 rows."""
+    return {
+        1: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu", when=when),
+        2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch2", when=when),
+        3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch3", when=when),
+        8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch8", when=when),
+    }
+
+
 def nvfp4_swiglu(
     ctx: LayerContext, prefix: str, sizes: tuple[int, int], tiers: Tiers, duals: Tiers, tiles: Tiles,
-    activation: AnyHandle,
+    activation: AnyHandle, fused: Tiers = MappingProxyType({}),
 ) -> SwiGlu:  # fmt: skip
     """Make one with NVFP4 weights ``<prefix>gate_proj``, ``up_proj`` ``(I, H)`` and ``down_proj`` ``(H, I)``."""
     hidden, intermediate = sizes
-    fused = list(duals.values())
+    readers = [*duals.values(), *fused.values()]
     gate, up = (
-        Nvfp4Linear(ctx, ctx.spec(f"{prefix}{name}", intermediate, hidden, "nvfp4"), tiers, tiles, fused)
+        Nvfp4Linear(ctx, ctx.spec(f"{prefix}{name}", intermediate, hidden, "nvfp4"), tiers, tiles, readers)
         for name in ("gate_proj", "up_proj")
     )
     down = Nvfp4Linear(ctx, ctx.spec(f"{prefix}down_proj", hidden, intermediate, "nvfp4"), tiers, tiles)
-    return SwiGlu(ctx, gate, up, down, duals, activation)
+    return SwiGlu(ctx, gate, up, down, duals, activation, fused)
 
 
 def bf16_swiglu(ctx: LayerContext, sizes: tuple[int, int], kernels: Bf16Kernels, activation: AnyHandle) -> SwiGlu:

@@ -1,10 +1,14 @@
 """Contracts of the GEMV forms; each row tier is a contract of its own, because its limit on M is."""
 
+import numpy as np
 from kernel_muster.plugins._contracts import (
+    BF16_ROUNDING,
     DEEPEST_K,
+    F32_ROUNDING,
     Dims,
     deep_cases,
     dot_tolerance,
+    exact_sigmoid,
     exact_weight,
     f64,
     projection,
@@ -12,7 +16,8 @@ from kernel_muster.plugins._contracts import (
 )
 from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
 from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case, Contract
+from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 #: Depths of the models' projections, which kernels unroll for; the forms need them at few features and at more.
@@ -103,6 +108,57 @@ def _dual(rows: int) -> Contract:
     )
 
 
+def scaled_x(dims: Dims, rng: "np.random.Generator") -> Arguments:
+    """Return x ``[M, K]`` whose dot products with unit Gaussian rows are unit Gaussians."""
+    x = rng.standard_normal((dims["M"], dims["K"])) / np.sqrt(dims["K"])
+    return {"x": x.astype(numpy_dtype("bf16"))}
+
+
+def scaled_dot_error(depth: int) -> float:
+    """Bound the error of ``depth`` FP32 additions, as :func:`dot_tolerance`, for such an x."""
+    return float(36 * np.sqrt(depth) * F32_ROUNDING)
+
+
+def _exact_dual_silu(arguments: Arguments, dims: Dims) -> dict[str, object]:
+    x = f64(arguments["x"])
+    gate, up = (x @ exact_weight(arguments[name]).T for name in ("w_gate", "w_up"))
+    return {"out": gate * exact_sigmoid(gate) * up}
+
+
+def _dual_silu_tolerance(depth: int) -> Tolerance:
+    return Tolerance(
+        relative=4 * BF16_ROUNDING,
+        absolute=5.0 * (0.25 * BF16_ROUNDING + 2 * scaled_dot_error(depth)),
+        derivation="gate, up and output are rounded to BF16 (2^-8 each); silu'(g) * g is below 1.28 silu(g) for g > 0 "
+        "and below 0.25 for g < 0, there times |up| < 5; FP32 sums of K products scaled by 1/sqrt(K) err by "
+        f"36 sqrt(K) * 2^-24, K = {depth}",
+    )
+
+
+def _dual_silu(rows: int) -> Contract:
+    params = (
+        _X,
+        WeightParam("w_gate", "nvfp4", ("N", "K")),
+        WeightParam("w_up", "nvfp4", ("N", "K")),
+        TensorParam("out", "bf16", ("M", "N"), "out"),
+    )
+    sizes = (
+        ("one_group", 1, 16),
+        ("whole_tiles", 64, 128),
+        ("odd_features", 129, 80),
+        ("no_features", 0, 32),
+        ("deep_k", 7, DEEPEST_K),
+        *((f"few_k_{k}", 70, k) for k in DEPTHS),
+        *((f"k_{k}", 530, k) for k in DEPTHS),
+    )
+    cases = [Case(name, {"M": rows, "N": n, "K": k}, tolerance=_dual_silu_tolerance(k)) for name, n, k in sizes]
+    cases += [Case(f"rows_{m}", {"M": m, "N": 40, "K": 112}) for m in {0, 1, rows - 1} - {rows}]
+    signature = Signature(params, multiples=_WHOLE_GROUPS, limits=(("M", rows),))
+    summary = f"silu(x w_gate^T) * (x w_up^T), both rounded to BF16 first, at most {_rows_text(rows)}"
+    name, tolerance = _tier("w4a16_gemv_dual_silu", rows), _dual_silu_tolerance(DEEPEST_K)
+    return Contract(name, summary, signature, _exact_dual_silu, tuple(cases), tolerance, inputs=scaled_x)
+
+
 def _exact_qkvz(arguments: Arguments, dims: Dims) -> dict[str, object]:
     y = f64(arguments["x"]) @ exact_weight(arguments["w"]).T
     qkv, z = qkvz_rows(dims["key_heads"], dims["key_dim"], dims["value_heads"], dims["value_dim"])
@@ -165,6 +221,7 @@ def _gemm_cases() -> tuple[Case, ...]:
 GEMV = tuple(_gemv(rows) for rows in (*range(1, 9), 16))
 QG = tuple(_qg(rows) for rows in (1, 2, 3))
 DUAL = tuple(_dual(rows) for rows in (1, 2, 3))
+DUAL_SILU = tuple(_dual_silu(rows) for rows in (1, 2, 3, 8))
 QKVZ = _qkvz()
 DENSE_GEMV = _dense("dense_gemv_bf16", 1)
 DENSE_GEMV_BATCHM = _dense("dense_gemv_bf16_batchm", 16)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kernel_muster.plugins._reference import Array, project
+from kernel_muster.plugins._reference import Array, bf16, project, silu_mul
 from kernel_muster.plugins.w4a16_gemv.rows import split_qg, split_qkvz
 
 
@@ -20,6 +20,13 @@ def w4a16_gemv_dual(x: Array, w_a: Any, w_b: Any, out_a: Array, out_b: Array) ->
     """Write ``out_a = x w_a^T`` and ``out_b = x w_b^T``: BF16 ``[M, A]`` and ``[M, B]`` of NVFP4 weights."""
     out_a[...] = project(x, w_a)
     out_b[...] = project(x, w_b)
+
+
+def w4a16_gemv_dual_silu(x: Array, w_gate: Any, w_up: Any, out: Array) -> None:
+    """Write ``out = silu(x w_gate^T) * (x w_up^T)``, ``[M, N]`` BF16 of NVFP4 weights; both rounded to BF16 first."""
+    gate, up = bf16(project(x, w_gate)), bf16(project(x, w_up))
+    for row in range(x.shape[0]):
+        out[row] = silu_mul(gate[row], up[row])
 
 
 def w4a16_gemv_qkvz(

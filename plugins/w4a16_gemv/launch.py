@@ -22,6 +22,7 @@ _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
 _SPLITS_16 = (*_SPLITS, "k5120_many")
+_JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 # From so many features on it no longer counts how evenly the last tiles fill the device.
 _MANY_FEATURES = 100_000
 # BF16 weights of so few features (gates, routers) are shared by the blocks of a cluster; like the split, by N alone.
@@ -123,6 +124,17 @@ def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"], share) + _tiles(dims["B"], share)), arguments)
 
 
+def _plan_dual_silu(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), dims = _x(bound), bound.dims
+    gate, up = bound.arguments["w_gate"], bound.arguments["w_up"]
+    split = split_of(2 * dims["N"], dims["K"])  # as two weights have it that are projected in one launch
+    entry = f"gemv_dual_silu_{split if split in _JOINT_SPLITS else 'any'}_m8"
+    scales = (gate.global_scale_decode, up.global_scale_decode)
+    sizes = (dims["M"], dims["N"], dims["K"])
+    arguments = (view_of(gate.data), view_of(up.data), x, bound.views["out"], *scales, stride, *sizes)
+    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), arguments)
+
+
 def plan_dense(name: str, bound: Bound, entries: Entries) -> LaunchPlan:
     """Return the launch for at most 16 rows: ``name_few_m8`` and its like, of dense_gemv.cuh."""
     (x, stride), dims = _x(bound), bound.dims
@@ -149,5 +161,12 @@ QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", ("ptr",) * 4 + ("f32",)
 QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("f32",) + ("i32",) * 6, 8), _plan_qkvz)
 DUAL = _kernel(
     _FOLDER / "gemv_dual.cu", _entries("gemv_dual", ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5, 8), _plan_dual
+)
+DUAL_SILU = _kernel(
+    _FOLDER / "gemv_dual_silu.cu",
+    tuple(
+        EntryPoint(f"gemv_dual_silu_{split}_m8", ("ptr",) * 4 + ("f32",) * 2 + ("i32",) * 4) for split in _JOINT_SPLITS
+    ),
+    _plan_dual_silu,
 )
 DENSE = _kernel(_FOLDER / "dense_gemv.cu", dense_entries("dense_gemv"), partial(plan_dense, "dense_gemv"))

@@ -124,11 +124,18 @@ struct LaneRows {
     }
 };
 
-// Sums of one warp over its share of K, for S::TILES row tiles that lie next to each other (the last may stand twice).
-template <int NT, class P, class S>
+// What a thread does while its warp multiplies: ``begin`` once results of the launch before are there, ``go_on`` once
+// what it loaded first has come, in warps that have a share of K (the first always has).
+struct Nothing {
+    __device__ __forceinline__ void begin() {}
+    __device__ __forceinline__ void go_on() {}
+};
+
+// Sums of one warp over its share of K, for S::TILES row tiles (one may stand twice).
+template <int NT, class P, class S, class Meanwhile>
 __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&tile)[S::TILES],
                                            const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int first,
-                                           int lane) {
+                                           int lane, Meanwhile& meanwhile) {
     constexpr int STATIC_COUNT = S::STATIC_K / TILE_K, ROUNDS = (STATIC_COUNT + P::STEP - 1) / P::STEP;
     constexpr bool EVEN = S::STATIC_K > 0 && STATIC_COUNT % P::STEP == 0;  // the same number of rounds for every warp
     const int count = S::STATIC_K > 0 ? STATIC_COUNT : (K + TILE_K - 1) / TILE_K;
@@ -141,6 +148,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
         if (EVEN || first < count) weights[j].load(tile[j], lane);
     }
     wait_for_previous_launch();
+    meanwhile.begin();
     // The r-th round: multiplies, and loads the next supertiles block by block as these are used up.
     auto round = [&](int r, bool has_next) {
         const int k = r * P::STEP * TILE_K, end = S::STATIC_K > 0 ? 1 << 30 : K - first_k;
@@ -163,6 +171,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
         if (has_next)
 #pragma unroll
             for (int j = 0; j < S::TILES; ++j) weights[j].scales = load_scales(tile[j] + next + CODE_BYTES + lane * 8);
+        if (r == 0) meanwhile.go_on();
     };
     if constexpr (S::STATIC_K > 0) {
 #pragma unroll
@@ -176,14 +185,16 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
     }
 }
 
-// A group of tiles of 16 outputs, as many as a warp takes, for all rows of x and a weight with N rows: load and multiply,
-// reduce over warps, reduce over the cluster, store. ``store(row, column, value)`` puts one output where it belongs, if
-// that lies in the weight. Launch: P::WARPS * 32 threads, P::CLUSTER blocks a group.
-template <int NT, class P, class Store>
-__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
-                                           float scale, int M, int N, int K, int group, int rank, Store store) {
+// A group of tiles, SIDES * S::TILES of them, for all rows of x: load and multiply, reduce over warps, reduce over the
+// cluster, store. ``tiles`` are those that this warp takes; with two SIDES the second half of the warps has others than
+// the first. ``store(row, column, sums)`` gets JOINT sums at a time, of columns as far apart as a JOINT-th of the group.
+// Launch: SIDES * P::WARPS * 32 threads, P::CLUSTER blocks a group.
+template <int NT, class P, int SIDES, int JOINT, class Meanwhile, class Store>
+__device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeOf<NT>::TILES],
+                                           const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int rank,
+                                           Meanwhile meanwhile, Store store) {
     using S = typename P::template ShapeOf<NT>;
-    constexpr int COLUMNS = S::TILES * TILE_N;
+    constexpr int COLUMNS = SIDES * S::TILES * TILE_N, PLACES = COLUMNS / JOINT, THREADS = SIDES * P::WARPS * 32;
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
     __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
 #if __CUDA_ARCH__ >= 900
@@ -193,24 +204,21 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
         cluster_arrive_relaxed();
     }
 #endif
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int last = (N - 1) / TILE_N;
-    const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int side = SIDES == 1 ? 0 : threadIdx.x / (P::WARPS * 32);
+    const int warp = (threadIdx.x >> 5) - side * P::WARPS;
 
     // Stage 1: each warp sums its share of K.
     float c[S::TILES][ACCUMULATORS][NT][4] = {};
-    const u8* tiles[S::TILES];
-#pragma unroll
-    for (int j = 0; j < S::TILES; ++j) tiles[j] = weight + min(group * S::TILES + j, last) * tile_bytes;
-    accumulate<NT, P, S>(c, tiles, x, stride, M, K, rank * P::WARPS + warp, lane);
+    accumulate<NT, P, S>(c, tiles, x, stride, M, K, rank * P::WARPS + warp, lane, meanwhile);
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j)
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int row = n * 8 + 2 * t + (i & 1);
-                if (row < M) partial[warp][row][j * TILE_N + g + 8 * (i >> 1)] = c[j][0][n][i] + c[j][1][n][i];
+                const int row = n * 8 + 2 * t + (i & 1), tile = side * S::TILES + j;
+                if (row < M) partial[warp][row][tile * TILE_N + g + 8 * (i >> 1)] = c[j][0][n][i] + c[j][1][n][i];
             }
 
     // Stage 2: sums over warps, then over ranks, each in rising order.
@@ -220,31 +228,62 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
     }
 #endif
     __syncthreads();
-    const int first = group * COLUMNS;
-    for (int i = threadIdx.x; i < COLUMNS * M; i += P::WARPS * 32) {
-        const int row = i / COLUMNS, column = i % COLUMNS;
-        float sum = 0.0f;
+    for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
+        const int row = i / PLACES, column = i % PLACES;
+        float sums[JOINT] = {};
 #pragma unroll
-        for (int w = 0; w < P::WARPS; ++w) sum += partial[w][row][column];
+        for (int w = 0; w < P::WARPS; ++w)
+#pragma unroll
+            for (int j = 0; j < JOINT; ++j) sums[j] += partial[w][row][j * PLACES + column];
         if constexpr (P::CLUSTER == 1) {
-            if (first + column < N) store(row, first + column, sum * scale);
+            store(row, column, sums);
         }
 #if __CUDA_ARCH__ >= 900
-        else if (rank == 0) gathered[0][row][column] = sum;
-        else arrival.send(&gathered[rank][row][column], sum);
+        else
+#pragma unroll
+            for (int j = 0; j < JOINT; ++j) {
+                if (rank == 0) gathered[0][row][j * PLACES + column] = sums[j];
+                else arrival.send(&gathered[rank][row][j * PLACES + column], sums[j]);
+            }
 #endif
     }
 #if __CUDA_ARCH__ >= 900
     if constexpr (P::CLUSTER > 1) {
         if (rank != 0) return;
         arrival.wait();
-        for (int i = threadIdx.x; i < COLUMNS * M; i += P::WARPS * 32) {
-            const int row = i / COLUMNS, column = i % COLUMNS;
-            float sum = 0.0f;
+        for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
+            const int row = i / PLACES, column = i % PLACES;
+            float sums[JOINT] = {};
 #pragma unroll
-            for (int r = 0; r < P::CLUSTER; ++r) sum += gathered[r][row][column];
-            if (first + column < N) store(row, first + column, sum * scale);
+            for (int r = 0; r < P::CLUSTER; ++r)
+#pragma unroll
+                for (int j = 0; j < JOINT; ++j) sums[j] += gathered[r][row][j * PLACES + column];
+            store(row, column, sums);
         }
     }
 #endif
+}
+
+// The group-th tiles of a weight with N rows, as many as a warp takes, which lie next to each other.
+template <int TILES>
+__device__ __forceinline__ void tiles_of(const u8* (&tiles)[TILES], const u8* __restrict__ weight, int N, int K, int group) {
+    const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
+    const int last = (N - 1) / TILE_N;
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) tiles[j] = weight + min(group * TILES + j, last) * tile_bytes;
+}
+
+// A group of tiles of one weight with N rows. ``store(row, column, value)`` puts one output where it belongs, if that lies
+// in the weight.
+template <int NT, class P, class Store, class Meanwhile = Nothing>
+__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
+                                           float scale, int M, int N, int K, int group, int rank, Store store,
+                                           Meanwhile meanwhile = {}) {
+    constexpr int TILES = P::template ShapeOf<NT>::TILES;
+    const u8* tiles[TILES];
+    tiles_of(tiles, weight, N, K, group);
+    const int first = group * TILES * TILE_N;
+    gemv_group<NT, P, 1, 1>(tiles, x, stride, M, K, rank, meanwhile, [=](int row, int column, const float (&sums)[1]) {
+        if (first + column < N) store(row, first + column, sums[0] * scale);
+    });
 }

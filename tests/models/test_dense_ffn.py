@@ -53,8 +53,20 @@ def test_dense_arm_cuts_seven_rows_as_its_name_says(
     ffn = dense(make_context())
     ffn.forward(exact.rows(7, 64), "decode", arm)
     assert ffn.swiglu.down.used == launches
-    duals = {name.replace("gemv", "dual"): n for name, n in launches.items() if arm in ("single", "k2", "k3")}
-    assert ffn.swiglu.used == duals
+    tiers = {name: "gemv8" if name == "gemv7" else name for name in launches if name != "t"}
+    assert ffn.swiglu.used == {tier.replace("gemv", "dual_silu"): launches[name] for name, tier in tiers.items()}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 9])
+def test_dense_without_fused_kernels_has_the_same_bits_from_two_launches(
+    make_context: Make, exact: Any, rows: int
+) -> None:
+    without = tuple(f"w4a16_gemv::w4a16_gemv_dual_silu{tier}" for tier in ("", "_batch2", "_batch3", "_batch8"))
+    fused, apart = dense(make_context()), dense(make_context(without=without))
+    x = exact.rows(rows, 64)
+    assert fused.forward(x, "decode").tobytes() == apart.forward(x, "decode").tobytes()
+    assert fused.swiglu.used == ({f"dual_silu{rows if rows <= 3 else 8}": 1} if rows <= 8 else {})
+    assert apart.swiglu.used == ({f"dual{rows}": 1} if rows <= 3 else {})
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 17])

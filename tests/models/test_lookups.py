@@ -17,6 +17,7 @@ DENSE = {"r gemv::dense_gemv_bf16", "o gemv::dense_gemv_bf16_batchm", "r gemm::d
 EXACT = {f"r w4a16_gemv::w4a16_gemv{tier}" for tier in ("", "_batch2", "_batch3")}
 BATCH = {f"o w4a16_gemv::w4a16_gemv_batch{rows}" for rows in (4, 5, 6, 7, 8, 16)}
 DUAL = {f"r w4a16_gemv::w4a16_gemv_dual{tier}" for tier in ("", "_batch2", "_batch3")}
+DUAL_SILU = {f"o w4a16_gemv::w4a16_gemv_dual_silu{tier}" for tier in ("", "_batch2", "_batch3", "_batch8")}
 QG = {f"r w4a16_gemv::w4a16_gemv_qg{tier}" for tier in ("", "_batch2", "_batch3")}
 T_CHAIN = "o w4a16::w4a16_gemm_t_p3 > w4a16::w4a16_gemm_t"
 K64_CHAIN = "r w4a16::w4a16_gemm_t_k64_p3 > w4a16::w4a16_gemm_t_k64"
@@ -45,7 +46,7 @@ RULE = {
     "r ssm_preprocess::compute_gdn_gates",
 }
 GDN = NORMS | DENSE | EXACT | BATCH | TILES | RULE | {"r norm::rms_norm_gated", "r w4a16_gemv::w4a16_gemv_qkvz"}
-FFN = EXACT | BATCH | DUAL | TILES | {"r silu::silu_mul", "o w4a4::w4a4_gemm"}
+FFN = EXACT | BATCH | DUAL | DUAL_SILU | TILES | {"r silu::silu_mul", "o w4a4::w4a4_gemm"}
 ROUTED = {
     "r gemm::dense_gemm_bf16",
     *(
@@ -59,7 +60,7 @@ ROUTED = {
     "o moe_w4a16::moe_w4a16_grouped_down_k64",
     "o moe_w4a16::moe_w4a16_grouped_down_atomic_c4",
 }
-MOE = ROUTED | EXACT | BATCH | DUAL | TILES | {"r moe_shared::moe_shared_gate_add"}
+MOE = ROUTED | EXACT | BATCH | DUAL | DUAL_SILU | TILES | {"r moe_shared::moe_shared_gate_add"}
 HEAD = {
     "r w4a16_gemv::w4a16_gemv", "o w4a16_gemv::w4a16_gemv_batch2", "o w4a16_gemv::w4a16_gemv_batch3", *BATCH,
     "r argmax::argmax_bf16",
