@@ -8,9 +8,9 @@
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
 // rising order: the order depends on H only, never on M.
 #pragma once
-#include "bf16.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
+#include "silu.cuh"
 
 constexpr int KEPT = 4;
 constexpr int warp = 32, block = 256;        // lanes of a row; entry points carry the names
@@ -48,7 +48,7 @@ __device__ __forceinline__ Values<WIDTH> scaled(Values<WIDTH> v, float r, const 
 template <int WIDTH>
 __device__ __forceinline__ Values<WIDTH> silu(Values<WIDTH> g) {
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) g.at[i] *= sigmoid(g.at[i]);
+    for (int i = 0; i < WIDTH; ++i) g.at[i] = silu(g.at[i]);
     return g;
 }
 
