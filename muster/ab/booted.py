@@ -1,7 +1,7 @@
 """One arm, booted: its report, its model with weights, a decoder, and a meter before its kernels."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.decoders import Decoder, EngineDecoder, reads_alone
+from kernel_muster.ab.decoders import EngineDecoder, reads_alone
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
 from kernel_muster.ab.weights import weights_of
@@ -21,6 +21,7 @@ from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
+from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.running import Progress, Runner
 from kernel_muster.registry.specs import Stage, source_digest
@@ -50,22 +51,35 @@ class ArmRefused(Exception):
         self.arm, self.report, self.why = arm, report, why
 
 
+@frozen(kw_only=True)
+class Drafting:
+    """A sealed boot of the drafter beside an arm's model, and how many tokens it drafts a step."""
+
+    session: BootSession
+    manifest: Manifest
+    sized: Manifest
+    drafts: int
+    kernels: Mapping[str, str]
+
+
 @dataclass
 class Booted:
     """A sealed boot whose model decodes.
 
     ``kernels`` says for each key that serves which code it is; ``recorded`` holds the launches of each recorded step.
+    ``drafting`` is the drafter's own boot, where one drafts in the place of the MTP head.
     """
 
     session: BootSession
     manifest: Manifest
     sized: Manifest
     model: Any
-    decoder: Decoder
+    decoder: EngineDecoder
     meter: Meter
     nudger: Nudger | None = None
     kernels: dict[str, str] = field(default_factory=dict)
     recorded: dict[int, Recorded] = field(default_factory=dict)
+    drafting: Drafting | None = None
 
     def prepare(self, sequences: int) -> None:
         """Record the step for so many sequences, and keep its launches."""
@@ -77,6 +91,16 @@ class Booted:
     def report(self) -> Report:
         """The report of the boot."""
         return self.session.report
+
+    @property
+    def all_kernels(self) -> dict[str, str]:
+        """The kernels of the model, and those that only its drafter asks for."""
+        return {**(self.drafting.kernels if self.drafting else {}), **self.kernels}
+
+    def handle_of(self, key: KernelKey) -> Handle | None:
+        """Return the handle of a key of the model, or of its drafter."""
+        found = self.session.handle_of(key)
+        return found or (self.drafting.session.handle_of(key) if self.drafting else None)
 
     @property
     def has_mtp(self) -> bool:
@@ -123,7 +147,7 @@ def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int |
     if booted.nudger is not None:
         booted.nudger.contracts = session.kernels.catalog.contracts
         booted.nudger.find = lambda dtype: session.handle_of(KernelKey(nudge_plugin.NAME, f"nudge_{dtype}"))
-    booted.kernels = _kernels(session)
+    booted.kernels = kernels_of(session)
     return booted
 
 
@@ -137,7 +161,7 @@ def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
         raise MusterError(f"the model's builder failed: {type(error).__name__}: {error}") from error
 
 
-def _kernels(session: BootSession) -> dict[str, str]:
+def kernels_of(session: BootSession) -> dict[str, str]:
     """Name the code behind each key that serves: provider, tier, backend, and the digest of its source."""
     found: dict[str, str] = {}
     for row in session.report.kernels:

@@ -11,6 +11,7 @@ from kernel_muster.ab.arms import A, Arm, B, wanted_for
 from kernel_muster.ab.booted import ArmRefused, Booted, boot_arm
 from kernel_muster.ab.coherence import coherence
 from kernel_muster.ab.decoders import Decoded
+from kernel_muster.ab.drafting import boot_drafter
 from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.locating import locate
@@ -18,7 +19,18 @@ from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first
 from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
-from kernel_muster.ab.result import Allowed, Check, Kernels, ModelResult, Proof, Row, Side, Speculation, Speed
+from kernel_muster.ab.result import (
+    Allowed,
+    Check,
+    DrafterResult,
+    Kernels,
+    ModelResult,
+    Proof,
+    Row,
+    Side,
+    Speculation,
+    Speed,
+)
 from kernel_muster.ab.runs import FLOOR, ArmStopped, Run, Timed, stops
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
@@ -30,7 +42,7 @@ from kernel_muster.registry.keys import parse_key
 
 def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
     """Boot both arms of one model and compare them; what does not boot is part of the result."""
-    pins = bool(plan.drafts)
+    pins = bool(plan.drafts) and plan.drafter is None
     wanted = {A: wanted_for(base, a, b, pins_gate=pins), B: wanted_for(base, b, a, pins_gate=pins)}
     building = plan.building()
     booted: dict[str, Booted] = {}
@@ -41,6 +53,10 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
             try:
                 booted[name] = boot_arm(name, wanted[name], building)
                 stack.callback(_close, booted[name])
+                if plan.drafter is not None:
+                    own, other = (a, b) if name == A else (b, a)
+                    drafters = wanted_for(plan.drafter.base, own, other, pins_gate=False)
+                    boot_drafter(name, drafters, plan.drafter, building, booted[name])
             except ArmRefused as error:
                 refused.append((name, error.report, error.why))
         if refused:
@@ -86,12 +102,17 @@ class _Comparing:
         self._floor: Booted | None = None
         self._alone = {name: _Alone(partial(self._generate, name)) for name in (A, B)}
         self._busier: dict[str, str] = {}
-        self._changed = frozenset(key for key in {*a.kernels, *b.kernels} if a.kernels.get(key) != b.kernels.get(key))
+        self._code_a, self._code_b = a.all_kernels, b.all_kernels
+        self._changed = frozenset(
+            key for key in {*self._code_a, *self._code_b} if self._code_a.get(key) != self._code_b.get(key)
+        )
         vocab = a.sized.model.vocab_size or 1
         self._prompts: Prompts = (
             read_prompts(plan.prompts, vocab) if plan.prompts else made_prompts(max(plan.sequences), vocab, plan.seed)
         )
         self._drafts = plan.drafts if plan.drafts is not None else DRAFTS if a.has_mtp and b.has_mtp else 0
+        if a.drafting is not None:
+            self._drafts = a.drafting.drafts
 
     def result(self) -> ModelResult:
         """Run everything and judge it."""
@@ -112,13 +133,25 @@ class _Comparing:
             layers=len(a.sized.model.layer_kinds), weights=weights_text(plan.folder, plan.seed),
             prompts=self._prompts.origin, target=report.arch, device=_device_text(a),
             set_hashes=(report.set_hash, self._b.report.set_hash),
-            difference=compare(a.report, self._b.report), code=tuple(self._code()), rows=tuple(rows), proofs=proofs,
+            difference=compare(a.report, self._b.report), drafter=self._drafter(), code=tuple(self._code()),
+            rows=tuple(rows), proofs=proofs,
             checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds)),
         )  # fmt: skip
 
     def _code(self) -> Iterator[tuple[str, str, str]]:
         for key in sorted(self._changed):
-            yield key, self._a.kernels.get(key, "(not asked for)"), self._b.kernels.get(key, "(not asked for)")
+            yield key, self._code_a.get(key, "(not asked for)"), self._code_b.get(key, "(not asked for)")
+
+    def _drafter(self) -> DrafterResult | None:
+        wish, a, b = self._plan.drafter, self._a.drafting, self._b.drafting
+        if wish is None or a is None or b is None:
+            return None
+        reports = a.session.report, b.session.report
+        return DrafterResult(
+            name=a.manifest.name, drafts=a.drafts, size=size_text(a.manifest, a.sized),
+            weights=wish.weights(self._plan.seed), set_hashes=tuple(one.set_hash for one in reports),
+            difference=compare(*reports),
+        )  # fmt: skip
 
     def _row(self, count: int) -> Row:
         plan = self._plan
@@ -245,7 +278,7 @@ class _Comparing:
         )
         worst = max(decided, default=(0.0, 0, 0))
         return Speculation(
-            drafts=self._drafts, steps=found.verify_steps,
+            proposer="mtp" if self._a.drafting is None else "dflash", drafts=self._drafts, steps=found.verify_steps,
             step_ms=1e3 * statistics.median(found.verify_s) if found.verify_s else 0.0, accepted=found.accepted,
             drafted=found.drafted, same_tokens=plain.tokens == found.tokens,
             parted=worst[1:] if worst[0] > NEAR_TIE else None, margin=worst[0],
@@ -265,13 +298,13 @@ class _Comparing:
 
         for key, arms in sorted(self._suspects().items()):
             for name, booted in arms:
-                handle = booted.session.handle_of(parse_key(key)) if key in booted.kernels else None
+                handle = booted.handle_of(parse_key(key)) if key in booted.all_kernels else None
                 if handle is None:
                     continue
                 self._plan.say(f"{key} of arm {name} against its contract")
                 device = booted.session.target.device
                 memory = host_memory() if device is None else device_memory(device.ordinal)
-                cases = list(prove(handle, memory, booted.session.handle_of))
+                cases = list(prove(handle, memory, booted.handle_of))
                 problems = [f"{found.code}: {found.why}" for case in cases for found in case.findings]
                 yield Proof(
                     arm=name, key=key, provider=str(handle.provider), cases=len(cases),

@@ -6,8 +6,11 @@ from typing import Any, Protocol
 
 from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.decode.rung import Rung
+from kernel_muster.models.drafter import Drafter
 from kernel_muster.models.generate import Gate
 from kernel_muster.models.model import Model, Pass
+from kernel_muster.models.proposers.dflash import DflashProposer
+from kernel_muster.models.proposers.interface import Proposer
 from kernel_muster.models.proposers.mtp import MtpProposer
 from kernel_muster.models.state import ModelState, SequenceState, StateSizes
 from kernel_muster.registry.errors import MusterError
@@ -84,9 +87,22 @@ class EngineDecoder:
         self, model: Model, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None]
     ) -> None:
         self._levers = levers
+        self._drafter: tuple[Drafter, Levers] | None = None
         self._sizes = StateSizes(sequences, sequences * -(-context // PAGE), PAGE)
         self._engine = _Watched(model, self._sizes, context)
         self._engine.on_steps = on_steps
+
+    def draft_with(self, drafter: Drafter, levers: Levers) -> None:
+        """Let a drafter draft in the place of the MTP head, as many tokens a step as it makes."""
+        self._drafter = drafter, levers
+
+    def _proposer(self, drafts: int) -> Proposer | None:
+        if not drafts:
+            return None
+        if self._drafter is None:
+            return MtpProposer(self._engine.model, self._levers, drafts, self._sizes)
+        drafter, levers = self._drafter
+        return DflashProposer(drafter, levers, self._sizes)
 
     def prepare(self, sequences: int) -> None:
         """Record the step for so many sequences."""
@@ -98,9 +114,8 @@ class EngineDecoder:
         """Return so many new tokens behind each prompt."""
         engine = self._engine
         engine.has_begun = False
-        proposer = MtpProposer(engine.model, self._levers, drafts, self._sizes) if drafts else None
         found = engine.generate(
-            prompts, new_tokens, keep_logits=keep_logits, proposer=proposer, gate=Gate(is_forced=True)
+            prompts, new_tokens, keep_logits=keep_logits, proposer=self._proposer(drafts), gate=Gate(is_forced=True)
         )
         return Decoded(
             tokens=tuple(map(tuple, found.tokens)),

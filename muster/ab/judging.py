@@ -14,21 +14,24 @@ def allowed_of(thresholds: Thresholds, floor: Distance | None, *, unrelated: flo
     """Return how far apart arms may be: as given, or what rounding was seen to do; nothing if nothing could round
     differently.
 
-    A sequence's median KL: MARGIN times the floor's, twice its deviation. One position: MARGIN times the floor's
-    largest, or SPREAD medians where that is more, since the floor may have few positions. A router's near tie may turn
-    in one arm and not in the floor: then a position may move by half the deviation of an unrelated context, which
-    garbage exceeds. A token may be another one as far as logits may move against each other: twice (the root of
-    MARGIN) what was seen, and at least the deviation of a difference, 2 sqrt(KL), of the KL that a position may have
-    from its spread or its router.
+    Like is held against like. A sequence's median KL: MARGIN times that of the floor's worst sequence, twice its
+    deviation. The median of all positions: MARGIN times the floor's, or the floor's worst sequence where that is more,
+    as most positions of a small model may not move at all. One position: MARGIN times the floor's largest, or SPREAD
+    times what a sequence's median may be, since the floor may have few positions. A router's near tie may turn in one
+    arm and not in the floor: then a position may move by half the deviation of an unrelated context, which garbage
+    exceeds. A token may be another one as far as logits may move against each other: twice (the root of MARGIN) what
+    was seen, and at least the deviation of a difference, 2 sqrt(KL), of the KL that a position may have from its spread
+    or its router.
     """
     turned = unrelated / MARGIN if routes else 0.0
-    if thresholds.max_kl is not None:
-        return Allowed(kl=thresholds.max_kl, largest=max(SPREAD * thresholds.max_kl, turned), gap=None)
+    if (most := thresholds.max_kl) is not None:
+        return Allowed(kl=most, median=most, largest=max(SPREAD * most, turned), gap=None)
     if floor is None:
-        return Allowed(kl=0.0, largest=0.0, gap=0.0)
-    spread = MARGIN * SPREAD * floor.median
+        return Allowed(kl=0.0, median=0.0, largest=0.0, gap=0.0)
+    spread = SPREAD * MARGIN * floor.worst
     return Allowed(
-        kl=MARGIN * floor.median, largest=max(MARGIN * floor.largest, spread, turned),
+        kl=MARGIN * floor.worst, median=max(MARGIN * floor.median, floor.worst),
+        largest=max(MARGIN * floor.largest, spread, turned),
         gap=max(math.sqrt(MARGIN) * floor.reach, 2 * math.sqrt(max(spread, turned))),
     )  # fmt: skip
 
@@ -73,6 +76,9 @@ def _kl(row: Row, where: str, thresholds: Thresholds) -> Check:
         f"sequence {found.worst_sequence} has a median KL of {found.worst:.2e}, allowed {row.allowed.kl:.2e} ({origin})"
     )
     outcome = "passed" if found.worst <= row.allowed.kl else "failed"
+    if outcome == "passed" and not found.median <= row.allowed.median:
+        text = f"the median KL of all positions is {found.median:.2e}, allowed {row.allowed.median:.2e} ({origin})"
+        outcome = "failed"
     if row.floor is None and thresholds.max_kl is None:
         text = "other bits, although both arms ran the same kernels equally often: a kernel is not deterministic"
         outcome = "failed"

@@ -43,6 +43,8 @@ def headline(found: Comparison) -> str:
 def _equal(found: Comparison) -> str:
     """Say that bits are equal, and where that is no wonder, why."""
     idle = [model.model for model in found.models if not model.has_other_work]
+    if any(model.has_drafted and model.drafter and not model.drafter.difference.equal for model in found.models):
+        return "EQUAL: A and B give the same bits; the drafter's boots differ: see Drafting"
     if not idle:
         return "EQUAL: A and B give the same bits"
     where = "" if len(idle) == len(found.models) else f" on {', '.join(idle)}"
@@ -107,6 +109,9 @@ def _model(model: ModelResult, found: Comparison) -> Iterator[Section]:
         lines.append("set hash " + ", ".join(f"{a} {h[:16]}" for a, h in zip("AB", model.set_hashes, strict=True)))
     if model.size:
         lines.append(f"REDUCED SIZE, figures say nothing about the full model: {model.size}")
+    if model.drafter is not None:
+        lines.append(f"drafter {model.drafter.name}, weights: {model.drafter.weights}"
+                     + (f"; REDUCED SIZE: {model.drafter.size}" if model.drafter.size else ""))  # fmt: skip
     if not model.device:
         lines.append("figures of the host are ratios of one run: B/A counts, tokens a second do not")
     if model.rows and model.rows[-1].prompts < model.rows[-1].sequences:
@@ -131,6 +136,11 @@ def _differences(model: ModelResult) -> Iterator[str]:
             yield "nothing: the arms are the same"
         elif not model.difference.equal:
             yield from (line.rstrip() for line in render_diff(model.difference).splitlines()[1:] if line.strip())
+    if model.drafter is not None and not model.drafter.difference.equal:
+        yield f"the boots of the drafter {model.drafter.name}"
+        yield from (
+            f"  {line.rstrip()}" for line in render_diff(model.drafter.difference).splitlines()[1:] if line.strip()
+        )
     for key, one, other in model.code:
         yield f"code of {key}: {one} -> {other}"
 
@@ -155,8 +165,9 @@ def _drafting(rows: Iterable[Row]) -> Iterator[Section]:
         if one is not None and other is not None
     ]  # fmt: skip
     if cells:
-        drafts = next(one.drafts for _, one, _ in pairs if one is not None)
-        title = f"Drafting, {plural(drafts, 'draft')} a step; a verify step is timed with its drafting"
+        one = next(one for _, one, _ in pairs if one is not None)
+        who = "by the MTP head" if one.proposer == "mtp" else "by the block-diffusion drafter"
+        title = f"Drafting {who}, {plural(one.drafts, 'draft')} a step; a verify step is timed with its drafting"
         yield Section(title, table=Table(_DRAFTING, tuple(cells)))
 
 
@@ -202,15 +213,17 @@ def _rules(found: Comparison) -> Iterator[str]:
     limits = found.thresholds
     if limits.max_kl is None:
         yield (
-            f"KL: the worst sequence's median, at most {MARGIN:g} times the median of A with the results of the "
-            "kernels that differ moved by one unit in the last place of BF16, at random: twice what rounding explains"
+            f"KL: the worst sequence's median and that of all positions, at most {MARGIN:g} times those of A with the "
+            "results of the kernels that differ moved by one unit in the last place of BF16, at random: twice what "
+            "rounding explains"
         )
     else:
         yield f"KL: the worst sequence's median, at most {limits.max_kl:g}; one position's, {SPREAD:g} times as much"
     if limits.max_kl is None:
         yield (
             f"largest: the KL of one position, at most {MARGIN:g} times the largest of that run or {MARGIN * SPREAD:g} "
-            "of its medians; where experts are routed, at most half the deviation of an unrelated context"
+            "times the median of its worst sequence; where experts are routed, at most half the deviation of an "
+            "unrelated context"
         )
         yield "parting: another greedy token only at a near tie, or no further down than rounding may move logits"
     yield {

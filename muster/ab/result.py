@@ -9,8 +9,12 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/ab"
-VERSION = "1.0"
+#: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; who drafts, and the drafter. All
+#: names are in tests/muster/test_ab_document.py: another name or meaning takes another major version.
+VERSION = "2.0"
 
+#: Who drafts: the model's own head, or a block-diffusion drafter beside it.
+ProposerName = Literal["mtp", "dflash"]
 #: equal: the same bits everywhere. agree: other bits, no further apart than rounding explains. differ: a check failed.
 #: inconclusive: nothing failed, but what was to be judged hardly ran. refused: an arm did not boot.
 Verdict = Literal["equal", "agree", "differ", "inconclusive", "refused"]
@@ -48,6 +52,7 @@ class Speculation:
     there is no near tie with the likeliest; ``margin`` is how far the other token is below, relative to the larger.
     """
 
+    proposer: ProposerName
     drafts: int
     steps: int
     step_ms: float
@@ -97,11 +102,12 @@ class Kernels:
 
 @frozen(kw_only=True)
 class Allowed:
-    """How far B may be from A: the median KL of a sequence, the KL of one position, and the gap in nats of a token that
-    is another one. A gap of None: any.
+    """How far B may be from A: the median KL of a sequence and of all positions, the KL of one position, and the gap in
+    nats of a token that is another one. A gap of None: any.
     """
 
     kl: float
+    median: float
     largest: float
     gap: float | None
 
@@ -146,6 +152,18 @@ class Check:
 
 
 @frozen(kw_only=True)
+class DrafterResult:
+    """The drafter that both arms had: how its boots differ, and the size and weights that it had."""
+
+    name: str
+    drafts: int
+    size: str
+    weights: str
+    set_hashes: tuple[str, ...]
+    difference: Difference
+
+
+@frozen(kw_only=True)
 class ModelResult:
     """One model.
 
@@ -163,6 +181,7 @@ class ModelResult:
     device: str
     set_hashes: tuple[str, ...] = ()
     difference: Difference | None = None
+    drafter: DrafterResult | None = None
     code: tuple[tuple[str, str, str], ...] = ()
     rows: tuple[Row, ...] = ()
     proofs: tuple[Proof, ...] = ()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,12 +11,14 @@ from kernel_muster._version import __version__
 from kernel_muster.ab.arms import GATE, Arm
 from kernel_muster.ab.booted import Sized
 from kernel_muster.ab.comparing import compare_model
+from kernel_muster.ab.drafting import DrafterWish
 from kernel_muster.ab.plan import Plan
 from kernel_muster.ab.prompts import check_count
 from kernel_muster.ab.result import Comparison, Thresholds
-from kernel_muster.ab.sizes import DEVICE, HOST, sizing
+from kernel_muster.ab.sizes import DEVICE, HOST, Limits, sizing
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import PREFIX, is_lever_noise
 from kernel_muster.registry.running import Progress
 from kernel_muster.registry.specs import Stage
@@ -39,6 +42,8 @@ class Wish:
     prompts: tuple[str, ...] = ()
     seed: int = 0
     folder: Path | None = None
+    drafter: str | None = None
+    drafter_folder: Path | None = None
     is_reduced: bool | None = None
     layers: int | None = None
     stage: Stage | None = None
@@ -51,21 +56,53 @@ class Wish:
         return self.target == CPU
 
     @property
-    def sized(self) -> Sized:
-        """How large models are: on the host small, unless that was said otherwise or a checkpoint is read."""
+    def limits(self) -> Limits | None:
+        """What a model of reduced size is limited to; None for one of full size.
+
+        On the host models are small, unless that was said otherwise or a checkpoint is read.
+        """
         is_small = self.is_reduced if self.is_reduced is not None else self.is_host and self.folder is None
-        return sizing(is_reduced=is_small, layers=self.layers, limits=HOST if self.is_host else DEVICE)
+        return (HOST if self.is_host else DEVICE) if is_small else None
+
+    @property
+    def sized(self) -> Sized:
+        """How large models are."""
+        return sizing(is_reduced=self.limits is not None, layers=self.layers, limits=self.limits or DEVICE)
+
+    def drafter_wish(self, base: Wanted) -> DrafterWish | None:
+        """Return the drafter that a boot of ``base`` is about, if one was asked for."""
+        if self.drafter is None:
+            return None
+        wanted = replace(base, model=self.drafter)
+        return DrafterWish(name=self.drafter, base=wanted, folder=self.drafter_folder, limits=self.limits)
+
+    def check(self) -> None:
+        """UsageError where what was asked of the drafter makes no sense."""
+        if self.drafter is None and self.drafter_folder is not None:
+            raise UsageError("--drafter-weights: name the drafter too, with --drafter")
+        if self.drafter is None:
+            return
+        if len(self.models) > 1:
+            raise UsageError(f"--drafter {self.drafter} drafts for one model: compare {len(self.models)} one by one")
+        if self.drafts is not None:
+            raise UsageError("--drafts is of the MTP head, and a drafter fills blocks of its own: leave one out")
+        if (self.folder is None) is not (self.drafter_folder is None):
+            raise UsageError(
+                "--weights and --drafter-weights go together: where one is random hardly a draft holds; give both"
+            )
 
 
 def run(
     bases: Sequence[Wanted], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None]
 ) -> Comparison:
     """Compare the arms on every model."""
+    wish.check()
     plan = Plan(
         sequences=wish.sequences or (_HOST_SEQUENCES if wish.is_host else _DEVICE_SEQUENCES),
         tokens=wish.tokens or (_HOST_TOKENS if wish.is_host else _DEVICE_TOKENS),
         repeats=wish.repeats, drafts=wish.drafts, prompts=wish.prompts, seed=wish.seed, sized=wish.sized,
         thresholds=wish.thresholds, folder=wish.folder, stage=wish.stage, progress=progress, say=say,
+        drafter=wish.drafter_wish(bases[0]),
     )  # fmt: skip
     check_count(plan.prompts, max(plan.sequences))
     models = tuple(compare_model(base, a, b, plan) for base in bases)

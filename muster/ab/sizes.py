@@ -29,6 +29,8 @@ DEVICE: Limits = {
     "gdn": {"key_heads": 2, "key_dim": 128, "value_heads": 8, "value_dim": 128},
     "moe": {"experts": 16, "top_k": 4, "intermediate_size": 128, "shared_intermediate_size": 128},
 }
+#: A drafter's block, and the context that it keeps, at reduced size: a window that a run of a few dozen tokens leaves.
+_DRAFTS, _WINDOW = 4, 32
 
 
 def reduced(manifest: Manifest, limits: Limits = HOST) -> Manifest:
@@ -62,6 +64,24 @@ def sizing(*, is_reduced: bool, layers: int | None, limits: Limits = HOST) -> Ca
         return reduced(manifest, limits) if is_reduced else manifest
 
     return size
+
+
+def fitted_drafter(manifest: Manifest, full: Manifest, sized: Manifest, limits: Limits | None) -> Manifest:
+    """Return a drafter's manifest that fits its target at the size that it has: as it is beside one of full size.
+
+    Beside fewer layers it reads those at the same share of the way. ``limits`` are those of a target of reduced size:
+    then the drafter is reduced too, and drafts few tokens from a short window. What is malformed its builder refuses.
+    """
+    dflash = dict(manifest.dflash)
+    layers, last = len(sized.model.layer_kinds), len(full.model.layer_kinds) - 1
+    reads = dflash.get("target_layer_ids")
+    if layers <= last and isinstance(reads, list | tuple) and all(type(one) is int for one in reads):
+        dflash["target_layer_ids"] = sorted({round(at * (layers - 1) / last) for at in reads})
+    if limits is not None:
+        manifest = reduced(manifest, limits)
+        small = {"gamma": _DRAFTS, "window": _WINDOW, "mask_token_id": (sized.model.vocab_size or 1) - 1}
+        dflash |= {name: min(dflash[name], most) for name, most in small.items() if type(dflash.get(name)) is int}
+    return replace(manifest, document=manifest.document.model_copy(update={"dflash": dflash}))
 
 
 def size_text(full: Manifest, sized: Manifest) -> str:

@@ -50,6 +50,14 @@ Drafts = Annotated[
     typer.Option(min=0, max=15, help="Drafts of the MTP head a step, in a run of its own; 0 for none, by default 3 "
                  "where there is a head. The gate is pinned open.", show_default=False),
 ]  # fmt: skip
+DrafterOption = Annotated[
+    str | None,
+    typer.Option("--drafter", metavar="MODEL", help="This block-diffusion drafter of the model drafts, in the place of "
+                 "its MTP head, in blocks of its own size.", show_default=False),
+]  # fmt: skip
+DrafterWeights = Annotated[
+    Path | None, typer.Option(help="The drafter's checkpoint, beside --weights for the model's.", show_default=False)
+]
 Weights = Annotated[
     Path | None,
     typer.Option(help="A checkpoint's folder. Without it weights are random, from the seed.", show_default=False),
@@ -98,6 +106,8 @@ def ab(
     prompt: PromptsOption = None,
     repeats: Repeats = 3,
     drafts: Drafts = None,
+    drafter: DrafterOption = None,
+    drafter_weights: DrafterWeights = None,
     weights: Weights = None,
     seed: Seed = 0,
     reduced: IsReduced = None,
@@ -136,7 +146,8 @@ def ab(
     wish = Wish(
         models=tuple(dict.fromkeys(models)), target=target, sequences=_counts(sequences), tokens=tokens,
         repeats=repeats, drafts=drafts, prompts=tuple(prompt or ()), seed=seed, folder=weights, is_reduced=reduced,
-        layers=layers, stage=stage.value if stage else "loaded", command=f"muster {' '.join(sys.argv[1:])}",
+        drafter=drafter, drafter_folder=drafter_weights, layers=layers,
+        stage=stage.value if stage else "loaded", command=f"muster {' '.join(sys.argv[1:])}",
         thresholds=Thresholds(
             max_kl=max_kl, identity=identity,  # type: ignore[arg-type]
             least_verify_steps=least_verify_steps, least_speed=least_speed,

@@ -12,14 +12,14 @@ from kernel_muster.ab.result import Allowed, Kernels, Proof, Row, Side, Speculat
 SPEED = Speed(per_sequence=10.0, low=9.0, high=11.0, aggregate=40.0, prefill_s=0.1)
 SIDE = Side(speed=SPEED, is_identical=True, broken=None, place="", repeats_agree=True, repeated=0.0, loop=0)
 DRAFTED = Speculation(
-    drafts=3, steps=40, step_ms=1.0, accepted=12, drafted=120, same_tokens=True, parted=None, margin=0.0
+    proposer="mtp", drafts=3, steps=40, step_ms=1.0, accepted=12, drafted=120, same_tokens=True, parted=None, margin=0.0
 )
 SAME = distance([[np.arange(4.0)]], [[np.arange(4.0)]], [[1]], [[1]])
 OTHER: Distance = replace(SAME, same_bits=False, worst=1e-3, worst_sequence=2, median=1e-3)
 ROW = Row(
     sequences=4, prompts=4, a=SIDE, b=SIDE, speed=1.1, speed_low=1.0, speed_high=1.2,
     kernels=Kernels(differing=("m::f",), seconds_a=2.0, seconds_b=1.0, method="by hand"), distance=SAME, floor=SAME,
-    allowed=Allowed(kl=0.0, largest=0.0, gap=0.0),
+    allowed=Allowed(kl=0.0, median=0.0, largest=0.0, gap=0.0),
 )  # fmt: skip
 
 
@@ -39,14 +39,24 @@ def allowed(max_kl: float | None = None, *, floor: Distance | None = None, route
 
 
 def test_kl_is_allowed_up_to_four_times_what_rounding_does() -> None:
-    floor = replace(SAME, median=2e-4)
-    assert allowed(floor=floor).kl == MARGIN * 2e-4
+    floor = replace(SAME, median=2e-4, worst=7e-4)
+    assert allowed(floor=floor).kl == MARGIN * 7e-4  # the worst sequence against the worst one
+    assert allowed(floor=floor).median == MARGIN * 2e-4
+    assert allowed(floor=replace(floor, median=0.0)).median == 7e-4  # most positions of a small model do not move
     assert allowed(0.5, floor=floor).kl == 0.5
     assert allowed().kl == 0
     row = replace(ROW, distance=OTHER)
-    assert checks(replace(row, allowed=Allowed(kl=1e-3, largest=1.0, gap=0.0))) == {}
-    outcome, text = checks(replace(row, allowed=Allowed(kl=0.9e-3, largest=1.0, gap=0.0)))["kl"]
+    assert checks(replace(row, allowed=Allowed(kl=1e-3, median=1e-3, largest=1.0, gap=0.0))) == {}
+    outcome, text = checks(replace(row, allowed=Allowed(kl=0.9e-3, median=0.9e-3, largest=1.0, gap=0.0)))["kl"]
     assert (outcome, "sequence 2 has a median KL of 1.00e-03, allowed 9.00e-04" in text) == ("failed", True)
+
+
+def test_median_of_all_positions_is_judged_where_one_sequence_allows_much() -> None:
+    row = replace(ROW, distance=replace(OTHER, median=0.9e-3))
+    found = checks(replace(row, allowed=Allowed(kl=1e-2, median=0.8e-3, largest=1.0, gap=0.0)))
+    text = "the median KL of all positions is 9.00e-04, allowed 8.00e-04 (what rounding explains here)"
+    assert found == {"kl": ("failed", text)}
+    assert checks(replace(row, allowed=Allowed(kl=1e-2, median=0.9e-3, largest=1.0, gap=0.0))) == {}
 
 
 def test_other_bits_of_the_same_kernels_fail() -> None:
@@ -56,7 +66,7 @@ def test_other_bits_of_the_same_kernels_fail() -> None:
 
 
 def test_one_position_may_move_as_far_as_rounding_its_spread_or_a_router_moves_it() -> None:
-    floor = replace(SAME, median=1e-5, largest=2e-5, reach=0.01)
+    floor = replace(SAME, median=1e-6, worst=1e-5, largest=2e-5, reach=0.01)
     assert allowed(floor=floor).largest == pytest.approx(MARGIN * SPREAD * 1e-5)
     assert allowed(floor=replace(floor, largest=5e-3)).largest == pytest.approx(MARGIN * 5e-3)
     assert allowed(floor=floor, routes=True).largest == pytest.approx(0.8 / MARGIN)
@@ -66,21 +76,21 @@ def test_one_position_may_move_as_far_as_rounding_its_spread_or_a_router_moves_i
 
 def test_one_position_that_is_far_off_fails_whatever_the_median() -> None:
     row = replace(ROW, distance=replace(OTHER, worst=0.0, median=0.0, largest=0.5, largest_at=(3, 7)))
-    assert checks(replace(row, allowed=Allowed(kl=1e-4, largest=0.5, gap=0.0))) == {}
-    outcome, text = checks(replace(row, allowed=Allowed(kl=1e-4, largest=0.4, gap=0.0)))["largest"]
+    assert checks(replace(row, allowed=Allowed(kl=1e-4, median=1e-4, largest=0.5, gap=0.0))) == {}
+    outcome, text = checks(replace(row, allowed=Allowed(kl=1e-4, median=1e-4, largest=0.4, gap=0.0)))["largest"]
     assert (outcome, text) == ("failed", "sequence 3 has a KL of 5.00e-01 at token 7, allowed 4.00e-01 at any one")
 
 
 @pytest.mark.parametrize(("most", "outcome"), [(0.3, None), (0.2, "failed"), (None, "informs")])
 def test_text_may_part_no_further_down_than_rounding_moves_logits(most: float | None, outcome: str | None) -> None:
     row = replace(ROW, distance=replace(OTHER, worst=0.0, parted=(1, 5), gap=0.25, is_tie=False))
-    found = checks(replace(row, allowed=Allowed(kl=1.0, largest=1.0, gap=most)))
+    found = checks(replace(row, allowed=Allowed(kl=1.0, median=1.0, largest=1.0, gap=most)))
     assert found.get("parting", (None, ""))[0] == outcome
     assert outcome is None or "in sequence 1 at token 5, where A's choice is 0.25 nats ahead" in found["parting"][1]
 
 
 def test_gap_of_another_token_is_twice_what_was_seen_and_no_less_than_the_spread_explains() -> None:
-    floor = replace(SAME, median=1e-5, reach=0.5)
+    floor = replace(SAME, worst=1e-5, reach=0.5)
     assert allowed(floor=floor).gap == pytest.approx(1.0)
     assert allowed(floor=replace(floor, reach=0.0)).gap == pytest.approx(2 * (MARGIN * SPREAD * 1e-5) ** 0.5)
     assert allowed(floor=floor, routes=True).gap == pytest.approx(max(1.0, 2 * 0.2**0.5))

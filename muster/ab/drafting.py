@@ -1,0 +1,92 @@
+"""The block-diffusion drafter of an arm: booted beside its target, of the same size, with weights of its own."""
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+from kernel_muster._version import __version__
+from kernel_muster.ab.booted import ArmRefused, Booted, Building, Drafting, kernels_of
+from kernel_muster.ab.sizes import Limits, fitted_drafter
+from kernel_muster.ab.weights import drafter_weights_of, weights_text
+from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.session import BootOptions, BootSession
+from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.models.drafter import Drafter, build_drafter
+from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
+from kernel_muster.registry.values import frozen
+
+#: What these ask of experts, of attention in BF16 and of an MTP head, no drafter has: its boot would refuse them, so
+#: that they are set for the target alone.
+TARGET_LEVERS = (
+    "MUSTER_FP32_ROUTING",
+    "MUSTER_FP4_PROJ_DECODE",
+    "MUSTER_MOE_GROUPED_DECODE",
+    "MUSTER_MTP_GATE_FORCE",
+)
+
+
+@frozen(kw_only=True)
+class DrafterWish:
+    """The drafter that both arms have: its name as a model's, what its boot is about, and a checkpoint's folder.
+
+    ``limits`` are those of its target, where that is of reduced size.
+    """
+
+    name: str
+    base: Wanted
+    folder: Path | None = None
+    limits: Limits | None = None
+
+    def weights(self, seed: int) -> str:
+        """Say where its weights come from."""
+        return weights_text(self.folder, seed + 1)
+
+
+def boot_drafter(name: str, wanted: Wanted, wish: DrafterWish, building: Building, target: Booted) -> None:
+    """Boot the drafter of an arm, and let the arm's decoder draft with it; ArmRefused if it is refused or not built.
+
+    UsageError for a model that is no drafter, or one that drafts for another model.
+    """
+    levers = {lever: value for lever, value in wanted.levers.items() if lever not in TARGET_LEVERS}
+    options = BootOptions(
+        asked=Asked(stage=building.stage), muster_version=__version__, progress=building.progress
+    )  # fmt: skip
+    session = BootSession(replace(wanted, levers=levers), options)
+    try:
+        with redirect_stdout(sys.stderr), session as boot:
+            sized = _sized(wish, boot.manifest, target)
+            drafter = _built(sized, wish, boot, building, target)
+    except BootRefused as error:
+        if isinstance(error.__cause__, UsageError):
+            raise error.__cause__ from None
+        raise ArmRefused(name, session.report) from None
+    except UsageError:
+        raise
+    except MusterError as error:
+        raise ArmRefused(name, session.report, str(error)) from error
+    target.decoder.draft_with(drafter, session.levers)
+    target.drafting = Drafting(
+        session=session, manifest=session.manifest, sized=sized, drafts=drafter.drafter.gamma,
+        kernels=kernels_of(session),
+    )  # fmt: skip
+
+
+def _sized(wish: DrafterWish, manifest: Manifest, target: Booted) -> Manifest:
+    if not manifest.dflash:
+        raise UsageError(f"--drafter {wish.name}: {manifest.name} is no drafter: its manifest has no [dflash] table")
+    wanted = manifest.dflash.get("target")
+    if wanted != target.manifest.name:
+        raise UsageError(f"--drafter {wish.name}: it drafts for {wanted}, not for {target.manifest.name}")
+    return fitted_drafter(manifest, target.manifest, target.sized, wish.limits)
+
+
+def _built(sized: Manifest, wish: DrafterWish, boot: BootSession, building: Building, target: Booted) -> Drafter:
+    weights = drafter_weights_of(wish.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
+    try:
+        return build_drafter(sized, boot.kernels, weights, target.model)
+    except MusterError:
+        raise
+    except Exception as error:
+        raise MusterError(f"the drafter was not built: {type(error).__name__}: {error}") from error
