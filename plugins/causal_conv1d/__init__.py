@@ -24,11 +24,12 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the three kernels for each target."""
-    for contract, function, backend, same in (
-        (UPDATE, cpu.causal_conv1d_update, launch.UPDATE, ()),
-        (PREFILL, cpu.causal_conv1d_update_prefill, launch.RAGGED, ()),
-        (VERIFY, cpu.causal_conv1d_verify_n, launch.RAGGED, (f"causal_conv1d::{PREFILL.name}",)),
+    update, prefill = (f"causal_conv1d::{contract.name}" for contract in (UPDATE, PREFILL))
+    for contract, function, backend, same, same_on_device in (
+        (UPDATE, cpu.causal_conv1d_update, launch.UPDATE, (), ()),
+        (PREFILL, cpu.causal_conv1d_update_prefill, launch.RAGGED, (), (update,)),
+        (VERIFY, cpu.causal_conv1d_verify_n, launch.RAGGED, (prefill,), (prefill,)),
     ):
         key = f"causal_conv1d::{contract.name}"
         yield _host_spec(key, contract, function, bit_identical_to=same)
-        yield device_spec(key=key, contract=contract.name, backend=backend, bit_identical_to=same)
+        yield device_spec(key=key, contract=contract.name, backend=backend, bit_identical_to=same_on_device)

@@ -4,7 +4,7 @@
 //
 // Inputs before a sequence's first row are the W - 1 of its slot of ``state``, oldest first, which then moves on past all
 // rows; ``out_states``, where it is given, takes the state after each row. Rows of sequence s are cu_rows[s] to
-// cu_rows[s + 1]; without cu_rows every sequence has one row.
+// cu_rows[s + 1]; without cu_rows every sequence has one row. The steps of a decode have a kernel of their own.
 //
 // Work: a sequence is cut into chunks of at least W - 1 rows; a thread has the channels of one vector (8 with W = 4; one
 // otherwise) for one chunk, row after row. Only the first chunk needs the state, so the thread that has it also writes
@@ -14,6 +14,7 @@
 // many rows a launch has nor on the width. A slot of -1 is padding: zeros, no state touched. Slots outside the pool and
 // offsets that do not rise from 0 to M, which the contract refuses, touch nothing outside: such a slot is padding, such
 // offsets are cut to fit. sm_80 and newer. Launched by launch.py.
+#include "ahead.cuh"
 #include "causal_taps.cuh"
 #include "launch.cuh"
 
@@ -98,6 +99,52 @@ __device__ __forceinline__ void load_window(float (&window)[8][TAPS - 1], const 
 #pragma unroll
         for (int c = 0; c < 8; ++c) window[c][j] = v.at[c];
     }
+}
+
+// Sequences of one row each, as a decode step has them. A launch that begins early brings the state into L2 that the slot
+// of the time names, and reads it together with the slot; where that is another by then, its state comes after it.
+extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
+    const bf16* __restrict__ x,       // [S, C]
+    const bf16* __restrict__ weight,  // [C, 4]
+    bf16* __restrict__ state,         // [R, C, 3], in and out
+    const int* __restrict__ slots,    // [S]
+    bf16* __restrict__ out,           // [S, C]
+    int R, int C, int blocks_a_row) {
+    const int piece = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x, row = blockIdx.x / blocks_a_row;
+    const bool is_inside = piece < C / 8;
+    bf16* const own = state + (size_t)piece * 8 * (TAPS - 1);
+    auto state_in = [&](int slot) { return own + (size_t)slot * C * (TAPS - 1); };
+    auto is_slot = [&](int slot) { return is_inside && (u32)slot < (u32)R; };
+
+    // Stage 1: all that is read.
+    allow_next_launch();
+    const int guess = peek(slots + row);
+    if (is_slot(guess)) bring_into_l2(state_in(guess));
+    Block<TAPS> taps = {};
+    if (is_inside) taps.load_from(weight + (size_t)piece * 8 * TAPS);
+    wait_for_previous_launch();
+    const int slot = slots[row];
+    Raw<8> fresh = {};
+    if (is_inside) fresh = load_raw<8>(x + (size_t)row * C, piece);
+    Block<TAPS - 1> before = {};
+    if (is_slot(guess)) before.load_from(state_in(guess));
+    if (slot != guess && is_slot(slot)) before.load_from(state_in(slot));
+
+    // Stage 2: the row, and the new state.
+    Values<8> v = {};
+    if (is_slot(slot)) {
+        float w[8][TAPS], window[8][TAPS - 1];
+        taps.unpack(w);
+        before.unpack(window);
+        const Values<8> newest = widen(fresh);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            v.at[c] = convolved(w[c], window[c], newest.at[c]);
+            window[c][0] = window[c][1], window[c][1] = window[c][2], window[c][2] = newest.at[c];
+        }
+        store_state(state_in(slot), window);
+    }
+    if (is_inside) store<8>(out + (size_t)row * C, piece, v);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(

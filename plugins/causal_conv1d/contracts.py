@@ -14,7 +14,7 @@ from kernel_muster.plugins._contracts import (
     random_cu_rows,
     random_slots,
 )
-from kernel_muster.plugins._rows import after_each_row
+from kernel_muster.plugins._rows import after_each_row, rows_of_sequences
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.signature import Signature, TensorParam
 
@@ -132,6 +132,7 @@ PREFILL = Contract(
     _TOLERANCE,
     inputs=_ragged_inputs,
     output_tolerances={"state": EXACT},
+    by_rows={UPDATE.name: rows_of_sequences(("x", "out"))},
 )
 VERIFY = Contract(
     "causal_conv1d_verify_n",

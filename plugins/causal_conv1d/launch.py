@@ -1,4 +1,4 @@
-"""Launching the short causal convolution: one kernel for single rows, for ragged sequences, and with all states."""
+"""Launching the short causal convolution: one kernel for single rows, one for ragged sequences and with all states."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,6 +28,9 @@ def _plan(
     rows_a_chunk = max(_ROWS_A_CHUNK, taps - 1)
     chunks = rows // rows_a_chunk + sequences if is_ragged else sequences
     blocks = ceil_div(channels // width, _THREADS)
+    if width > 1 and not is_ragged:
+        arrays = (views[name] for name in ("x", "weight", "state", "slots", "out"))
+        return LaunchPlan("causal_conv1d_one_w8", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
     cu_rows = views["cu_rows"] if is_ragged else _NULL
     tensors = (views["x"], cu_rows, views["weight"], views["state"], views["slots"], views["out"])
     sizes = (rows, sequences, dims["R"], channels, taps, rows_a_chunk, blocks)
@@ -39,7 +42,10 @@ def _plan(
 _kernel = partial(
     cuda_kernel,
     Path(__file__).with_name("causal_conv1d.cu"),
-    tuple(EntryPoint(f"causal_conv1d_w{width}", ("ptr",) * 7 + ("i32",) * 7) for width in (1, 8)),
+    (
+        *(EntryPoint(f"causal_conv1d_w{width}", ("ptr",) * 7 + ("i32",) * 7) for width in (1, 8)),
+        EntryPoint("causal_conv1d_one_w8", ("ptr",) * 5 + ("i32",) * 3),
+    ),
 )
 UPDATE = _kernel(partial(_plan, is_ragged=False))
 RAGGED = _kernel(partial(_plan, is_ragged=True))

@@ -16,6 +16,7 @@
 // the state of either. Offsets outside the rows are clamped.
 #pragma once
 #include <cuda_bf16.h>
+#include "ahead.cuh"
 #include "launch.cuh"
 
 constexpr int KEY_DIM = 128, COLUMNS = 32, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * 32, ROWS = 8;
@@ -234,11 +235,10 @@ struct SingleRow {
 
     __device__ __forceinline__ SingleRow(const Heads& heads_, int index, const int* slots_, float* pool_, int pool_slots_)
         : heads(heads_), at(heads_, index), slots(slots_), pool(pool_), pool_slots(pool_slots_) {
-        // Past L1, which would keep it.
-        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(guess) : "l"(slots + at.sequence));
-        if (is_inside(guess)) {
+        guess = peek(slots + at.sequence);
+        if (is_inside(guess)) {  // a row of the tile a thread
             const float* row = place(guess) - at.own + (size_t)(at.warp * 32 + at.lane) * heads.value_dim;
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(row + (at.column & -COLUMNS)));
+            bring_into_l2(row + (at.column & -COLUMNS));
         }
     }
 

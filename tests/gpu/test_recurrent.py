@@ -1,4 +1,4 @@
-"""The delta rule with the gated norm in it: the bits of both alone, and slots that the launch before it writes."""
+"""The recurrent kernels of a decode step: the bits of rule and norm alone, and slots that the launch before writes."""
 
 import kernel_muster as km
 import ml_dtypes
@@ -25,6 +25,10 @@ def launched(kernels, key, **arguments):
     kernels.kernel(*key.split("::"))(**{**arguments, **arrays})
     memory.wait()
     return {name: memory.back(array) for name, array in arrays.items()}
+
+
+def numbers(*shape):
+    return np.random.default_rng(1).standard_normal(shape).astype(BF16)
 
 
 def inputs(sequences, heads, weight_type=np.float32):
@@ -65,20 +69,26 @@ def test_rule_with_norm_has_the_bits_of_rule_then_norm(kernels, sequences, heads
     assert fused["state"].tobytes() == plain["state"].tobytes()
 
 
-@pytest.mark.parametrize("form", ["", "_norm_strided"])
+CONVOLUTION = "causal_conv1d::causal_conv1d_update"
+
+
+@pytest.mark.parametrize("key", [RULE, f"{RULE}_norm_strided", CONVOLUTION])
 @pytest.mark.parametrize("before", [0, 2, -1, 1000])
-def test_slot_that_the_launch_before_writes_is_the_one_that_counts(kernels, form, before):
+def test_slot_that_the_launch_before_writes_is_the_one_that_counts(kernels, key, before):
     rule, norm = inputs(1, MODEL_35B)
-    rule["slots"][0] = 1
-    more = norm if form else {}
-    expected = launched(kernels, RULE + form, **rule, **more)
-    memory = device_memory(0)
+    arguments = {**rule, **(norm if key == f"{RULE}_norm_strided" else {})}
+    if key == CONVOLUTION:
+        arguments = {"x": rule["qkv"], "weight": numbers(8192, 4), "state": numbers(4, 8192, 3)}
+        arguments |= {"slots": rule["slots"], "out": np.full_like(rule["qkv"], 9)}
     logits = np.zeros((1, 250_000), BF16)
     logits[0, 1] = 1
-    rule["slots"][0] = before
-    arrays = {name: memory.to(value) for name, value in {**rule, **more}.items() if isinstance(value, np.ndarray)}
+    arguments["slots"][0] = 1
+    expected = launched(kernels, key, **arguments)
+    arguments["slots"][0] = before
+    memory = device_memory(0)
+    arrays = {name: memory.to(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
     writes = kernels.kernel("argmax", "argmax_bf16").prepare(logits=memory.to(logits), out=arrays["slots"])
-    moves = kernels.kernel(*(RULE + form).split("::")).prepare(**{**rule, **more, **arrays}, overlap=True)
+    moves = kernels.kernel(*key.split("::")).prepare(**{**arguments, **arrays}, overlap=True)
     writes()
     moves()
     memory.wait()
