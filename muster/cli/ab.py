@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from kernel_muster.cli.exits import PASSED, REFUSED
 from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
-    from kernel_muster.ab.result import Comparison
+    from kernel_muster.ab.result import Comparison, ModelResult
 
 _MOST_SEQUENCES = 128
 _LEVERS = {"metavar": "NAME=VALUE", "show_default": False}
@@ -158,9 +159,19 @@ def ab(
         for name in wish.models
     ]
     with configured_logs(verbose=verbose), shown_progress() as progress:
-        found = run(bases, one, other, wish, progress, _say)
+        found = _fitted(run(bases, one, other, wish, progress, _say))
     _show(found, format, output, advisory=advisory)
     return PASSED if advisory or found.passed else REFUSED
+
+
+def _fitted(found: "Comparison") -> "Comparison":
+    """Let an arm without a GPU say what helps a decode."""
+    from kernel_muster.cli.remedies import fitted
+
+    def model(one: "ModelResult") -> "ModelResult":
+        return replace(one, refused=tuple((arm, fitted(report, "decode"), why) for arm, report, why in one.refused))
+
+    return replace(found, models=tuple(map(model, found.models)))
 
 
 def _counts(text: str | None) -> tuple[int, ...] | None:

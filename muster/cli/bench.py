@@ -61,12 +61,11 @@ def bench(
     """
     import sys
 
-    from kernel_muster.api import open_registry
     from kernel_muster.bench import plugin
     from kernel_muster.bench.families import measure
     from kernel_muster.bench.record import record_of, to_json, to_markdown
+    from kernel_muster.cli.measuring import open_to_measure
     from kernel_muster.cli.output import check_writable, say, write_file
-    from kernel_muster.registry.errors import BootRefused
 
     models = _manifests(model or _MODELS)
     asked = [
@@ -74,13 +73,9 @@ def bench(
         for one in _families(family or [], shape or [])
     ]
     check_writable(output)
-    try:
-        kernels = open_registry(target, local_plugins={plugin.NAME: plugin})
-    except BootRefused as refused:
-        say(str(refused))
-        return 1
-    if kernels.target.device is None:
-        say(f"{kernels.target}: a measurement needs a device: --target cuda")
+    is_json = format is options.ReportFormat.JSON
+    kernels = open_to_measure("a measurement", target, is_json=is_json, local_plugins={plugin.NAME: plugin})
+    if kernels is None:
         return 1
 
     def progress(text: str) -> None:
@@ -89,7 +84,7 @@ def bench(
 
     measured = [row for one, request in asked for row in measure(one, request, kernels, rounds, progress)]
     record = record_of(measured, kernels.target, f"muster {' '.join(sys.argv[1:])}")
-    text = to_json(record) if format is options.ReportFormat.JSON else to_markdown(record)
+    text = to_json(record) if is_json else to_markdown(record)
     if output is None:
         say(text)
     else:

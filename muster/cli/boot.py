@@ -1,7 +1,7 @@
 """``muster boot``: the audit of a model, then a short decode."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,6 +86,7 @@ def boot(
     from kernel_muster.cli.logs import configured_logs
     from kernel_muster.cli.output import check_writable
     from kernel_muster.cli.progress import shown_progress
+    from kernel_muster.cli.remedies import fitted
 
     asked = asked_of(
         profile=profile.value, stage=stage.value if stage else None, as_of=as_of_date, set_hash=set_hash, allowed=(),
@@ -105,6 +106,7 @@ def boot(
     found: ShortDecode | ArmRefused | None = None
     with configured_logs(verbose=verbose), shown_progress() as progress:
         audited = run_audit(wanted, asked, progress=progress)
+        audited = replace(audited, report=fitted(audited.report, "decode"))
         if audited.report.passed:
             try:
                 found = short_decode(wanted, building, tokens, prompt or ())

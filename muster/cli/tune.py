@@ -64,22 +64,22 @@ def tune(
 
     Exit code: 0 measured, 1 no usable device or a kernel that failed or was wrong, 2 usage.
     """
+    from kernel_muster.cli.measuring import open_to_measure
     from kernel_muster.cli.output import check_writable, say
     from kernel_muster.registry.errors import BootRefused
 
     if again is not None:
         _check_alone({"MODEL": model, "--shape": shape, "--rows": rows, "--target": target, "--seconds": seconds})
     check_writable(output)
-    try:
-        if again is not None:
+    if again is not None:
+        try:
             return _refit(again, format, output)
-        shapes, counts = _shapes(model or [], shape or []), _rows(rows)
-        kernels = _open_without_table(target)
-    except BootRefused as refused:
-        say(str(refused))
-        return 1
-    if kernels.target.device is None:
-        say(f"{kernels.target}: tuning needs a device: --target cuda")
+        except BootRefused as refused:
+            say(str(refused))
+            return 1
+    shapes, counts = _shapes(model or [], shape or []), _rows(rows)
+    kernels = open_to_measure("tuning", target, is_json=format is options.Format.JSON, levers=_without_table())
+    if kernels is None:
         return 1
     source = _source(kernels, rounds, peers)
     return tune_with(kernels, source, shapes, counts, format, output, seconds)
@@ -93,16 +93,15 @@ def _check_alone(given: "Mapping[str, object]") -> None:
         raise UsageError(f"{', '.join(asked)}: not beside --from, which measures nothing; leave one of them out")
 
 
-def _open_without_table(target: str | None) -> "Lookups":
-    """Open the registry as any command does, but for a table in force: a new one must not depend on it."""
+def _without_table() -> "Mapping[str, object]":
+    """Return the levers of the environment, but for a table in force: a new one must not depend on it."""
     import os
 
-    from kernel_muster.api import open_registry
     from kernel_muster.audit.tuning.choose import LEVER, NO_TABLE
     from kernel_muster.registry.levers import PREFIX
 
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    return open_registry(target, levers=ours | {LEVER: NO_TABLE})
+    return ours | {LEVER: NO_TABLE}
 
 
 def _source(kernels: "Lookups", rounds: int, peers: bool) -> "Source":
@@ -175,10 +174,11 @@ def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]",
 
 def _refit(file: Path, format: options.Format, output: Path | None) -> int:
     """Find the edges again from a table's times: another rule, or another built-in value, needs no device."""
+    from kernel_muster.api import open_registry
     from kernel_muster.audit.tuning.table import read_table
     from kernel_muster.bench.tuning.write import refitted
 
-    built_in = _built_in(_open_without_table("cpu"))
+    built_in = _built_in(open_registry("cpu", levers=_without_table()))
     table = read_table(file)
     return _write(refitted(table, built_in, table.command), built_in, format, output)
 

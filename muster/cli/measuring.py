@@ -1,0 +1,52 @@
+"""The registry, opened to measure: on a device, or not at all."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kernel_muster.cli.exits import complain
+from kernel_muster.cli.output import say
+from kernel_muster.registry.errors import BootRefused
+
+if TYPE_CHECKING:
+    from kernel_muster.registry.lookups import Lookups
+
+
+def open_to_measure(
+    what: str, target: str | None, *, is_json: bool, levers: Mapping[str, object] | None = None,
+    local_plugins: Mapping[str, object] | None = None,
+) -> "Lookups | None":  # fmt: skip
+    """Return the registry on a device; None where there is none, or something would refuse a boot: it was said then.
+
+    As JSON a refusal is the report of its boot, on stdout.
+    """
+    from kernel_muster.api import open_registry
+
+    try:
+        kernels = open_registry(target, levers=levers, local_plugins=local_plugins)
+    except BootRefused as refused:
+        _say_refused(what, refused, is_json)
+        return None
+    if kernels.target.device is not None:
+        return kernels
+    kind = "the host is none" if kernels.target.is_cpu else "an architecture alone is none"
+    text = f"{kernels.target}: {what} needs a device, and {kind}: leave --target out, or name a GPU: --target cuda"
+    complain(text) if is_json else say(text)
+    return None
+
+
+def _say_refused(what: str, refused: BootRefused, is_json: bool) -> None:
+    from kernel_muster.audit.render_json import render_json
+    from kernel_muster.audit.render_sections import finding_sections
+    from kernel_muster.audit.render_text import render_sections
+    from kernel_muster.audit.report import Report
+    from kernel_muster.cli.remedies import fitted
+
+    if not isinstance(refused.report, Report):
+        raise refused
+    report = fitted(refused.report, "measure")
+    if is_json:
+        say(render_json(report))
+        return
+    codes = ", ".join(dict.fromkeys(row.code for row in report.findings if row.severity == "refuse"))
+    first = f"REFUSED: {what} did not begin: {codes}"
+    say(render_sections(finding_sections(report.findings), first, first))
