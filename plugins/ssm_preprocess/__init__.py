@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 
+from kernel_muster.plugins import _gates
 from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.ssm_preprocess import cpu, launch
@@ -12,7 +13,7 @@ from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
 
-_host_spec = partial(host_spec, shares=(rows,))
+_host_spec = partial(host_spec, shares=(rows, _gates))
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """Host kernels of the ssm_preprocess family."""
 
-import numpy as np
-from kernel_muster.plugins._reference import Array, f32, sigmoid
+from kernel_muster.plugins._gates import gdn_gates
+from kernel_muster.plugins._reference import Array
 from kernel_muster.plugins.w4a16_gemv.rows import split_qg, split_qkvz
 
 
@@ -24,12 +24,7 @@ def deinterleave_qkvz(
 def compute_gdn_gates(a: Array, b: Array, a_log: Array, dt_bias: Array, out_decay: Array, out_beta: Array) -> None:
     """Write ``out_decay = exp(-exp(a_log) softplus(a + dt_bias))`` and ``out_beta = sigmoid(b)``, FP32 ``[M, Hv]``.
 
-    ``a, b [M, Hv]`` are BF16, ``a_log, dt_bias [Hv]`` FP32. Evaluated in float64, rounded once; softplus is
-    ``log(1 + exp(x))`` and never overflows. Source: Yang et al., Gated Delta Networks (2024), section 3, with the gate
-    of Mamba-2.
+    ``a, b [M, Hv]`` are BF16, ``a_log, dt_bias [Hv]`` FP32; each row is :func:`gdn_gates`, rounded once.
     """
-    rate = np.exp(a_log.astype(np.float64))
     for row in range(a.shape[0]):
-        step = np.logaddexp(0.0, a[row].astype(np.float64) + dt_bias)
-        out_decay[row] = np.exp(-rate * step)
-        out_beta[row] = sigmoid(f32(b[row]))
+        out_decay[row], out_beta[row] = gdn_gates(a[row], b[row], a_log, dt_bias)

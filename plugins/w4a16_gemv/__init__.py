@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 from functools import partial
 
+from kernel_muster.plugins import _gates, _sequences
 from kernel_muster.plugins._cuda import nvfp4_layout
 from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.causal_conv1d import cpu as convolution
 from kernel_muster.plugins.w4a16_gemv import contracts, cpu, dense_launch, launch, rows
+from kernel_muster.plugins.w4a16_gemv.gdn_in import GDN_IN
 from kernel_muster.registry import nvfp4, weights
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
@@ -30,7 +33,7 @@ _mma_spec = partial(
 )
 _dense_spec = partial(KernelSpec, archs=("sm_80+",), weight_layout=weights.BF16_ROW_MAJOR)
 
-_host_spec = partial(host_spec, shares=(rows,))
+_host_spec = partial(host_spec, shares=(rows, convolution, _gates, _sequences))
 
 
 @hookimpl
@@ -38,7 +41,7 @@ def muster_contracts() -> Iterable[Contract]:
     """Return one contract a form and row tier."""
     for tiers, _, _ in _FORMS:
         yield from tiers
-    yield contracts.QKVZ
+    yield from (contracts.QKVZ, GDN_IN)
     for _, contract, _ in _DENSE:
         yield contract
 
@@ -54,10 +57,13 @@ def muster_kernels() -> Iterable[KernelSpec]:
             device = launch.GEMV16 if tier is contracts.GEMV[-1] else backend
             yield _host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
             yield _mma_spec(key=key, contract=tier.name, backend=device, bit_identical_to=same)
-    qkvz = contracts.QKVZ
-    key = f"w4a16_gemv::{qkvz.name}"
-    yield _host_spec(key, qkvz, cpu.w4a16_gemv_qkvz, weight_layout=nvfp4.ROW_MAJOR)
-    yield _mma_spec(key=key, contract=qkvz.name, backend=launch.QKVZ)
+    for contract, function, backend in (
+        (contracts.QKVZ, cpu.w4a16_gemv_qkvz, launch.QKVZ),
+        (GDN_IN, cpu.w4a16_gemv_gdn_in, launch.GDN_IN),
+    ):
+        key = f"w4a16_gemv::{contract.name}"
+        yield _host_spec(key, contract, function, weight_layout=nvfp4.ROW_MAJOR)
+        yield _mma_spec(key=key, contract=contract.name, backend=backend)
     for key, contract, same in _DENSE:
         layout = weights.BF16_ROW_MAJOR
         yield _host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)

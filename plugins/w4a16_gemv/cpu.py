@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+from kernel_muster.plugins._gates import gdn_gates
 from kernel_muster.plugins._reference import Array, bf16, project, silu_mul
+from kernel_muster.plugins.causal_conv1d.cpu import causal_conv1d_update
 from kernel_muster.plugins.w4a16_gemv.rows import split_qg, split_qkvz
+from kernel_muster.registry.weights import Bf16Weight
 
 
 def w4a16_gemv(x: Array, w: Any, out: Array) -> None:
@@ -41,6 +45,40 @@ def w4a16_gemv_qkvz(
 ) -> None:
     """Write ``out_qkv [M, 2 keys + values]`` and ``out_z [M, values]`` BF16; ``w`` is as :func:`qkvz_rows` says."""
     split_qkvz(project(x, w), key_heads, key_dim, value_heads, value_dim, out_qkv, out_z)
+
+
+def w4a16_gemv_gdn_in(
+    x: Array,
+    w: Any,
+    w_ba: Array,
+    key_heads: int,
+    key_dim: int,
+    value_heads: int,
+    value_dim: int,
+    a_log: Array,
+    dt_bias: Array,
+    conv_weight: Array,
+    state: Array,
+    slots: Array,
+    out_qkv: Array,
+    out_z: Array,
+    out_decay: Array,
+    out_beta: Array,
+) -> None:
+    """Do what :func:`w4a16_gemv_qkvz`, the convolution of q, k and v, and the gates of ``x w_ba^T`` do one by one.
+
+    ``x [M, K]``, ``w_ba [2 Hv, K]`` (beta of all value heads, then alpha), ``conv_weight [C, 4]``, ``state [R, C, 3]``
+    and the first two outputs are BF16; ``a_log, dt_bias [Hv]`` and the gates ``[M, Hv]`` FP32; ``slots [M]`` int32.
+    What is projected is rounded to BF16 before it goes on. A slot of -1 is padding: q, k and v are zeros, and no state
+    moves.
+    """
+    qkv = np.empty_like(out_qkv)
+    split_qkvz(project(x, w), key_heads, key_dim, value_heads, value_dim, qkv, out_z)
+    causal_conv1d_update(qkv, conv_weight, state, slots, out_qkv)
+    ba = bf16(project(x, Bf16Weight(w_ba)))
+    for row in range(x.shape[0]):
+        beta, alpha = np.split(ba[row], 2)
+        out_decay[row], out_beta[row] = gdn_gates(alpha, beta, a_log, dt_bias)
 
 
 def dense_bf16(x: Array, w: Any, out: Array) -> None:

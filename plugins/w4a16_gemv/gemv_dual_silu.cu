@@ -36,8 +36,9 @@ __device__ __forceinline__ __nv_bfloat16 activated(float gate, float up) {
         if (SIDES == 1) tiles[2 / SIDES - 1] = up + offset;                                                      \
         const int first = at.group * TILE_N;                                                                     \
         gate_scale *= EXPONENT_GAP, up_scale *= EXPONENT_GAP;                                                    \
+        Nothing meanwhile;                                                                                       \
         gemv_group<1, Joint_##NAME, SIDES, 2>(                                                                   \
-            tiles, x, x_stride, M, K, at.rank, Nothing{}, [=](int row, int column, const float (&sums)[2]) {     \
+            tiles, x, x_stride, M, K, at.rank, meanwhile, [=](int row, int column, const float (&sums)[2]) {     \
                 if (first + column < N)                                                                          \
                     out[(size_t)row * N + first + column] = activated(sums[0] * gate_scale, sums[1] * up_scale); \
             });                                                                                                  \

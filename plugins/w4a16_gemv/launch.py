@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.launching import ceil_div
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
@@ -27,6 +28,8 @@ _JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 _MANY_FEATURES = 100_000
 # BF16 weights of so few features (gates, routers) are shared by the blocks of a cluster; like the split, by N alone.
 DENSE_FEW_FEATURES = 512
+# gemv_gdn_in.cu: heads whose gates a block makes.
+GATE_HEADS = 4
 
 
 def split_of(features: int, depth: int) -> str:
@@ -113,6 +116,20 @@ def _plan_qkvz(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(entry, _grid(entries, entry, _tiles(features, share)), arguments)
 
 
+def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan:
+    views, dims, weight = bound.views, bound.dims, bound.arguments["w"]
+    features, heads = weight.shape[0], dims["value_heads"]
+    entry, share = _entry("gemv_gdn_in", features, dims["K"], 8)
+    # Blocks of the gates come first, to begin first; whole clusters of them.
+    ranks = _grid(entries, entry, 1)[0]
+    gate_blocks = ceil_div(ceil_div(heads, GATE_HEADS), ranks) * ranks
+    names = ("w_ba", "x", "a_log", "dt_bias", "conv_weight", "state", "slots")
+    tensors = (*(views[name] for name in (*names, "out_qkv", "out_z", "out_decay", "out_beta")),)
+    sizes = (dims["K"], dims["key_heads"], dims["key_dim"], heads // dims["key_heads"] * dims["value_dim"])
+    arguments = (view_of(weight.data), *tensors, weight.global_scale_decode, *sizes, heads, dims["R"], gate_blocks)
+    return LaunchPlan(entry, (gate_blocks + _tiles(features, share) * ranks, 1, 1), arguments)
+
+
 def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), dims = _x(bound), bound.dims
     a, b = bound.arguments["w_a"], bound.arguments["w_b"]
@@ -159,6 +176,12 @@ GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), partial(_plan_g
 GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), partial(_plan_gemv, 16))
 QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", ("ptr",) * 4 + ("f32",) + ("i32",) * 5, 8), _plan_qg)
 QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("f32",) + ("i32",) * 6, 8), _plan_qkvz)
+GDN_IN = CudaKernel(
+    _FOLDER / "gemv_gdn_in.cu",
+    _entries("gemv_gdn_in", ("ptr",) * 12 + ("f32",) + ("i32",) * 7, 8),
+    _plan_gdn_in,
+    include_dirs=(INCLUDE_DIR,),
+)
 DUAL = _kernel(
     _FOLDER / "gemv_dual.cu", _entries("gemv_dual", ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5, 8), _plan_dual
 )

@@ -192,7 +192,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
 template <int NT, class P, int SIDES, int JOINT, class Meanwhile, class Store>
 __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeOf<NT>::TILES],
                                            const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int rank,
-                                           Meanwhile meanwhile, Store store) {
+                                           Meanwhile& meanwhile, Store store) {
     using S = typename P::template ShapeOf<NT>;
     constexpr int COLUMNS = SIDES * S::TILES * TILE_N, PLACES = COLUMNS / JOINT, THREADS = SIDES * P::WARPS * 32;
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
@@ -275,10 +275,10 @@ __device__ __forceinline__ void tiles_of(const u8* (&tiles)[TILES], const u8* __
 
 // A group of tiles of one weight with N rows. ``store(row, column, value)`` puts one output where it belongs, if that lies
 // in the weight.
-template <int NT, class P, class Store, class Meanwhile = Nothing>
+template <int NT, class P, class Store, class Meanwhile>
 __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
                                            float scale, int M, int N, int K, int group, int rank, Store store,
-                                           Meanwhile meanwhile = {}) {
+                                           Meanwhile& meanwhile) {
     constexpr int TILES = P::template ShapeOf<NT>::TILES;
     const u8* tiles[TILES];
     tiles_of(tiles, weight, N, K, group);
@@ -286,4 +286,10 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
     gemv_group<NT, P, 1, 1>(tiles, x, stride, M, K, rank, meanwhile, [=](int row, int column, const float (&sums)[1]) {
         if (first + column < N) store(row, first + column, sums[0] * scale);
     });
+}
+template <int NT, class P, class Store>
+__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
+                                           float scale, int M, int N, int K, int group, int rank, Store store) {
+    Nothing meanwhile;
+    gemv_tiles<NT, P>(weight, x, stride, scale, M, N, K, group, rank, store, meanwhile);
 }

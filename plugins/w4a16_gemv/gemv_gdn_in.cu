@@ -1,0 +1,196 @@
+// What a gated delta net makes of one row of x, in one launch: the fused projection [q | k | v | z] of NVFP4 weights, the
+// convolution of q, k and v, and the gates decay and beta of a BF16 projection.
+//
+// Work: the first blocks own HEADS heads each: beta's and alpha's rows of ``ba``, and so the gates. The others own tiles of
+// the fused projection as gemv_qkvz.cu has them; the thread that has a channel's sum rounds it, convolves it with the last
+// three inputs of the channel, which lie in the slot of ``state``, and moves these on. z is stored as it is.
+//
+// Numerics: the bits of gemv_qkvz.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
+// rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
+// sm_80 and newer. Launched by launch.py.
+#include "causal_taps.cuh"
+#include "dense_gemv.cuh"
+#include "gdn_gates.cuh"
+#include "splits.cuh"
+
+// --- gates ---
+
+constexpr int HEADS = 4;
+constexpr int SHARES = Few::RANKS * Few::WARPS;  // of K, in dense_gemv.cuh
+constexpr int ROUND_K = SHARES * BLOCK_K;
+
+// Two shares of K stand in one mma: rows 0..7 of A are the block's rows of ba (four of beta, four of alpha) at the first,
+// rows 8..15 the same rows at the second; columns 0 and 1 of B are x at the first and at the second. A warp takes every
+// WARPS-th pair of shares.
+template <int WARPS, int DEPTH>
+__device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba, const __nv_bfloat16* __restrict__ x,
+                                           const float* __restrict__ a_log, const float* __restrict__ dt_bias,
+                                           float* __restrict__ decay, float* __restrict__ beta, int K, int heads) {
+    __shared__ float partial[SHARES][2 * HEADS];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int first = blockIdx.x * HEADS, head = first + g % HEADS;
+    const __nv_bfloat16* row = ba + (size_t)(g < HEADS ? head : heads + head) * K;
+    const int rounds = (K + ROUND_K - 1) / ROUND_K, units = (SHARES / 2 - warp + WARPS - 1) / WARPS * rounds;
+
+    // Stage 1: each warp sums its shares, DEPTH blocks of k in flight. Rows beyond the last head are zeros.
+    auto k_of = [&](int unit) { return (warp + unit / rounds * WARPS) * 2 * BLOCK_K + unit % rounds * ROUND_K + t * 16; };
+    auto load = [&](int unit) {
+        Rows16 v = {};
+        const int k = k_of(unit);
+        if (unit >= units || head >= heads) return v;
+        const u8* p = reinterpret_cast<const u8*>(row + k);
+        if (k < K) v.low[0] = load_codes(p), v.low[1] = load_codes(p + 16);
+        if (k + BLOCK_K < K) v.high[0] = load_codes(p + 2 * BLOCK_K), v.high[1] = load_codes(p + 2 * BLOCK_K + 16);
+        return v;
+    };
+    const int own = threadIdx.x % HEADS + first;
+    const bool is_alpha = threadIdx.x / HEADS == 1, is_there = own < heads;
+    const float rate = is_alpha && is_there ? expf(a_log[own]) : 0.0f, bias = is_alpha && is_there ? dt_bias[own] : 0.0f;
+    Rows16 ring[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) ring[d] = load(d);
+    wait_for_previous_launch();
+    float c[4][1][4];
+#pragma unroll 1
+    for (int unit = 0; unit < units; unit += DEPTH)
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            if (unit + d >= units) continue;
+            const int round = (unit + d) % rounds, k = k_of(unit + d) + g * BLOCK_K;
+            if (round == 0)
+#pragma unroll
+                for (int i = 0; i < 16; ++i) c[i / 4][0][i % 4] = 0.0f;
+            uint4 xs[1][2] = {};
+            if (g < 2 && k < K) {
+                const uint4* p = reinterpret_cast<const uint4*>(x + k);
+                xs[0][0] = p[0], xs[0][1] = p[1];
+            }
+            multiply<1>(c, ring[d], xs);
+            ring[d] = load(unit + d + DEPTH);
+            if (round == rounds - 1 && t == 0) {
+                const int share = 2 * (warp + (unit + d) / rounds * WARPS);
+                partial[share][g] = (c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0]);
+                partial[share + 1][g] = (c[0][0][3] + c[1][0][3]) + (c[2][0][3] + c[3][0][3]);
+            }
+        }
+
+    // Stage 2: sums over the warps of a rank, then over ranks, in rising order; then the gates.
+    __syncthreads();
+    if (threadIdx.x >= 2 * HEADS || !is_there) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int r = 0; r < Few::RANKS; ++r) {
+        float of_rank = 0.0f;
+#pragma unroll
+        for (int w = 0; w < Few::WARPS; ++w) of_rank += partial[r * Few::WARPS + w][threadIdx.x];
+        sum = Few::RANKS == 1 ? of_rank : sum + of_rank;
+    }
+    if (is_alpha) decay[own] = decay_of(rounded(sum), rate, bias);
+    else beta[own] = beta_of(rounded(sum));
+}
+
+// --- channels ---
+
+// Where a row of the fused weight goes, whose rows stand key head by key head as [q | k | v | z].
+struct Order {
+    int key_heads, key_dim, group_values;
+
+    __device__ __forceinline__ int features() const { return key_heads * (2 * key_dim + 2 * group_values); }
+    __device__ __forceinline__ int channels() const { return key_heads * (2 * key_dim + group_values); }
+    // The channel of [q | k | v]; for a row of z its place there, behind all channels.
+    __device__ __forceinline__ int place(int n) const {
+        const int group = 2 * key_dim + 2 * group_values, head = n / group, i = n - head * group, j = i - 2 * key_dim;
+        const int keys = key_heads * key_dim;
+        if (i < key_dim) return head * key_dim + i;
+        if (j < 0) return keys + head * key_dim + i - key_dim;
+        if (j < group_values) return 2 * keys + head * group_values + j;
+        return channels() + head * group_values + j - group_values;
+    }
+};
+
+// What the thread of a channel needs beside its sum: it is under way while the weights are multiplied.
+struct Channel {
+    const int* slots;
+    const __nv_bfloat16 *taps, *state;
+    int place, channels, pool;  // the channel is none where place is not below channels
+    int slot;
+    uint2 own_taps;
+    unsigned short before[TAPS - 1];
+
+    __device__ __forceinline__ bool is_one() const { return place < channels; }
+    __device__ __forceinline__ __nv_bfloat16* own(__nv_bfloat16* of) const {
+        return of + ((size_t)slot * channels + place) * (TAPS - 1);
+    }
+    __device__ __forceinline__ void begin() {
+        slot = -1;
+        if (is_one()) {
+            slot = *slots;
+            own_taps = *reinterpret_cast<const uint2*>(taps + (size_t)place * TAPS);
+        }
+    }
+    __device__ __forceinline__ void go_on() {
+        if (slot >= pool) slot = -1;
+        if (slot < 0) return;
+        const unsigned short* p = reinterpret_cast<const unsigned short*>(own(const_cast<__nv_bfloat16*>(state)));
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; ++j) before[j] = p[j];
+    }
+};
+
+__device__ __forceinline__ float low_of(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+// Stores what the projection gave for the thread's channel, convolved, and the channel's last three inputs.
+__device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* __restrict__ state,
+                                         __nv_bfloat16* __restrict__ qkv) {
+    float value = 0.0f;
+    if (channel.slot >= 0) {
+        const unsigned short(&before)[TAPS - 1] = channel.before;
+        const uint2 w = channel.own_taps;
+        const float taps[TAPS] = {low_of(w.x), high_of(w.x), low_of(w.y), high_of(w.y)};
+        const float window[TAPS - 1] = {low_of(before[0]), low_of(before[1]), low_of(before[2])};
+        value = convolved(taps, window, __bfloat162float(newest));
+        unsigned short* p = reinterpret_cast<unsigned short*>(channel.own(state));
+        p[0] = before[1], p[1] = before[2], p[2] = __bfloat16_as_ushort(newest);
+    }
+    qkv[channel.place] = rounded(value);
+}
+
+#define GEMV_GDN_IN(NAME, SPLIT, DEPTH)                                                                          \
+    extern "C" __global__ void SPLIT_BOUNDS(SPLIT, 8) gemv_gdn_in_##NAME##_m8(                                   \
+        const u8* __restrict__ weight,           /* [ceil(N/16)][ceil(K/256)][2304], N = key_heads * group */    \
+        const __nv_bfloat16* __restrict__ ba,    /* [2 * heads, K], beta of all heads, then alpha of all */      \
+        const __nv_bfloat16* __restrict__ x,     /* [K] */                                                       \
+        const float* __restrict__ a_log,         /* [heads] */                                                   \
+        const float* __restrict__ dt_bias,       /* [heads] */                                                   \
+        const __nv_bfloat16* __restrict__ taps,  /* [C, 4], C = key_heads * (2 * key_dim + group_values) */      \
+        __nv_bfloat16* state,                    /* [R, C, 3], in and out */                                     \
+        const int* __restrict__ slots,           /* [1] */                                                       \
+        __nv_bfloat16* __restrict__ qkv,         /* [C], convolved */                                            \
+        __nv_bfloat16* __restrict__ z,           /* [key_heads * group_values] */                                \
+        float* __restrict__ decay,               /* [heads] */                                                   \
+        float* __restrict__ beta,                /* [heads] */                                                   \
+        float scale, int K, int key_heads, int key_dim, int group_values, int heads, int R, int gate_blocks) {   \
+        const Place<SPLIT> at;                                                                                   \
+        if ((int)blockIdx.x < gate_blocks) {                                                                     \
+            make_gates<SPLIT::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, K, heads);                       \
+            return;                                                                                              \
+        }                                                                                                        \
+        const Order order{key_heads, key_dim, group_values};                                                     \
+        const int N = order.features(), channels = order.channels(), group = at.group - gate_blocks / SPLIT::CLUSTER; \
+        constexpr int COLUMNS = SPLIT::template ShapeOf<1>::TILES * TILE_N;                                      \
+        const int own = group * COLUMNS + threadIdx.x;  /* a thread stores at most this feature */               \
+        Channel channel{slots, taps, state, threadIdx.x < COLUMNS && own < N ? order.place(own) : channels, channels, R}; \
+        gemv_tiles<1, SPLIT>(weight, x, 0, scale * EXPONENT_GAP, 1, N, K, group, at.rank,                        \
+                             [&](int, int, float value) {                                                        \
+                                 if (channel.is_one()) convolve(channel, rounded(value), state, qkv);            \
+                                 else z[channel.place - channels] = rounded(value);                              \
+                             }, channel);                                                                        \
+    }
+
+GEMV_GDN_IN(any, AnyK, 2)
+GEMV_GDN_IN(k2048_few, K2048Few, 2)
+GEMV_GDN_IN(k2048, K2048, 2)
+GEMV_GDN_IN(k5120_few, K5120Few, 2)
+GEMV_GDN_IN(k5120, K5120, 2)
+GEMV_GDN_IN(k5120_pair, K5120Pair, 4)
