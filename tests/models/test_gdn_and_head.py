@@ -3,13 +3,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims, ModelDims
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.lm_head import LmHead
+from kernel_muster.models.state import Recurrent
 from kernel_muster.models.weights import SyntheticWeights, WeightSpec
 from kernel_muster.registry.errors import ContractError, UsageError
+from kernel_muster.registry.tape import Tape
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]
@@ -62,6 +65,40 @@ def test_gdn_output_matches_float64(make_context: Make, exact: Any, rows: int) -
     normed = normed.reshape(rows, -1)
     expected = exact.project(normed, exact.weight(layer.out), 2.0**-8 * np.abs(normed) + 1e-6)
     exact.assert_close(layer.output(mixed, z, "decode"), *expected)
+
+
+class Watched:
+    """A second stream: it notes at its end whether the convolution's state and the rule's have moved on by then."""
+
+    stream = None
+
+    def __init__(self, states: Recurrent) -> None:
+        self._states, self._before = states, self._bytes(states)
+        self.moved: list[tuple[bool, ...]] = []
+
+    @staticmethod
+    def _bytes(states: Recurrent) -> tuple[bytes, bytes]:
+        return states.conv.tobytes(), states.ssm.tobytes()
+
+    def fork(self, stream: object | None) -> None:
+        self._before = self._bytes(self._states)
+
+    def join(self, stream: object | None) -> None:
+        self.moved.append(tuple(now != old for now, old in zip(self._bytes(self._states), self._before, strict=True)))
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill", "verify"])
+def test_gates_are_joined_behind_the_convolution_and_before_the_rule(
+    make_context: Make, exact: Any, phase: Any
+) -> None:
+    layer, states = gdn(make_context()), Recurrent(GDN, 2)
+    index = np.arange(2, dtype=np.int32)
+    batch = Batch(phase, index, index, np.arange(3, dtype=np.int32), index, index[:, None], index + 1, index)
+    watched = Watched(states)
+    with Tape(lane=watched) as tape:
+        layer.forward(exact.rows(2, H), batch, states)
+    tape()
+    assert watched.moved == [(True, False)]
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 40])
