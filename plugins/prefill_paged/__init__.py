@@ -1,4 +1,8 @@
-"""Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``."""
+"""Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``.
+
+A row has the bits of decode, or, in tiles of rows, bits of its own: those that it has in any launch, whatever the other
+rows and sequences, and wherever its prompt was cut.
+"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -30,4 +34,4 @@ def muster_kernels() -> Iterable[KernelSpec]:
     yield KernelSpec(key=key, contract=PREFILL.name, archs=("sm_80+",), backend=launch.PREFILL, bit_identical_to=same)
     mma = "prefill_paged::prefill_paged_attn_mma"
     yield _host_spec(mma, PREFILL_MMA, prefill_paged_attn)
-    yield KernelSpec(key=mma, contract=PREFILL_MMA.name, archs=("sm_80+",), backend=launch.PREFILL)
+    yield KernelSpec(key=mma, contract=PREFILL_MMA.name, archs=("sm_80+",), backend=launch.PREFILL_MMA)

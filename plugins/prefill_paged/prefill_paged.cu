@@ -1,6 +1,6 @@
 // Causal attention of many new tokens a sequence over a paged cache: each row is the decode step of its prefix, by the
-// same function. A cluster takes one row and key head; rows of a sequence follow each other, so that what they share of
-// the cache comes from L2. Grid: see BlockPlace; launched by launch.py. sm_80 and newer; clusters from sm_90 on.
+// same function. A block or a cluster takes one row and key head; rows of a sequence follow each other, so that what they
+// share of the cache comes from L2. Grid: see BlockPlace; launched by launch.py. sm_80 and newer; clusters from sm_90 on.
 //
 // A row that no sequence has (cu_rows that do not share the rows out), and one whose context is shorter than the rows of
 // its sequence, are zeros.
@@ -25,8 +25,8 @@ struct Prefix {
     }
 };
 
-#define PREFILL_PAGED(D)                                                                                           \
-    extern "C" __global__ void ATTENTION_BOUNDS prefill_paged_d##D(                                                \
+#define PREFILL_PAGED(NAME, D, SPREAD, BOUNDS)                                                                     \
+    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
         const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
         const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
         const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
@@ -34,27 +34,27 @@ struct Prefix {
         const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
         const int* __restrict__ context_lens,      /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
-        float* slices, int* counts, /* of teams of several clusters */                                             \
-        float scale, int S, int L, int P, int B, int Hk, int per_key, int clusters, int teams) {                   \
+        float* slices, int* counts, /* where several share a row */                                                \
+        float scale, int S, int L, int P, int B, int Hk, int per_key, int teams, int sharing, int most) {          \
         allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
         const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace at(teams, Hk, per_key);                                                                   \
+        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                           \
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                     \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                        \
         const FirstPages pages(cache, table, S > 0 ? L : 0, at.first_token(), threadIdx.x & 31);                   \
         const int length = checked_length(prefix.length, cache, L);                                                \
-        const Row row{q + first, out + first, table, at.heads, at.key_head, length};                               \
-        attend<D / CHUNK>(cache, row, pages, scale, at.team_of<D / CHUNK>(clusters, slices, counts));              \
+        const Row row{q + first, out + first, table, at.heads, at.key_head, length, nullptr};                      \
+        attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts)); \
     }
 
-PREFILL_PAGED(64)
-PREFILL_PAGED(128)
-PREFILL_PAGED(256)
-COMBINE(prefill_paged, 64)
-COMBINE(prefill_paged, 128)
-COMBINE(prefill_paged, 256)
+PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)
+PREFILL_PAGED(prefill_paged, 128, false, ATTENTION_BOUNDS)
+PREFILL_PAGED(prefill_paged, 256, false, ATTENTION_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 64, HAS_CLUSTERS, SPREAD_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 128, HAS_CLUSTERS, SPREAD_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
@@ -73,6 +73,6 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
     const Prefix prefix(cu_rows, context_lens, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;
     const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, 1, head / per_key,
-                  checked_length(prefix.length, cache, L)};
+                  checked_length(prefix.length, cache, L), nullptr};
     attend_any(cache, row, scale, D);
 }

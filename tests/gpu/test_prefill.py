@@ -1,0 +1,124 @@
+"""Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch."""
+
+from itertools import pairwise
+
+import kernel_muster as km
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_muster.audit.proofs import device_memory
+
+pytestmark = pytest.mark.gpu
+
+BF16 = ml_dtypes.bfloat16
+MMA, ROWS = "prefill_paged_attn_mma", "prefill_paged_attn"
+PAGE = 16
+# Heads of the models, and odd ones: query heads, key heads, values.
+HEADS = [(16, 2, 256), (24, 4, 256), (32, 4, 128), (10, 2, 256), (3, 3, 128)]
+# A weight in one BF16 errs by at most 2^-9; errors of a context's weights are independent, a result is rounded as ever.
+NEAR = 2.0**-8
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
+    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
+
+
+class Prompts:
+    """Sequences ``(rows, tokens before them)`` with a cache of their own; what no token has is NaN."""
+
+    def __init__(self, heads, sequences, seed=0):
+        rng = np.random.default_rng(seed)
+        q_heads, self.key_heads, self.head_dim = heads
+        self.counts = [rows for rows, _ in sequences]
+        self.lengths = np.array([rows + before for rows, before in sequences], np.int32)
+        self.q = rng.standard_normal((sum(self.counts), q_heads, self.head_dim)).astype(BF16)
+        pages = [-(-int(length) // PAGE) for length in self.lengths]
+        order = rng.permutation(sum(pages)).astype(np.int32)
+        self.table = np.full((len(sequences), max(pages)), -1, np.int32)
+        self.k, self.v = (np.full((sum(pages) + 1, PAGE, self.key_heads, self.head_dim), np.nan, BF16) for _ in "kv")
+        for at, (count, length) in enumerate(zip(pages, self.lengths.tolist(), strict=True)):
+            own, order = order[:count], order[count:]
+            self.table[at, :count] = own
+            for cache in (self.k, self.v):
+                tokens = np.full((count * PAGE, self.key_heads, self.head_dim), np.nan, BF16)
+                tokens[:length] = rng.standard_normal((length, self.key_heads, self.head_dim)).astype(BF16)
+                cache[own] = tokens.reshape(count, PAGE, self.key_heads, self.head_dim)
+
+    def rows_of(self, sequence):
+        start = sum(self.counts[:sequence])
+        return slice(start, start + self.counts[sequence])
+
+    def attend(self, kernels, key=MMA, **changes):
+        """Return rows ``[M, Hq, D]`` as numbers; ``changes`` replace arguments."""
+        given = {
+            "q": self.q, "k_cache": self.k, "v_cache": self.v, "block_table": self.table,
+            "cu_rows": np.cumsum([0, *self.counts], dtype=np.int32), "context_lens": self.lengths, **changes,
+        }  # fmt: skip
+        memory, out = device_memory(0), np.full(given["q"].shape, np.nan, BF16)
+        arrays = {name: memory.to(value) for name, value in {**given, "out": out}.items()}
+        kernels.kernel("prefill_paged", key)(**arrays, scale=self.head_dim**-0.5)
+        memory.wait()
+        return memory.back(arrays["out"])
+
+
+def relative(found, expected):
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_tiles_are_as_near_the_rows_as_rounded_weights_let_them_be(kernels, heads):
+    prompts = Prompts(heads, [(200, 0), (37, 1003), (1, 700), (90, 64)])
+    tiles, rows = prompts.attend(kernels), prompts.attend(kernels, ROWS)
+    for sequence in range(4):
+        own = prompts.rows_of(sequence)
+        assert relative(tiles[own], rows[own]) <= NEAR
+    assert np.isfinite(tiles.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_row_has_its_bits_alone_among_others_and_wherever_the_prompt_is_cut(kernels, heads):
+    prompts = Prompts(heads, [(77, 0), (5, 130), (64, 51), (1, 0)])
+    together = prompts.attend(kernels)
+    for sequence in range(4):
+        own, table = prompts.rows_of(sequence), prompts.table[sequence : sequence + 1]
+        length = prompts.lengths[sequence : sequence + 1]
+        rows = own.stop - own.start
+        cuts = sorted({0, 1, rows // 3, rows - 1, rows})
+        parts = []
+        for start, stop in pairwise(cuts):
+            ends = np.array([0, stop - start], np.int32)
+            q = prompts.q[own.start + start : own.start + stop]
+            parts.append(
+                prompts.attend(kernels, q=q, block_table=table, cu_rows=ends, context_lens=length - (rows - stop))
+            )
+        assert np.concatenate(parts).tobytes() == together[own].tobytes()
+
+
+def test_rows_that_see_a_page_that_is_not_there_are_zeros(kernels):
+    prompts = Prompts((16, 2, 256), [(100, 30), (40, 0)])
+    whole = prompts.attend(kernels)
+    for wrong in (-1, len(prompts.k), 2**31 - 1):
+        table = prompts.table.copy()
+        table[0, 5] = wrong
+        found = prompts.attend(kernels, block_table=table)
+        seeing = 5 * PAGE - 30  # the first row whose own token is in that page
+        assert not found[seeing:100].astype(np.float32).any()
+        assert found[:seeing].tobytes() == whole[:seeing].tobytes()
+        assert found[100:].tobytes() == whole[100:].tobytes()
+
+
+def test_rows_without_a_context_are_zeros(kernels):
+    prompts = Prompts((24, 4, 256), [(50, 20), (40, 0)])
+    whole = prompts.attend(kernels)
+    for wrong in (49, 0, -5, prompts.table.shape[1] * PAGE + 50, 2**31 - 1):  # shorter than the rows, beyond the pages
+        found = prompts.attend(kernels, context_lens=np.array([wrong, 40], np.int32))
+        assert not found[:50].astype(np.float32).any()
+        assert found[50:].tobytes() == whole[50:].tobytes()
+
+
+def test_rows_of_a_head_size_without_tiles_are_refused(kernels):
+    with pytest.raises(km.ContractError, match="head_dim is 64, expected 128 or 256"):
+        Prompts((4, 2, 64), [(3, 0)]).attend(kernels)
