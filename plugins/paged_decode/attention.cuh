@@ -3,42 +3,44 @@
 //
 //   out[h, :] = sum_t softmax_t(scale * q[h, :] . k[t, :]) * v[t, :]        h: up to 8 query heads of one key head
 //
-// A context is cut into pieces by its length alone: tiles of 16 tokens go round pieces, ranks of a cluster and warps. A
-// cluster of 2 blocks of 4 warps (one block below sm_90) takes one piece after the other, or, where there are too few rows
-// for a device, several clusters share a row's pieces and a second launch combines them: a row has the same bits either
-// way. Loads go straight to registers, the next tile's while this one is multiplied, also over the end of a piece; two
-// blocks an SM, so that one streams while the other combines. The cache is read once for all heads of a key head.
+// A step is 64 tokens, which a block of 4 warps has in its registers: each warp multiplies the keys of 16 of them, the
+// weights go through shared memory, and each warp multiplies all 64 values in its quarter of the columns. So no warp has
+// anything to combine with another. The next step's loads are issued while this one is multiplied. The cache is read once
+// for all heads of a key head.
 //
-// Tried on an H200 (heads of 35b, 1 x 4096, 16 x 4096, 1 x 32768 and 16 x 32768 tokens, us; a read of the bytes takes 3.4,
-// 32, 17, 253): this 12.2, 50.4, 30.8, 277. Combined by the last block of a row to arrive: 13.2, 50.8, 30.8, 282; so, with
-// clusters of 4 and 16 pieces 12.0, 64.4, 33.9, 357; of 8 and 8 pieces 12.2, 66.4, 32.9, 321: large clusters wait for their
-// slowest block. Pieces of 1024 tokens at least 25.4, 42.5, 33.2, 281: long ones suit many rows, short ones one.
+// A context is cut by its length alone: its steps go round pieces, RANKS pieces that follow each other are a group. Pieces
+// are taken in one after the other within a group, then groups. A row has the same bits however it is shared out:
+//   one piece              the block that has it writes the result
+//   few rows, sm_90 on     a cluster a group, a block a piece; the blocks push each other their columns of all heads
+//   many rows              a block takes all pieces of a group, and group after group
+// Where several groups have several owners, the last one to be done combines them.
 //
 //   scores    A = q (16 x 16: 8 heads, 8 rows of zeros), B = k (16 x 8 tokens)
 //   result    A = v transposed (16 d x 16 tokens, paired by byte_perm), B = the weights (16 tokens x 8 heads)
 //
-// so that the scores' accumulator is the weights' operand without an exchange between lanes. Both operands of a product
-// use the same order of d, chosen for 16-byte loads of whole sectors.
+// Both operands of a product use the same order of d, chosen for wide loads of whole sectors.
 //
 // Numerics: scores, softmax and sums in FP32; a weight goes to the tensor core as two BF16, which hold it to 2^-17; one
-// rounding at the end. Partial results are combined warp after warp, then rank after rank, then piece after piece. What
-// lies beyond the context is not read. A length outside its pages, or a page outside the cache, gives a row of zeros.
+// rounding at the end, and one more with a gate. What lies beyond the context is not read. A length outside its pages, or
+// a page outside the cache, gives a row of zeros.
 #pragma once
-#include <cuda_bf16.h>
+#include "bf16.cuh"
 #include "cluster.cuh"
 
-constexpr int HEADS = 8, TOKENS = 16, CHUNK = 64, WARPS = 4, THREADS = WARPS * 32;
+constexpr int HEADS = 8, TILE = 16, CHUNK = 64, WARPS = 4, THREADS = WARPS * 32;
+constexpr int TOKENS = WARPS * TILE;  // of a step
 #if __CUDA_ARCH__ >= 900
-constexpr int RANKS = 2;
-#define ATTENTION_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
+constexpr int RANKS = 8;
+#define SPREAD_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
 #else
-constexpr int RANKS = 1;
-#define ATTENTION_BOUNDS __launch_bounds__(THREADS, 2)
+constexpr int RANKS = 1;  // without clusters a group is one piece
+#define SPREAD_BOUNDS __launch_bounds__(THREADS, 2)
 #endif
-// A piece has at least so many tokens, a context at most so many pieces (launch.py has both numbers too).
-constexpr int PIECE_TOKENS = 256, MOST_PIECES = 32;
-constexpr int STEP = RANKS * WARPS * TOKENS;  // tokens of a piece that a cluster has in hand
+#define ATTENTION_BOUNDS __launch_bounds__(THREADS, 2)
+// A piece has at least so many tokens (launch.py has the number too).
+constexpr int PIECE_TOKENS = 64;
 constexpr int NO_PIECE = 0x7fffffff;
+constexpr bool HAS_CLUSTERS = RANKS > 1;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
@@ -49,18 +51,47 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], u32 a0, u32 a1, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+template <int N>
+struct alignas(4 * N) Words {
+    u32 at[N];
+};
+
 // volatile: the order in which loads are issued is the order written here
-__device__ __forceinline__ uint4 load_16(const __nv_bfloat16* p) {
-    uint4 v;
+__device__ __forceinline__ void load_words(Words<4>& v, const __nv_bfloat16* p) {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
+                 : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
+}
+__device__ __forceinline__ void load_words(Words<2>& v, const __nv_bfloat16* p) {
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.at[0]), "=r"(v.at[1]) : "l"(p));
+}
+__device__ __forceinline__ void load_words(Words<1>& v, const __nv_bfloat16* p) {
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.at[0]) : "l"(p));
 }
 
 __device__ __forceinline__ int load_entry(const int* p) {
     int v;
     asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
+}
+
+// Shared memory of another block of the cluster.
+__device__ __forceinline__ u32 address_in_rank(const void* p, int rank) {
+    u32 address = (u32)__cvta_generic_to_shared(p);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+#endif
+    return address;
+}
+__device__ __forceinline__ void push(u32 address, float2 value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+#endif
+}
+__device__ __forceinline__ void push(u32 address, float4 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#endif
 }
 
 // --- device functions ---
@@ -72,160 +103,268 @@ __device__ __forceinline__ float no_score() { return __int_as_float(0xff800000);
 struct Cache {
     const __nv_bfloat16 *k, *v;
     int pages, page_size, key_heads;
+
+    __device__ __forceinline__ int page_of(int token) const {  // a division costs as much as twenty additions
+        const bool is_power = (page_size & (page_size - 1)) == 0;
+        return is_power ? token >> (31 - __clz(page_size)) : token / page_size;
+    }
+    // Where a token stands that has this page; 0, and is_bad, for a page that is not there.
+    __device__ __forceinline__ int place(int page, int token, bool& is_bad) const {
+        const bool is_there = (u32)page < (u32)pages;
+        is_bad |= !is_there;
+        return is_there ? page * page_size + token - page_of(token) * page_size : 0;
+    }
 };
 
 // One row of one key head: ``heads`` of its query heads, at q and out [heads, D], over ``length`` tokens in the pages of
-// ``table``.
+// ``table``. With a gate, out = BF16(attention) * sigmoid(gate).
 struct Row {
     const __nv_bfloat16* q;
     __nv_bfloat16* out;
     const int* table;
     int heads, key_head, length;
-
-    __device__ __forceinline__ int pieces() const { return min(MOST_PIECES, (length + PIECE_TOKENS - 1) / PIECE_TOKENS); }
+    const __nv_bfloat16* gate;
 };
 
-// A block among those that work on one row and key head: rank ``rank`` of the ``cluster``-th of ``clusters``. If there are
-// several, ``slices`` holds their results [MOST_PIECES, RANKS] and ``count`` how many pieces there are, for combine.
+// How a row is cut, by its length alone: ``most`` is the same for all rows of a launch, and of every launch with these heads.
+struct Cut {
+    int pieces, groups;
+
+    __device__ __forceinline__ Cut(int length, int most)
+        : pieces(min(most, (length + PIECE_TOKENS - 1) / PIECE_TOKENS)), groups((pieces + RANKS - 1) / RANKS) {}
+};
+
+// A block among those that work on one row and key head: its first group, and how many take groups in turn; in a cluster
+// its rank. ``slices`` holds what several of them have to combine, ``counts`` how many groups are done (for each rank).
 struct Team {
-    int rank, cluster, clusters;
+    int rank, index, sharing, most;
     float* slices;
-    int* count;
+    int* counts;
 };
 
-// Where a token stands in the cache; 0, and is_bad, for a page that is not there.
-__device__ __forceinline__ int place_of(const Cache& cache, const int* table, int token, bool& is_bad) {
-    const int page = load_entry(table + token / cache.page_size);
-    const bool is_there = (u32)page < (u32)cache.pages;
-    is_bad |= !is_there;
-    return is_there ? page * cache.page_size + token % cache.page_size : 0;
-}
+// The places of two tokens of a step a lane: lane, and lane + 32. For a token beyond the context it is that of the step's
+// first one, so that what is loaded is a number; its weight will be zero.
+struct Places {
+    int at[2] = {0, 0};
 
-// The place of this lane's token of a tile. For a token beyond the context it is that of the tile's first one, so that
-// what is loaded is a number; its weight will be zero.
-__device__ __forceinline__ int tile_place(const Cache& cache, const Row& row, int first, int lane, bool& is_bad) {
-    const int token = first + (lane & (TOKENS - 1));
-    return first < row.length ? place_of(cache, row.table, token < row.length ? token : first, is_bad) : 0;
-}
-
-// What the table says for a warp's first tile, read before the length of the context is known: the page of this lane's
-// token, and of the tile's first one.
-struct FirstPages {
-    int own = -1, first = -1;
-
-    __device__ __forceinline__ FirstPages(const Cache& cache, const int* table, int entries, int token, int lane) {
-        if (entries > 0 && cache.page_size > 0) {
-            own = load_entry(table + min((token + (lane & (TOKENS - 1))) / cache.page_size, entries - 1));
-            first = load_entry(table + min(token / cache.page_size, entries - 1));
+    __device__ __forceinline__ Places() {}
+    __device__ __forceinline__ Places(const Cache& cache, const Row& row, int first, int lane, bool& is_bad) {
+        if (first >= row.length) return;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int wanted = first + 32 * i + lane, token = wanted < row.length ? wanted : first;
+            at[i] = cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad);
         }
     }
-    // tile_place, of these pages.
-    __device__ __forceinline__ int place(const Cache& cache, const Row& row, int tile, int lane, bool& is_bad) const {
-        const int token = tile + (lane & (TOKENS - 1));
-        if (tile >= row.length) return 0;
-        const bool is_own = token < row.length;
-        const int page = is_own ? own : first;
-        const bool is_there = (u32)page < (u32)cache.pages;
-        is_bad |= !is_there;
-        return is_there ? page * cache.page_size + (is_own ? token : tile) % cache.page_size : 0;
+    // The place of token 16 * tile + offset of the step.
+    __device__ __forceinline__ int of(int tile, int offset) const {
+        return __shfl_sync(0xffffffffu, at[tile >> 1], (tile & 1) * TILE + offset);
     }
 };
 
-__device__ __forceinline__ u32 pair(float low, float high) {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const u32*>(&v);
-}
+// What the table says of a block's first step, read before the length of the context is known: the pages of this lane's
+// tokens, and of the first one.
+struct FirstPages {
+    int own[2] = {-1, -1}, first = -1;
 
+    __device__ __forceinline__ FirstPages(const Cache& cache, const int* table, int entries, int token, int lane) {
+        if (entries <= 0 || cache.page_size <= 0) return;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) own[i] = load_entry(table + min(cache.page_of(token + 32 * i + lane), entries - 1));
+        first = load_entry(table + min(cache.page_of(token), entries - 1));
+    }
+    __device__ __forceinline__ Places places(const Cache& cache, const Row& row, int token, int lane, bool& is_bad) const {
+        Places found;
+        if (token >= row.length) return found;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int wanted = token + 32 * i + lane;
+            const bool is_own = wanted < row.length;
+            found.at[i] = cache.place(is_own ? own[i] : first, is_own ? wanted : token, is_bad);
+        }
+        return found;
+    }
+};
+
+__device__ __forceinline__ u32 pair(float low, float high) { return bf16_pair(low, high); }
 __device__ __forceinline__ float low_part(float p) { return __fsub_rn(p, __bfloat162float(__float2bfloat16_rn(p))); }
 
 // 2^x, where x <= 0 or -infinity: 2^-22 relative.
 __device__ __forceinline__ float power(float x) { return exp2f(x); }
 
-// Running softmax of one warp. Lane (g, t) = (lane / 4, lane % 4) keeps largest and sum of head g (the sum over its own
-// tokens), and o[c][j] = {(2t, d), (2t + 1, d), (2t, d + 1), (2t + 1, d + 1)} as (head, d), d = 64 c + 8 g + 2 j.
-template <int C>
-struct Softmax {
-    float o[C][4][4] = {};
-    float largest = no_score(), sum = 0.0f;
+// What counts of a partial result among others whose largest score is ``top``.
+__device__ __forceinline__ float share(float largest, float top) {
+    return largest == no_score() ? 0.0f : power(__fsub_rn(largest, top));
+}
 
-    // Takes 16 scores a head in: those of lane (g, t) are head g, tokens 2t, 2t + 1, 2t + 8, 2t + 9. Returns the weights.
-    __device__ __forceinline__ void weigh(const float (&s)[4], int t, u32 (&high)[2], u32 (&low)[2]) {
-        float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(largest, fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)));
-        const float keep = power(__fsub_rn(largest, top));
-        float p[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = power(__fsub_rn(s[i], top));
-        sum = __fmaf_rn(sum, keep, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
-        largest = top;
-        high[0] = pair(p[0], p[1]);
-        high[1] = pair(p[2], p[3]);
-        low[0] = pair(low_part(p[0]), low_part(p[1]));
-        low[1] = pair(low_part(p[2]), low_part(p[3]));
-        const float even = __shfl_sync(0xffffffffu, keep, 8 * t), odd = __shfl_sync(0xffffffffu, keep, 8 * t + 4);
-#pragma unroll
-        for (int c = 0; c < C; ++c)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                o[c][j][0] = __fmul_rn(o[c][j][0], even);
-                o[c][j][1] = __fmul_rn(o[c][j][1], odd);
-                o[c][j][2] = __fmul_rn(o[c][j][2], even);
-                o[c][j][3] = __fmul_rn(o[c][j][3], odd);
-            }
+// Largest score and sum of weights; a sum of -1 for what has a page outside the cache.
+using Stats = float2;
+
+// Partial results, taken in one after the other, of one head.
+struct Running {
+    float top = no_score(), weight = 0.0f;
+    bool is_bad = false;
+
+    // Returns what the values so far, and the new ones, count.
+    __device__ __forceinline__ float2 take(Stats part) {
+        const float largest = fmaxf(top, part.x), old_share = share(top, largest), new_share = share(part.x, largest);
+        weight = __fmaf_rn(new_share, part.y, __fmul_rn(weight, old_share));
+        top = largest;
+        is_bad |= part.y < 0.0f;
+        return make_float2(old_share, new_share);
     }
+    __device__ __forceinline__ Stats stats() const { return make_float2(top, is_bad ? -1.0f : weight); }
+};
 
-    // Adds the weights times 64 columns of v; v holds tokens 2t, 2t + 1, 2t + 8, 2t + 9 at d = 64 c + 8 g.
-    __device__ __forceinline__ void add(int c, const uint4 (&v)[4], const u32 (&high)[2], const u32 (&low)[2]) {
-        const u32 words[4][4] = {{v[0].x, v[0].y, v[0].z, v[0].w}, {v[1].x, v[1].y, v[1].z, v[1].w},
-                                 {v[2].x, v[2].y, v[2].z, v[2].w}, {v[3].x, v[3].y, v[3].z, v[3].w}};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const u32 a0 = __byte_perm(words[0][j], words[1][j], 0x5410), a1 = __byte_perm(words[0][j], words[1][j], 0x7632);
-            const u32 a2 = __byte_perm(words[2][j], words[3][j], 0x5410), a3 = __byte_perm(words[2][j], words[3][j], 0x7632);
-            mma_16x8x16(o[c][j], a0, a1, a2, a3, high[0], high[1]);
-            mma_16x8x16(o[c][j], a0, a1, a2, a3, low[0], low[1]);
-        }
+__device__ __forceinline__ float mix(float total, float value, float2 shares) {
+    return __fmaf_rn(shares.y, value, __fmul_rn(total, shares.x));
+}
+__device__ __forceinline__ float2 mix(float2 total, float2 value, float2 shares) {
+    return make_float2(mix(total.x, value.x, shares), mix(total.y, value.y, shares));
+}
+
+// Two results as they are stored.
+struct Finish {
+    float inverse;
+    bool is_zero;
+
+    __device__ __forceinline__ Finish(Stats stats) : inverse(__frcp_rn(stats.y)), is_zero(stats.y <= 0.0f) {}
+
+    __device__ __forceinline__ u32 operator()(float low, float high, bool is_gated, u32 gate) const {
+        const u32 rounded = is_zero ? 0u : pair(__fmul_rn(low, inverse), __fmul_rn(high, inverse));
+        if (!is_gated) return rounded;
+        const float own = __uint_as_float(rounded << 16), other = __uint_as_float(rounded & 0xffff0000u);
+        return pair(__fmul_rn(own, sigmoid(__uint_as_float(gate << 16))),
+                    __fmul_rn(other, sigmoid(__uint_as_float(gate & 0xffff0000u))));
     }
 };
 
-// One tile of 16 tokens as a lane reads it: k of tokens g and g + 8 at d = 64 c + 8 t and 32 more, v as Softmax::add.
+// What a lane (g, t) = (lane / 4, lane % 4) of a warp has of the result: o[j] = {(2t, d), (2t + 1, d), (2t, d + 1),
+// (2t + 1, d + 1)} as (head, d), d = 16 C warp + 2 C g + 2 j.
 template <int C>
-struct Tile {
-    uint4 k[C][2][2], v[C][4];
+using Columns = float[C][4];
+
+template <int C>
+__device__ __forceinline__ int first_column() {
+    return (threadIdx.x >> 5) * (CHUNK / WARPS) * C + ((threadIdx.x & 31) >> 2) * 2 * C;
+}
+
+// Partial results in those columns, taken in one after the other.
+template <int C>
+struct Held {
+    Columns<C> total = {};
+    Running of_head[2];  // 2t and 2t + 1
+
+    __device__ __forceinline__ void take(const Columns<C>& part, const Stats (&stats)[2]) {
+        const float2 shares[2] = {of_head[0].take(stats[0]), of_head[1].take(stats[1])};
+#pragma unroll
+        for (int j = 0; j < C; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) total[j][i] = mix(total[j][i], part[j][i], shares[i & 1]);
+    }
+};
+
+// Writes a row's result from where lanes have it.
+template <int C>
+__device__ __forceinline__ void write_row(const Row& row, const Columns<C>& total, const Stats (&stats)[2]) {
+    const int t = threadIdx.x & 3;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (2 * t + h >= row.heads) continue;
+        const int at = (2 * t + h) * C * CHUNK + first_column<C>();
+        const bool is_gated = row.gate != nullptr;
+        Words<C> gate = {};
+        if (is_gated) load_words(gate, row.gate + at);
+        const Finish finish(stats[h]);
+        Words<C> words;
+#pragma unroll
+        for (int j = 0; j < C; ++j) words.at[j] = finish(total[j][h], total[j][2 + h], is_gated, gate.at[j]);
+        *reinterpret_cast<Words<C>*>(row.out + at) = words;
+    }
+}
+
+// Running softmax of a block's steps. Lane (g, t) keeps largest and sum of head g (the sum over its own tokens; a
+// tile's are 2t, 2t + 1, 2t + 8, 2t + 9), alike in every warp.
+template <int C>
+struct Softmax {
+    Columns<C> o = {};
+    float largest = no_score(), sum = 0.0f;
+
+    // Takes the largest scores of a step's tiles in, and returns what each tile's weights count.
+    __device__ __forceinline__ void see(const float (&tops)[WARPS], int t, float (&shares)[WARPS]) {
+        float top = largest;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, tops[w]);
+        const float keep = share(largest, top);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) shares[w] = share(tops[w], top);
+        sum = __fmul_rn(sum, keep);
+        largest = top;
+        const float even = __shfl_sync(0xffffffffu, keep, 8 * t), odd = __shfl_sync(0xffffffffu, keep, 8 * t + 4);
+#pragma unroll
+        for (int j = 0; j < C; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[j][i] = __fmul_rn(o[j][i], i & 1 ? odd : even);
+    }
+
+    // Adds a tile's weights times values. v holds tokens 2t, 2t + 1, 2t + 8, 2t + 9 in this lane's columns.
+    __device__ __forceinline__ void add(float2 first, float2 second, float share, const Words<C> (&v)[4]) {
+        const float p[4] = {__fmul_rn(first.x, share), __fmul_rn(first.y, share), __fmul_rn(second.x, share),
+                            __fmul_rn(second.y, share)};
+        sum = __fadd_rn(sum, __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3])));
+        const u32 high[2] = {pair(p[0], p[1]), pair(p[2], p[3])};
+        const u32 low[2] = {pair(low_part(p[0]), low_part(p[1])), pair(low_part(p[2]), low_part(p[3]))};
+#pragma unroll
+        for (int j = 0; j < C; ++j) {
+            const u32 a0 = __byte_perm(v[0].at[j], v[1].at[j], 0x5410), a1 = __byte_perm(v[0].at[j], v[1].at[j], 0x7632);
+            const u32 a2 = __byte_perm(v[2].at[j], v[3].at[j], 0x5410), a3 = __byte_perm(v[2].at[j], v[3].at[j], 0x7632);
+            mma_16x8x16(o[j], a0, a1, a2, a3, high[0], high[1]);
+            mma_16x8x16(o[j], a0, a1, a2, a3, low[0], low[1]);
+        }
+    }
+
+    // Those of heads 2t and 2t + 1.
+    __device__ __forceinline__ void stats(int t, bool is_bad, Stats (&found)[2]) const {
+        float total = sum;
+        total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, 1));
+        total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, 2));
+        if (is_bad) total = -1.0f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            found[h] = make_float2(__shfl_sync(0xffffffffu, largest, 8 * t + 4 * h),
+                                   __shfl_sync(0xffffffffu, total, 8 * t + 4 * h));
+    }
+};
+
+// A step as a lane reads it: k of tokens g and g + 8 of its warp's tile at d = 64 c + 8 t and 32 more; v of every tile as
+// Softmax::add.
+template <int C>
+struct Step {
+    Words<4> k[C][2][2];
+    Words<C> v[WARPS][4];
 
     __device__ __forceinline__ void load_k(const __nv_bfloat16* const (&at)[2], int c) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            k[c][h][0] = load_16(at[h] + c * CHUNK);
-            k[c][h][1] = load_16(at[h] + c * CHUNK + CHUNK / 2);
-        }
-    }
-    __device__ __forceinline__ void load_v(const __nv_bfloat16* const (&at)[4], int c) {
+        for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[c][i] = load_16(at[i] + c * CHUNK);
+            for (int half = 0; half < 2; ++half) load_words(k[c][h][half], at[h] + c * CHUNK + half * (CHUNK / 2));
+    }
+    __device__ __forceinline__ void load_v(const __nv_bfloat16* values, int stride, const Places& places, int tile, int t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            load_words(v[tile][i], values + (long long)places.of(tile, 2 * t + (i & 1) + 8 * (i >> 1)) * stride);
     }
 };
 
-// Where a lane's tokens of a tile begin, for k and for v; ``place`` is that of token lane % 16.
+// Where a lane's two tokens begin.
 struct KeyPointers {
     const __nv_bfloat16* at[2];
 
-    __device__ __forceinline__ KeyPointers(const Cache& cache, int key_head, int D, int place, int g, int t) {
+    __device__ __forceinline__ KeyPointers(const __nv_bfloat16* keys, int stride, const Places& places, int warp, int g) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            at[h] = cache.k + ((size_t)__shfl_sync(0xffffffffu, place, g + 8 * h) * cache.key_heads + key_head) * D + 8 * t;
-    }
-};
-
-struct ValuePointers {
-    const __nv_bfloat16* at[4];
-
-    __device__ __forceinline__ ValuePointers(const Cache& cache, int key_head, int D, int place, int g, int t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int token = 2 * t + (i & 1) + 8 * (i >> 1);
-            at[i] = cache.v + ((size_t)__shfl_sync(0xffffffffu, place, token) * cache.key_heads + key_head) * D + 8 * g;
+        for (int h = 0; h < 2; ++h) {
+            const int lane = (warp & 1) * TILE + g + 8 * h;
+            at[h] = keys + (long long)__shfl_sync(0xffffffffu, warp & 2 ? places.at[1] : places.at[0], lane) * stride;
         }
     }
 };
@@ -248,360 +387,315 @@ __device__ __forceinline__ void fetch_queries(Queries<C>& q, const Row& row) {
 __device__ __forceinline__ void wait_for_queries() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <int C>
-__device__ __forceinline__ void score(float (&s)[2][2][4], const Queries<C>& q, const Tile<C>& tile, int c, int lane) {
+__device__ __forceinline__ void score(float (&s)[2][2][4], const Queries<C>& q, const Step<C>& step, int c, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint4 a = q[c][half][lane];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const uint4 k = tile.k[c][h][half];
-            mma_16x8x16(s[h][c & 1], a.x, 0, a.y, 0, k.x, k.y);
-            mma_16x8x16(s[h][c & 1], a.z, 0, a.w, 0, k.z, k.w);
+            const Words<4>& k = step.k[c][h][half];
+            mma_16x8x16(s[h][c & 1], a.x, 0, a.y, 0, k.at[0], k.at[1]);
+            mma_16x8x16(s[h][c & 1], a.z, 0, a.w, 0, k.at[2], k.at[3]);
         }
     }
 }
 
-// Where a warp is in the context: at a tile of 16 tokens from ``token`` on, in ``piece``.
+// Where a block is in the context: at the step from ``token`` on, in ``piece``. A block of a cluster has one piece.
+template <bool SPREAD>
 struct Walk {
     int piece, token;
 
-    __device__ __forceinline__ Walk(int piece_, int warp_of_team)
-        : piece(piece_), token((piece_ * RANKS * WARPS + warp_of_team) * TOKENS) {}
-
-    // The next tile; the next piece of the cluster after a piece's last one.
-    __device__ __forceinline__ void advance(const Row& row, const Team& team, int pieces, int warp_of_team) {
-        token += pieces * STEP;
-        if (token >= row.length) {
-            *this = Walk(piece + team.clusters, warp_of_team);
-            end_beyond(row, pieces);
-        }
+    __device__ __forceinline__ Walk(int piece_, const Cut& cut) : piece(piece_), token(piece_ * TOKENS) {
+        if (piece >= cut.pieces) piece = token = NO_PIECE;
     }
-    __device__ __forceinline__ void end_beyond(const Row& row, int pieces) {
-        if (piece >= pieces || token >= row.length) piece = NO_PIECE, token = row.length;
+    __device__ __forceinline__ static int after(int piece, const Team& team) {
+        if (SPREAD) return NO_PIECE;
+        return (piece + 1) % RANKS != 0 ? piece + 1 : piece + 1 + (team.sharing - 1) * RANKS;
+    }
+    __device__ __forceinline__ void advance(const Row& row, const Team& team, const Cut& cut) {
+        token += cut.pieces * TOKENS;
+        if (token >= row.length) *this = Walk(after(piece, team), cut);
     }
 };
 
-// What counts of a partial result among others whose largest score is ``top``.
-__device__ __forceinline__ float share(float largest, float top) {
-    return largest == no_score() ? 0.0f : power(__fsub_rn(largest, top));
-}
-
-// Largest score and sum of weights.
-using Stats = float2;
-
-// Results of pieces, taken in one after the other by the thread that owns some columns of one head.
-struct Running {
-    float top = no_score(), weight = 0.0f;
-
-    // Returns what the values so far, and the new ones, count.
-    __device__ __forceinline__ float2 take(Stats piece) {
-        const float largest = fmaxf(top, piece.x), old_share = share(top, largest), new_share = share(piece.x, largest);
-        weight = __fmaf_rn(new_share, piece.y, __fmul_rn(weight, old_share));
-        top = largest;
-        return make_float2(old_share, new_share);
-    }
-};
-
-__device__ __forceinline__ float2 mix(float2 total, float2 value, float2 shares) {
-    return make_float2(__fmaf_rn(shares.y, value.x, __fmul_rn(total.x, shares.x)),
-                       __fmaf_rn(shares.y, value.y, __fmul_rn(total.y, shares.x)));
-}
-
-// Writes 8 bytes of another rank's shared memory.
-__device__ __forceinline__ void store_to_rank(float2* p, int rank, float2 value) {
-#if __CUDA_ARCH__ >= 900
-    u32 address = (u32)__cvta_generic_to_shared(p), remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(value.x), "f"(value.y) : "memory");
-#else
-    *p = value;
-#endif
-}
-
-// A block may write another's shared memory once all of the cluster have begun.
-__device__ __forceinline__ void announce_sending() {
-#if __CUDA_ARCH__ >= 900
-    cluster_arrive_relaxed();
-#endif
-}
-__device__ __forceinline__ void begin_sending() {
-#if __CUDA_ARCH__ >= 900
-    cluster_wait();
-#endif
-}
-
-// Shared memory of a block. Of each head a rank owns D / RANKS columns, whose partial results the others send it.
-template <int C>
-struct Shared {
-    static constexpr int D = C * CHUNK, OWN = D / RANKS, BUFFERS = RANKS > 1 ? 2 : 1;
-    static constexpr int PASS_CHUNKS = RANKS > 1 ? C : 1, PASS = PASS_CHUNKS * CHUNK;  // below sm_90 48 KB are all
-    Queries<C> q;
-    float partial[WARPS][HEADS][PASS + 4];
-    Stats of_warp[WARPS][HEADS];
-    float2 incoming[BUFFERS][RANKS][HEADS][OWN / 2];
-    Stats of_rank[BUFFERS][RANKS][HEADS];
-    float2 bad_of_rank[BUFFERS][RANKS];
-    float2 total[HEADS][OWN / 2];  // each element is one thread's
-};
-
-__device__ __forceinline__ float top_of_warps(const Stats (&of_warp)[WARPS][HEADS], int head) {
-    float top = no_score();
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, of_warp[w][head].x);
-    return top;
-}
-__device__ __forceinline__ float share_of_warp(const Stats (&of_warp)[WARPS][HEADS], int warp, int head) {
-    return share(of_warp[warp][head].x, top_of_warps(of_warp, head));
-}
-
-// Sends every rank its columns of this block's result of a piece, and the statistics of all heads.
-template <int C>
-__device__ __forceinline__ void send(Shared<C>& shared, const Softmax<C>& softmax, bool is_bad, int buffer, int rank,
-                                     bool is_first) {
-    using S = Shared<C>;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    float sum = softmax.sum;
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-    if (t == 0) shared.of_warp[warp][g] = make_float2(softmax.largest, sum);
-    const bool any_bad = __syncthreads_or(is_bad);
-    const float even = share_of_warp(shared.of_warp, warp, 2 * t), odd = share_of_warp(shared.of_warp, warp, 2 * t + 1);
-    if (is_first) begin_sending();
-    for (int i = threadIdx.x; i < HEADS * RANKS; i += THREADS) {
-        const int head = i / RANKS;
-        float total = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w)
-            total = __fmaf_rn(share_of_warp(shared.of_warp, w, head), shared.of_warp[w][head].y, total);
-        store_to_rank(&shared.of_rank[buffer][rank][head], i % RANKS, make_float2(top_of_warps(shared.of_warp, head), total));
-    }
-    if (threadIdx.x < RANKS)
-        store_to_rank(&shared.bad_of_rank[buffer][rank], threadIdx.x, make_float2(any_bad ? 1.0f : 0.0f, 0.0f));
-#pragma unroll
-    for (int pass = 0; pass < C / S::PASS_CHUNKS; ++pass) {
-        if (pass > 0) __syncthreads();
-#pragma unroll
-        for (int c = 0; c < S::PASS_CHUNKS; ++c)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const float* o = softmax.o[pass * S::PASS_CHUNKS + c][j];
-                    const float counts = h ? odd : even;
-                    *reinterpret_cast<float2*>(&shared.partial[warp][2 * t + h][c * CHUNK + 8 * g + 2 * j]) =
-                        make_float2(__fmul_rn(o[h], counts), __fmul_rn(o[2 + h], counts));
-                }
-        __syncthreads();
-#pragma unroll
-        for (int i = threadIdx.x; i < HEADS * S::PASS / 2; i += THREADS) {
-            const int head = i / (S::PASS / 2), at = i % (S::PASS / 2), pair = pass * (S::PASS / 2) + at;
-            float2 total = *reinterpret_cast<const float2*>(&shared.partial[0][head][2 * at]);
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) {
-                const float2 value = *reinterpret_cast<const float2*>(&shared.partial[w][head][2 * at]);
-                total = make_float2(__fadd_rn(total.x, value.x), __fadd_rn(total.y, value.y));
-            }
-            store_to_rank(&shared.incoming[buffer][rank][head][pair % (S::OWN / 2)], pair / (S::OWN / 2), total);
-        }
-    }
-}
-
-// A thread's head, and the first of its pairs of columns among those of its rank: every 16th is its own.
-constexpr int PAIR_STEP = THREADS / HEADS;
-__device__ __forceinline__ int own_head() { return threadIdx.x / PAIR_STEP; }
-__device__ __forceinline__ int own_pair() { return threadIdx.x % PAIR_STEP; }
-
-// What the ranks sent of a piece: the statistics of this thread's head, then its columns.
-template <int C>
-struct Piece {
-    Stats stats;
-    float shares[RANKS];
-
-    __device__ __forceinline__ Piece(const Shared<C>& shared, int buffer) {
-        float top = no_score(), weight = 0.0f;
-        Stats ranks[RANKS];
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r) {
-            ranks[r] = shared.of_rank[buffer][r][own_head()];
-            top = fmaxf(top, ranks[r].x);
-        }
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r) {
-            shares[r] = share(ranks[r].x, top);
-            weight = __fmaf_rn(shares[r], ranks[r].y, weight);
-        }
-        stats = make_float2(top, weight);
-    }
-    __device__ __forceinline__ float2 columns(const Shared<C>& shared, int buffer, int pair) const {
-        float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r) {
-            const float2 value = shared.incoming[buffer][r][own_head()][pair];
-            total = make_float2(__fmaf_rn(shares[r], value.x, total.x), __fmaf_rn(shares[r], value.y, total.y));
-        }
-        return total;
-    }
-};
-
-// A slice holds what one rank has of one piece: its columns of all heads, then the heads' statistics. Of a bad piece the
-// sum of weights is -1.
+// What one group has of all heads: [HEADS, D], then statistics [RANKS, HEADS], of which each rank of a cluster writes its own.
 template <int C>
 struct Slice {
-    static constexpr int COLUMNS = Shared<C>::OWN / 2, PAIRS = HEADS * COLUMNS, FLOATS = 2 * PAIRS + 32;
-    float2* at;
+    static constexpr int D = C * CHUNK, FLOATS = HEADS * D + 2 * RANKS * HEADS;
+    float* at;
 
-    __device__ __forceinline__ Slice(float* slices, int piece, int rank)
-        : at(reinterpret_cast<float2*>(slices + (size_t)(piece * RANKS + rank) * FLOATS)) {}
-    __device__ __forceinline__ float2* columns(int head, int pair) const { return at + head * COLUMNS + pair; }
-    __device__ __forceinline__ Stats* stats(int head) const { return at + PAIRS + head; }
+    __device__ __forceinline__ Slice(const Team& team, int group) : at(team.slices + (size_t)group * FLOATS) {}
+    __device__ __forceinline__ float* values(int head, int column) const { return at + head * D + column; }
+    __device__ __forceinline__ Stats* stats(int rank, int head) const {
+        return reinterpret_cast<Stats*>(at + HEADS * D) + rank * HEADS + head;
+    }
 };
 
-__device__ __forceinline__ void finish(__nv_bfloat16* out, float2 total, float weight, bool is_zero) {
-    const float low = is_zero ? 0.0f : __fdiv_rn(total.x, weight), high = is_zero ? 0.0f : __fdiv_rn(total.y, weight);
-    *reinterpret_cast<u32*>(out) = pair(low, high);
+// Whether this block, which has written ``added`` of ``all`` slices, is the last one to have done so.
+__device__ __forceinline__ bool is_last(int* count, int added, int all) {
+    __shared__ int before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        before = atomicAdd(count, added);
+        if (before + added == all) *count = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return before + added == all;
 }
 
-// One row. Launch: THREADS threads, RANKS blocks a cluster; all threads of all of them come here, once their memory is
-// there to be read. scale includes log2(e).
+// Shared memory of a block. WEIGHT_STRIDE keeps the lanes of a store in different banks.
+constexpr int WEIGHT_STRIDE = TOKENS + 8;
+
+template <int C, bool SPREAD>
+struct Shared {
+    static constexpr int COLUMNS = C * CHUNK / RANKS;  // of each head that a rank combines
+    Queries<C> q;
+    float weights[2][HEADS][WEIGHT_STRIDE];
+    alignas(16) float tops[2][HEADS][WARPS];
+    alignas(16) float2 incoming[SPREAD ? RANKS : 1][HEADS][COLUMNS / 2];
+    Stats of_rank[SPREAD ? RANKS : 1][HEADS];
+};
+
+// Pushes the rank that combines them this lane's columns of a piece, and every rank the statistics.
+template <int C, bool SPREAD>
+__device__ __forceinline__ void push_piece(Shared<C, SPREAD>& shared, const Columns<C>& o, const Stats (&stats)[2], int rank) {
+    const int t = threadIdx.x & 3, column = first_column<C>(), to = column / Shared<C, SPREAD>::COLUMNS;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const u32 at = address_in_rank(&shared.incoming[rank][2 * t + h][column % Shared<C, SPREAD>::COLUMNS / 2], to);
+        if constexpr (C == 1) push(at, make_float2(o[0][h], o[0][2 + h]));
+#pragma unroll
+        for (int j = 0; j + 1 < C; j += 2)
+            push(at + 8 * j, make_float4(o[j][h], o[j][2 + h], o[j + 1][h], o[j + 1][2 + h]));
+    }
+    const int lane = threadIdx.x & 31, other = threadIdx.x / 32 * 2 + (lane >> 2 & 1);  // 4 warps, 2 ranks each
+    if (lane < 8 && other < RANKS)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) push(address_in_rank(&shared.of_rank[rank][2 * t + h], other), stats[h]);
+}
+
+// A rank's columns of all heads: the pieces of the group, and of the last rank to be done the groups.
+template <int C, bool SPREAD>
+__device__ __forceinline__ void combine_ranks(const Shared<C, SPREAD>& shared, const Row& row, const Team& team, const Cut& cut) {
+    constexpr int PAIRS = Shared<C, SPREAD>::COLUMNS / 2, TOGETHER = 8;
+    const int head = threadIdx.x / PAIRS, pair = threadIdx.x % PAIRS, column = team.rank * 2 * PAIRS + 2 * pair;
+    const bool has_columns = threadIdx.x < HEADS * PAIRS;
+    const int pieces = min(RANKS, cut.pieces - team.index * RANKS);
+    Running running;
+    float2 total = make_float2(0.0f, 0.0f);
+    if (has_columns) {
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r)
+            if (r < pieces) total = mix(total, shared.incoming[r][head][pair], running.take(shared.of_rank[r][head]));
+    }
+    if (cut.groups > 1) {
+        if (has_columns) {
+            const Slice<C> slice(team, team.index);
+            *reinterpret_cast<float2*>(slice.values(head, column)) = total;
+            if (pair == 0) *slice.stats(team.rank, head) = running.stats();
+        }
+        if (!is_last(team.counts + team.rank, 1, cut.groups)) return;
+        running = Running();
+        total = make_float2(0.0f, 0.0f);
+        if (has_columns) {
+#pragma unroll 1
+            for (int first = 0; first < cut.groups; first += TOGETHER) {
+                Stats stats[TOGETHER];
+                float2 values[TOGETHER];
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) {
+                    if (first + i >= cut.groups) continue;
+                    const Slice<C> slice(team, first + i);
+                    stats[i] = __ldcg(slice.stats(team.rank, head));
+                    values[i] = __ldcg(reinterpret_cast<const float2*>(slice.values(head, column)));
+                }
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i)
+                    if (first + i < cut.groups) total = mix(total, values[i], running.take(stats[i]));
+            }
+        }
+    }
+    if (!has_columns || head >= row.heads) return;
+    const int at = head * C * CHUNK + column;
+    const bool is_gated = row.gate != nullptr;
+    const u32 gate = is_gated ? *reinterpret_cast<const u32*>(row.gate + at) : 0u;
+    *reinterpret_cast<u32*>(row.out + at) = Finish(running.stats())(total.x, total.y, is_gated, gate);
+}
+
+// Writes a group's slice from where lanes have it, and takes one in from there.
 template <int C>
+__device__ __forceinline__ void write_slice(const Slice<C>& slice, const Held<C>& held) {
+    const int t = threadIdx.x & 3;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int j = 0; j < C; ++j)
+            *reinterpret_cast<float2*>(slice.values(2 * t + h, first_column<C>() + 2 * j)) =
+                make_float2(held.total[j][h], held.total[j][2 + h]);
+        if (threadIdx.x < 4) *slice.stats(0, 2 * t + h) = held.of_head[h].stats();
+    }
+}
+template <int C>
+__device__ __forceinline__ void take_slice(Held<C>& held, const Slice<C>& slice) {
+    const int t = threadIdx.x & 3;
+    Columns<C> part;
+    Stats stats[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        stats[h] = __ldcg(slice.stats(0, 2 * t + h));
+#pragma unroll
+        for (int j = 0; j < C; ++j) {
+            const float2 value = __ldcg(reinterpret_cast<const float2*>(slice.values(2 * t + h, first_column<C>() + 2 * j)));
+            part[j][h] = value.x, part[j][2 + h] = value.y;
+        }
+    }
+    held.take(part, stats);
+}
+
+// One row. Launch: THREADS threads; all of a block, and with SPREAD of a cluster, come here once their memory is there to
+// be read. scale includes log2(e).
+template <int C, bool SPREAD>
 __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const FirstPages& pages, float scale,
                                        const Team& team) {
-    constexpr int D = C * CHUNK, PAIRS = Shared<C>::OWN / 2;
-    __shared__ Shared<C> shared;
+    constexpr int D = C * CHUNK;
+    __shared__ Shared<C, SPREAD> shared;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int warp_of_team = team.rank * WARPS + warp, pieces = row.pieces();
-    if (team.cluster > 0 && team.cluster >= pieces) return;  // the whole cluster
-    announce_sending();
+    const Cut cut(row.length, team.most);
+    if (team.index >= max(cut.groups, 1)) return;  // with SPREAD the whole cluster
+    if (SPREAD && team.rank > 0 && cut.pieces <= 1) return;
+#if __CUDA_ARCH__ >= 900
+    // A block may write another's shared memory once all of the cluster have begun.
+    if (SPREAD && cut.pieces > 1) cluster_arrive_relaxed();
+#endif
 
-    // Stage 1: the first tile, and the queries.
-    Walk now(team.cluster, warp_of_team);
-    now.end_beyond(row, pieces);
-    Walk next = now;
-    if (now.piece != NO_PIECE) next.advance(row, team, pieces, warp_of_team);
+    // Stage 1: the first step, and the queries. What is needed first, and what is small, goes ahead.
+    Walk<SPREAD> now(team.index * RANKS + (SPREAD ? team.rank : 0), cut), next = now;
+    if (now.piece != NO_PIECE) next.advance(row, team, cut);
     bool is_bad = false;
-    Tile<C> tile;
-    // Loads return in the order in which they were issued: what is needed first, and what is small, goes ahead.
+    const int stride = cache.key_heads * D;
+    const __nv_bfloat16* const keys = cache.k + row.key_head * D + 8 * t;
+    const __nv_bfloat16* const values = cache.v + row.key_head * D + first_column<C>();
+    Step<C> step;
     fetch_queries<C>(shared.q, row);
-    int place = pages.place(cache, row, now.token, lane, is_bad);
-    int next_place = tile_place(cache, row, next.token, lane, is_bad);
+    Places places = pages.places(cache, row, now.token, lane, is_bad);
+    Places next_places(cache, row, next.token, lane, is_bad);
     if (now.piece != NO_PIECE) {
-        const KeyPointers keys(cache, row.key_head, D, place, g, t);
-        const ValuePointers values(cache, row.key_head, D, place, g, t);
+        const KeyPointers at(keys, stride, places, warp, g);
 #pragma unroll
-        for (int c = 0; c < C; ++c) tile.load_k(keys.at, c);
+        for (int c = 0; c < C; ++c) step.load_k(at.at, c);
 #pragma unroll
-        for (int c = 0; c < C; ++c) tile.load_v(values.at, c);
+        for (int w = 0; w < WARPS; ++w) step.load_v(values, stride, places, w, t);
     }
     wait_for_queries();
-    for (int i = own_pair(); i < PAIRS; i += PAIR_STEP) shared.total[own_head()][i] = make_float2(0.0f, 0.0f);
     __syncthreads();
 
     // Stage 2: piece after piece.
-    Running running;
-    bool any_bad = false, is_first = true;
-    int buffer = 0;
+    Held<C> group, whole;
+    int buffer = 0, groups_done = 0;
 #pragma unroll 1
-    for (int piece = team.cluster; piece < pieces; piece += team.clusters) {
+    for (int piece = now.piece; piece < cut.pieces;) {
         Softmax<C> softmax;
+        bool any_bad = false;
 #pragma unroll 1
         while (now.piece == piece) {
-            const int token = now.token;
+            const int token = now.token + TILE * warp;
             const bool has_next = next.piece != NO_PIECE;
             now = next;
-            place = next_place;
-            if (has_next) next.advance(row, team, pieces, warp_of_team);
-            next_place = tile_place(cache, row, next.token, lane, is_bad);
-            const KeyPointers keys(cache, row.key_head, D, place, g, t);
+            places = next_places;
+            if (has_next) next.advance(row, team, cut);
+            next_places = Places(cache, row, next.token, lane, is_bad);
+
+            // The warp's own tile: scores, and weights as if there were no others.
+            const KeyPointers at(keys, stride, places, warp, g);
             float parts[2][2][4] = {};
 #pragma unroll
             for (int c = 0; c < C; ++c) {
-                score<C>(parts, shared.q, tile, c, lane);
-                if (has_next) tile.load_k(keys.at, c);
+                score<C>(parts, shared.q, step, c, lane);
+                if (has_next) step.load_k(at.at, c);
             }
             float s[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int h = i >> 1, at = token + 8 * h + 2 * t + (i & 1);
+                const int h = i >> 1, own = token + 8 * h + 2 * t + (i & 1);
                 const float product = __fmul_rn(__fadd_rn(parts[h][0][i & 1], parts[h][1][i & 1]), scale);
-                s[i] = at < row.length ? product : no_score();
+                s[i] = own < row.length ? product : no_score();
             }
-            u32 high[2], low[2];
-            softmax.weigh(s, t, high, low);
-            const ValuePointers values(cache, row.key_head, D, place, g, t);
+            float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            float2* const own = reinterpret_cast<float2*>(&shared.weights[buffer][g][TILE * warp + 2 * t]);
+            own[0] = make_float2(share(s[0], top), share(s[1], top));
+            own[4] = make_float2(share(s[2], top), share(s[3], top));
+            if (t == 0) shared.tops[buffer][g][warp] = top;
+            any_bad |= __syncthreads_or(is_bad) != 0;
+
+            // All tiles.
+            const float4 seen = *reinterpret_cast<const float4*>(shared.tops[buffer][g]);
+            const float tops[WARPS] = {seen.x, seen.y, seen.z, seen.w};
+            float shares[WARPS];
+            softmax.see(tops, t, shares);
 #pragma unroll
-            for (int c = 0; c < C; ++c) {
-                softmax.add(c, tile.v[c], high, low);
-                if (has_next) tile.load_v(values.at, c);
+            for (int w = 0; w < WARPS; ++w) {
+                const float2* const p = reinterpret_cast<const float2*>(&shared.weights[buffer][g][TILE * w + 2 * t]);
+                softmax.add(p[0], p[4], shares[w], step.v[w]);
+                if (has_next) step.load_v(values, stride, places, w, t);
             }
+            buffer ^= 1;
         }
-        send<C>(shared, softmax, is_bad, buffer, team.rank, is_first);
-        is_first = false;
-        cluster_barrier();
-        const Piece<C> result(shared, buffer);
-        bool piece_bad = false;
-#pragma unroll
-        for (int r = 0; r < RANKS; ++r) piece_bad |= shared.bad_of_rank[buffer][r].x != 0.0f;
-        any_bad |= piece_bad;
-        if (team.clusters > 1) {
-            const Slice<C> slice(team.slices, piece, team.rank);
-            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
-                *slice.columns(own_head(), i) = result.columns(shared, buffer, i);
-            if (own_pair() == 0) *slice.stats(own_head()) = make_float2(result.stats.x, piece_bad ? -1.0f : result.stats.y);
-        } else {
-            const float2 shares = running.take(result.stats);
-            for (int i = own_pair(); i < PAIRS; i += PAIR_STEP)
-                shared.total[own_head()][i] = mix(shared.total[own_head()][i], result.columns(shared, buffer, i), shares);
+
+        // The piece is done.
+        Stats stats[2];
+        softmax.stats(t, any_bad, stats);
+        if (cut.pieces == 1) {
+            write_row<C>(row, softmax.o, stats);
+            return;
         }
-        if (Shared<C>::BUFFERS > 1) buffer ^= 1;
-        else __syncthreads();  // the next piece writes what this one reads
+        if constexpr (SPREAD) {
+#if __CUDA_ARCH__ >= 900
+            cluster_wait();
+#endif
+            push_piece<C, SPREAD>(shared, softmax.o, stats, team.rank);
+            break;
+        }
+        group.take(softmax.o, stats);
+        const int following = Walk<SPREAD>::after(piece, team);
+        if (following >= cut.pieces || following / RANKS != piece / RANKS) {
+            const Stats of_group[2] = {group.of_head[0].stats(), group.of_head[1].stats()};
+            if (cut.groups == 1) {
+                write_row<C>(row, group.total, of_group);
+                return;
+            }
+            if (team.sharing > 1) write_slice<C>(Slice<C>(team, piece / RANKS), group);
+            else whole.take(group.total, of_group);
+            group = Held<C>();
+            ++groups_done;
+        }
+        piece = following;
     }
 
-    if (pieces == 0) begin_sending();  // what was announced ends here
-
-    // Stage 3: the results, unless there is more to combine.
-    if (team.clusters > 1) {
-        if (team.cluster == 0 && team.rank == 0 && threadIdx.x == 0) *team.count = pieces;
+    // Stage 3: what several have to combine.
+    if (cut.pieces == 0) {
+        const Stats nothing[2] = {};
+        write_row<C>(row, group.total, nothing);
         return;
     }
-    for (int i = own_pair(); i < PAIRS && own_head() < row.heads; i += PAIR_STEP)
-        finish(row.out + own_head() * D + team.rank * 2 * PAIRS + 2 * i, shared.total[own_head()][i], running.weight,
-               any_bad || row.length == 0);
-}
-
-// The pieces of one head, in their order, by a block of D / 2 threads or more.
-constexpr int COMBINED_TOGETHER = 16;
-
-template <int C>
-__device__ __forceinline__ void combine(float* slices, const int* counts, __nv_bfloat16* out, int per_key) {
-    constexpr int D = C * CHUNK, COLUMNS = Slice<C>::COLUMNS;
-    const int team = blockIdx.x / HEADS, head = blockIdx.x % HEADS, groups = (per_key + HEADS - 1) / HEADS;
-    const int of_key = team % groups * HEADS + head;  // among the query heads of a key head
-    if (threadIdx.x >= D / 2 || of_key >= per_key) return;
-    const int pieces = min(counts[team], MOST_PIECES), rank = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
-    float* const own = slices + (size_t)team * MOST_PIECES * RANKS * Slice<C>::FLOATS;
-    Running running;
-    float2 total = make_float2(0.0f, 0.0f);
-    bool any_bad = false;
-#pragma unroll 1
-    for (int first = 0; first < pieces; first += COMBINED_TOGETHER) {
-        Stats stats[COMBINED_TOGETHER];
-        float2 values[COMBINED_TOGETHER];
-#pragma unroll
-        for (int j = 0; j < COMBINED_TOGETHER; ++j) {
-            if (first + j >= pieces) continue;
-            const Slice<C> slice(own, first + j, rank);
-            stats[j] = __ldcg(slice.stats(head));
-            values[j] = __ldcg(slice.columns(head, column));
+    if constexpr (SPREAD) {
+#if __CUDA_ARCH__ >= 900
+        if (team.index * RANKS + team.rank >= cut.pieces) cluster_wait();  // what was announced ends here
+#endif
+        cluster_barrier();
+        combine_ranks<C, SPREAD>(shared, row, team, cut);
+    } else {
+        if (team.sharing > 1) {
+            if (!is_last(team.counts, groups_done, cut.groups)) return;
+#pragma unroll 4
+            for (int of = 0; of < cut.groups; ++of) take_slice<C>(whole, Slice<C>(team, of));
         }
-#pragma unroll
-        for (int j = 0; j < COMBINED_TOGETHER; ++j) {
-            if (first + j >= pieces) continue;
-            any_bad |= stats[j].y < 0.0f;
-            total = mix(total, values[j], running.take(stats[j]));
-        }
+        const Stats stats[2] = {whole.of_head[0].stats(), whole.of_head[1].stats()};
+        write_row<C>(row, whole.total, stats);
     }
-    __nv_bfloat16* const heads = out + ((size_t)(team / groups) * per_key + of_key) * D;
-    finish(heads + 2 * threadIdx.x, total, running.weight, any_bad || pieces == 0);
 }
 
 // The simple way, for any D up to 8 * 128: one block of 128 threads a query head. ``row`` has one head.
@@ -617,7 +711,10 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
     for (int first = 0; first < row.length; first += ANY_TOKENS) {
         const int count = min(ANY_TOKENS, row.length - first);
         __syncthreads();
-        if (threadIdx.x < count) places[threadIdx.x] = place_of(cache, row.table, first + threadIdx.x, is_bad);
+        if (threadIdx.x < count) {
+            const int token = first + threadIdx.x;
+            places[threadIdx.x] = cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad);
+        }
         __syncthreads();
         for (int i = warp; i < count; i += ANY_THREADS / 32) {
             const __nv_bfloat16* k = cache.k + places[i] * stride + head;
@@ -650,7 +747,10 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
 #pragma unroll
     for (int j = 0; j < ANY_COLUMNS; ++j) {
         const int d = threadIdx.x + j * ANY_THREADS;
-        if (d < D) row.out[d] = __float2bfloat16_rn(is_zero ? 0.0f : __fdiv_rn(o[j], sum));
+        if (d >= D) continue;
+        const __nv_bfloat16 result = __float2bfloat16_rn(is_zero ? 0.0f : __fdiv_rn(o[j], sum));
+        const bool is_gated = row.gate != nullptr;
+        row.out[d] = is_gated ? __float2bfloat16_rn(__bfloat162float(result) * sigmoid(__bfloat162float(row.gate[d]))) : result;
     }
 }
 
@@ -660,16 +760,17 @@ __device__ __forceinline__ int checked_length(int length, const Cache& cache, in
     return fits ? length : 0;
 }
 
-// Which row, key head and eight of its query heads a block works on, and in which team. Grid: clusters * rows * key_heads *
-// ceil(per_key / 8) * RANKS, the first cluster of every row first.
+// Which row, key head and eight of its query heads a block works on, and in which team. Grid: sharing * rows * key_heads *
+// ceil(per_key / 8), with SPREAD times RANKS; the first of every row first.
+template <bool SPREAD>
 struct BlockPlace {
-    int row, key_head, head, heads, team, rank, cluster;
+    int row, key_head, head, heads, team, rank, index;
 
     __device__ __forceinline__ BlockPlace(int teams, int key_heads, int per_key) {
-        const int groups = (per_key + HEADS - 1) / HEADS, index = blockIdx.x / RANKS;
-        rank = blockIdx.x % RANKS;
-        cluster = index / teams;
-        team = index % teams;
+        const int groups = (per_key + HEADS - 1) / HEADS, ranks = SPREAD ? RANKS : 1, place = blockIdx.x / ranks;
+        rank = blockIdx.x % ranks;
+        index = place / teams;
+        team = place % teams;
         const int group = team % groups;
         key_head = team / groups % key_heads;
         row = team / groups / key_heads;
@@ -677,23 +778,13 @@ struct BlockPlace {
         heads = min(HEADS, per_key - group * HEADS);
     }
 
-    // The first token of this warp.
-    __device__ __forceinline__ int first_token() const {
-        return ((cluster * RANKS + rank) * WARPS + (int)(threadIdx.x >> 5)) * TOKENS;
-    }
+    // The first token of this block.
+    __device__ __forceinline__ int first_token() const { return (index * RANKS + rank) * TOKENS; }
 
-    // This block's team; of several clusters it has scratch memory.
+    // This block's team; where several share a row it has scratch memory for ``most`` pieces, and counters.
     template <int C>
-    __device__ __forceinline__ Team team_of(int clusters, float* slices, int* counts) const {
-        return {rank, cluster, clusters, slices + (size_t)team * MOST_PIECES * RANKS * Slice<C>::FLOATS, counts + team};
+    __device__ __forceinline__ Team team_of(int sharing, int most, float* slices, int* counts) const {
+        const int groups = (most + RANKS - 1) / RANKS;
+        return {rank, index, sharing, most, slices + (size_t)team * groups * Slice<C>::FLOATS, counts + team * RANKS};
     }
 };
-
-// The second launch, for teams of several clusters. Grid: teams * HEADS.
-#define COMBINE(NAME, D)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME##_combine_d##D(                                     \
-        float* slices, const int* counts, __nv_bfloat16* __restrict__ out, /* [rows, Hq, D] */ int per_key) {      \
-        allow_next_launch();                                                                                       \
-        wait_for_previous_launch();                                                                                \
-        combine<D / CHUNK>(slices, counts, out, per_key);                                                          \
-    }

@@ -1,4 +1,4 @@
-"""Launching paged attention: clusters of blocks a row and key head, and a simple kernel for uncommon head sizes."""
+"""Launching paged attention: blocks or clusters for a row and key head, and a simple kernel for uncommon head sizes."""
 
 import math
 from collections.abc import Mapping
@@ -8,9 +8,10 @@ from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Scratch
+from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.values import frozen
 
 FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
@@ -20,12 +21,15 @@ HEAD_DIMS = (64, 128, 256)
 LARGEST_HEAD_DIM = 1024
 _HEADS_A_BLOCK = 8
 _MOST_ROWS = 2**31 - 1
-# attention.cuh: how a context is cut into pieces, and the floats of a piece that a rank hands on besides its columns.
-_PIECE_TOKENS, _MOST_PIECES = 256, 32
-_SLICE_EXTRA = 32
 _NO_ARRAY = 0  # a null pointer
-# So many clusters keep a device busy (of two blocks, two blocks an SM): with fewer rows several share one.
-_ENOUGH_CLUSTERS = 256
+# attention.cuh: the fewest tokens of a piece.
+_PIECE_TOKENS = 64
+# A row has pieces for so many blocks: all of an H200 run at once, and none is without a step from 16 k tokens on.
+_MOST_BLOCKS, _MOST_PIECES = 256, 128
+# Up to so many blocks of one piece each a launch is spread over clusters; with more, a block takes a group of pieces.
+_SPREAD_BLOCKS = 1024
+# So many blocks keep a device busy: with fewer rows several share one.
+_ENOUGH_BLOCKS = 528
 
 
 def head_entry(name: str, bound: Bound) -> str:
@@ -49,58 +53,78 @@ def in_base_two(scale: float) -> float:
     return float(scale) * math.log2(math.e)
 
 
-def clusters_a_team(teams: int, longest: int) -> int:
-    """Return how many clusters share a row with at most ``longest`` tokens. Its bits do not depend on it."""
-    pieces = min(_MOST_PIECES, ceil_div(longest, _PIECE_TOKENS))
-    return max(1, min(pieces, ceil_div(_ENOUGH_CLUSTERS, teams)))
+def most_pieces(teams_a_row: int) -> int:
+    """Return how many pieces a context has at most: it depends on the heads alone, so that every launch cuts alike."""
+    return min(_MOST_PIECES, max(1, _MOST_BLOCKS // teams_a_row))
+
+
+@frozen
+class Shares:
+    """How teams share rows out: in clusters or not, and how many take the groups of a row in turn."""
+
+    is_spread: bool
+    sharing: int
+
+
+def shares_of(teams: int, longest: int, most: int, ranks: int) -> Shares:
+    """Return how rows with at most ``longest`` tokens are shared out. Their bits do not depend on it.
+
+    ``ranks`` is the size of a cluster, and the pieces of a group; 1 without clusters.
+    """
+    pieces = min(most, ceil_div(longest, _PIECE_TOKENS))
+    groups = max(1, ceil_div(pieces, ranks))
+    if ranks > 1 and pieces > 1 and teams * groups * ranks <= _SPREAD_BLOCKS:
+        return Shares(True, groups)
+    return Shares(False, max(1, min(groups, ceil_div(_ENOUGH_BLOCKS, teams))))
 
 
 def launches(
     name: str, bound: Bound, entries: Entries, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
 ) -> tuple[LaunchPlan, ...]:
-    """Return the launches over some rows: clusters, and what combines several of a row; or that for any head size.
+    """Return the launch over some rows: clusters, blocks, or the kernel for any head size.
 
     A team has a row, a key head, and eight of its query heads.
     """
     dims, entry = bound.dims, head_entry(name, bound)
+    if rows * dims["Hq"] == 0:
+        return ()
     if entry.endswith("_any"):
         return (LaunchPlan(entry, (rows * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"])),)
-    cluster, per_key = entries[entry].cluster, dims["Hq"] // dims["Hk"]
+    spread = f"{name}_spread_d{dims['D']}"
+    cluster = entries[spread].cluster
     ranks = cluster[0] if cluster else 1
-    teams = rows * dims["Hk"] * ceil_div(per_key, _HEADS_A_BLOCK)
-    clusters = clusters_a_team(teams, dims["L"] * dims["B"])
-    grid = (clusters * teams * ranks, 1, 1)
-    if clusters == 1:
-        return (LaunchPlan(entry, grid, (*tensors, _NO_ARRAY, _NO_ARRAY, *numbers, clusters, teams)),)
-    slice_bytes = 4 * (_HEADS_A_BLOCK * dims["D"] // ranks + _SLICE_EXTRA)
-    workspace = Scratch(teams * _MOST_PIECES * ranks * slice_bytes, "slices"), Scratch(4 * teams, "counts")
-    combined = (teams * _HEADS_A_BLOCK, 1, 1)
-    return (
-        LaunchPlan(entry, grid, (*tensors, *workspace, *numbers, clusters, teams)),
-        LaunchPlan(f"{name}_combine_d{dims['D']}", combined, (*workspace, bound.views["out"], per_key)),
-    )
+    teams_a_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_A_BLOCK)
+    teams, most = rows * teams_a_row, most_pieces(teams_a_row)
+    shares = shares_of(teams, dims["L"] * dims["B"], most, ranks)
+    grid = (shares.sharing * teams * (ranks if shares.is_spread else 1), 1, 1)
+    workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
+    if shares.sharing > 1:
+        slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2 * ranks)
+        slices = teams * ceil_div(most, ranks)
+        workspace = Scratch(slices * slice_bytes, "slices"), Counters(4 * teams * ranks, "counts")
+    arguments = (*tensors, *workspace, *numbers, teams, shares.sharing, most)
+    return (LaunchPlan(spread if shares.is_spread else entry, grid, arguments),)
 
 
 def entry_points(name: str, pointers: int, sizes: int) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a source: for each head size its two launches, and one for any size."""
+    """Return the entry points of a source: for each head size one of blocks and one of clusters; and one for any."""
+    parameters = ("ptr",) * (pointers + 2) + ("f32",) + ("i32",) * (sizes + 3)
     by_size = (
-        entry
-        for head_dim in HEAD_DIMS
-        for entry in (
-            EntryPoint(f"{name}_d{head_dim}", ("ptr",) * (pointers + 2) + ("f32",) + ("i32",) * (sizes + 2)),
-            EntryPoint(f"{name}_combine_d{head_dim}", ("ptr", "ptr", "ptr", "i32")),
-        )
+        EntryPoint(f"{form}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for form in (name, f"{name}_spread")
     )
     return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + ("f32",) + ("i32",) * (sizes + 1)))
 
 
+_INPUTS = ("q", "k_cache", "v_cache", "block_table", "context_lens")
+
+
 def _plan_decode(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     views, dims = bound.views, bound.dims
-    tensors = tuple(views[name] for name in ("q", "k_cache", "v_cache", "block_table", "context_lens", "out"))
+    tensors = (*(views[name] for name in _INPUTS), views.get("gate", _NO_ARRAY), views["out"])
     numbers = (in_base_two(bound.arguments["scale"]), dims["L"], *cache_sizes(bound))
     return launches("paged_decode", bound, entries, dims["S"], tensors, numbers)
 
 
 DECODE = CudaKernel(
-    FOLDER / "paged_decode.cu", entry_points("paged_decode", 6, 5), _plan_decode, include_dirs=(INCLUDE_DIR,)
+    FOLDER / "paged_decode.cu", entry_points("paged_decode", 7, 5), _plan_decode, include_dirs=(INCLUDE_DIR,)
 )

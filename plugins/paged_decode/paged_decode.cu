@@ -1,35 +1,37 @@
-// Attention of one new token a sequence over a paged cache. Grid: see BlockPlace; launched by launch.py.
+// Attention of one new token a sequence over a paged cache. Grid: see BlockPlace; launched by launch.py. With a gate, the
+// bits are those of attention and sigmoid_gate_mul after it.
 // sm_80 and newer; clusters from sm_90 on.
 #include "attention.cuh"
 
-#define PAGED_DECODE(D)                                                                                            \
-    extern "C" __global__ void ATTENTION_BOUNDS paged_decode_d##D(                                                 \
+#define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                      \
+    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
         const __nv_bfloat16* __restrict__ q,       /* [S, Hq, D] */                                                \
         const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
         const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
         const int* __restrict__ block_table,       /* [S, L] */                                                    \
         const int* __restrict__ context_lens,      /* [S] */                                                       \
+        const __nv_bfloat16* __restrict__ gate,    /* [S, Hq, D], or none */                                       \
         __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                \
-        float* slices, int* counts, /* of teams of several clusters */                                             \
-        float scale, int L, int P, int B, int Hk, int per_key, int clusters, int teams) {                          \
+        float* slices, int* counts, /* where several share a row */                                                \
+        float scale, int L, int P, int B, int Hk, int per_key, int teams, int sharing, int most) {                 \
         allow_next_launch();                                                                                       \
-        wait_for_previous_launch();                                                                                \
         const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace at(teams, Hk, per_key);                                                                   \
+        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                           \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
         const int* const table = block_table + (size_t)at.row * L;                                                 \
+        wait_for_previous_launch();                                                                                \
         const FirstPages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
         const int length = checked_length(context_lens[at.row], cache, L);                                         \
-        const Row row{q + first, out + first, table, at.heads, at.key_head, length};                               \
-        attend<D / CHUNK>(cache, row, pages, scale, at.team_of<D / CHUNK>(clusters, slices, counts));              \
+        const Row row{q + first, out + first, table, at.heads, at.key_head, length, gate ? gate + first : nullptr}; \
+        attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts)); \
     }
 
-PAGED_DECODE(64)
-PAGED_DECODE(128)
-PAGED_DECODE(256)
-COMBINE(paged_decode, 64)
-COMBINE(paged_decode, 128)
-COMBINE(paged_decode, 256)
+PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
+PAGED_DECODE(paged_decode, 128, false, ATTENTION_BOUNDS)
+PAGED_DECODE(paged_decode, 256, false, ATTENTION_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 64, HAS_CLUSTERS, SPREAD_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 128, HAS_CLUSTERS, SPREAD_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
 
 // Any D up to 1024. Grid: S * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
@@ -38,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const __nv_bfloat16* __restrict__ v_cache, // [P, B, Hk, D]
     const int* __restrict__ block_table,       // [S, L]
     const int* __restrict__ context_lens,      // [S]
+    const __nv_bfloat16* __restrict__ gate,    // [S, Hq, D], or none
     __nv_bfloat16* __restrict__ out,           // [S, Hq, D]
     float scale, int L, int P, int B, int Hk, int per_key, int D) {
     allow_next_launch();
@@ -46,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const int sequence = blockIdx.x / (Hk * per_key), head = blockIdx.x % (Hk * per_key);
     const size_t first = (size_t)blockIdx.x * D;
     const int length = checked_length(context_lens[sequence], cache, L);
-    const Row row{q + first, out + first, block_table + (size_t)sequence * L, 1, head / per_key, length};
+    const int* const table = block_table + (size_t)sequence * L;
+    const Row row{q + first, out + first, table, 1, head / per_key, length, gate ? gate + first : nullptr};
     attend_any(cache, row, scale, D);
 }

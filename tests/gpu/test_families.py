@@ -281,7 +281,7 @@ def test_attention_of_a_row_alone_has_the_bits_of_the_row_among_many(kernels, he
         memory.wait()
         return memory.back(out)
 
-    # Many rows have a cluster each, one row several clusters that share its pieces.
+    # Many rows have a block each, one row clusters that share its pieces.
     among_many = launch(slice(0, rows))
     for row in (0, 4, 152, 296):  # where int32 views are aligned
         assert np.array_equal(launch(slice(row, row + 1)), among_many[row : row + 1])

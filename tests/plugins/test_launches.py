@@ -8,7 +8,7 @@ from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.moe import expert_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.registry.backends.request import EntryResources
-from kernel_muster.registry.backends.workspace import Scratch
+from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.contracts import Case, random_weight
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.nvfp4 import transpose
@@ -105,29 +105,47 @@ def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch)
 # Attention
 
 
+ATTENTION = {"paged_decode_spread_d128": CLUSTERED}
+
+
 def test_attention_has_a_cluster_for_every_eight_heads_of_a_key_head():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24), {"paged_decode_d128": CLUSTERED})
-    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2 * 2 * 2 * 8, 1, 1))
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=100, P=200), ATTENTION)
+    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2 * 2 * 2 * 2 * 8, 1, 1))  # 2 groups of 8 pieces
+
+
+def test_attention_over_one_piece_is_the_work_of_one_block():
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24), ATTENTION)
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2 * 2 * 2, 1, 1))
 
 
 @pytest.mark.parametrize(
-    ("teams", "longest", "clusters"),
-    [(2, 256, 1), (2, 257, 2), (2, 4096, 16), (2, 1 << 20, 32), (32, 1 << 20, 8), (256, 1 << 20, 1), (1000, 4096, 1)],
-)
-def test_attention_of_few_rows_shares_long_contexts_among_clusters(teams, longest, clusters):
-    assert paged_launch.clusters_a_team(teams, longest) == clusters
+    ("teams", "longest", "is_spread", "sharing"),
+    [
+        (2, 64, False, 1), (2, 65, True, 1), (2, 4096, True, 8), (2, 1 << 20, True, 16), (32, 1 << 20, False, 16),
+        (64, 1 << 20, False, 9), (528, 1 << 20, False, 1), (128, 512, True, 1), (129, 512, False, 1),
+    ],
+)  # fmt: skip
+def test_attention_of_few_rows_shares_contexts_among_clusters(teams, longest, is_spread, sharing):
+    assert paged_launch.shares_of(teams, longest, 128, 8) == paged_launch.Shares(is_spread, sharing)
 
 
-def test_attention_shared_among_clusters_has_scratch_for_every_piece_and_combines_them():
-    entries = {"paged_decode_d128": CLUSTERED}
-    shared, combined = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), entries)
-    slices, counts = (value for value in shared.arguments if isinstance(value, Scratch))
-    teams, ranks = 2 * 2 * 2, 8
-    assert shared.grid == (32 * teams * ranks, 1, 1)
-    assert slices.size_bytes == teams * 32 * 4 * (8 * 128 + ranks * 32)  # pieces of FP32 results, and 32 floats a rank
-    assert counts.size_bytes == 4 * teams
-    assert (combined.entry, combined.grid) == ("paged_decode_combine_d128", (teams * 8, 1, 1))
-    assert combined.arguments[:2] == (slices, counts)
+def test_attention_without_clusters_shares_pieces_among_blocks():
+    assert paged_launch.shares_of(2, 4096, 128, 1) == paged_launch.Shares(False, 64)
+
+
+@pytest.mark.parametrize(("teams_a_row", "most"), [(1, 128), (2, 128), (4, 64), (64, 4), (1000, 1)])
+def test_attention_cuts_a_context_by_the_heads_alone(teams_a_row, most):
+    assert paged_launch.most_pieces(teams_a_row) == most
+
+
+def test_attention_shared_by_several_has_scratch_for_every_group_and_counts_them():
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), ATTENTION)
+    (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
+    (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
+    teams, ranks, groups = 2 * 2 * 2, 8, 64 // 8
+    assert plan.grid == (groups * teams * ranks, 1, 1)
+    assert slices.size_bytes == teams * groups * 4 * 8 * (128 + 2 * ranks)  # FP32 results of 8 heads, and statistics
+    assert counts.size_bytes == 4 * teams * ranks
 
 
 def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():
