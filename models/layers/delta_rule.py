@@ -59,7 +59,7 @@ class DeltaRule:
             "key_heads": dims.key_heads, "key_dim": dims.key_dim,
             "value_heads": dims.value_heads, "value_dim": dims.value_dim,
         }  # fmt: skip
-        self._weight = ctx.array("conv1d", dims.qkv_dim, dims.conv_width)
+        self.conv_weight = ctx.array("conv1d", dims.qkv_dim, dims.conv_width)
         self.norm_weight = ctx.array("norm", dims.value_dim)
         self._dims, self._eps = dims, eps
         self.used: dict[GdnArm, int] = {}
@@ -82,8 +82,9 @@ class DeltaRule:
         if qkv is None:
             qkv = new_rows(inputs.qkv, self._dims.qkv_dim)
             self._conv(
-                x=inputs.qkv, weight=needed(self._weight, "conv1d"), state=states.conv, slots=batch.state_slots, out=qkv
-            )
+                x=inputs.qkv, weight=needed(self.conv_weight, "conv1d"), state=states.conv, slots=batch.state_slots,
+                out=qkv,
+            )  # fmt: skip
         inputs.join()
         if arm == "norm_strided":
             norm = {"gate": inputs.z, "norm_weight": needed(self.norm_weight, "norm"), "eps": self._eps}
@@ -106,7 +107,7 @@ class DeltaRule:
     def _convolved(self, x: Any, batch: Batch, states: Recurrent) -> Any:
         out = new_rows(x, self._dims.qkv_dim)
         self._conv_prefill(
-            x=x, cu_rows=batch.cu_rows, weight=needed(self._weight, "conv1d"), state=states.conv,
+            x=x, cu_rows=batch.cu_rows, weight=needed(self.conv_weight, "conv1d"), state=states.conv,
             slots=batch.state_slots, out=out,
         )  # fmt: skip
         return out
@@ -130,7 +131,7 @@ class DeltaRule:
                 ssm_rows[row] = states.ssm[int(slot[0])]
 
     def _convolved_rows(self, x: Any, batch: Batch, states: Recurrent, conv_rows: Any) -> Any:
-        out, weight = new_rows(x, self._dims.qkv_dim), needed(self._weight, "conv1d")
+        out, weight = new_rows(x, self._dims.qkv_dim), needed(self.conv_weight, "conv1d")
         if self._conv_verify:
             self._conv_verify(
                 x=x, cu_rows=batch.cu_rows, weight=weight, state=states.conv, slots=batch.state_slots, out=out,

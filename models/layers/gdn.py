@@ -20,8 +20,11 @@ from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.state import Recurrent
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.tape import beside
+from kernel_muster.registry.weights import BF16_ROW_MAJOR
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
+# Inputs that a convolution of the fused input launch has: three states and the newest.
+_FUSED_TAPS = 4
 
 
 class Gdn:
@@ -34,6 +37,8 @@ class Gdn:
         rms_norm_gated = kernels.kernel("norm", "rms_norm_gated")
         dense = bf16_kernels(kernels)
         self._qkvz_one: AnyHandle | None = None
+        self._in_one: AnyHandle | None = None
+        self._ba_reader = dense.single
         self.qkvz, self.out = self._projections(ctx, model, dims, dense)
         self._split_qkvz = kernels.kernel("ssm_preprocess", "deinterleave_qkvz")
         self._gates = kernels.kernel("ssm_preprocess", "compute_gdn_gates")
@@ -61,6 +66,8 @@ class Gdn:
         quants = {name: ctx.stored(name, model.quant) for name in shapes}
         if "nvfp4" in quants.values():
             self._qkvz_one = kernels.kernel("w4a16_gemv", "w4a16_gemv_qkvz", when=_NVFP4)
+            if dims.conv_width == _FUSED_TAPS:
+                self._in_one = kernels.try_kernel("w4a16_gemv", "w4a16_gemv_gdn_in", when=_NVFP4)
             tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
             tiles = tile_kernels(kernels, _NVFP4)
         for name, shape in shapes.items():
@@ -68,10 +75,14 @@ class Gdn:
             if quants[name] == "bf16":
                 made.append(Bf16Linear(ctx, spec, dense))
                 continue
-            fused = [self._qkvz_one] if name == "qkvz_proj" and self._qkvz_one is not None else []
+            fused = [one for one in (self._qkvz_one, self._in_one) if name == "qkvz_proj" and one is not None]
             made.append(Nvfp4Linear(ctx, spec, tiers, tiles, fused))
         if quants["qkvz_proj"] == "bf16":
-            self._qkvz_one = None
+            self._qkvz_one = self._in_one = None
+        # The fused launch reads the rows of beta and alpha as they are.
+        is_plain = dense.single.weight_layout == BF16_ROW_MAJOR
+        if self._in_one is not None and not (is_plain and made[0].weight.serves(self._in_one)):
+            self._in_one = None
         return made[0], made[1]
 
     def forward(self, x: Any, batch: Batch, states: Recurrent) -> Any:
@@ -79,7 +90,7 @@ class Gdn:
 
         A verify pass leaves the states after each row in ``states.rows``.
         """
-        inputs = self.project(x, batch.phase)
+        inputs = self.project(x, batch.phase, states, batch.state_slots)
         mixed, is_normed = self.rule.mix(inputs, batch, states)
         if not is_normed:
             return self.output(mixed, inputs.z, batch.phase)
@@ -87,11 +98,14 @@ class Gdn:
         self.out.forward(mixed, out, batch.phase)
         return out
 
-    def project(self, x: Any, phase: Phase) -> GdnInputs:
+    def project(self, x: Any, phase: Phase, states: Recurrent | None = None, slots: Any = None) -> GdnInputs:
         """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it.
 
-        The small kernels of the gates run beside that, until what needs them joins them.
+        The small kernels of the gates run beside that, until what needs them joins them. A decode step of one sequence
+        whose states are given makes everything in one launch, and moves the convolution's state on.
         """
+        if self._in_one is not None and states is not None and phase == "decode" and x.shape[0] == 1:
+            return self._project_one(self._in_one, x, states, slots)
         dims = self.dims
         ba = new_rows(x, dims.ba_rows)
         with beside() as side:
@@ -107,6 +121,21 @@ class Gdn:
                 self.qkvz.forward(x, fused, phase)
                 self._split_qkvz(qkvz=fused, **into)
         return found
+
+    def _project_one(self, kernel: AnyHandle, x: Any, states: Recurrent, slots: Any) -> GdnInputs:
+        """Project one row, make its gates and convolve it."""
+        dims = self.dims
+        decay = np.empty_like(x, dtype=np.float32, shape=(1, dims.value_heads))
+        beta = np.empty_like(decay)
+        qkv, z = new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim)
+        kernel(
+            x=x, w=self.qkvz.weight.copy_for(kernel), w_ba=self.ba.weight.copy_for(self._ba_reader).values,
+            **self.rule.heads, a_log=needed(self._a_log, "a_log"), dt_bias=needed(self._dt_bias, "dt_bias"),
+            conv_weight=needed(self.rule.conv_weight, "conv1d"), state=states.conv, slots=slots,
+            out_qkv=qkv, out_z=z, out_decay=decay, out_beta=beta,
+        )  # fmt: skip
+        self.used["gdn_in"] += 1
+        return GdnInputs(None, z, None, decay, beta, convolved=qkv)
 
     def gates(self, ba: Any) -> tuple[Any, Any]:
         """Return decay and beta FP32 ``(M, value_heads)`` of rows ``[beta of all value heads | alpha of all]``."""

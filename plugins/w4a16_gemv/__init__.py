@@ -57,13 +57,14 @@ def muster_kernels() -> Iterable[KernelSpec]:
             device = launch.GEMV16 if tier is contracts.GEMV[-1] else backend
             yield _host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
             yield _mma_spec(key=key, contract=tier.name, backend=device, bit_identical_to=same)
-    for contract, function, backend in (
+    inputs = (
         (contracts.QKVZ, cpu.w4a16_gemv_qkvz, launch.QKVZ),
         (GDN_IN, cpu.w4a16_gemv_gdn_in, launch.GDN_IN),
-    ):
+    )
+    for contract, host, device in inputs:
         key = f"w4a16_gemv::{contract.name}"
-        yield _host_spec(key, contract, function, weight_layout=nvfp4.ROW_MAJOR)
-        yield _mma_spec(key=key, contract=contract.name, backend=backend)
+        yield _host_spec(key, contract, host, weight_layout=nvfp4.ROW_MAJOR)
+        yield _mma_spec(key=key, contract=contract.name, backend=device)
     for key, contract, same in _DENSE:
         layout = weights.BF16_ROW_MAJOR
         yield _host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ ROWS = [*range(1, 21), 33]
 H, GDN = 48, GdnDims(key_heads=2, key_dim=8, value_heads=4, value_dim=16, conv_width=4)
 
 
-def gdn(ctx: LayerContext, quant: Any = "nvfp4") -> Gdn:
-    return Gdn(ctx, ModelDims("tiny", H, 32, ("gdn",), "none", quant, 1e-6, 1.0, None, GDN, 0, None, 0), GDN)
+def gdn(ctx: LayerContext, quant: Any = "nvfp4", dims: GdnDims = GDN) -> Gdn:
+    return Gdn(ctx, ModelDims("tiny", H, 32, ("gdn",), "none", quant, 1e-6, 1.0, None, dims, 0, None, 0), dims)
 
 
 def parts(rows: Any) -> tuple[Any, Any]:
@@ -99,6 +100,41 @@ def test_gates_are_joined_behind_the_convolution_and_before_the_rule(
         layer.forward(exact.rows(2, H), batch, states)
     tape()
     assert watched.moved == [(True, False)]
+
+
+def decode_of(slot: int) -> Batch:
+    """Return a decode step of one sequence."""
+    zero = np.zeros(1, np.int32)
+    slots = np.array([slot], np.int32)
+    return Batch("decode", zero, zero, np.arange(2, dtype=np.int32), zero, zero[:, None], zero + 1, slots)
+
+
+@pytest.mark.parametrize("taps", [4, 3])
+def test_gdn_decode_of_one_row_in_one_launch_has_the_bits_of_four(make_context: Make, exact: Any, taps: int) -> None:
+    dims = replace(GDN, conv_width=taps)
+    without = ("w4a16_gemv::w4a16_gemv_gdn_in",)
+    fused, apart = (gdn(make_context(without=names), dims=dims) for names in ((), without))
+    pools = [Recurrent(dims, 3) for _ in (fused, apart)]
+    for step in range(6):
+        x, slot = exact.rows(1, H, step), step % 2
+        layers = zip((fused, apart), pools, strict=True)
+        one, other = (layer.forward(x, decode_of(slot), pool).tobytes() for layer, pool in layers)
+        assert one == other
+    assert pools[0].conv.tobytes() == pools[1].conv.tobytes()
+    assert pools[0].ssm.tobytes() == pools[1].ssm.tobytes()
+    assert fused.used == ({"gdn_in": 6} if taps == 4 else {"qkvz": 6})
+    assert apart.used == {"qkvz": 6}
+
+
+@pytest.mark.parametrize(("phase", "rows"), [("verify", 1), ("prefill", 1), ("decode", 2)])
+def test_gdn_in_one_launch_is_for_a_decode_step_of_one_sequence(
+    make_context: Make, exact: Any, phase: Any, rows: int
+) -> None:
+    layer, pool = gdn(make_context()), Recurrent(GDN, 3)
+    found = layer.project(exact.rows(rows, H), phase, pool, np.arange(rows, dtype=np.int32))
+    assert found.convolved is None
+    assert "gdn_in" not in layer.used
+    assert not pool.conv.any()
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 40])

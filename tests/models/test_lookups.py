@@ -45,7 +45,9 @@ RULE = {
     "r ssm_preprocess::deinterleave_qkvz",
     "r ssm_preprocess::compute_gdn_gates",
 }
-GDN = NORMS | DENSE | EXACT | BATCH | TILES | RULE | {"r norm::rms_norm_gated", "r w4a16_gemv::w4a16_gemv_qkvz"}
+GDN = NORMS | DENSE | EXACT | BATCH | TILES | RULE | {
+    "r norm::rms_norm_gated", "r w4a16_gemv::w4a16_gemv_qkvz", "o w4a16_gemv::w4a16_gemv_gdn_in",
+}  # fmt: skip
 FFN = EXACT | BATCH | DUAL | DUAL_SILU | TILES | {"r silu::silu_mul", "o w4a4::w4a4_gemm"}
 ROUTED = {
     "r gemm::dense_gemm_bf16",
