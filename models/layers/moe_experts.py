@@ -23,7 +23,7 @@ from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
 _PAIR, _GROUP, _LOCAL = "experts.pairwise", "experts.grouped", "experts.local"
-_DECODE, _GROUPED = "pairwise experts", "grouped experts"
+_DECODE, _GROUPED, _FUSED = "pairwise experts", "grouped experts", "experts of a step"
 #: Tokens a pairwise tile, or a way to read each expert once.
 Form = Literal[1, 2, 3, "grouped", "atomic"]
 
@@ -39,9 +39,15 @@ def owned_range(moe: MoeDims, owned: range | None) -> range:
 
 
 class Experts:
-    """Handles and weights of both paths, for the experts that the layer owns."""
+    """Handles and weights of both paths, for the experts that the layer owns.
 
-    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None) -> None:
+    ``others`` read the weights too, but are launched elsewhere: a kernel of gate and up, and one of down.
+    """
+
+    def __init__(
+        self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None,
+        others: tuple[AnyHandle, AnyHandle] | None = None,
+    ) -> None:  # fmt: skip
         kernels = ctx.kernels
         self.owned = owned_range(moe, owned)
         self._local_ids: AnyHandle | None = None
@@ -62,13 +68,15 @@ class Experts:
         self._gate_up = gate_up_k64 if takes_k64(hidden, bool(gate_up_k64)) else gate_up
         self._down = down_k64 if takes_k64(moe.intermediate, bool(down_k64)) else down
         self._moe, self._hidden, self._scratch = moe, hidden, ctx.scratch
-        self._plan_weights(ctx)
+        self._plan_weights(ctx, others)
         self._plan_scratch(ctx)
 
-    def _plan_weights(self, ctx: LayerContext) -> None:
+    def _plan_weights(self, ctx: LayerContext, others: tuple[AnyHandle, AnyHandle] | None) -> None:
         moe, hidden = self._moe, self._hidden
         up_readers = {_DECODE: [pair[0] for pair in self._pairwise.values()], _GROUPED: [self._gate_up]}
         down_readers = {_DECODE: [pair[1] for pair in self._pairwise.values()], _GROUPED: [self._down, self.atomic]}
+        if others is not None:
+            up_readers[_FUSED], down_readers[_FUSED] = [others[0]], [others[1]]
 
         def plan(name: str, rows: int, columns: int, readers: Mapping[str, Iterable[AnyHandle]]) -> PlannedWeight:
             whole = WeightSpec(f"{ctx.label}.experts.{name}", (moe.experts, rows, columns), "nvfp4")

@@ -10,6 +10,7 @@ from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.layers.families import batch_tiers, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.ffn import forced_arm
 from kernel_muster.models.layers.moe_experts import Experts, Form
+from kernel_muster.models.layers.moe_fused import FusedExperts, fused_shared_kernels
 from kernel_muster.models.layers.moe_router import Router
 from kernel_muster.models.layers.swiglu import dual_silu_tiers, nvfp4_swiglu
 from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
@@ -22,7 +23,8 @@ from kernel_muster.registry.tape import beside
 
 _SHARED = "the model has a shared expert"
 _USER = "moe"
-# Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
+# Arms that pass router, experts and shared expert tile by tile, in two launches where kernels are there; the others
+# route and share over all rows at once.
 _WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
 _FORMS: dict[FfnArm, Form] = {"single": 1, "k2": 2, "k3": 3, "token_major": 1, "batched": 3, "atomic_c4": "atomic"}
 
@@ -30,7 +32,10 @@ _FORMS: dict[FfnArm, Form] = {"single": 1, "k2": 2, "k3": 3, "token_major": 1, "
 class SharedExpert:
     """``out += sigmoid(x . gate) * swiglu(x)``: x, out BF16 ``(M, H)``, gate BF16 ``(H,)``."""
 
-    def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, silu_mul: AnyHandle) -> None:
+    def __init__(
+        self, ctx: LayerContext, hidden: int, intermediate: int, silu_mul: AnyHandle,
+        others: tuple[AnyHandle, AnyHandle] | None = None,
+    ) -> None:  # fmt: skip
         kernels = ctx.kernels
         tiers = {**exact_tiers(kernels, _SHARED), **batch_tiers(kernels, _SHARED)}
         duals = dual_tiers(kernels, _SHARED)
@@ -38,8 +43,8 @@ class SharedExpert:
         tiles = tile_kernels(kernels, _SHARED)
         self._gate_add = kernels.kernel("moe_shared", "moe_shared_gate_add", when=_SHARED)
         sizes = (hidden, intermediate)
-        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused)
-        self._gate = ctx.array("shared_expert_gate", hidden)
+        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused, others)
+        self.gate = ctx.array("shared_expert_gate", hidden)
         self._scratch = ctx.scratch
         ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))
 
@@ -51,7 +56,7 @@ class SharedExpert:
                 self.swiglu.run(x, shared, "auto", phase)
             yield
             side.join()
-            self._gate_add(x=x, gate_weight=needed(self._gate, "shared_expert_gate"), shared=shared, out=out)
+            self._gate_add(x=x, gate_weight=needed(self.gate, "shared_expert_gate"), shared=shared, out=out)
 
 
 class MoeFfn:
@@ -68,9 +73,15 @@ class MoeFfn:
     def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None) -> None:
         self.router = Router(ctx, hidden, moe)
         silu_mul = ctx.kernels.kernel("moe", "moe_silu_mul")
-        self.experts = Experts(ctx, hidden, moe, owned)
-        has_shared = moe.shared_intermediate > 0 and self.experts.owned.start == 0
-        self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul) if has_shared else None
+        fused = fused_shared_kernels(ctx.kernels, moe, owned)
+        self.experts = Experts(ctx, hidden, moe, owned, fused)
+        self.shared: SharedExpert | None = None
+        if moe.shared_intermediate > 0 and self.experts.owned.start == 0:
+            self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul, fused)
+        self.fused: FusedExperts | None = None
+        if fused is not None and self.shared is not None:
+            glu, gate = self.shared.swiglu, self.shared.gate
+            self.fused = FusedExperts(ctx, moe, fused, self.router, self.experts, glu, gate)
         self.arms: tuple[FfnArm, ...] = tuple(arm for arm in MOE_ARMS if arm != "atomic_c4" or self.experts.atomic)
         self._forced = forced_arm(ctx, self.arms)
         self._levers, self._arch, self._moe, self._scratch = ctx.levers, ctx.arch, moe, ctx.scratch
@@ -114,6 +125,9 @@ class MoeFfn:
             self._scratch.lease("moe.ids", _USER, shape, "i32") as ids,
             self._scratch.lease("moe.weights", _USER, shape, "f32") as weights,
         ):
+            if arm in _WHOLE_TILES and self.fused is not None and self.fused.serves(x.shape[0]):
+                self.fused.compute(x, ids, weights, out)
+                return
             shared = nullcontext() if self.shared is None else self.shared.beside(x, out, phase)
             with shared:
                 self.router.route(x, ids, weights)

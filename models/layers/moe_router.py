@@ -1,5 +1,7 @@
 """The router: scores every expert for every token, and chooses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kernel_muster.models.dims import MoeDims
@@ -30,11 +32,17 @@ class Router:
         self.weight = ctx.planner.plan(ctx.spec("router", moe.experts, hidden, "bf16"), {"router": [gemm]})
         ctx.plan_scratch(_USER, "moe.logits", 4 * ctx.max_rows * moe.experts, (0, 1))
 
-    def route(self, x: Any, ids: Any, weights: Any) -> None:
-        """Choose top_k experts for each row of x."""
+    @contextmanager
+    def scored(self, x: Any) -> Iterator[Any]:
+        """Lend the logits ``(M, E)`` of every expert for each row of x."""
         dtype = "f32" if self.is_fp32 else "bf16"
         with self._scratch.lease("moe.logits", _USER, (x.shape[0], self._moe.experts), dtype) as logits:
             self._logits(x=x, w=self.weight.copy_for(self._logits), out=logits)
+            yield logits
+
+    def route(self, x: Any, ids: Any, weights: Any) -> None:
+        """Choose top_k experts for each row of x."""
+        with self.scored(x) as logits:
             if self._sigmoid is not None:
                 self._sigmoid(logits=logits, top_k=self._moe.top_k, out_ids=ids, out_weights=weights)
             else:

@@ -111,16 +111,20 @@ def dual_silu_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
 
 def nvfp4_swiglu(
     ctx: LayerContext, prefix: str, sizes: tuple[int, int], tiers: Tiers, duals: Tiers, tiles: Tiles,
-    activation: AnyHandle, fused: Tiers = MappingProxyType({}),
+    activation: AnyHandle, fused: Tiers = MappingProxyType({}), others: tuple[AnyHandle, AnyHandle] | None = None,
 ) -> SwiGlu:  # fmt: skip
-    """Make one with NVFP4 weights ``<prefix>gate_proj``, ``up_proj`` ``(I, H)`` and ``down_proj`` ``(H, I)``."""
+    """Make one with NVFP4 weights ``<prefix>gate_proj``, ``up_proj`` ``(I, H)`` and ``down_proj`` ``(H, I)``.
+
+    ``others`` read them too, but are launched elsewhere: a kernel of gate and up, and one of down.
+    """
     hidden, intermediate = sizes
-    readers = [*duals.values(), *fused.values()]
+    up_reader, down_reader = ([], []) if others is None else ([others[0]], [others[1]])
+    readers = [*duals.values(), *fused.values(), *up_reader]
     gate, up = (
         Nvfp4Linear(ctx, ctx.spec(f"{prefix}{name}", intermediate, hidden, "nvfp4"), tiers, tiles, readers)
         for name in ("gate_proj", "up_proj")
     )
-    down = Nvfp4Linear(ctx, ctx.spec(f"{prefix}down_proj", hidden, intermediate, "nvfp4"), tiers, tiles)
+    down = Nvfp4Linear(ctx, ctx.spec(f"{prefix}down_proj", hidden, intermediate, "nvfp4"), tiers, tiles, down_reader)
     return SwiGlu(ctx, gate, up, down, duals, activation, fused)
 
 

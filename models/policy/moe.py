@@ -36,6 +36,9 @@ GROUPED_ROWS = Threshold(
     },
 )
 GROUPED_K_STEP = 64
+# What the kernels of a step's experts take (moe_fused_shared): a lane of a warp has a choice, and the keys of eight
+# experts.
+FUSED_ROWS, FUSED_EXPERTS, FUSED_CHOICES = 3, 256, 32
 
 
 def moe_grouped_decode(rows: int, levers: Levers, arch: str, has_nvfp4_experts: bool = True) -> bool:
@@ -46,6 +49,15 @@ def moe_grouped_decode(rows: int, levers: Levers, arch: str, has_nvfp4_experts: 
     if not has_nvfp4_experts or levers.flag("MUSTER_NO_MOE_GROUPED_DECODE"):
         return False
     return rows >= GROUPED_ROWS.at(arch) or levers.flag("MUSTER_MOE_GROUPED_DECODE")
+
+
+def takes_fused_shared(experts: int, top_k: int, router: str, has_shared: bool, is_whole: bool) -> bool:
+    """Whether router's choice, chosen experts and shared expert of a few rows may be two launches.
+
+    Not where a layer owns a part of the experts: its choices are renumbered between router and experts.
+    """
+    is_served = experts <= FUSED_EXPERTS and top_k <= FUSED_CHOICES
+    return is_served and router == "softmax" and has_shared and is_whole
 
 
 def takes_k64(k: int, is_available: bool) -> bool:

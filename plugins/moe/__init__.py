@@ -1,7 +1,8 @@
-"""Mixture of experts: modules ``moe``, ``moe_w4a16``, ``moe_fused_batch2``, ``moe_fused_batch3`` and ``moe_shared``.
+"""Mixture of experts: modules ``moe``, ``moe_w4a16``, ``moe_fused_batch2``, ``_batch3``, ``_shared``, ``moe_shared``.
 
 Two paths compute the same: grouped (sort the slots by expert, read each routed expert once, put back) and pairwise
-(``moe_fused_batch*``: token by token). M tokens choose T experts each; slot ``m * T + t`` is choice t of token m.
+(``moe_fused_batch*``: token by token). ``moe_fused_shared`` is pairwise, with the router's choice and the shared expert
+in the same launches. M tokens choose T experts each; slot ``m * T + t`` is choice t of token m.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,15 @@ from kernel_muster.plugins._cuda import nvfp4_layout
 from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.moe import expert_contracts as experts
-from kernel_muster.plugins.moe import expert_cpu, expert_launch, router_cpu, router_launch
+from kernel_muster.plugins.moe import (
+    expert_cpu,
+    expert_launch,
+    fused_contracts,
+    fused_cpu,
+    fused_launch,
+    router_cpu,
+    router_launch,
+)
 from kernel_muster.plugins.moe import router_contracts as router
 from kernel_muster.plugins.silu.launch import SILU_MUL
 from kernel_muster.registry import nvfp4, weights
@@ -31,6 +40,7 @@ def muster_contracts() -> Iterable[Contract]:
     yield from (experts.SILU_MUL, experts.UNPERMUTE_REDUCE, experts.SHARED_GATE_ADD)
     yield from experts.PAIRWISE_GATE_UP
     yield from experts.PAIRWISE_DOWN
+    yield from (fused_contracts.FUSED_GATE_UP, fused_contracts.FUSED_DOWN)
 
 
 @hookimpl
@@ -84,6 +94,17 @@ def _pairwise() -> Iterable[KernelSpec]:
         yield _expert_host_spec(key, two, function, weight_layout=nvfp4.ROW_MAJOR)
         other = f"moe_fused_batch3::{three.name}"
         yield _expert_host_spec(other, three, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=(key,))
+    for contract, fused in (
+        (fused_contracts.FUSED_GATE_UP, fused_cpu.fused_gate_up),
+        (fused_contracts.FUSED_DOWN, fused_cpu.fused_down),
+    ):
+        yield host_spec(
+            f"moe_fused_shared::{contract.name}",
+            contract,
+            fused,
+            shares=(expert_cpu, router_cpu),
+            weight_layout=nvfp4.ROW_MAJOR,
+        )
 
 
 def _on_a_device() -> Iterable[KernelSpec]:
@@ -129,3 +150,8 @@ def _experts_on_a_device() -> Iterable[KernelSpec]:
         yield _expert_spec(key=key, contract=two.name, backend=backend)
         other = f"moe_fused_batch3::{three.name}"
         yield _expert_spec(key=other, contract=three.name, backend=backend, bit_identical_to=(key,))
+    for contract, backend in (
+        (fused_contracts.FUSED_GATE_UP, fused_launch.FUSED_GATE_UP),
+        (fused_contracts.FUSED_DOWN, fused_launch.FUSED_DOWN),
+    ):
+        yield _expert_spec(key=f"moe_fused_shared::{contract.name}", contract=contract.name, backend=backend)

@@ -33,37 +33,38 @@ _WHOLE_H, _WHOLE_I = (("H", nvfp4.GROUP),), (("I", nvfp4.GROUP),)
 _LARGEST = 5.0
 
 
-def _dot_error(depth: int) -> float:
+def dot_error(depth: int) -> float:
     """Bound the error of ``depth`` FP32 additions, as :func:`dot_tolerance`, for inputs scaled by 1/sqrt(depth)."""
     return float(36 * np.sqrt(depth) * F32_ROUNDING)
 
 
-_DOT = "FP32 sums of K products scaled by 1/sqrt(K) err by 36 sqrt(K) * 2^-24 (dot_tolerance)"
+DOT = "FP32 sums of K products scaled by 1/sqrt(K) err by 36 sqrt(K) * 2^-24 (dot_tolerance)"
 
 
-def _activation(depth: int) -> Tolerance:
+def activation_tolerance(depth: int) -> Tolerance:
+    """Bound the error of ``silu(gate) * up`` of unit Gaussians that are sums over a depth."""
     return Tolerance(
         relative=4 * BF16_ROUNDING,
-        absolute=_LARGEST * (0.25 * BF16_ROUNDING + 2 * _dot_error(depth)),
+        absolute=_LARGEST * (0.25 * BF16_ROUNDING + 2 * dot_error(depth)),
         derivation="gate, up and output are rounded to BF16 (2^-8 each); silu'(g) * g is below 1.28 silu(g) for g > 0 "
-        f"and below 0.25 for g < 0, there times |up| < 5; {_DOT}, K = {depth}",
+        f"and below 0.25 for g < 0, there times |up| < 5; {DOT}, K = {depth}",
     )
 
 
 def _down(depth: int) -> Tolerance:
     return Tolerance(
         relative=BF16_ROUNDING,
-        absolute=_dot_error(depth),
-        derivation=f"one rounding to BF16; {_DOT}, K = {depth}",
+        absolute=dot_error(depth),
+        derivation=f"one rounding to BF16; {DOT}, K = {depth}",
     )
 
 
 def _reduction(depth: int) -> Tolerance:
     return Tolerance(
         relative=BF16_ROUNDING,
-        absolute=_LARGEST * (BF16_ROUNDING + 16 * F32_ROUNDING) + _dot_error(depth),
+        absolute=_LARGEST * (BF16_ROUNDING + 16 * F32_ROUNDING) + dot_error(depth),
         derivation="output rounded to BF16; each expert's result, below 5, rounded to BF16 (2^-8) and weighted, "
-        f"weights sum to 1; at most 16 FP32 additions over the choices; {_DOT}, K = {depth}",
+        f"weights sum to 1; at most 16 FP32 additions over the choices; {DOT}, K = {depth}",
     )
 
 
@@ -118,7 +119,7 @@ def _scaled(rng: "np.random.Generator", *shape: int) -> Any:
     return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(numpy_dtype("bf16"))
 
 
-def _routing(dims: Dims, rng: "np.random.Generator") -> Arguments:
+def random_routing(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Ids, the order they give, and weights that sum to 1: who needs which picks it."""
     ids = random_ids(dims, rng)
     slots, offsets = exact_sort(ids, dims["E"])
@@ -136,7 +137,7 @@ def _inputs(name: str, shape: tuple[str, ...], *routing: str) -> Any:
     """Return an ``inputs`` function: one scaled tensor, and the named parts of a routing."""
 
     def make(dims: Dims, rng: "np.random.Generator") -> Arguments:
-        parts = _routing(dims, rng)
+        parts = random_routing(dims, rng)
         sizes = {**dims, "S": dims["M"] * dims["T"]}
         return {name: _scaled(rng, *(sizes[dim] for dim in shape)), **{part: parts[part] for part in routing}}
 
@@ -192,12 +193,14 @@ def _exact_unpermute(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
     return {"out": _exact_reduced(f64(arguments["y"]), arguments, dims)}
 
 
-def _exact_pairwise_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+def exact_pairwise_gate_up(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    """Return ``out [M, T, I]`` of the experts that ``ids`` name."""
     x = np.repeat(f64(arguments["x"]), dims["T"], axis=0)
     return {"out": _exact_act(x, arguments, arguments["ids"].ravel()).reshape(dims["M"], dims["T"], dims["I"])}
 
 
-def _exact_pairwise_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+def exact_pairwise_down(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    """Return ``out [M, H]``, the weighted sum over the experts that ``ids`` name."""
     h = f64(arguments["h"]).reshape(-1, dims["I"])
     y = _exact_rows(h, arguments["w_down"], arguments["ids"].ravel()).reshape(dims["M"], dims["T"], dims["H"])
     return {"out": np.einsum("mt,mth->mh", f64(arguments["weights"]), y)}
@@ -225,8 +228,8 @@ GROUPED_GATE_UP = Contract(
         multiples=_WHOLE_H,
     ),
     _exact_grouped_gate_up,
-    _cases(_GROUPED_ROWS, _activation, "H"),
-    _activation(_DEEPEST),
+    _cases(_GROUPED_ROWS, activation_tolerance, "H"),
+    activation_tolerance(_DEEPEST),
     inputs=_inputs("x", ("M", "H"), "slots", "offsets", "work"),
 )
 GROUPED_DOWN = Contract(
@@ -310,9 +313,9 @@ def _pairwise_gate_up(rows: int) -> Contract:
         f"moe_fused_batch{rows}_gate_up",
         f"silu(gate) * up of every token and choice, at most {rows} tokens; gate and up are rounded to BF16 first",
         Signature(params, multiples=_WHOLE_H, limits=(("M", rows),)),
-        _exact_pairwise_gate_up,
-        _cases(tuple(range(rows + 1)), _activation, "H"),
-        _activation(_DEEPEST),
+        exact_pairwise_gate_up,
+        _cases(tuple(range(rows + 1)), activation_tolerance, "H"),
+        activation_tolerance(_DEEPEST),
         inputs=_inputs("x", ("M", "H"), "ids"),
     )
 
@@ -329,7 +332,7 @@ def _pairwise_down(rows: int) -> Contract:
         f"moe_fused_batch{rows}_down",
         f"weighted sum of the chosen experts' down projections, each rounded to BF16, at most {rows} tokens",
         Signature(params, multiples=_WHOLE_I, limits=(("M", rows),)),
-        _exact_pairwise_down,
+        exact_pairwise_down,
         _cases(tuple(range(rows + 1)), _reduction, "I"),
         _reduction(_DEEPEST),
         inputs=_inputs("h", ("M", "T", "I"), "ids", "weights"),

@@ -35,7 +35,7 @@ def grouped_gate_up(
     _check_order("moe_w4a16_grouped_gate_up", slots, offsets, work)
     out[offsets[-1] :] = 0
     for expert, rows in _groups(offsets):
-        out[rows] = _gate_up(x[slots[rows] // top_k], w_gate[expert], w_up[expert])
+        out[rows] = gate_up(x[slots[rows] // top_k], w_gate[expert], w_up[expert])
 
 
 def grouped_down(h: Array, w_down: Any, slots: Array, offsets: Array, work: Array, out: Array) -> None:
@@ -97,7 +97,7 @@ def pairwise_gate_up(x: Array, ids: Array, w_gate: Any, w_up: Any, out: Array) -
         if expert < 0:
             out[token, choice] = 0
             continue
-        out[token, choice] = _gate_up(x[token : token + 1], w_gate[expert], w_up[expert])[0]
+        out[token, choice] = gate_up(x[token : token + 1], w_gate[expert], w_up[expert])[0]
 
 
 def pairwise_down(h: Array, ids: Array, weights: Array, w_down: Any, out: Array) -> None:
@@ -121,11 +121,16 @@ def moe_shared_gate_add(x: Array, gate_weight: Array, shared: Array, out: Array)
     ``x``, ``shared [M, H]`` and ``gate_weight [H]`` are BF16; the dot product is FP32.
     """
     for row in range(out.shape[0]):
-        gate = sigmoid(ordered_sum(f32(x[row]) * f32(gate_weight)))
-        out[row] = f32(out[row]) + gate * f32(shared[row])
+        out[row] = f32(out[row]) + shared_gate(x[row], gate_weight) * f32(shared[row])
 
 
-def _gate_up(x: Array, w_gate: Any, w_up: Any) -> F32:
+def shared_gate(x: Array, gate_weight: Array) -> F32:
+    """Return ``sigmoid(x . gate_weight)`` of one row, FP32."""
+    return sigmoid(ordered_sum(f32(x) * f32(gate_weight)))
+
+
+def gate_up(x: Array, w_gate: Any, w_up: Any) -> F32:
+    """Return ``silu(x w_gate^T) * (x w_up^T)``, gate and up rounded to BF16 first."""
     gate, up = bf16(project(x, w_gate)), bf16(project(x, w_up))
     return np.array([silu_mul(*rows) for rows in zip(gate, up, strict=True)], np.float32)
 

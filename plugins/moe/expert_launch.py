@@ -35,6 +35,7 @@ class Split:
 _STATIC = {512: Split("k512", 1), 2048: Split("k2048", 8)}
 _UP_TO = ((512, Split("to_512", 1)), (1024, Split("to_1024", 2)))
 _ANY = Split("any", 8)
+SPLITS = (*_STATIC.values(), *(split for _, split in _UP_TO), _ANY)  # experts.cuh
 
 
 def split_of(depth: int) -> Split:
@@ -60,7 +61,7 @@ def _groups(experts: int, slots: int) -> int:
     return groups
 
 
-def _weights(bound: Bound, *names: str) -> tuple[ArrayView, ...]:
+def weights_of(bound: Bound, *names: str) -> tuple[ArrayView, ...]:
     """Return the data of some experts' weights, then their global scales."""
     weights = [bound.arguments[name] for name in names]
     return (*(view_of(w.data) for w in weights), *(view_of(w.global_scale_decode) for w in weights))
@@ -91,7 +92,7 @@ def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     shares = shares_of("gate_up", features, depth, experts, slots, multiprocessors_of(views["x"].device))
     arrays = tuple(views[name] for name in ("x", "slots", "offsets", "work", "out"))
     sizes = (experts, slots, dims["top_k"], features, depth, shares.repeats)
-    arguments = (*_weights(bound, "w_gate", "w_up"), *arrays, *sizes)
+    arguments = (*weights_of(bound, "w_gate", "w_up"), *arrays, *sizes)
     return LaunchPlan(f"grouped_gate_up_{split_of(depth).name}", shares.grid, arguments)
 
 
@@ -102,7 +103,7 @@ def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
     arrays = tuple(views[name] for name in ("h", "offsets", "work", "out"))
     # Where blocks come one after the other, most begin when the launch before has ended.
     sizes = (experts, slots, features, depth, shares.repeats, shares.repeats == 0)
-    arguments = (*_weights(bound, "w_down"), *arrays, *sizes)
+    arguments = (*weights_of(bound, "w_down"), *arrays, *sizes)
     return LaunchPlan(f"grouped_down_{split_of(depth).name}", shares.grid, arguments)
 
 
@@ -119,7 +120,7 @@ def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPla
         LaunchPlan(
             f"grouped_down_atomic_{split_of(depth).name}",
             shares.grid,
-            (*_weights(bound, "w_down"), *arrays, sums, *sizes),
+            (*weights_of(bound, "w_down"), *arrays, sums, *sizes),
         ),
         LaunchPlan("round_sums", blocks, (sums, views["out"], count)),
     )
@@ -135,20 +136,19 @@ def _plan_pairwise_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     grid = (ceil_div(ceil_div(features, TILE_N), split.teams(PAIRWISE_WARPS) * repeats), slots, 1)
     arrays = tuple(views[name] for name in ("x", "ids", "out"))
     sizes = (dims["E"], slots, dims["T"], features, depth, repeats)
-    return LaunchPlan(f"pairwise_gate_up_{split.name}", grid, (*_weights(bound, "w_gate", "w_up"), *arrays, *sizes))
+    return LaunchPlan(f"pairwise_gate_up_{split.name}", grid, (*weights_of(bound, "w_gate", "w_up"), *arrays, *sizes))
 
 
 def _plan_pairwise_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
-    arrays = (*_weights(bound, "w_down"), *(views[name] for name in ("h", "ids", "weights", "out")))
+    arrays = (*weights_of(bound, "w_down"), *(views[name] for name in ("h", "ids", "weights", "out")))
     sizes = (dims["E"], dims["T"], dims["H"], dims["I"])
     grid = (ceil_div(dims["H"], TILE_N), dims["M"], 1)
     return LaunchPlan(f"pairwise_down_{split_of(dims['I']).name}", grid, (*arrays, *sizes))
 
 
 def _entries(form: str, pointers: int, integers: int) -> tuple[EntryPoint, ...]:
-    splits = (*_STATIC.values(), *(split for _, split in _UP_TO), _ANY)
-    return tuple(EntryPoint(f"{form}_{split.name}", ("ptr",) * pointers + ("i32",) * integers) for split in splits)
+    return tuple(EntryPoint(f"{form}_{split.name}", ("ptr",) * pointers + ("i32",) * integers) for split in SPLITS)
 
 
 _GROUPED = (*_entries("grouped_gate_up", 9, 6), *_entries("grouped_down", 6, 6))

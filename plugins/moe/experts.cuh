@@ -138,8 +138,8 @@ struct Stream {
     }
 
     // One supertile; loads ``next`` in its place, null for nothing.
-    template <class Row>
-    __device__ __forceinline__ void multiply(float (&c)[4][1][4], Supertile& own, Row& x, int s, const u8* next,
+    template <int A, class Row>
+    __device__ __forceinline__ void multiply(float (&c)[A][1][4], Supertile& own, Row& x, int s, const u8* next,
                                              const Place<F>& at) {
         x.begin(s, at);
 #pragma unroll

@@ -44,7 +44,7 @@ _F32_LOGITS = Case("f32_logits", {"M": 5, "E": 256, "top_k": 8, "is_f32": 1})
 _NO_BIAS = Case("no_bias", {"M": 5, "E": 256, "top_k": 8, "no_bias": 1})
 
 
-def _logits(dims: Dims, rng: "np.random.Generator") -> Arguments:
+def logits_of_case(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Logits are BF16 but where a case says so, and a bias is there."""
     made: Arguments = {}
     if "is_f32" in dims:
@@ -57,7 +57,7 @@ def _logits(dims: Dims, rng: "np.random.Generator") -> Arguments:
 
 
 # Renormalising cancels the softmax's own sum; what stays is the exponentials, two quotients and a sum of T weights.
-_TOPK_TOLERANCE = Tolerance(
+TOPK_TOLERANCE = Tolerance(
     relative=96 * F32_ROUNDING,
     absolute=1e-37,
     derivation="FP32 throughout, numerator and normaliser alike: an exponential whose argument, below 16, is rounded "
@@ -75,7 +75,8 @@ def _chosen(preference: F64, scores: F64, count: int) -> dict[str, Any]:
     return {"out_ids": ids, "out_weights": weights / weights.sum(axis=1, keepdims=True)}
 
 
-def _exact_softmax(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+def exact_softmax(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    """Return the choice by logits and its weights."""
     logits = f64(arguments["logits"])
     scores = np.exp(logits - logits.max(axis=1, keepdims=True))
     return _chosen(logits, scores, dims["top_k"])
@@ -91,10 +92,10 @@ TOPK_SOFTMAX = Contract(
     "moe_topk_softmax",
     "softmax over the experts in FP32, the top_k largest logits (ties: lowest index), weights renormalised to sum 1",
     Signature((_LOGITS, _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
-    _exact_softmax,
+    exact_softmax,
     (*_TOPK_CASES, _ALL_EQUAL, _F32_LOGITS),
-    _TOPK_TOLERANCE,
-    inputs=_logits,
+    TOPK_TOLERANCE,
+    inputs=logits_of_case,
 )
 TOPK_SIGMOID = Contract(
     "moe_topk_sigmoid",
@@ -102,8 +103,8 @@ TOPK_SIGMOID = Contract(
     Signature((_LOGITS, TensorParam("bias", "f32", ("E",), optional=True), _TOP_K, *_CHOICE), limits=(("top_k", "E"),)),
     _exact_sigmoid_choice,
     (*_TOPK_CASES, _ALL_EQUAL, _F32_LOGITS, _NO_BIAS),
-    _TOPK_TOLERANCE,
-    inputs=_logits,
+    TOPK_TOLERANCE,
+    inputs=logits_of_case,
 )
 ROUTER_LOGITS = Contract(
     "moe_router_logits_f32",

@@ -156,3 +156,117 @@ def test_work_list_that_names_what_is_not_there_stays_inside(layer, row):
     for name in ("h", "y"):
         outside = layer.memory.back(buffers[name])[tokens * CHOICES :]
         assert (outside.astype(np.float32) == 77).all()
+
+
+# Experts of a step in two launches
+
+
+class Step:
+    """A layer with a shared expert, and two ways from logits to its output: fused, and launch by launch."""
+
+    experts, choices = 9, 4
+
+    def __init__(self, kernels, hidden, intermediate, shared):
+        self.kernels, self.memory = kernels, device_memory(0)
+        self.hidden, self.intermediate, self.shared = hidden, intermediate, shared
+        self.rng = np.random.default_rng(hidden + shared)
+        sizes = {"E": self.experts, "H": hidden, "I": intermediate, "J": shared}
+        routed = {"gate": ("E", "I", "H"), "up": ("E", "I", "H"), "down": ("E", "H", "I")}
+        shapes = {**routed, "shared_gate": ("J", "H"), "shared_up": ("J", "H"), "shared_down": ("H", "J")}
+        prepare = self.kernel("moe_fused_shared::moe_fused_shared_gate_up").prepare_weight
+        self.w = {}
+        for name, shape in shapes.items():
+            logical = random_weight(WeightParam("w", "nvfp4", shape), sizes, self.rng)
+            parts = (self.memory.to(logical.packed), self.memory.to(logical.block_scale), logical.global_scale_decode)
+            self.w[name] = prepare(type(logical)(*parts, logical.layout))
+        self.gate_weight = self.memory.to(self.rng.standard_normal(hidden).astype(BF16))
+
+    def kernel(self, key):
+        return self.kernels.kernel(*key.split("::"))
+
+    def empty(self, *shape, dtype=BF16):
+        return self.memory.to(np.full(shape, 77, dtype))
+
+    def inputs(self, tokens, dtype=BF16):
+        """Return new rows, and logits of which many are equal."""
+        x = (self.rng.standard_normal((tokens, self.hidden)) / np.sqrt(self.hidden)).astype(BF16)
+        return x, (np.round(self.rng.standard_normal((tokens, self.experts)) * 2) / 2).astype(dtype)
+
+    def buffers(self, tokens):
+        return {
+            "ids": self.empty(tokens, self.choices, dtype=np.int32),
+            "weights": self.empty(tokens, self.choices, dtype=np.float32),
+            "act": self.empty(tokens, self.choices, self.intermediate),
+            "act_shared": self.empty(tokens, self.shared),
+            "out": self.empty(tokens, self.hidden),
+        }
+
+    def fused(self, x, logits, b):
+        """Return both launches, which begin early."""
+        gate = self.empty(len(x), dtype=np.float32)
+        choice = {"logits": logits, "out_ids": b["ids"], "out_weights": b["weights"]}
+        up = {"w_gate": self.w["gate"], "w_up": self.w["up"], "out": b["act"]}
+        shared = {name: self.w[name] for name in ("shared_gate", "shared_up")}
+        made = {"gate_weight": self.gate_weight, "out_shared": b["act_shared"], "out_gate": gate}
+        routed = {"h": b["act"], "ids": b["ids"], "weights": b["weights"], "w_down": self.w["down"], "out": b["out"]}
+        down = {"h_shared": b["act_shared"], "gate": gate, "shared_down": self.w["shared_down"]}
+        family = "moe_fused_shared::moe_fused_shared"
+        first = self.kernel(f"{family}_gate_up").prepare(x=x, **choice, **up, **shared, **made, overlap=True)
+        return [first, self.kernel(f"{family}_down").prepare(**routed, **down, overlap=True)]
+
+    def apart(self, x, logits, b):
+        """Launch one by one."""
+        rows = len(x)
+        tier, pair = "" if rows == 1 else f"_batch{rows}", f"moe_fused_batch{max(rows, 2)}"
+        gate, up, shared = self.empty(rows, self.shared), self.empty(rows, self.shared), self.empty(rows, self.hidden)
+        w = self.w
+        self.kernel("moe::moe_topk_softmax")(logits, self.choices, b["ids"], b["weights"])
+        self.kernel(f"{pair}::{pair}_gate_up")(x, b["ids"], w["gate"], w["up"], b["act"])
+        self.kernel(f"{pair}::{pair}_down")(b["act"], b["ids"], b["weights"], w["down"], b["out"])
+        dual = self.kernel(f"w4a16_gemv::w4a16_gemv_dual{tier}")
+        dual(x=x, w_a=w["shared_gate"], w_b=w["shared_up"], out_a=gate, out_b=up)
+        self.kernel("moe::moe_silu_mul")(gate, up, b["act_shared"])
+        self.kernel(f"w4a16_gemv::w4a16_gemv{tier}")(x=b["act_shared"], w=w["shared_down"], out=shared)
+        self.kernel("moe_shared::moe_shared_gate_add")(x, self.gate_weight, shared, b["out"])
+
+
+# Every split of K that the shared expert's GEMV has: 8, 4, 20 in two ranks and 8 in two ranks.
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "shared"),
+    [
+        (2048, 512, 512), (2048, 48, 544), (256, 128, 128), (5120, 32, 48), (1040, 2048, 2048), (64, 2048, 2048),
+        (64, 512, 6144), (48, 272, 512), (512, 16, 5120),
+    ],
+)  # fmt: skip
+def test_fused_launches_have_the_bits_of_launches_one_by_one(layer, hidden, intermediate, shared):
+    import cupy
+
+    step, stream = Step(layer.kernels, hidden, intermediate, shared), cupy.cuda.Stream(non_blocking=True)
+    for tokens in (1, 2, 3):
+        for dtype in (BF16, np.float32):
+            x, logits = (step.memory.to(array) for array in step.inputs(tokens, dtype))
+            fused, apart = step.buffers(tokens), step.buffers(tokens)
+            launches = step.fused(x, logits, fused)
+            for _ in range(3):  # other rows in the same buffers: what an early launch finds there is stale
+                x[...], logits[...] = (step.memory.to(array) for array in step.inputs(tokens, dtype))
+                step.memory.wait()
+                for launch in launches:
+                    launch(stream)
+                step.apart(x, logits, apart)
+                step.memory.wait()
+                for name, array in apart.items():
+                    assert step.memory.back(fused[name]).tobytes() == step.memory.back(array).tobytes(), name
+
+
+@pytest.mark.parametrize("experts", [9, 40, 256])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_choice_among_nan_and_infinities_takes_what_is_left_then_nothing(layer, experts, dtype):
+    logits = np.full((3, experts), np.nan, dtype)
+    logits[1, [2, 8]], logits[2, [1, 3, 5, 7]] = (-np.inf, -1), (-0.0, 0, -np.inf, 2)
+    ids, weights = layer.empty(3, 5, dtype=np.int32), layer.empty(3, 5, dtype=np.float32)
+    layer.kernel("moe::moe_topk_softmax")(layer.put(logits), 5, ids, weights)
+    layer.memory.wait()
+    assert layer.memory.back(ids).tolist() == [[0] * 5, [8, 2, 0, 0, 0], [7, 1, 3, 5, 0]]
+    small = np.exp(-2) / (1 + 2 * np.exp(-2))
+    expected = [[0] * 5, [1, 0, 0, 0, 0], [1 - 2 * small, small, small, 0, 0]]
+    np.testing.assert_allclose(layer.memory.back(weights), expected, rtol=1e-6)

@@ -62,7 +62,8 @@ ROUTED = {
     "o moe_w4a16::moe_w4a16_grouped_down_k64",
     "o moe_w4a16::moe_w4a16_grouped_down_atomic_c4",
 }
-MOE = ROUTED | EXACT | BATCH | DUAL | DUAL_SILU | TILES | {"r moe_shared::moe_shared_gate_add"}
+FUSED = {f"o moe_fused_shared::moe_fused_shared_{f}" for f in ("gate_up", "down")}
+MOE = ROUTED | EXACT | BATCH | DUAL | DUAL_SILU | TILES | FUSED | {"r moe_shared::moe_shared_gate_add"}
 HEAD = {
     "r w4a16_gemv::w4a16_gemv", "o w4a16_gemv::w4a16_gemv_batch2", "o w4a16_gemv::w4a16_gemv_batch3", *BATCH,
     "r argmax::argmax_bf16",

@@ -80,6 +80,36 @@ def test_moe_routed_arms_agree_bit_for_bit_with_single(make_context: Make, exact
     assert ffn.forward(x, "decode", arm).tobytes() == ffn.forward(x, "decode", "single").tobytes()
 
 
+FUSED = tuple(f"moe_fused_shared::moe_fused_shared_{name}" for name in ("gate_up", "down"))
+
+
+@pytest.mark.parametrize("fp32", [False, True])
+@pytest.mark.parametrize("missing", [(), FUSED[:1], FUSED[1:]])
+def test_moe_of_few_rows_is_fused_with_the_bits_of_the_launches_one_by_one(
+    make_context: Make, exact: Any, missing: Any, fp32: bool
+) -> None:
+    fused, apart = moe(make_context(FP32_ROUTING=fp32)), moe(make_context(FP32_ROUTING=fp32, without=FUSED))
+    some = moe(make_context(FP32_ROUTING=fp32, without=missing))
+    for rows in (1, 2, 3, 5):
+        x = exact.rows(rows, H)
+        expected = apart.forward(x, "decode").tobytes()
+        assert fused.forward(x, "decode").tobytes() == some.forward(x, "decode").tobytes() == expected
+    counts = [sum(ffn.shared.swiglu.used.values()) for ffn in (fused, some, apart)]  # type: ignore[union-attr]
+    assert counts == [0, 8 if missing else 0, 8]
+
+
+@pytest.mark.parametrize("dims", [
+    MoeDims(6, 2, 32, 0, "softmax"), MoeDims(6, 2, 32, 48, "sigmoid"), MoeDims(257, 2, 32, 48, "softmax"),
+    MoeDims(40, 33, 32, 48, "softmax"),
+])  # fmt: skip
+def test_moe_that_no_fused_kernel_suits_asks_for_none(make_context: Make, dims: MoeDims) -> None:
+    ctx = make_context(source=None)
+    assert moe(ctx, dims).fused is None
+    part = MoeFfn(ctx.for_layer("layers.1.test"), H, DIMS, range(4))
+    assert part.fused is None
+    assert not {str(row.key) for row in session_rows(ctx)} & set(FUSED)
+
+
 @pytest.mark.parametrize("router", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("fp32", [False, True])
 def test_router_takes_the_largest_scores_and_weighs_to_one(
