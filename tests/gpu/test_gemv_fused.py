@@ -1,0 +1,130 @@
+"""Fused launches of the GEMV family: exactly the bits of the launches that they stand for."""
+
+import kernel_muster as km
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+# Key heads, key dim, value heads, value dim, K: two models, tiles that hold q, k, v and z, few features of each depth,
+# a last block of gates that has heads to spare, a depth that nothing is unrolled for.
+GDN = (
+    (16, 128, 48, 128, 5120), (16, 128, 32, 128, 2048), (2, 130, 6, 66, 5120), (2, 33, 6, 35, 2048),
+    (2, 33, 6, 35, 5120), (1, 10, 5, 9, 3344), (1, 700, 7, 100, 2048),
+)  # fmt: skip
+DUAL = ((17408, 5120), (512, 2048), (9010, 2048), (500, 5120), (1030, 5120), (77, 1040))
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
+    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
+
+
+def poisoned(cupy, like, shape, dtype=None):
+    out = cupy.empty_like(like, shape=shape, dtype=dtype)
+    out.view(cupy.uint8)[...] = 0xFF
+    return out
+
+
+def same(one, other):
+    return bool((one.view("u1") == other.view("u1")).all())
+
+
+@pytest.mark.parametrize(("features", "depth"), DUAL)
+def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(kernels, features, depth):
+    import cupy
+    from kernel_muster.bench.data import make_dense_data
+
+    gate, up = (make_dense_data(features, depth, 8, seed) for seed in (0, 1))
+    dual, silu = kernels.kernel("w4a16_gemv", "w4a16_gemv_dual"), kernels.kernel("silu", "silu_mul")
+    w_gate, w_up = (dual.prepare_weight(data.weight) for data in (gate, up))
+    expected = poisoned(cupy, gate.x, (8, features))
+    for m in range(8):
+        a, b = (poisoned(cupy, gate.x, (1, features)) for _ in range(2))
+        dual(x=gate.x[m : m + 1], w_a=w_gate, w_b=w_up, out_a=a, out_b=b)
+        silu(gate=a, up=b, out=expected[m : m + 1])
+    for rows, tier in ((1, ""), (2, "_batch2"), (3, "_batch3"), (5, "_batch8"), (8, "_batch8")):
+        out = poisoned(cupy, gate.x, (rows, features))
+        fused = kernels.kernel("w4a16_gemv", f"w4a16_gemv_dual_silu{tier}")
+        fused(x=gate.x[:rows], w_gate=w_gate, w_up=w_up, out=out)
+        assert same(out, expected[:rows])
+
+
+class GdnInputs:
+    """What the input launches of one layer read, of random numbers, and both ways to launch them."""
+
+    def __init__(self, kernels, key_heads, key_dim, value_heads, value_dim, depth):
+        import cupy
+        from kernel_muster.bench.data import make_dense_data
+        from kernel_muster.registry.weights import Bf16Weight
+
+        self.kernels, self.cupy, self.heads = kernels, cupy, value_heads
+        self.shape = {"key_heads": key_heads, "key_dim": key_dim, "value_heads": value_heads, "value_dim": value_dim}
+        self.channels, self.values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
+        data = make_dense_data(self.channels + self.values, depth, 6)
+        self.fused = kernels.kernel("w4a16_gemv", "w4a16_gemv_gdn_in")
+        self.w, self.x = self.fused.prepare_weight(data.weight), data.x
+        rng = np.random.default_rng(3)
+
+        def bf16(*shape, scale=1.0):
+            values = (scale * rng.standard_normal(shape)).astype(data.x.dtype)
+            return cupy.asarray(values.view(np.uint16)).view(data.x.dtype)
+
+        # Gates of such rows are neither all open nor all shut.
+        self.w_ba, self.taps = bf16(2 * value_heads, depth, scale=depth**-0.5), bf16(self.channels, 4)
+        self.pool = bf16(4, self.channels, 3)
+        self.a_log = cupy.asarray(np.log(rng.uniform(0.01, 16.0, value_heads)).astype(np.float32))
+        self.dt_bias = cupy.asarray(rng.standard_normal(value_heads).astype(np.float32))
+        self.ba_weight = Bf16Weight(self.w_ba)
+
+    def outputs(self):
+        rows = [poisoned(self.cupy, self.x, (1, columns)) for columns in (self.channels, self.values)]
+        return rows + [poisoned(self.cupy, self.x, (1, self.heads), np.float32) for _ in range(2)]
+
+    def together(self, x, state, slots):
+        qkv, z, decay, beta = found = self.outputs()
+        self.fused(
+            x=x, w=self.w, w_ba=self.w_ba, **self.shape, a_log=self.a_log, dt_bias=self.dt_bias, conv_weight=self.taps,
+            state=state, slots=slots, out_qkv=qkv, out_z=z, out_decay=decay, out_beta=beta,
+        )  # fmt: skip
+        return found
+
+    def apart(self, x, state, slots):
+        qkv, z, decay, beta = found = self.outputs()
+        raw, ba = poisoned(self.cupy, qkv, qkv.shape), poisoned(self.cupy, qkv, (1, 2 * self.heads))
+        find = self.kernels.kernel
+        find("w4a16_gemv", "w4a16_gemv_qkvz")(x=x, w=self.w, **self.shape, out_qkv=raw, out_z=z)
+        find("gemv", "dense_gemv_bf16")(x=x, w=self.ba_weight, out=ba)
+        find("ssm_preprocess", "compute_gdn_gates")(
+            a=ba[:, self.heads :].copy(), b=ba[:, : self.heads].copy(), a_log=self.a_log, dt_bias=self.dt_bias,
+            out_decay=decay, out_beta=beta,
+        )  # fmt: skip
+        find("causal_conv1d", "causal_conv1d_update")(x=raw, weight=self.taps, state=state, slots=slots, out=qkv)
+        return found
+
+
+@pytest.mark.parametrize("sizes", GDN)
+def test_inputs_of_a_gated_delta_net_in_one_launch_have_the_bits_of_four(kernels, sizes):
+    inputs = GdnInputs(kernels, *sizes)
+    cupy, pools = inputs.cupy, [inputs.pool.copy() for _ in range(2)]
+    # Slots twice in a row, others between, and padding; what lies outside the pool of three is never touched.
+    for step, slot in enumerate((2, 2, 0, -1, 1, 2)):
+        x, slots = inputs.x[step : step + 1], cupy.asarray(np.array([slot], np.int32))
+        one = inputs.together(x, pools[0][:3], slots)
+        other = inputs.apart(x, pools[1][:3], slots)
+        assert all(same(*pair) for pair in zip(one, other, strict=True))
+        assert same(*pools)
+    assert same(pools[0][3], inputs.pool[3])
+    assert not same(pools[0][:3], inputs.pool[:3])
+
+
+@pytest.mark.parametrize("wrong", [-7, 3, 1000, 2**31 - 1, -(2**31)])
+def test_slot_outside_the_pool_is_padding(kernels, wrong):
+    inputs = GdnInputs(kernels, 2, 33, 6, 35, 2048)
+    pool, slots = inputs.pool.copy(), inputs.cupy.asarray(np.array([wrong], np.int32))
+    qkv, *rest = inputs.together(inputs.x[:1], pool[:3], slots)
+    padding = inputs.apart(inputs.x[:1], inputs.pool.copy()[:3], inputs.cupy.asarray(np.array([-1], np.int32)))
+    assert not qkv.view("u2").any()
+    assert all(same(*pair) for pair in zip(rest, padding[1:], strict=True))
+    assert same(pool, inputs.pool)
