@@ -7,32 +7,18 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kernel_muster.bench import floor
 from kernel_muster.bench.common_peers import peer_of
+from kernel_muster.bench.small import COUNTS, MOST_COPIES, begin_builds, step_launches
 from kernel_muster.bench.timing import Timer, copies_of, repeats_of
-from kernel_muster.bench.workloads import MODELS, Data, Workload, dense, gdn_prefill, paged, prefill, step
-from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.bench.workloads import MODELS, Data, Workload
 from kernel_muster.registry.errors import BootRefused
 from kernel_muster.registry.lookups import Lookups
 
-#: Sequences a step has.
-COUNTS = (1, 16, 32)
-#: Contexts of decode attention.
-CONTEXTS = (4096, 32768)
 ROUNDS = 11
-#: Modules whose kernels are measured.
-MODULES = frozenset(
-    {
-        "argmax", "causal_conv1d", "embedding", "gated_delta_rule", "gemm", "gemv", "kv_cache", "norm", "paged_decode",
-        "prefill_paged", "residual_add", "rope", "sampling", "silu", "ssm_preprocess",
-    }
-)  # fmt: skip
-# Small kernels work on what the launch before left in L2; more copies than this would only measure the host.
-_MOST_COPIES = 40
 
 
 @dataclass(frozen=True)
@@ -67,21 +53,8 @@ class Figure:
 def workloads(data: Data, counts: Sequence[int] = COUNTS) -> Iterator[Callable[[], Iterator[Workload]]]:
     """Return groups of workloads, each made when its turn comes."""
     for m in MODELS:
-        for count in counts:
-            yield partial(step, data, m, count)
-        for context in CONTEXTS:
-            for count in counts:
-                yield partial(_one, paged, data, m, count, context)
-        yield partial(_one, gdn_prefill, data, m, 2048)
-        for rows, before in ((512, 0), (2048, 0), (512, 3584)):
-            yield partial(_one, prefill, data, m, rows, before)
-        for rows in (64, 512, 2048):
-            for features in (2 * m.value_heads, m.heads * m.head_dim):
-                yield partial(_one, dense, data, m, rows, features, "gemm::dense_gemm_bf16")
-
-
-def _one(make: Callable[..., Workload], *arguments: Any) -> Iterator[Workload]:
-    yield make(*arguments)
+        for _, group in step_launches(data, m, counts):
+            yield group
 
 
 def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int, *, peers: bool = True) -> Figure:
@@ -90,7 +63,7 @@ def measure(kernels: Lookups, work: Workload, timer: Timer, rounds: int, *, peer
 
     handle = kernels.kernel(*work.key.split("::"))
     mover = kernels.kernel(floor.NAME, "move_bytes")
-    copies = min(_MOST_COPIES, copies_of(work.copy_bytes))
+    copies = min(MOST_COPIES, copies_of(work.copy_bytes))
     sets = [work.make() for _ in range(copies)]
     size = -(-max(work.copy_bytes, floor.VECTOR_BYTES) // floor.VECTOR_BYTES) * floor.VECTOR_BYTES
     out = cupy.zeros(1, cupy.uint32)
@@ -175,7 +148,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     import cupy
 
-    _begin_builds(kernels)
+    begin_builds(kernels)
     data, timer = Data(), Timer()
     figures: list[Figure] = []
     for group in workloads(data, options.counts):
@@ -188,14 +161,6 @@ def main(arguments: Sequence[str]) -> int:
 
             options.record.write_text(to_markdown(figures, kernels.target, options.command), encoding="utf-8")
     return 0
-
-
-def _begin_builds(kernels: Lookups) -> None:
-    """Ask for every kernel of the modules that are measured, so that all builds begin at once."""
-    for found in kernels.catalog.kernels:
-        key = found.spec.kernel_key
-        if key.module in MODULES and is_device_backend(found.spec.backend):
-            kernels.try_kernel(key.module, key.func)
 
 
 def _tried(kernels: Lookups, work: Workload, timer: Timer, *, peers: bool) -> Iterator[Figure]:

@@ -17,6 +17,12 @@ class Peer:
     launches: list[Callable[[], Any]]
 
 
+def peer_name(key: str) -> str | None:
+    """Return what stands beside a kernel; None where nothing does."""
+    made = _MAKERS.get(key)
+    return None if made is None else made[0]
+
+
 def peer_of(work: Workload, sets: list[Arguments], stream: Any) -> Peer | None:
     """Return the peer of a workload, which has run once on the stream; None where there is none, or no torch."""
     make = _MAKERS.get(work.key)

@@ -16,6 +16,7 @@ MODULES = {
     "gemv": "kernel_muster.bench.gemv",
     "gemm": "kernel_muster.bench.gemm",
     "moe": "kernel_muster.bench.moe",
+    "small": "kernel_muster.bench.small",
 }
 
 
@@ -60,6 +61,9 @@ def measure(
     """Measure what a family makes of a request."""
     timer = Timer()
     for problem in family.problems(kernels, request):
+        if not request.selects(family.name, problem):
+            free_memory()
+            continue
         say(f"{family.name}: {problem.shape} {problem.size}, {problem.rows} rows")
         wanted = tuple(one for one in problem.contestants if request.wants(one))
         yield from race(timer, family.name, replace(problem, contestants=wanted), rounds)

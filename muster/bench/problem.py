@@ -20,6 +20,7 @@ class Request:
     rows: tuple[int, ...] = ()
     peers: bool = True
     named_peers: tuple[str, ...] = ()  # if any, only peers whose name holds one of these, slow ones too
+    only: tuple[str, ...] = ()  # if any, only problems whose names hold one of these
 
     def wants(self, contestant: Contestant) -> bool:
         """Whether a contestant shall run: all that are no peers, and the peers that were asked for."""
@@ -27,6 +28,12 @@ class Request:
             return True
         named = any(name.lower() in contestant.name.lower() for name in self.named_peers)
         return self.peers and (named if self.named_peers else not contestant.is_slow)
+
+    def selects(self, family: str, problem: "Problem") -> bool:
+        """Whether a problem shall be measured: by the names of its shape, size and kernels."""
+        ours = [one.name for one in problem.contestants if one.role == "ours"]
+        text = " ".join((family, problem.shape, problem.size, *ours)).lower()
+        return not self.only or any(part.lower() in text for part in self.only)
 
 
 @dataclass(frozen=True)

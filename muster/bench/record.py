@@ -21,6 +21,12 @@ METHOD = (
     "turn; median of the rounds; correctness (relative L2 error against float64) first. read = a kernel that only "
     "reads the same bytes, timed in the same call."
 )
+#: What is otherwise where the small kernels are among the rows.
+_SMALL = (
+    " small: at most 40 copies of all arguments, so that what is smaller than 8 MiB is partly found in L2, as in a step; "
+    "move = a kernel that reads the same bytes and writes as many back as ours writes; empty = a launch that does "
+    "nothing; ours is judged up to 16 MiB of arguments, peers are not."
+)
 _TOOLS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
 _Group = list[dict[str, Any]]
 
@@ -39,7 +45,7 @@ def record_of(rows: Sequence[Row], target: Target, command: str) -> dict[str, An
         "muster_version": __version__,
         "kernels_sha256": _digest(rows),
         "packages": {name: number for name in (*_TOOLS, *PACKAGES) if (number := installed(name)) is not None},
-        "method": METHOD,
+        "method": METHOD + (_SMALL if any(row.family == "small" for row in rows) else ""),
         "rows": [_plain(row) for row in rows],
     }
 
@@ -82,7 +88,8 @@ def _table(rows: _Group) -> list[str]:
     """Return a line for each kernel of ours at each shape and row count, with the floor and the peers beside it."""
     floors = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "floor"))
     peers = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "peer"))
-    others = [f"{name} us" for name in (*floors, *peers)]
+    is_one = _is_one_a_place(rows, peers)
+    others = [f"{name} us" for name in (*floors, *(["peer"] if is_one else peers))]
     own = ["us", "spread", "/ floor", "GB/s", "TFLOP/s", "error"]
     lines = ["| " + " | ".join(["shape", "size", "M", "kernel", *own, *others]) + " |"]
     lines.append("|---|---|--:|---|" + "--:|" * (len(own) + len(others)))
@@ -91,7 +98,8 @@ def _table(rows: _Group) -> list[str]:
         groups.setdefault((row["shape"], row["size"], row["rows"]), []).append(row)
     for place, group in groups.items():
         named = {row["contestant"]: row for row in group}
-        beside = [_number(named.get(name, {}), "us", "{:.2f}") for name in (*floors, *peers)]
+        beside = [_number(named.get(name, {}), "us", "{:.2f}") for name in floors]
+        beside += [_one_peer(group)] if is_one else [_number(named.get(name, {}), "us", "{:.2f}") for name in peers]
         for row in group:
             if row["role"] == "ours":
                 lines.append("| " + " | ".join([*map(str, place), *_cells(row), *beside]) + " |")
@@ -100,6 +108,17 @@ def _table(rows: _Group) -> list[str]:
         errors = [row["relative_l2"] for row in rows if row["contestant"] == name and row["us"] and row["relative_l2"]]
         notes += [f"{name}: relative L2 error up to {max(errors):.1e}"] if errors else []
     return [*lines, *([""] if notes else []), *(f"- {note}" for note in notes)]
+
+
+def _is_one_a_place(rows: _Group, peers: list[str]) -> bool:
+    """Whether each place has at most one of several peers: then they share a column."""
+    places = [(row["shape"], row["size"], row["rows"]) for row in rows if row["role"] == "peer"]
+    return len(peers) > 1 and len(places) == len(set(places))
+
+
+def _one_peer(group: _Group) -> str:
+    timed = (row for row in group if row["role"] == "peer" and row["us"] is not None)
+    return next((f"{_number(row, 'us', '{:.2f}')} ({row['contestant']})" for row in timed), "-")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.weights import Bf16Weight
 
 Arguments = dict[str, Any]
@@ -28,6 +30,7 @@ class Sizes:
     gdn_dim: int = 128
     taps: int = 4
     vocabulary: int = 248_320
+    sections: tuple[int, int, int] = (11, 11, 10)
 
     @property
     def channels(self) -> int:
@@ -40,6 +43,23 @@ MODELS = (
     Sizes("27b", 5120, 24, 4, 48, 17408),
 )
 PAGE = 16
+
+
+def sizes_of(manifest: Manifest) -> Sizes:
+    """Return the dimensions of a model that has attention, a gated delta net and an FFN; UsageError for any other."""
+    model = manifest.model
+    attention, gdn, rope = model.attention, model.gdn, model.rope
+    intermediate = model.moe.intermediate_size if model.moe else model.intermediate_size
+    if not (attention and gdn and rope and model.hidden_size and model.vocab_size and intermediate):
+        raise UsageError(f"{manifest.name}: a step is measured of models with attention, a gated delta net and an FFN")
+    if gdn.key_dim != gdn.value_dim or not rope.mrope_sections:
+        raise UsageError(f"{manifest.name}: a step is measured of delta nets with square states, and mrope")
+    time, height, width = rope.mrope_sections
+    return Sizes(
+        manifest.name, model.hidden_size, attention.heads, attention.kv_heads, gdn.value_heads, intermediate,
+        model.moe.experts if model.moe else 0, attention.head_dim, int(attention.head_dim * rope.partial_factor),
+        gdn.key_heads, gdn.key_dim, gdn.conv_width, model.vocab_size, (time, height, width),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,7 +180,7 @@ def attention_side(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
         m.name, "rope::rope_forward", f"{rows} rows", turned, turned,
         lambda: {"q": data.bf16(*q), "k": data.bf16(*k), "positions": data.i32(positions), **rope},
     )  # fmt: skip
-    sections = {"section_t": 11, "section_h": 11, "section_w": 10}
+    sections = dict(zip(("section_t", "section_h", "section_w"), m.sections, strict=True))
     yield Workload(
         m.name, "rope::rope_mrope_interleaved", f"{rows} rows", turned, turned,
         lambda: {"q": data.bf16(*q), "k": data.bf16(*k), "positions": data.i32([positions] * 3), **sections, **rope},

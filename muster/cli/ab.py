@@ -133,7 +133,7 @@ def ab(
     from kernel_muster.ab.running import Wish, run
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.logs import configured_logs
-    from kernel_muster.cli.output import check_writable
+    from kernel_muster.cli.output import check_writable, command_text
     from kernel_muster.cli.progress import shown_progress
 
     if identity not in ("reference", "always", "off"):
@@ -148,7 +148,7 @@ def ab(
         models=tuple(dict.fromkeys(models)), target=target, sequences=_counts(sequences), tokens=tokens,
         repeats=repeats, drafts=drafts, prompts=tuple(prompt or ()), seed=seed, folder=weights, is_reduced=reduced,
         drafter=drafter, drafter_folder=drafter_weights, layers=layers,
-        stage=stage.value if stage else "loaded", command=f"muster {' '.join(sys.argv[1:])}",
+        stage=stage.value if stage else "loaded", command=command_text(),
         thresholds=Thresholds(
             max_kl=max_kl, identity=identity,  # type: ignore[arg-type]
             least_verify_steps=least_verify_steps, least_speed=least_speed,

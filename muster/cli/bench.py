@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kernel_muster.cli import options
+from kernel_muster.cli.exits import PASSED, REFUSED, complain
+from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 Families = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FAMILY]...", help="gemv, gemm, ...; without one, all.", show_default=False),
+    typer.Argument(metavar="[FAMILY]...", help="gemv, gemm, moe, small; without one, all.", show_default=False),
 ]
 Models = Annotated[
     list[str] | None, typer.Option("--model", help="Measure this model's shapes; repeatable.", show_default=False)
@@ -39,6 +41,14 @@ Named = Annotated[
     ),
 ]
 
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only", metavar="PART", help="Measure only what has this in its family, shape, size or kernels; repeatable.",
+        show_default=False,
+    ),
+]  # fmt: skip
+
 #: Measured when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
@@ -48,6 +58,7 @@ def bench(
     model: Models = None,
     shape: Shapes = None,
     rows: Rows = None,
+    only: Only = None,
     rounds: Rounds = 25,
     peers: Peers = True,
     peer: Named = None,
@@ -61,40 +72,47 @@ def bench(
     """
     import sys
 
-    from kernel_muster.bench import plugin
+    from kernel_muster.bench import floor, plugin
     from kernel_muster.bench.families import measure
     from kernel_muster.bench.record import record_of, to_json, to_markdown
     from kernel_muster.cli.measuring import open_to_measure
-    from kernel_muster.cli.output import check_writable, say, write_file
+    from kernel_muster.cli.output import check_writable, command_text, say, write_file
+    from kernel_muster.registry.errors import KernelMissing
 
     models = _manifests(model or _MODELS)
     asked = [
-        (one, _request(one, models, shape or [], rows, peers, peer or []))
+        (one, _request(one, models, shape or [], rows, peers, peer or [], only or []))
         for one in _families(family or [], shape or [])
     ]
     check_writable(output)
     is_json = format is options.ReportFormat.JSON
-    kernels = open_to_measure("a measurement", target, is_json=is_json, local_plugins={plugin.NAME: plugin})
+    own = {plugin.NAME: plugin, floor.NAME: floor}
+    kernels = open_to_measure("a measurement", target, is_json=is_json, local_plugins=own)
     if kernels is None:
-        return 1
+        return REFUSED
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"{text}\n")
 
-    measured = [row for one, request in asked for row in measure(one, request, kernels, rounds, progress)]
-    record = record_of(measured, kernels.target, f"muster {' '.join(sys.argv[1:])}")
+    try:
+        measured = [row for one, request in asked for row in measure(one, request, kernels, rounds, progress)]
+    except KernelMissing as error:
+        complain(f"error: {error}")
+        return REFUSED
+    if only and not measured:
+        raise UsageError(f"--only {', '.join(only)}: none of it is in the family, shape, size or kernels of anything")
+    record = record_of(measured, kernels.target, command_text())
     text = to_json(record) if is_json else to_markdown(record)
     if output is None:
         say(text)
     else:
         write_file(output, text)
-    return 1 if any(row.note and row.role == "ours" for row in measured) else 0
+    return REFUSED if any(row.note and row.role == "ours" for row in measured) else PASSED
 
 
 def _families(names: list[str], shapes: list[str]) -> "list[BenchFamily]":
     from kernel_muster.bench.families import MODULES, family
-    from kernel_muster.registry.errors import UsageError
 
     found = [family(name) for name in dict.fromkeys(names or MODULES)]
     if shapes and len(found) != 1:
@@ -109,16 +127,16 @@ def _request(
     rows: str | None,
     peers: bool,
     named: list[str],
+    only: list[str],
 ) -> "Request":
     from kernel_muster.bench.problem import Request
 
     counts = family.default_rows if rows is None else _rows(rows)
     family.check_rows(counts)
-    return Request(models, tuple(family.parse_shape(text) for text in shapes), counts, peers, tuple(named))
+    return Request(models, tuple(family.parse_shape(text) for text in shapes), counts, peers, tuple(named), tuple(only))
 
 
 def _rows(text: str) -> tuple[int, ...]:
-    from kernel_muster.registry.errors import UsageError
 
     try:
         return tuple(int(part) for part in text.split(","))
@@ -128,7 +146,6 @@ def _rows(text: str) -> tuple[int, ...]:
 
 def _manifests(names: "Sequence[str]") -> "tuple[Manifest, ...]":
     from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-    from kernel_muster.registry.errors import UsageError
 
     catalogue = Catalogue.from_folders([manifest_folder()])
     found = []

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from kernel_muster.registry.errors import UsageError
 
+#: A list of shapes may be long; a tuning table refuses text above ten times this.
+_LONGEST_COMMAND = 10_000
+
 
 def is_terminal() -> bool:
     """Whether stdout is a terminal that takes colour and tables."""
@@ -33,6 +36,12 @@ def say(text: str) -> None:
     except OSError as error:
         discard_stdout()
         raise UsageError(f"stdout cannot be written: {error.strerror}") from None
+
+
+def command_text() -> str:
+    """Return the command as text that any file holds: bounded, and what is not UTF-8 in it escaped."""
+    text = " ".join(("muster", *sys.argv[1:])).encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
 
 
 def discard_stdout() -> None:

@@ -40,8 +40,6 @@ Output = Annotated[
     Path | None, typer.Option(help="Write the table to this file, whole or not at all.", show_default=False)
 ]
 
-#: A list of shapes may be long; a table refuses text above ten times this.
-_LONGEST_COMMAND = 10_000
 #: Tuned for when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
@@ -126,11 +124,9 @@ def tune_with(
     seconds: int | None = None,
 ) -> int:
     """Measure with a source, and write what was found; nothing is written if an arm of ours failed."""
-    import sys
-
     from kernel_muster.bench.tuning.edges import find_edges
     from kernel_muster.bench.tuning.write import make_table
-    from kernel_muster.cli.output import say
+    from kernel_muster.cli.output import command_text, say
 
     built_in = _built_in(kernels)
     timings = _measure(source, shapes, rows, seconds)
@@ -143,14 +139,8 @@ def tune_with(
         return 1
     device = kernels.target.device
     assert device is not None  # noqa: S101  (the caller has looked)
-    table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, _command(sys.argv[1:]))
+    table = make_table(device, str(kernels.target.arch), _compiler(), source, timings, edges, command_text())
     return _write(table, built_in, format, output)
-
-
-def _command(arguments: "Sequence[str]") -> str:
-    """Return the command as text that any file holds; what is not UTF-8 in it is escaped."""
-    text = " ".join(("muster", *arguments)).encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
 
 
 def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]", seconds: int | None) -> "list[Timing]":
