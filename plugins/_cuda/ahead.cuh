@@ -10,3 +10,25 @@ __device__ __forceinline__ int peek(const int* p) {
 }
 
 __device__ __forceinline__ void bring_into_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// Hides from the compiler what a value is made of.
+__device__ __forceinline__ void make_opaque(int& value) { asm volatile("" : "+r"(value)); }
+
+// Loads of what no launch writes, where they stand: others are put off until their values are needed, behind the wait. The
+// wait holds back neither the compiler nor ptxas where a load is ld.global.nc, as those of const __restrict__ parameters
+// are: they may move behind it and before it. So kernels that rely on the wait do not call restrict what launches write.
+__device__ __forceinline__ uint4 load_now(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ float4 load_now(const float4* p) {
+    float4 v;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ float load_now(const float* p) {
+    float v;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}

@@ -25,14 +25,14 @@ __device__ __forceinline__ float load_from_rank(const float* p, u32 rank) {
 }
 
 #if __CUDA_ARCH__ < 900
-__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_arrive_relaxed() {}
 __device__ __forceinline__ void cluster_wait() {}
 #endif
 
 // A barrier of this block's shared memory, for one phase: so many bytes that blocks of the cluster store.
 using Arrival = unsigned long long;
 
-// By one thread; the cluster's barrier stands between this and the stores.
+// By one thread; the cluster's barrier, reached relaxed or not, stands between this and the stores.
 __device__ __forceinline__ void expect_bytes(Arrival* arrival, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
     const u32 at = (u32)__cvta_generic_to_shared(arrival);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void await_bytes(Arrival* arrival) {
     u32 done = 0;
     while (!done)
         asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
             : "=r"(done) : "r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
 #endif
 }

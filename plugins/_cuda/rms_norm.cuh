@@ -8,6 +8,7 @@
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
 // rising order: the order depends on H only, never on M.
 #pragma once
+#include "ahead.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "silu.cuh"
@@ -20,13 +21,22 @@ constexpr int WARP_WIDEST = KEPT * 8 * warp;  // up to here a warp has a row; no
 
 template <int WIDTH>
 __device__ __forceinline__ Raw<WIDTH> load_weight(const bf16* weight, int piece) {
-    return load_raw<WIDTH>(weight, piece);
+    if constexpr (WIDTH == 8) return {load_now(reinterpret_cast<const uint4*>(weight) + piece)};
+    else return load_raw<WIDTH>(weight, piece);
 }
 template <int WIDTH>
 __device__ __forceinline__ Values<WIDTH> load_weight(const float* weight, int piece) {
     Values<WIDTH> v;
+    if constexpr (WIDTH % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) v.at[i] = weight[(size_t)piece * WIDTH + i];
+        for (int i = 0; i < WIDTH; i += 4) {
+            const float4 part = load_now(reinterpret_cast<const float4*>(weight + (size_t)piece * WIDTH + i));
+            v.at[i] = part.x, v.at[i + 1] = part.y, v.at[i + 2] = part.z, v.at[i + 3] = part.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) v.at[i] = weight[(size_t)piece * WIDTH + i];
+    }
     return v;
 }
 

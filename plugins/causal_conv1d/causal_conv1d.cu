@@ -104,11 +104,11 @@ __device__ __forceinline__ void load_window(float (&window)[8][TAPS - 1], const 
 // Sequences of one row each, as a decode step has them. A launch that begins early brings the state into L2 that the slot
 // of the time names, and reads it together with the slot; where that is another by then, its state comes after it.
 extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
-    const bf16* __restrict__ x,       // [S, C]
+    const bf16* x,                    // [S, C]
     const bf16* __restrict__ weight,  // [C, 4]
-    bf16* __restrict__ state,         // [R, C, 3], in and out
-    const int* __restrict__ slots,    // [S]
-    bf16* __restrict__ out,           // [S, C]
+    bf16* state,                      // [R, C, 3], in and out
+    const int* slots,                 // [S]
+    bf16* out,                        // [S, C]
     int R, int C, int blocks_a_row) {
     const int piece = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x, row = blockIdx.x / blocks_a_row;
     const bool is_inside = piece < C / 8;
@@ -121,14 +121,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
     const int guess = peek(slots + row);
     if (is_slot(guess)) bring_into_l2(state_in(guess));
     Block<TAPS> taps = {};
-    if (is_inside) taps.load_from(weight + (size_t)piece * 8 * TAPS);
+#pragma unroll
+    for (int i = 0; i < TAPS && is_inside; ++i) taps.raw[i] = {load_now(reinterpret_cast<const uint4*>(weight) + piece * TAPS + i)};
     wait_for_previous_launch();
-    const int slot = slots[row];
+    const int named = slots[row];
     Raw<8> fresh = {};
     if (is_inside) fresh = load_raw<8>(x + (size_t)row * C, piece);
     Block<TAPS - 1> before = {};
-    if (is_slot(guess)) before.load_from(state_in(guess));
-    if (slot != guess && is_slot(slot)) before.load_from(state_in(slot));
+    int slot = guess;
+#pragma unroll 1
+    while (true) {  // as two branches, all loads would wait for the slot
+        if (is_slot(slot)) before.load_from(state_in(slot));
+        make_opaque(slot);
+        if (slot == named) break;
+        slot = named;
+    }
 
     // Stage 2: the row, and the new state.
     Values<8> v = {};

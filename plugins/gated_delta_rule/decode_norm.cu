@@ -26,13 +26,10 @@ struct NormWeight {
 };
 template <int WIDTH>
 __device__ __forceinline__ Values<WIDTH> load_weight(const NormWeight* weight, int piece) {
+    if (!weight->is_bf16) return load_weight<WIDTH>(static_cast<const float*>(weight->at), piece);
     Values<WIDTH> v;
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) {
-        const int column = piece * WIDTH + i;
-        v.at[i] = weight->is_bf16 ? __bfloat162float(static_cast<const bf16*>(weight->at)[column])
-                                  : static_cast<const float*>(weight->at)[column];
-    }
+    for (int i = 0; i < WIDTH; ++i) v.at[i] = __bfloat162float(static_cast<const bf16*>(weight->at)[piece * WIDTH + i]);
     return v;
 }
 
@@ -52,7 +49,7 @@ struct HeadSquares {
     __device__ __forceinline__ void begin() {
         if constexpr (BLOCK_TILES == 1) {
             if (threadIdx.x == 0) expect_bytes(&arrival, sizeof(tiles));
-            cluster_arrive();
+            cluster_arrive_relaxed();
         }
     }
     // All threads, once all blocks have begun.
@@ -90,35 +87,35 @@ __device__ __forceinline__ void meet_tile() {
 template <int BLOCK_TILES>
 __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* decay, const float* beta, const bf16* gate,
                                                 const NormWeight& weight, float* pool, const int* slots, bf16* out,
-                                                float eps, int pool_slots, const Heads& heads) {
+                                                float eps, int pool_slots, int key_heads, int value_heads, int value_dim) {
+    const Heads heads{key_heads, KEY_DIM, value_heads, VALUE_DIM};
     __shared__ Exchange exchange[BLOCK_TILES];
     __shared__ HeadSquares<BLOCK_TILES> squares;
     allow_next_launch();
     squares.begin();
     const int own_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
-    const SingleRow row(heads, blockIdx.x * BLOCK_TILES + own_tile, slots, pool, pool_slots);
+    const SingleRow row(heads, blockIdx.x * BLOCK_TILES + own_tile, qkv, slots, pool, pool_slots);
     const Tile& at = row.at;
     const bool is_writer = at.warp == 0 && at.lane < COLUMNS / LANE_COLUMNS;
     const size_t place = ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column;
-    // A cluster takes them early, its heads are few; a block has no registers to keep them in.
-    Values<LANE_COLUMNS> weights;
-    uint2 gates = make_uint2(0, 0);
-    auto take_weights = [&] { if (is_writer) weights = load_weight<LANE_COLUMNS>(&weight, at.column / LANE_COLUMNS); };
-    auto take_gates = [&] { if (is_writer) gates = *reinterpret_cast<const uint2*>(gate + place); };
-    if constexpr (BLOCK_TILES == 1) take_weights();
+    Values<LANE_COLUMNS> weights, by;
+    if (is_writer) weights = load_weight<LANE_COLUMNS>(&weight, at.column / LANE_COLUMNS);
     wait_for_previous_launch();
 
-    // Stage 1: the step.
+    // Stage 1: the step. What does not need the state is done while it is on its way.
     RowInputs in;
     StatePart state;
-    if constexpr (BLOCK_TILES == 1) take_gates();
-    const int slot = row.load(in, state, qkv, decay, beta);
+    uint2 gates = make_uint2(0, 0);
+    if (is_writer) gates = *reinterpret_cast<const uint2*>(gate + place);
+    const int slot = row.load(in, state, decay, beta);
+    if (is_writer) by = silu(values_of(widen(gates)));
+    const RowStep moves(in);
     squares.reach_others();
     if (!row.is_inside(slot)) {  // so it is for the whole head
         if (is_writer) *reinterpret_cast<uint2*>(out + place) = make_uint2(0, 0);
         return;
     }
-    const uint2 mixed = narrow(step(state, RowStep(in), exchange[own_tile], at, [] { meet_tile<BLOCK_TILES>(); }));
+    const uint2 mixed = narrow(step(state, moves, exchange[own_tile], at, [] { meet_tile<BLOCK_TILES>(); }));
 
     // Stage 2: the squares of the head, while the state goes out.
     const Values<LANE_COLUMNS> values = values_of(widen(mixed));
@@ -127,25 +124,23 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
     if (at.warp != 0) return;
 
     // Stage 3: norm and gate.
-    if constexpr (BLOCK_TILES > 1) take_weights(), take_gates();
-    const Values<LANE_COLUMNS> by = silu(values_of(widen(gates)));
-    const float r = reciprocal_root(squares.total(), heads.value_dim, eps);
+    const float r = reciprocal_root(squares.total(), value_dim, eps);
     if (is_writer) *reinterpret_cast<uint2*>(out + place) = narrow(of_values(gated(values, r, weights, by)));
 }
 
 #define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
     extern "C" __global__ void BOUNDS delta_rule_norm_##NAME(                                                        \
-        const __nv_bfloat16* __restrict__ qkv,  /* [S, 2 key_heads Dk + value_heads Dv] */                           \
-        const float* __restrict__ decay,        /* [S, value_heads] */                                               \
-        const float* __restrict__ beta,         /* [S, value_heads] */                                               \
-        const __nv_bfloat16* __restrict__ gate, /* [S, value_heads Dv] */                                            \
-        const void* __restrict__ weight,        /* [Dv], FP32 or BF16 */                                             \
-        float* __restrict__ pool,               /* [slots, value_heads, Dk, Dv] */                                   \
-        const int* __restrict__ slots,          /* [S] */                                                            \
-        __nv_bfloat16* __restrict__ out,        /* [S, value_heads Dv] */                                            \
+        const bf16* qkv,                  /* [S, 2 key_heads Dk + value_heads Dv] */                                 \
+        const float* decay,               /* [S, value_heads] */                                                     \
+        const float* beta,                /* [S, value_heads] */                                                     \
+        const bf16* gate,                 /* [S, value_heads Dv] */                                                  \
+        const void* __restrict__ weight,  /* [Dv], FP32 or BF16 */                                                   \
+        float* pool,                      /* [slots, value_heads, Dk, Dv] */                                         \
+        const int* slots,                 /* [S] */                                                                  \
+        bf16* out,                        /* [S, value_heads Dv] */                                                  \
         float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {        \
         delta_rule_norm<TILES>(qkv, decay, beta, gate, {weight, (bool)is_bf16}, pool, slots, out, eps, pool_slots,   \
-                               Heads{key_heads, key_dim, value_heads, value_dim});                                   \
+                               key_heads, value_heads, value_dim);                                                   \
     }
 
 DELTA_RULE_NORM(spread_128, SPREAD_TILES, SPREAD_BOUNDS)

@@ -81,20 +81,6 @@ struct RowInputs {
     uint2 q, k, v;
     uint4 own_q, own_k;
     float decay, beta;
-
-    __device__ __forceinline__ void load(const Heads& heads, const __nv_bfloat16* qkv, const float* decays,
-                                         const float* betas, int row, int head, int column, int warp, int lane) {
-        const __nv_bfloat16* at = qkv + row * heads.width() + (size_t)heads.key_head(head) * KEY_DIM;
-        const size_t keys = (size_t)heads.key_heads * KEY_DIM;
-        const int own = warp * 32 + (lane >> 3) * ROWS;
-        q = *reinterpret_cast<const uint2*>(at + 4 * lane);
-        k = *reinterpret_cast<const uint2*>(at + keys + 4 * lane);
-        own_q = *reinterpret_cast<const uint4*>(at + own);
-        own_k = *reinterpret_cast<const uint4*>(at + keys + own);
-        v = *reinterpret_cast<const uint2*>(qkv + row * heads.width() + 2 * keys + (size_t)head * heads.value_dim + column);
-        decay = decays[(size_t)row * heads.value_heads + head];
-        beta = betas[(size_t)row * heads.value_heads + head];
-    }
 };
 
 // What the lengths of q and k make of them; a warp has 4 elements of each a lane.
@@ -230,31 +216,47 @@ struct SingleRow {
     Heads heads;
     Tile at;
     const int* slots;
-    float* pool;
+    float* pool;  // this thread's part of slot 0
+    const __nv_bfloat16 *q, *v;
     int pool_slots, guess;
 
-    __device__ __forceinline__ SingleRow(const Heads& heads_, int index, const int* slots_, float* pool_, int pool_slots_)
-        : heads(heads_), at(heads_, index), slots(slots_), pool(pool_), pool_slots(pool_slots_) {
-        guess = peek(slots + at.sequence);
-        if (is_inside(guess)) {  // a row of the tile a thread
-            const float* row = place(guess) - at.own + (size_t)(at.warp * 32 + at.lane) * heads.value_dim;
-            bring_into_l2(row + (at.column & -COLUMNS));
-        }
+    __device__ __forceinline__ SingleRow(const Heads& heads_, int index, const __nv_bfloat16* qkv, const int* slots_,
+                                         float* pool_, int pool_slots_)
+        : heads(heads_), at(heads_, index), slots(slots_ + at.sequence), pool_slots(pool_slots_) {
+        guess = peek(slots);
+        pool = pool_ + (size_t)at.head * heads.state_size() + at.own;
+        const __nv_bfloat16* const row = qkv + at.sequence * heads.width();
+        q = row + heads.key_head(at.head) * KEY_DIM;
+        v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
+        // Of eight threads with the same rows each one brings a row. The others are for their addresses: they are known then.
+        if (is_inside(guess)) bring_into_l2(place(guess) + (at.lane & 7) * (heads.value_dim - 4));
+        bring_into_l2(q), bring_into_l2(v);
     }
 
     __device__ __forceinline__ bool is_inside(int slot) const { return (u32)slot < (u32)pool_slots; }
     __device__ __forceinline__ float* place(int slot) const {
-        return pool + ((size_t)slot * heads.value_heads + at.head) * heads.state_size() + at.own;
+        return pool + (size_t)slot * (heads.value_heads * (size_t)heads.state_size());
     }
 
-    // Returns the slot. Everything comes at once: only where the guess was wrong a state is loaded after its slot.
-    __device__ __forceinline__ int load(RowInputs& in, StatePart& state, const __nv_bfloat16* qkv, const float* decay,
-                                        const float* beta) const {
-        const int slot = slots[at.sequence];
-        in.load(heads, qkv, decay, beta, at.sequence, at.head, at.column, at.warp, at.lane);
-        if (is_inside(guess)) state.load(place(guess), heads.value_dim);
-        if (slot != guess && is_inside(slot)) state.load(place(slot), heads.value_dim);
-        return slot;
+    // Returns the slot. Everything comes at once: only where the guess was wrong a state comes after its slot.
+    __device__ __forceinline__ int load(RowInputs& in, StatePart& state, const float* decay, const float* beta) const {
+        const int named = *slots, own = at.warp * 32 + (at.lane >> 3) * ROWS;
+        const __nv_bfloat16* const k = q + (size_t)heads.key_heads * KEY_DIM;
+        in.q = *reinterpret_cast<const uint2*>(q + 4 * at.lane);
+        in.k = *reinterpret_cast<const uint2*>(k + 4 * at.lane);
+        in.own_q = *reinterpret_cast<const uint4*>(q + own);
+        in.own_k = *reinterpret_cast<const uint4*>(k + own);
+        in.v = *reinterpret_cast<const uint2*>(v);
+        in.decay = decay[at.sequence * (size_t)heads.value_heads + at.head];
+        in.beta = beta[at.sequence * (size_t)heads.value_heads + at.head];
+        int slot = guess;
+#pragma unroll 1
+        while (true) {  // as two branches, all loads would wait for the slot
+            if (is_inside(slot)) state.load(place(slot), heads.value_dim);
+            make_opaque(slot);
+            if (slot == named) return slot;
+            slot = named;
+        }
     }
 };
 

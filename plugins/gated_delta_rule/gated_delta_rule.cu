@@ -3,26 +3,28 @@
 #include "delta_rule.cuh"
 #include "any_size.cuh"
 
-// Dk = 128, Dv a multiple of 32, sequences of one row. Grid: S * value_heads * Dv / 32.
+// Dk = 128, Dv a multiple of 32, sequences of one row. Grid: S * value_heads * Dv / 32. What launches write is not
+// __restrict__ where something stands before the wait: ahead.cuh says why.
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128(
-    const __nv_bfloat16* __restrict__ qkv,  // [S, 2 key_heads Dk + value_heads Dv]
-    const float* __restrict__ decay,        // [S, value_heads]
-    const float* __restrict__ beta,         // [S, value_heads]
-    float* __restrict__ pool,               // [slots, value_heads, Dk, Dv]
-    const int* __restrict__ slots,          // [S]
-    __nv_bfloat16* __restrict__ out,        // [S, value_heads Dv]
+    const __nv_bfloat16* qkv,  // [S, 2 key_heads Dk + value_heads Dv]
+    const float* decay,        // [S, value_heads]
+    const float* beta,         // [S, value_heads]
+    float* pool,               // [slots, value_heads, Dk, Dv]
+    const int* slots,          // [S]
+    __nv_bfloat16* out,        // [S, value_heads Dv]
     int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
     __shared__ Exchange exchange;
     allow_next_launch();
-    const SingleRow row({key_heads, key_dim, value_heads, value_dim}, blockIdx.x, slots, pool, pool_slots);
+    const SingleRow row({key_heads, KEY_DIM, value_heads, value_dim}, blockIdx.x, qkv, slots, pool, pool_slots);
     const Tile& at = row.at;
     wait_for_previous_launch();
     RowInputs in;
     StatePart state;
-    const int slot = row.load(in, state, qkv, decay, beta);
+    const int slot = row.load(in, state, decay, beta);
+    const RowStep moves(in);  // here, while the state is on its way
     float4 mixed = make_float4(0, 0, 0, 0);
     if (row.is_inside(slot)) {
-        mixed = step(state, RowStep(in), exchange, at, [] { __syncthreads(); });
+        mixed = step(state, moves, exchange, at, [] { __syncthreads(); });
         state.store(row.place(slot), value_dim);
     }
     __nv_bfloat16* const to = out + ((size_t)at.sequence * value_heads + at.head) * value_dim;

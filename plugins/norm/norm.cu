@@ -4,7 +4,8 @@
 //   rms_norm_residual   residual = BF16(residual + x), out = norm(residual)
 //   rms_norm_gated      out = x * r * weight * silu(gate),                   weight FP32 or BF16
 //
-// How a row is done, and in which order it is summed: rms_norm.cuh. sm_80 and newer. Launched by launch.py.
+// How a row is done, and in which order it is summed: rms_norm.cuh. What launches write is not __restrict__: ahead.cuh says
+// why. sm_80 and newer. Launched by launch.py.
 #include "rms_norm.cuh"
 
 constexpr int ROWS_A_BLOCK = 4;  // of a warp each
@@ -18,9 +19,9 @@ __device__ __forceinline__ size_t row_of_thread() {
 
 #define RMS_NORM(LANES, WIDTH)                                                                                   \
     extern "C" __global__ void BOUNDS(LANES) rms_norm_##LANES##_w##WIDTH(                                        \
-        const bf16* __restrict__ x,      /* [M, H] */                                                            \
+        const bf16* x,                   /* [M, H] */                                                            \
         const bf16* __restrict__ weight, /* [H] */                                                               \
-        bf16* __restrict__ out,          /* [M, H] */                                                            \
+        bf16* out,                       /* [M, H] */                                                            \
         float eps, float weight_offset, int M, int H) {                                                          \
         const size_t row = row_of_thread<LANES>();                                                               \
         norm_row<LANES, WIDTH>(Plain{x + row * H, weight, out + row * H, weight_offset}, row < M, H, eps);       \
@@ -28,10 +29,10 @@ __device__ __forceinline__ size_t row_of_thread() {
 
 #define RMS_NORM_RESIDUAL(LANES, WIDTH)                                                                          \
     extern "C" __global__ void BOUNDS(LANES) rms_norm_residual_##LANES##_w##WIDTH(                               \
-        const bf16* __restrict__ x,      /* [M, H] */                                                            \
-        bf16* __restrict__ residual,     /* [M, H], in and out */                                                \
+        const bf16* x,                   /* [M, H] */                                                            \
+        bf16* residual,                  /* [M, H], in and out */                                                \
         const bf16* __restrict__ weight, /* [H] */                                                               \
-        bf16* __restrict__ out,          /* [M, H] */                                                            \
+        bf16* out,                       /* [M, H] */                                                            \
         float eps, float weight_offset, int M, int H) {                                                          \
         const size_t row = row_of_thread<LANES>(), at = row * H;                                                 \
         norm_row<LANES, WIDTH>(Residual{x + at, weight, residual + at, out + at, weight_offset}, row < M, H, eps); \
@@ -39,10 +40,10 @@ __device__ __forceinline__ size_t row_of_thread() {
 
 #define RMS_NORM_GATED(LANES, WIDTH, WEIGHT, NAME)                                                               \
     extern "C" __global__ void BOUNDS(LANES) rms_norm_gated_##NAME##_##LANES##_w##WIDTH(                         \
-        const bf16* __restrict__ x,        /* [M, H] */                                                          \
-        const bf16* __restrict__ gate,     /* [M, H] */                                                          \
+        const bf16* x,                     /* [M, H] */                                                          \
+        const bf16* gate,                  /* [M, H] */                                                          \
         const WEIGHT* __restrict__ weight, /* [H] */                                                             \
-        bf16* __restrict__ out,            /* [M, H] */                                                          \
+        bf16* out,                         /* [M, H] */                                                          \
         float eps, int M, int H) {                                                                               \
         const size_t row = row_of_thread<LANES>(), at = row * H;                                                 \
         norm_row<LANES, WIDTH>(Gated<WEIGHT>{x + at, gate + at, weight, out + at}, row < M, H, eps);             \
