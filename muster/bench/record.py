@@ -23,9 +23,9 @@ METHOD = (
 )
 #: What is otherwise where the small kernels are among the rows.
 _SMALL = (
-    " small: at most 40 copies of all arguments, so that what is smaller than 8 MiB is partly found in L2, as in a step; "
-    "move = a kernel that reads the same bytes and writes as many back as ours writes; empty = a launch that does "
-    "nothing; ours is judged up to 16 MiB of arguments, peers are not."
+    " small: at most 40 copies of all arguments, so that what is smaller than 8 MiB is partly found in L2, as in a "
+    "step; move = a kernel that reads the same bytes and writes as many back as ours writes; empty = a launch that "
+    "does nothing; ours is judged up to 16 MiB of arguments, peers are not."
 )
 _TOOLS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
 _Group = list[dict[str, Any]]

@@ -6,8 +6,9 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor, workloads
-from kernel_muster.bench.common import MODULES, Figure, main, read_options
+from kernel_muster.bench.common import Figure, main, read_options
 from kernel_muster.bench.common_record import to_markdown
+from kernel_muster.bench.small import MODULES
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import BootRefused
 
