@@ -13,7 +13,7 @@ from kernel_muster.registry.nvfp4 import GROUP
 from kernel_muster.registry.signature import Signature, TensorParam, WeightParam
 
 #: What the kernels are for: tokens, experts, and choices of each token.
-MOST_TOKENS, MOST_EXPERTS, MOST_CHOICES = 3, 256, 32
+MOST_TOKENS, MOST_EXPERTS, MOST_CHOICES = 4, 256, 32
 _DEEPEST = 272
 _LARGEST = 5.0  # of gate, up and results, which are unit Gaussians
 
@@ -31,7 +31,7 @@ _COMMON = (
     ("rows_1", (1, 8, 2, 48, 32, 48)),
     ("rows_2", (2, 8, 2, 48, 32, 48)),
     ("deep_k", (1, 4, 2, _DEEPEST, _DEEPEST, _DEEPEST)),
-    ("many_choices", (3, 40, 32, 32, 16, 16)),
+    ("many_choices", (4, 40, 32, 32, 16, 16)),
     ("model_35b", (2, 3, 2, 2048, 512, 512)),
 )
 
@@ -49,12 +49,12 @@ def _cases(more: Any, depth_of: Callable[[Dims], int], bound: Callable[[int], To
 _GATE_UP_CASES = _cases(
     (
         ("odd_features", (2, 9, 3, 32, 21, 37)),
-        ("most_experts", (3, 256, 8, 32, 16, 16)),
+        ("most_experts", (4, 256, 8, 32, 16, 16)),
         ("odd_experts", (3, 77, 8, 32, 16, 16)),
         ("depth_512_one_token", (1, 12, 8, 512, 144, 144)),
         ("depth_512", (3, 12, 8, 512, 144, 48)),
         ("depth_2048_one_token", (1, 12, 8, 2048, 48, 48)),
-        ("depth_2048", (3, 12, 8, 2048, 48, 160)),
+        ("depth_2048", (4, 12, 8, 2048, 48, 160)),
         ("depth_2048_many_features", (2, 3, 2, 2048, 16, 528)),
         ("four_supertiles", (3, 3, 2, 784, 80, 80)),
         ("nine_supertiles", (3, 3, 2, 2064, 32, 32)),
@@ -82,7 +82,7 @@ def _reduction(depth: int) -> Tolerance:
 _DOWN_CASES = _cases(
     (
         ("depth_512_one_token", (1, 12, 8, 144, 512, 512)),
-        ("depth_512", (3, 12, 8, 144, 512, 512)),
+        ("depth_512", (4, 12, 8, 144, 512, 512)),
         ("depth_512_two_rounds", (2, 20, 13, 40, 512, 512)),
         ("depth_512_beside_272", (2, 12, 8, 48, 512, 272)),
         ("depth_272_beside_512", (2, 12, 8, 48, 272, 512)),

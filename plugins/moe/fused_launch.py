@@ -12,6 +12,7 @@ from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
@@ -29,7 +30,7 @@ _ORDERS = {
 _INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # of the form that serves gate and up together
 _BLOCKS_A_MULTIPROCESSOR = 2  # fused_shared.cu
 # Tiles of a choice that a team has, by choices: all blocks fit an H200 at once.
-_REPEATS = ((8, 1), (16, 2), (1 << 62, 3))
+_REPEATS = ((8, 1), (16, 2), (24, 3), (1 << 62, 4))
 # Blocks that have the shared expert where choices leave fewer free: its weights come early, so that few suffice.
 _LEAST_SHARED_BLOCKS = 8
 
@@ -40,18 +41,29 @@ def gemv_order(features: int, depth: int, is_dual: bool) -> tuple[int, int]:
     return _ORDERS["any" if is_dual and split not in _INPUT_ORDERS else split]
 
 
-def shared_blocks_of(tiles: int, routed: int, multiprocessors: int) -> int:
-    """Return how many blocks have the tiles of the shared expert beside so many blocks of chosen ones."""
-    return min(tiles, max(_LEAST_SHARED_BLOCKS, _BLOCKS_A_MULTIPROCESSOR * multiprocessors - routed))
+@frozen
+class Shares:
+    """How blocks share gate and up out: behind the shared expert's, ``blocks`` a choice, ``repeats`` tiles a team."""
+
+    repeats: int
+    blocks: int
+    shared_blocks: int
+    grid: tuple[int, int, int]
+
+
+def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
+    """Return the shares of ``M T`` choices, and of the shared expert in the blocks that they leave free."""
+    slots, teams = dims["M"] * dims["T"], split_of(dims["H"]).teams(PAIRWISE_WARPS)
+    repeats = next(repeats for most, repeats in _REPEATS if slots <= most)
+    blocks = ceil_div(ceil_div(dims["I"], TILE_N), teams * repeats)
+    free = _BLOCKS_A_MULTIPROCESSOR * multiprocessors - blocks * slots
+    shared_blocks = min(ceil_div(dims["J"], TILE_N), max(_LEAST_SHARED_BLOCKS, free))
+    return Shares(repeats, blocks, shared_blocks, (shared_blocks + blocks * slots, 1, 1))
 
 
 def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views, given = bound.dims, bound.views, bound.arguments
-    slots, split = dims["M"] * dims["T"], split_of(dims["H"])
-    repeats = next(repeats for most, repeats in _REPEATS if slots <= most)
-    blocks = ceil_div(ceil_div(dims["I"], TILE_N), split.teams(PAIRWISE_WARPS) * repeats)
-    tiles = ceil_div(dims["J"], TILE_N)
-    shared_blocks = shared_blocks_of(tiles, blocks * slots, multiprocessors_of(views["x"].device))
+    shares = shares_of(dims, multiprocessors_of(views["x"].device))
     shared = tuple(given[name] for name in ("shared_gate", "shared_up"))
     arrays = (
         *weights_of(bound, "w_gate", "w_up"),
@@ -61,9 +73,9 @@ def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
         *(weight.global_scale_decode for weight in shared),
     )
     sizes = (views["logits"].dtype == numpy_dtype("f32"), *(dims[name] for name in "METIHJ"))
-    shares = (repeats, blocks, shared_blocks, *gemv_order(2 * dims["J"], dims["H"], True))
-    grid = (shared_blocks + blocks * slots, 1, 1)
-    return LaunchPlan(f"fused_gate_up_{split.name}", grid, (*arrays, *sizes, *shares))
+    parts = (shares.repeats, shares.blocks, shares.shared_blocks)
+    order = gemv_order(2 * dims["J"], dims["H"], True)
+    return LaunchPlan(f"fused_gate_up_{split_of(dims['H']).name}", shares.grid, (*arrays, *sizes, *parts, *order))
 
 
 def _plan_down(bound: Bound, entries: Entries) -> LaunchPlan:

@@ -1,4 +1,4 @@
-// A step's experts of up to three tokens in two launches: the router's choice and gate and up of what it chose, then down,
+// A step's experts of up to four tokens in two launches: the router's choice and gate and up of what it chose, then down,
 // each with the shared expert as one more expert. Launched by fused_launch.py. sm_80 and newer.
 //
 // Gate and up: the first blocks have the shared expert. Its weights do not depend on the choice: the first tile is on its way,
@@ -15,7 +15,7 @@
 #include "reduce.cuh"
 #include "topk.cuh"
 
-constexpr int MOST_TOKENS = 3, MOST_CHOICES = 32;
+constexpr int MOST_TOKENS = 4, MOST_CHOICES = 32;
 // Two blocks a multiprocessor.
 #define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
 #define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32, 2)
@@ -49,22 +49,26 @@ __device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_wei
     return sigmoid(block_sum(dot, partial));
 }
 
-// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, else they are read
-// where they are. ``fetch`` begins, ``wait`` comes before the block's next barrier, and that before the first row.
+// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little apart, so
+// that lanes of different rows read different banks; else they are read where they are. ``fetch`` begins, ``wait`` comes
+// before the block's next barrier, and that before the first row.
 template <class F>
 struct Rows {
+    static constexpr int STRIDE = F::STATIC_K + 8;
     const bf16* x;  // [M, H]
     int H;
 
-    static __device__ __forceinline__ u32 shared() {
-        __shared__ __align__(16) bf16 rows[MOST_TOKENS][F::STATIC_K > 0 ? F::STATIC_K : 8];
-        return (u32)__cvta_generic_to_shared(rows);
+    static __device__ __forceinline__ u32 place(int token, int k) {
+        __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MOST_TOKENS * STRIDE : 8];
+        return (u32)__cvta_generic_to_shared(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
     }
     __device__ __forceinline__ void fetch(int M) const {
         if constexpr (F::STATIC_K > 0)
 #pragma unroll 1
-            for (int i = threadIdx.x * 8; i < M * F::STATIC_K; i += PAIRWISE_THREADS * 8)
-                copy_to_shared(shared() + i * (u32)sizeof(bf16), x + i);
+            for (int token = 0; token < M; ++token)
+#pragma unroll 1
+                for (int k = threadIdx.x * 8; k < F::STATIC_K; k += PAIRWISE_THREADS * 8)
+                    copy_to_shared(place(token, k), x + (size_t)token * F::STATIC_K + k);
     }
     static __device__ __forceinline__ void wait() {
         if constexpr (F::STATIC_K > 0) wait_for_copies();
@@ -72,7 +76,7 @@ struct Rows {
     __device__ __forceinline__ auto of(int token) const {
         if constexpr (F::STATIC_K > 0) {
             NearRow<F> row;
-            row.row = shared() + max(token, 0) * F::STATIC_K * (u32)sizeof(bf16);
+            row.row = place(max(token, 0), 0);
             row.is_there = token >= 0;
             return row;
         } else {
@@ -113,8 +117,10 @@ __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const
 #pragma unroll 1
             for (int s = chain; s < at.supertiles; s += order.chains) {
                 int next_tile = tile, next = s + order.chains;  // of this chain, else of the next one, else of the next tile
-                if (next >= at.supertiles) next = chain + PAIRWISE_WARPS;
-                if (next >= at.supertiles || (next < s && next >= there)) next = warp, next_tile += shared.blocks;
+                if (next >= at.supertiles) {
+                    next = chain + PAIRWISE_WARPS;
+                    if (next >= there) next = warp, next_tile += shared.blocks;
+                }
                 const bool has_next = next_tile < at.tiles;
                 const u8 *next_gate = shared.gate + place(next_tile, next), *next_up = shared.up + place(next_tile, next);
                 row.begin(s, at);

@@ -217,14 +217,17 @@ class Step:
     def apart(self, x, logits, b):
         """Launch one by one."""
         rows = len(x)
-        tier, pair = "" if rows == 1 else f"_batch{rows}", f"moe_fused_batch{max(rows, 2)}"
+        tier, pair = "" if rows == 1 else f"_batch{rows}", "moe_fused_batch2"
         gate, up, shared = self.empty(rows, self.shared), self.empty(rows, self.shared), self.empty(rows, self.hidden)
         w = self.w
         self.kernel("moe::moe_topk_softmax")(logits, self.choices, b["ids"], b["weights"])
-        self.kernel(f"{pair}::{pair}_gate_up")(x, b["ids"], w["gate"], w["up"], b["act"])
-        self.kernel(f"{pair}::{pair}_down")(b["act"], b["ids"], b["weights"], w["down"], b["out"])
-        dual = self.kernel(f"w4a16_gemv::w4a16_gemv_dual{tier}")
-        dual(x=x, w_a=w["shared_gate"], w_b=w["shared_up"], out_a=gate, out_b=up)
+        for start in range(0, rows, 2):
+            part = slice(start, start + 2)
+            act, ids = b["act"][part], b["ids"][part]
+            self.kernel(f"{pair}::{pair}_gate_up")(x[part], ids, w["gate"], w["up"], act)
+            self.kernel(f"{pair}::{pair}_down")(act, ids, b["weights"][part], w["down"], b["out"][part])
+        for name, out in (("shared_gate", gate), ("shared_up", up)):
+            self.kernel(f"w4a16_gemv::w4a16_gemv{tier}")(x=x, w=w[name], out=out)
         self.kernel("moe::moe_silu_mul")(gate, up, b["act_shared"])
         self.kernel(f"w4a16_gemv::w4a16_gemv{tier}")(x=b["act_shared"], w=w["shared_down"], out=shared)
         self.kernel("moe_shared::moe_shared_gate_add")(x, self.gate_weight, shared, b["out"])
@@ -242,7 +245,7 @@ def test_fused_launches_have_the_bits_of_launches_one_by_one(layer, hidden, inte
     import cupy
 
     step, stream = Step(layer.kernels, hidden, intermediate, shared), cupy.cuda.Stream(non_blocking=True)
-    for tokens in (1, 2, 3):
+    for tokens in (1, 2, 3, 4):
         for dtype in (BF16, np.float32):
             x, logits = (step.memory.to(array) for array in step.inputs(tokens, dtype))
             fused, apart = step.buffers(tokens), step.buffers(tokens)

@@ -5,8 +5,9 @@ import pytest
 from kernel_muster.plugins import gated_delta_rule, moe, paged_decode
 from kernel_muster.plugins._cuda.nvfp4_layout import LAYOUT, to_mma_layout
 from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
-from kernel_muster.plugins.moe import expert_launch
+from kernel_muster.plugins.moe import expert_launch, fused_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
+from kernel_muster.plugins.w4a16_gemv import launch as gemv_launch
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.contracts import Case, random_weight
@@ -74,6 +75,34 @@ def test_layout_of_experts_with_a_negative_scale_is_refused():
 def test_split_of_experts_depends_on_depth(depth, split, chains):
     found = expert_launch.split_of(depth)
     assert (found.name, found.chains) == (split, chains)
+
+
+@pytest.mark.parametrize(
+    ("features", "depth", "is_dual", "order"),
+    [
+        (1024, 2048, True, (8, 1)), (2048, 512, False, (8, 1)), (1056, 2048, True, (4, 1)), (64, 2048, False, (8, 1)),
+        (1040, 2048, False, (4, 1)), (64, 4096, False, (8, 1)), (96, 5120, True, (20, 2)), (1056, 5120, True, (4, 1)),
+        (64, 6144, False, (8, 2)), (64, 6144, True, (8, 1)), (64, 17408, False, (8, 2)), (48, 80, True, (8, 1)),
+    ],
+)  # fmt: skip
+def test_shared_expert_is_summed_in_the_order_of_its_gemv(features, depth, is_dual, order):
+    assert fused_launch.gemv_order(features, depth, is_dual) == order
+
+
+def test_every_split_of_the_gemv_has_an_order():
+    splits = {gemv_launch.split_of(n, k) for n in (16, 4096) for k in (256, 2048, 4096, 5120, 6144, 17408)}
+    assert splits == set(fused_launch._ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "repeats", "blocks"), [(1, 1, 8 + 8 * 32), (2, 2, 8 + 16 * 16), (3, 3, 8 + 24 * 11), (4, 4, 8 + 32 * 8)]
+)
+def test_step_of_experts_has_few_blocks_of_the_shared_one_beside_the_chosen(tokens, repeats, blocks):
+    dims = {"M": tokens, "E": 256, "T": 8, "H": 2048, "I": 512, "J": 512}
+    shares = fused_launch.shares_of(dims, 132)
+    assert (shares.repeats, shares.grid) == (repeats, (blocks, 1, 1))
+    assert shares.shared_blocks == 8
+    assert fused_launch.shares_of({**dims, "J": 16}, 132).shared_blocks == 1
 
 
 def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
