@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
-from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Array, Dims, f64
+from kernel_muster.plugins._contracts import BF16_ROUNDING, EXACT, F32_ROUNDING, F64, Array, Dims, f64
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import Dim, ScalarParam, Signature, TensorParam
 
 _Q = TensorParam("q", "bf16", ("M", "Hq", "D"), "inout")
@@ -184,4 +185,93 @@ YARN = Contract(
         derivation=f"{_TOLERANCE.derivation}; all of it scaled by at most {_LARGEST_SCALE}",
     ),
     inputs=_positions,
+)
+
+# One head has a warp in a kernel; this is what its lanes hold.
+_WIDEST_HEAD = 1024
+_CACHES = tuple(TensorParam(f"{name}_cache", "bf16", ("P", "B", "Hk", "D"), "inout") for name in ("k", "v"))
+# Normalised values times 1 + weight, the weight at most a half: below 9. The norm is rounded to BF16 where its own sum
+# errs by D * 2^-25; a pair then takes half a unit of each of two such values, and another rounding.
+_LARGEST_NORMALISED = 9.0
+
+
+def _exact_fused(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    angles = f64(arguments["positions"])[:, None] / _periods(arguments, dims)
+    turned = {name: _turned_norm(arguments, name, angles) for name in ("q", "k")}
+    places = np.equal.outer(np.arange(dims["P"] * dims["B"]), arguments["slots"]).astype(np.float64)
+    rows = {"k_cache": turned["k"], "v_cache": f64(arguments["v"])}
+    return {"q": turned["q"], **{name: _placed(places, row, arguments[name]) for name, row in rows.items()}}
+
+
+def _turned_norm(arguments: Arguments, name: str, angles: F64) -> F64:
+    wide = f64(arguments[name])
+    mean = np.mean(wide**2, axis=-1, keepdims=True) + np.float64(np.float32(arguments["eps"]))
+    scale = np.float64(arguments["weight_offset"]) + f64(arguments[f"{name}_weight"])
+    return _turned(wide / np.sqrt(mean) * scale, angles)
+
+
+def _placed(places: F64, rows: F64, cache: Array) -> F64:
+    """Put rows ``[M, Hk, D]`` where ``places [P * B, M]`` has a one."""
+    flat = f64(cache).reshape(len(places), -1)
+    kept = flat * (places.sum(axis=1, keepdims=True) == 0)
+    placed: F64 = (kept + places @ rows.reshape(places.shape[1], flat.shape[1])).reshape(cache.shape)
+    return placed
+
+
+def _fused_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
+    """Small weights; different slots in any order, every fifth row is not kept."""
+    slots = rng.permutation(dims["P"] * dims["B"])[: dims["M"]].astype(np.int32)
+    slots[4::5] = -1
+    weights = {f"{name}_weight": (rng.random(dims["D"]) - 0.5).astype(numpy_dtype("bf16")) for name in ("q", "k")}
+    return {**_positions(dims, rng), "slots": slots, **weights}
+
+
+def _fused(heads: tuple[int, int, int, int, int], pages: tuple[int, int]) -> dict[str, int]:
+    return {**_dims(*heads), "P": pages[0], "B": pages[1]}
+
+
+_CENTRED = {**_THETA, "eps": 1e-6, "weight_offset": 1.0}
+QK_NORM_ROPE_APPEND = Contract(
+    "qk_norm_rope_append",
+    "q = rope_forward(rms_norm(q)) by heads; rope_forward(rms_norm(k)) and v to their slots of a paged cache",
+    Signature(
+        (
+            _Q,
+            TensorParam("k", "bf16", ("M", "Hk", "D")),
+            TensorParam("v", "bf16", ("M", "Hk", "D")),
+            TensorParam("q_weight", "bf16", ("D",)),
+            TensorParam("k_weight", "bf16", ("D",)),
+            TensorParam("positions", "i32", ("M",)),
+            TensorParam("slots", "i32", ("M",)),
+            ScalarParam("eps", "f32", minimum=0.0),
+            ScalarParam("weight_offset", "f32"),
+            *_ROTARY,
+            *_CACHES,
+        ),
+        _PAIRS,
+        (*_INSIDE, ("D", _WIDEST_HEAD)),
+    ),
+    _exact_fused,
+    (
+        Case("one_row", _fused((1, 16, 2, 256, 64), (3, 16)), _CENTRED),
+        Case("dense_model", _fused((3, 24, 4, 256, 64), (3, 16)), _CENTRED),
+        Case("many_rows", _fused((33, 4, 2, 64, 64), (9, 16)), {**_CENTRED, "theta": 1e4}),
+        Case("plain_weights", _fused((2, 9, 3, 128, 128), (2, 4)), {**_THETA, "eps": 0.5, "weight_offset": 0.0}),
+        Case("one_pair", _fused((5, 3, 1, 7, 2), (9, 1)), {**_CENTRED, "theta": 1e4}),
+        Case("odd_heads", _fused((17, 5, 3, 33, 12), (5, 7)), _CENTRED),
+        Case("odd_half", _fused((4, 5, 3, 48, 22), (5, 7)), _CENTRED),
+        Case("widest", _fused((2, 2, 1, _WIDEST_HEAD, 1000), (2, 4)), _CENTRED),
+        Case("widest_odd", _fused((2, 1, 1, _WIDEST_HEAD - 1, 90), (2, 4)), _CENTRED),
+        Case("no_keys", _fused((2, 3, 0, 16, 8), (1, 4)), _CENTRED),
+        Case("no_rows", _fused((0, 4, 2, 64, 16), (2, 4)), _CENTRED),
+    ),
+    Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=2 * _LARGEST_NORMALISED * (BF16_ROUNDING + (_WIDEST_HEAD / 2 + 22) * F32_ROUNDING),
+        derivation=f"two roundings to BF16 (2^-8), the first of both values of a pair, which are below "
+        f"{_LARGEST_NORMALISED}; before it {_WIDEST_HEAD} squares, halved by the root, and 16 FP32 operations, "
+        "after it two products with a cosine or sine that errs by 2^-22, and their sum",
+    ),
+    inputs=_fused_inputs,
+    output_tolerances={"v_cache": EXACT},
 )

@@ -2,6 +2,9 @@
 
 import numpy as np
 from kernel_muster.plugins._reference import F32, Array, f32
+from kernel_muster.plugins._sequences import check_slots
+from kernel_muster.plugins.kv_cache.cpu import kv_cache_append
+from kernel_muster.plugins.norm.cpu import rms_norm
 from kernel_muster.registry.errors import ContractError
 
 _FAST, _SLOW = 32.0, 1.0  # turns in the original context: YaRN's beta_fast and beta_slow
@@ -61,6 +64,37 @@ def rope_yarn(
     frequencies = _frequencies(rotary_dim, theta) * (1.0 - ramp + ramp / np.float64(factor))
     for row, position in enumerate(positions.tolist()):
         _rotate((q[row], k[row]), position * frequencies, yarn_scale(factor))
+
+
+def qk_norm_rope_append(
+    q: Array,
+    k: Array,
+    v: Array,
+    q_weight: Array,
+    k_weight: Array,
+    positions: Array,
+    slots: Array,
+    eps: np.float32,
+    weight_offset: np.float32,
+    rotary_dim: int,
+    theta: np.float32,
+    k_cache: Array,
+    v_cache: Array,
+) -> None:
+    """Norm and rotate ``q [M, Hq, D]`` BF16 in place; norm and rotate ``k``, and put it with ``v [M, Hk, D]`` in place.
+
+    The bits are those of ``rms_norm`` over each head, rounded to BF16, of :func:`rope_forward` and of
+    ``kv_cache_append``. What they refuse raises ContractError and changes nothing.
+    """
+    owner = "rope::qk_norm_rope_append"
+    _check(owner, positions)
+    check_slots(owner, slots, k_cache.shape[0] * k_cache.shape[1])
+    keys = np.empty_like(k)
+    for heads, weight, out in ((q, q_weight, q), (k, k_weight, keys)):
+        flat = heads.reshape(-1, heads.shape[-1])
+        rms_norm(flat, weight, eps, weight_offset, out.reshape(flat.shape))
+    rope_forward(q, keys, positions, rotary_dim, theta)
+    kv_cache_append(keys, v, slots, k_cache, v_cache)
 
 
 def yarn_ramp(rotary_dim: int, theta: np.float32, original_context: int) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import cuda_kernel, width_of
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
 from kernel_muster.plugins.rope.cpu import yarn_ramp, yarn_scale
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -45,3 +45,26 @@ _ENTRIES = tuple(EntryPoint(f"rope_w{width}", ("ptr",) * 3 + ("i32",) * 8 + ("f6
 FORWARD = cuda_kernel(_SOURCE, _ENTRIES, _plan_forward)
 MROPE_INTERLEAVED = cuda_kernel(_SOURCE, _ENTRIES, _plan_mrope)
 YARN = cuda_kernel(_SOURCE, _ENTRIES, _plan_yarn)
+
+_HEAD_WARPS = 8  # qk_norm_rope_append.cu
+_FUSED_PARAMETERS = ("ptr",) * 9 + ("f32", "f32", "i64") + ("i32",) * 4 + ("f64",)
+_FUSED_TENSORS = ("q", "k", "v", "q_weight", "k_weight", "positions", "slots", "k_cache", "v_cache")
+
+
+def _plan_fused(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
+    arguments, dims = bound.arguments, bound.dims
+    half, heads = dims["rotary_dim"] // 2, dims["Hq"] + dims["Hk"]
+    tensors = tuple(bound.views[name] for name in _FUSED_TENSORS)
+    numbers = (arguments["eps"], arguments["weight_offset"], dims["P"] * dims["B"])
+    sizes = (dims["Hq"], dims["Hk"], dims["D"], half, math.log2(arguments["theta"]) / half)
+    grid = (dims["M"] * ceil_div(heads, _HEAD_WARPS), 1, 1)
+    if dims["M"] == 0:
+        return ()
+    return LaunchPlan(f"qk_norm_rope_append_w{width_of(dims['D'])}", grid, (*tensors, *numbers, *sizes))
+
+
+QK_NORM_ROPE_APPEND = cuda_kernel(
+    Path(__file__).with_name("qk_norm_rope_append.cu"),
+    tuple(EntryPoint(f"qk_norm_rope_append_w{width}", _FUSED_PARAMETERS) for width in (1, 8)),
+    _plan_fused,
+)

@@ -13,27 +13,9 @@
 // One block a row: it makes the row's cosines and sines once for all heads. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
 #include "launch.cuh"
+#include "rope.cuh"
 
 constexpr int THREADS = 256;  // and frequencies a round
-constexpr double TURNS_A_RADIAN = 0.15915494309189533577;
-
-struct Ramp {
-    double low, slope, stretch, scale;
-};
-
-__device__ __forceinline__ double turns_a_position(int i, double log2_step, const Ramp& ramp) {
-    const double part = fmin(fmax((i - ramp.low) * ramp.slope, 0.0), 1.0);
-    return exp2(-i * log2_step) * TURNS_A_RADIAN * (1.0 - part + part * ramp.stretch);
-}
-
-// The whole turns go before the fraction is used; what rounding the product lost comes back.
-__device__ __forceinline__ void cosine_and_sine(int position, double turns, double scale, float& cosine, float& sine) {
-    const double product = position * turns, lost = fma((double)position, turns, -product);
-    double s, c;
-    sincospi(2.0 * ((product - rint(product)) + lost), &s, &c);
-    cosine = (float)(c * scale);
-    sine = (float)(s * scale);
-}
 
 // A piece of a head, and the one that it turns with.
 template <int WIDTH>
@@ -49,9 +31,9 @@ struct Pieces {
         Values<WIDTH> x = widen(a), y = widen(b);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
-            const float c = cosine[i], s = sine[i], first = x.at[i];
-            x.at[i] = first * c - y.at[i] * s;
-            y.at[i] = y.at[i] * c + first * s;
+            const float low = x.at[i], high = y.at[i];
+            x.at[i] = turned_low(low, high, cosine[i], sine[i]);
+            y.at[i] = turned_high(low, high, cosine[i], sine[i]);
         }
         store<WIDTH>(low, 0, x);
         store<WIDTH>(high, 0, y);
