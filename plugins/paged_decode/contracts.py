@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Array, Dims, f64
+from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Array, Dims, exact_sigmoid, f64
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import Dim, ScalarParam, Signature, TensorParam
@@ -92,17 +92,18 @@ def _dims(sequences: int, heads: tuple[int, int, int], pages: tuple[int, int, in
 
 _MODEL_SCALE = {"scale": _WIDEST**-0.5}
 
+_Q, _OUT = TensorParam("q", "bf16", ("S", "Hq", "D")), TensorParam("out", "bf16", ("S", "Hq", "D"), "out")
 DECODE = Contract(
     "paged_decode_attn",
     "softmax(scale q k^T) v over a paged context, one row a sequence, grouped heads, FP32 inside; no context: zeros",
     Signature(
         (
-            TensorParam("q", "bf16", ("S", "Hq", "D")),
+            _Q,
             *CACHES,
             BLOCK_TABLE,
             CONTEXT_LENS,
             SCALE,
-            TensorParam("out", "bf16", ("S", "Hq", "D"), "out"),
+            _OUT,
         ),
         GROUPED_HEADS,
     ),
@@ -129,5 +130,42 @@ DECODE = Contract(
         Case("no_sequences", _dims(0, (4, 2, 16), (2, 8, 2), 1), {"scale": 0.25}),
     ),
     ATTENTION_TOLERANCE,
+    inputs=_context,
+)
+
+
+def _gated_tolerance(longest: int) -> Tolerance:
+    """Bound attention that is rounded, then gated; the gate's factor is at most 1."""
+    attention = attention_tolerance(longest)
+    return Tolerance(
+        relative=2 * BF16_ROUNDING * (1 + BF16_ROUNDING) + 4 * F32_ROUNDING,
+        absolute=attention.absolute,
+        derivation=f"{attention.derivation}; another rounding to BF16, and four FP32 operations for the gate",
+    )
+
+
+def _exact_gated(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    return {"out": _exact_decode(arguments, dims)["out"] * exact_sigmoid(f64(arguments["gate"]))}
+
+
+DECODE_GATED = Contract(
+    "paged_decode_attn_gated",
+    "paged_decode_attn, rounded to BF16, times sigmoid(gate)",
+    Signature(
+        (_Q, *CACHES, BLOCK_TABLE, CONTEXT_LENS, TensorParam("gate", "bf16", ("S", "Hq", "D")), SCALE, _OUT),
+        GROUPED_HEADS,
+    ),
+    _exact_gated,
+    (
+        Case("one_row", _dims(1, (4, 2, 64), (5, 16, 4), 33), {"scale": 64**-0.5}),
+        Case("several_pieces", _dims(2, (16, 2, 128), (8, 16, 6), 90), {"scale": 128**-0.5}),
+        Case("odd", _dims(7, (15, 5, 33), (9, 7, 3), 20), {"scale": 33**-0.5}),
+        Case("twelve_heads_a_key", _dims(2, (12, 1, 64), (4, 16, 5), 70), {"scale": 0.125}),
+        Case("model_35b", _dims(4, (16, 2, _WIDEST), (45, 16, 23), 355), _MODEL_SCALE, _gated_tolerance(355)),
+        Case("model_27b", _dims(3, (24, 4, _WIDEST), (600, 16, 200), 3189), _MODEL_SCALE, _gated_tolerance(3189)),
+        Case("many_rows", _dims(40, (24, 4, 64), (66, 16, 64), 1000), {"scale": 0.125}, _gated_tolerance(1000)),
+        Case("no_sequences", _dims(0, (4, 2, 16), (2, 8, 2), 1), {"scale": 0.25}),
+    ),
+    _gated_tolerance(_LONGEST),
     inputs=_context,
 )

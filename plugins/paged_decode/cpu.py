@@ -1,7 +1,7 @@
 """The host kernel of the paged_decode family."""
 
 import numpy as np
-from kernel_muster.plugins._reference import F32, Array, f32, ordered_sum
+from kernel_muster.plugins._reference import F32, Array, f32, ordered_sum, sigmoid
 from kernel_muster.registry.errors import ContractError
 
 
@@ -29,6 +29,25 @@ def paged_decode_attn(
         else:
             keys, values = (_tokens(cache, table, length) for cache in (k_cache, v_cache))
             out[row] = _attend(f32(q[row]), keys, values, scale)
+
+
+def paged_decode_attn_gated(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    context_lens: Array,
+    gate: Array,
+    scale: np.float32,
+    out: Array,
+) -> None:
+    """Write :func:`paged_decode_attn`, rounded to BF16, times ``sigmoid(gate)``, ``gate [S, Hq, D]`` BF16.
+
+    The bits are those of ``sigmoid_gate_mul`` after it.
+    """
+    paged_decode_attn(q, k_cache, v_cache, block_table, context_lens, scale, out)
+    for row in range(out.shape[0]):
+        out[row] = f32(out[row]) * sigmoid(f32(gate[row]))
 
 
 def check_context(owner: str, k_cache: Array, block_table: Array, context_lens: Array) -> list[Array]:
