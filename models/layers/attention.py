@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims
-from kernel_muster.models.layers.attention_projections import AttentionProjections, QkvRows
+from kernel_muster.models.layers.attention_projections import GATED, AttentionProjections, QkvRows
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.norm import RmsNorm
-from kernel_muster.models.layers.rotary import Rotary
+from kernel_muster.models.layers.rotary import NormTurnAppend, Rotary
 from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PrefillArm, prefill_arm
 from kernel_muster.models.state import KvCache
 from kernel_muster.registry.handles import AnyHandle
@@ -33,6 +33,9 @@ class Attention(AttentionProjections):
         self.rotary = Rotary(ctx, dims.rope)
         self._append = kernels.kernel("kv_cache", "kv_cache_append")
         self._decode = kernels.kernel("paged_decode", "paged_decode_attn")
+        self._decode_gated: AnyHandle | None = None
+        if dims.gated:
+            self._decode_gated = kernels.try_kernel("paged_decode", "paged_decode_attn_gated", when=GATED)
         self._prefill: dict[PrefillArm, AnyHandle] = {"rows": kernels.kernel("prefill_paged", "prefill_paged_attn")}
         if dims.head_dim in MMA_HEAD_DIMS and not ctx.levers.flag("MUSTER_NO_PREFILL_MMA"):
             self._prefill["mma"] = kernels.try_kernel(
@@ -40,21 +43,30 @@ class Attention(AttentionProjections):
                 when="heads have 128 or 256 values, MUSTER_NO_PREFILL_MMA is off",
             )  # fmt: skip
 
-        def norm(name: str, size: int) -> RmsNorm:
-            return RmsNorm(rms_norm, rms_norm_residual, ctx.array(name, size), model.rms_eps, model.norm_weight_offset)
+        def norm(weight: Any) -> RmsNorm:
+            return RmsNorm(rms_norm, rms_norm_residual, weight, model.rms_eps, model.norm_weight_offset)
 
-        self.input_norm, self.post_norm = norm("input_norm", model.hidden), norm("post_norm", model.hidden)
-        self._q_norm = norm("q_norm", dims.head_dim) if dims.qk_norm else None
-        self._k_norm = norm("k_norm", dims.head_dim) if dims.qk_norm else None
+        self.input_norm = norm(ctx.array("input_norm", model.hidden))
+        self.post_norm = norm(ctx.array("post_norm", model.hidden))
+        q_weight = ctx.array("q_norm", dims.head_dim) if dims.qk_norm else None
+        k_weight = ctx.array("k_norm", dims.head_dim) if dims.qk_norm else None
+        self._q_norm = norm(q_weight) if dims.qk_norm else None
+        self._k_norm = norm(k_weight) if dims.qk_norm else None
+        self._together = NormTurnAppend(ctx, model, dims, q_weight, k_weight)
         self.scale = dims.head_dim**-0.5
 
     def forward(self, x: Any, batch: Batch, cache: KvCache) -> Any:
         """Return the mixed rows ``(M, H)`` of normalised rows x; their keys and values are in the cache then."""
         rows = self.qkv(x, batch.phase)
-        q, k = self.queries(rows.q), rows.keys
-        self.rotary.turn(q, k, batch.positions)
-        self.append(cache, k, rows.v, batch.kv_slots)
-        if batch.phase == "decode":
+        q, gate = self._placed(rows, batch, cache), rows.gate
+        if batch.phase == "decode" and gate is not None and self._decode_gated:
+            attended = np.empty_like(q)
+            self._decode_gated(
+                q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, context_lens=batch.context_lens,
+                gate=gate.reshape(q.shape), scale=self.scale, out=attended,
+            )  # fmt: skip
+            gate = None
+        elif batch.phase == "decode":
             attended = self.attend_each(q, cache, batch.block_table, batch.context_lens)
         else:
             attended = np.empty_like(q)
@@ -63,7 +75,18 @@ class Attention(AttentionProjections):
                 q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, cu_rows=batch.cu_rows,
                 context_lens=batch.context_lens, scale=self.scale, out=attended,
             )  # fmt: skip
-        return self.output(attended.reshape(x.shape[0], self.dims.q_dim), rows.gate, batch.phase)
+        return self.output(attended.reshape(x.shape[0], self.dims.q_dim), gate, batch.phase)
+
+    def _placed(self, rows: QkvRows, batch: Batch, cache: KvCache) -> Any:
+        """Return the queries ``(M, Hq, D)`` to attend with; keys and values are in the cache then."""
+        if self._together.serves(batch.positions):
+            q, k, v = (part.reshape(part.shape[0], -1, self.dims.head_dim) for part in (rows.q, rows.k, rows.v))
+            self._together.forward(q, k, v, batch.positions, batch.kv_slots, cache)
+            return q
+        q, k = self.queries(rows.q), self.keys(rows.k)
+        self.rotary.turn(q, k, batch.positions)
+        self.append(cache, k, rows.v, batch.kv_slots)
+        return q
 
     def attend_each(self, q: Any, cache: KvCache, block_table: Any, context_lens: Any) -> Any:
         """Attend with each row ``q (M, Hq, D)`` to a context of its own."""

@@ -5,7 +5,6 @@ Activations are BF16 ``(M, features)``. Each arm cuts rows into tiles of its own
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -22,7 +21,8 @@ from kernel_muster.models.policy.projection import covers_rows, hopper_from
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
-_GATED, _NVFP4 = "attention is gated", "attention weights are NVFP4, stored or requantised"
+GATED = "attention is gated"
+_NVFP4 = "attention weights are NVFP4, stored or requantised"
 _TILE, _WIDE, _GATE = "qkv.tile", "qkv.wide", "output.gate"
 _Run = Callable[[Linear, Any, Any], None]
 
@@ -32,14 +32,13 @@ class QkvRows:
     """The projections of M rows, each BF16 ``(M, features)`` without gaps; gate is None if ungated.
 
     Four arrays and not one with rows ``[Q | gate | K | V]``: a tile's kernels then write where its rows belong, and
-    nothing is left to scatter. ``keys (M, Hk, D)`` are K's heads, normalised where the model does that.
+    nothing is left to scatter.
     """
 
     q: Any
     gate: Any | None
     k: Any
     v: Any
-    keys: Any = None
 
     def tile(self, rows: slice) -> "QkvRows":
         """Return the views of some rows."""
@@ -69,9 +68,9 @@ class AttentionProjections:
             self._dual = dual_tiers(kernels, _NVFP4)
             if dims.gated:
                 self._qg = {
-                    1: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg", when=f"{_GATED}, {_NVFP4}"),
-                    2: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch2", when=f"{_GATED}, {_NVFP4}"),
-                    3: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch3", when=f"{_GATED}, {_NVFP4}"),
+                    1: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg", when=f"{GATED}, {_NVFP4}"),
+                    2: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch2", when=f"{GATED}, {_NVFP4}"),
+                    3: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch3", when=f"{GATED}, {_NVFP4}"),
                 }
             tiles = tile_kernels(kernels, _NVFP4)
             # An FP4 x FP4 tile that nobody ships: manifests declare it. It gets an arm when one is measured.
@@ -80,9 +79,9 @@ class AttentionProjections:
         else:
             self.linears = AttentionLinears.bf16(ctx, model.hidden, dims, dense)
         if dims.gated:
-            self._split_qg = kernels.kernel("ssm_preprocess", "deinterleave_qg", when=_GATED)
-            self._gate_one = kernels.kernel("residual_add", "sigmoid_gate_mul", when=_GATED)
-            self._gate_rows = kernels.kernel("residual_add", "sigmoid_gate_mul_batched", when=_GATED)
+            self._split_qg = kernels.kernel("ssm_preprocess", "deinterleave_qg", when=GATED)
+            self._gate_one = kernels.kernel("residual_add", "sigmoid_gate_mul", when=GATED)
+            self._gate_rows = kernels.kernel("residual_add", "sigmoid_gate_mul_batched", when=GATED)
         self.dims = dims
         self._levers = ctx.levers
         #: What MUSTER_QKV_ARM says; another value compares arms on one build, in steps recorded from then on.
@@ -121,18 +120,14 @@ class AttentionProjections:
         self.used[chosen] += 1
         if chosen in ("wide", "own") and self.linears.fused is not None:
             self._project_fused(x, found, phase)
-            return replace(found, keys=self.keys(found.k))
+            return found
         sizes = _tiles(chosen, x.shape[0])
         tiles = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
         run, is_exact = _runner(chosen, phase), chosen in ("single", "fused", "tiled", "per_seq")
         for rows in tiles:
             self._project_q(x[rows], found.tile(rows), run, is_exact)
             self._project_kv(x[rows], found.k[rows], found.v[rows], run, is_exact)
-        return replace(found, keys=self.keys(found.k))
-
-    def keys(self, k: Any) -> Any:
-        """Return projected keys ``(M, kv_dim)`` as heads ``(M, Hk, D)``."""
-        return k.reshape(k.shape[0], -1, self.dims.head_dim)
+        return found
 
     def key_value(self, x: Any, phase: Phase) -> tuple[Any, Any]:
         """Project rows ``x (M, H)`` to keys and values ``(M, kv_dim)`` alone."""
@@ -142,7 +137,7 @@ class AttentionProjections:
         return k, v
 
     def output(self, attended: Any, gate: Any | None, phase: Phase, arm: QkvArm | None = None) -> Any:
-        """Return ``o_proj(attended * sigmoid(gate))`` of ``(M, Q)``; gate is None if attention is not gated."""
+        """Return ``o_proj(attended * sigmoid(gate))`` of ``(M, Q)``; gate is None if there is none, or it is in it."""
         chosen = self.arm(attended.shape[0], phase) if arm is None else arm
         out = new_rows(attended, self.linears.o.weight.spec.shape[0])
         if gate is None:

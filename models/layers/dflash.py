@@ -39,7 +39,7 @@ class DrafterLayer:
         mixer = self.mixer
         x = normalised(mixer.input_norm, pending, residual)
         rows = mixer.qkv(x, "verify")
-        q, k = mixer.queries(rows.q), rows.keys
+        q, k = mixer.queries(rows.q), mixer.keys(rows.k)
         mixer.rotary.turn(q, k, batch.positions)
         mixer.append(cache, k, rows.v, batch.kv_slots)
         attended = mixer.attend_each(q, cache, own_rows.block_table, own_rows.context_lens)

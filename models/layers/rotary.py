@@ -1,13 +1,16 @@
-"""Rotary positions of queries and keys."""
+"""Rotary positions of queries and keys, and all that stands between projections and cache in one launch."""
 
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.dims import RopeDims
-from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
+from kernel_muster.models.layers.context import LayerContext, needed
+from kernel_muster.models.state import KvCache
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.handles import AnyHandle
 
 _YARN, _PLAIN, _MROPE = "rope is stretched by YaRN", "rope is not stretched by YaRN", "rope is interleaved mrope"
+_NORMED = "queries and keys are normalised"
 
 
 class Rotary:
@@ -46,6 +49,37 @@ class Rotary:
             raise UsageError("tokens have positions in height and width, but rope is no interleaved mrope")
         t, h, w = dims.sections
         self._mrope(**shared, section_t=t, section_h=h, section_w=w)
+
+
+class NormTurnAppend:
+    """Norms of queries and keys, their turn, and keys and values into the cache, with the bits of the parts.
+
+    ``q_norm`` and ``k_norm`` are the weights of the norms, BF16 ``(D,)``.
+    """
+
+    def __init__(self, ctx: LayerContext, model: ModelDims, dims: AttentionDims, q_norm: Any, k_norm: Any) -> None:
+        self._kernel: AnyHandle | None = None
+        self._weights = q_norm, k_norm
+        if dims.qk_norm and dims.rope is not None and dims.rope.yarn is None:
+            self._kernel = ctx.kernels.try_kernel("rope", "qk_norm_rope_append", when=f"{_NORMED}, {_PLAIN}")
+            self._constants = {
+                "eps": model.rms_eps, "weight_offset": model.norm_weight_offset,
+                "rotary_dim": dims.rope.rotary_dim, "theta": dims.rope.theta,
+            }  # fmt: skip
+
+    def serves(self, positions: Any) -> bool:
+        """Whether there is a kernel for these positions: one a token."""
+        return bool(self._kernel) and positions.ndim == 1
+
+    def forward(self, q: Any, k: Any, v: Any, positions: Any, slots: Any, cache: KvCache) -> None:
+        """Turn projected ``q (M, Hq, D)`` in place, and put ``k`` and ``v (M, Hk, D)`` into their slots."""
+        if self._kernel is None:
+            raise UsageError("queries and keys have no kernel for their norms and their turn")
+        q_weight, k_weight = (needed(weight, "norm") for weight in self._weights)
+        self._kernel(
+            q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight, positions=positions, slots=slots, **self._constants,
+            k_cache=cache.k, v_cache=cache.v,
+        )  # fmt: skip
 
 
 def _is_text(positions: Any) -> bool:

@@ -34,7 +34,9 @@ PAGED = {
 }  # fmt: skip
 # What every attention asks for, whatever its weights and positions are.
 MIXER = NORMS | DENSE | PAGED | {"r residual_add::bf16_residual_add"}
-TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | TILES | GATE | SPLIT | ROPE | {FP4}
+GATED_DECODE = "o paged_decode::paged_decode_attn_gated"
+TOGETHER = {"o rope::qk_norm_rope_append", GATED_DECODE}
+TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | TILES | GATE | SPLIT | ROPE | TOGETHER | {FP4}
 ATTENTION = TEXT_ATTENTION | MROPE
 RULE = {
     "r causal_conv1d::causal_conv1d_update",
@@ -199,14 +201,14 @@ def test_requantising_asks_for_the_quantiser_in_attention_only(make_session: Mak
 
 def test_bf16_attention_that_is_kept_asks_for_no_nvfp4_kernel(make_session: Make, asked: Any) -> None:
     kept = of_layer(asked(build(make_session, "ornith-1.0-35b")), "layers.3.attn")
-    assert kept == MIXER | GATE | SPLIT | ROPE | MROPE
+    assert kept == MIXER | GATE | SPLIT | ROPE | MROPE | TOGETHER
 
 
 def test_ungated_attention_asks_for_no_gate(make_session: Make, asked: Any) -> None:
     attention = manifest("qwen3.6-27b").model.attention.model_copy(update={"gated": False})
     kernels = Lookups(make_session())
     build_model(manifest("qwen3.6-27b", attention=attention), kernels)
-    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE - SPLIT
+    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE - SPLIT - {GATED_DECODE}
 
 
 def test_sigmoid_router_asks_for_the_sigmoid_too_and_no_shared_expert_for_none(make_session: Make, asked: Any) -> None:
