@@ -9,7 +9,7 @@ from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import WeightParam, evaluate_dim
+from kernel_muster.registry.signature import ScalarParam, WeightParam, evaluate_dim
 
 CONTRACTS = {contract.name: contract for contract in w4a16_gemv.muster_contracts()}
 PLAIN, CLUSTER = EntryResources(1, 0, 0, 128, None, (), 3), EntryResources(1, 0, 0, 128, (2, 1, 1), (), 3)
@@ -27,6 +27,9 @@ def plan(backend, name, **dims):
     signature = CONTRACTS[name].signature
     given = {}
     for param in signature.params:
+        if isinstance(param, ScalarParam):
+            given[param.name] = dims[param.name]
+            continue
         shape = tuple(evaluate_dim(dim, dims) for dim in param.shape)
         weight = MmaWeight(np.zeros(16, np.uint8), 1.0, shape)
         given[param.name] = weight if isinstance(param, WeightParam) else np.zeros(shape, numpy_dtype(param.dtype))
@@ -79,7 +82,7 @@ def test_grid_of_two_weights_covers_each_alone():
 @pytest.mark.parametrize(
     ("form", "backend"),
     [("gemv", launch.GEMV8), ("gemv", launch.GEMV16), ("gemv_qg", launch.QG), ("gemv_qkvz", launch.QKVZ),
-     ("gemv_dual", launch.DUAL)],
+     ("gemv_gdn_in", launch.GDN_IN), ("gemv_dual", launch.DUAL)],
 )  # fmt: skip
 def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(form, backend):
     names = {entry.name for entry in backend.request(parse_arch("sm_90a")).entries}
@@ -88,7 +91,32 @@ def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(form, b
     assert {launch._entry(form, n, k, rows)[0] for n, k in shapes} == names
 
 
-@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16])
+@pytest.mark.parametrize(
+    ("features", "depth", "expected"),
+    [(17408, 5120, ("k5120", 1088)), (513, 5120, ("k5120", 33)), (512, 5120, ("k5120_few", 64)),
+     (512, 2048, ("k2048_few", 32)), (513, 2048, ("k2048", 33)), (512, 4096, ("any", 32)), (33, 80, ("any", 3))],
+)  # fmt: skip
+def test_fused_activation_has_the_split_of_two_weights_and_a_block_for_a_tile_of_both(features, depth, expected):
+    split, blocks = expected
+    made = plan(launch.DUAL_SILU, "w4a16_gemv_dual_silu", M=1, N=features, K=depth)
+    assert made == (f"gemv_dual_silu_{split}_m8", (blocks, 1, 1))
+    dual, _ = launch._entry("gemv_dual", 2 * features, depth, 8)
+    assert dual.removesuffix("_m8").removesuffix("_pair") == f"gemv_dual_{split}"
+
+
+@pytest.mark.parametrize(
+    ("heads", "depth", "expected"),
+    [((16, 128, 48, 128), 5120, ("k5120_pair", 12 + 512)), ((16, 128, 32, 128), 2048, ("k2048", 8 + 768)),
+     ((1, 8, 5, 8), 48, ("any", 2 + 6)), ((2, 33, 6, 35), 5120, ("k5120_few", 2 + 2 * 35))],
+)  # fmt: skip
+def test_gates_have_whole_clusters_of_blocks_ahead_of_the_tiles(heads, depth, expected):
+    sizes = dict(zip(("key_heads", "key_dim", "value_heads", "value_dim"), heads, strict=True))
+    split, blocks = expected
+    made = plan(launch.GDN_IN, "w4a16_gemv_gdn_in", M=1, K=depth, R=2, **sizes)
+    assert made == (f"gemv_gdn_in_{split}_m8", (blocks, 1, 1))
+
+
+@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16, launch.DUAL_SILU, launch.GDN_IN])
 def test_registers_hold_what_a_warp_works_on(backend):
     built = Builder().build(backend.request(parse_arch("sm_90a")))
     spilt = {name: entry.spill_store_bytes for name, entry in built.entries.items() if entry.spill_store_bytes}
