@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
-from kernel_muster.plugins._cuda.launching import cuda_kernel
+from kernel_muster.plugins._cuda.launching import VECTOR, cuda_kernel
 from kernel_muster.plugins.paged_decode.launch import FOLDER as DECODE_FOLDER
 from kernel_muster.plugins.paged_decode.launch import Entries, cache_sizes, entry_points, in_base_two, launches
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
@@ -16,7 +16,7 @@ _ARRAYS = ("q", "k_cache", "v_cache", "block_table", "cu_rows", "context_lens", 
 # prefill_mma.cu: pairs of a row and a query head in a block, and the shared memory of a block by head size.
 _PAIRS = 64
 _SHARED_BYTES = {128: 48 * 1024, 256: 96 * 1024}
-_MOST_PAIRS = 2**31 - 1
+_MOST_PIECES = 2**32 - 1
 
 
 def _plan_prefill(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
@@ -39,9 +39,9 @@ def _plan_mma(bound: Bound, _entries: Entries) -> LaunchPlan:
     dims = bound.dims
     if dims["D"] not in _SHARED_BYTES:
         raise ContractError(f"prefill_mma: head_dim is {dims['D']}, expected 128 or 256")
-    if dims["P"] * dims["B"] > _MOST_PAIRS or dims["M"] * dims["Hq"] > _MOST_PAIRS:
-        found = f"{dims['P'] * dims['B']} tokens in the cache and {dims['M'] * dims['Hq']} heads of rows"
-        raise ContractError(f"prefill_mma: {found}, expected at most {_MOST_PAIRS} of each")
+    pieces = max(dims["P"] * dims["B"] * dims["Hk"], dims["M"] * dims["Hq"]) * dims["D"] // VECTOR
+    if pieces > _MOST_PIECES:
+        raise ContractError(f"prefill_mma: an array has {pieces} x 16 bytes, expected at most {_MOST_PIECES}")
     per_key = dims["Hq"] // dims["Hk"]
     slots = dims["M"] * per_key // _PAIRS + dims["S"] if dims["M"] else 0
     arguments = (*(bound.views[name] for name in _ARRAYS), in_base_two(bound.arguments["scale"]), dims["M"], dims["S"])

@@ -43,8 +43,8 @@ __device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
-__device__ __forceinline__ void copy_16(u32 to, const __nv_bfloat16* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+__device__ __forceinline__ void copy_16(u32 to, const uint4* from, u32 is_there) {  // 0 or 1
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there * 16)
                  : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -84,21 +84,31 @@ struct Shape {
     static constexpr int K = ROWS * ROW_BYTES, V = K + STAGES * TILE_BYTES, WEIGHTS = V + STAGES * TILE_BYTES;
     static constexpr int NUMBERS = WEIGHTS + (WN > 1 ? ROWS * WEIGHT_BYTES : 0);
     static constexpr int SHARED_BYTES = NUMBERS + (WN > 1 ? ROWS * WN * 4 : 0);
-    static_assert(ROWS % (16 * WM) == 0 && TOKENS % (16 * WN) == 0 && TOKENS == 64 && D % (64 * WN) == 0);
+    static_assert(ROWS % (16 * WM) == 0 && TOKENS % (16 * WN) == 0 && TOKENS % 64 == 0 && D % (64 * WN) == 0);
     static_assert(PIECES <= 32 && 32 % PIECES == 0 && TOKENS % WARPS == 0 && ROWS % WARPS == 0 && ROWS / WARPS <= 32);
 };
 
-// Sends COUNT rows of D values on their way to a tile: every warp its share, whose places its lanes have.
+// Where the rows of a warp's share of a tile begin: lane i has that of row i % share, in units of 16 bytes, and of all
+// lanes whether it is there.
+struct Places {
+    u32 at, there;
+
+    __device__ __forceinline__ Places(int place, u32 stride)
+        : at((u32)max(place, 0) * stride), there(__ballot_sync(ALL_LANES, place != NOWHERE)) {}
+};
+
+// Sends COUNT rows of D values on their way to a tile, each warp its share; what is not there becomes zeros.
 template <class T, int COUNT>
-__device__ __forceinline__ void fetch(u32 tile, const __nv_bfloat16* from, size_t stride, int place, int warp, int lane) {
+__device__ __forceinline__ void fetch(u32 tile, const uint4* from, const Places& places, int warp, int lane) {
     constexpr int OWN = COUNT / T::WARPS, TOGETHER = 32 / T::PIECES, STEPS = OWN / TOGETHER;
-    static_assert(OWN % TOGETHER == 0);
+    static_assert(OWN % TOGETHER == 0 && OWN % 8 == 0);
     const int own = lane / T::PIECES, piece = lane % T::PIECES;
+    const u32 to = tile + (warp * OWN + own) * T::ROW_BYTES;
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
-        const int row = warp * OWN + i * TOGETHER + own, at = __shfl_sync(ALL_LANES, place, i * TOGETHER + own);
-        copy_16(tile + row * T::ROW_BYTES + ((piece ^ (row & 7)) << 4), from + (at < 0 ? 0 : at) * stride + piece * 8,
-                at >= 0);
+        const int row = i * TOGETHER + own;
+        const u32 at = __shfl_sync(ALL_LANES, places.at, row);
+        copy_16(to + i * TOGETHER * T::ROW_BYTES + ((piece ^ (row & 7)) << 4), from + piece + at, places.there >> row & 1);
     }
 }
 
@@ -392,14 +402,15 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
     const int q_place = own_pair < rows.pairs
                             ? (rows.row + own_pair / per_key) * Hk * per_key + key_head * per_key + own_pair % per_key
                             : NOWHERE;
-    fetch<T, T::ROWS>(shared, q, T::D, q_place, warp, lane);
+    fetch<T, T::ROWS>(shared, reinterpret_cast<const uint4*>(q), Places(q_place, T::PIECES), warp, lane);
     Pages pages{block_table + (size_t)rows.sequence * L, P, B, longest};
     const int own_token = warp * OWN_TOKENS + lane % OWN_TOKENS;
-    const size_t stride = (size_t)Hk * T::D;
-    const __nv_bfloat16 *const k_head = k_cache + key_head * T::D, *const v_head = v_cache + key_head * T::D;
-    int place = pages.place(own_token);
-    fetch<T, T::TOKENS>(shared + T::K, k_head, stride, place, warp, lane);
-    if (T::STAGES > 1) fetch<T, T::TOKENS>(shared + T::V, v_head, stride, place, warp, lane);
+    const u32 stride = Hk * T::PIECES;
+    const uint4* const k_head = reinterpret_cast<const uint4*>(k_cache) + key_head * T::PIECES;
+    const uint4* const v_head = reinterpret_cast<const uint4*>(v_cache) + key_head * T::PIECES;
+    Places places(pages.place(own_token), stride);
+    fetch<T, T::TOKENS>(shared + T::K, k_head, places, warp, lane);
+    if (T::STAGES > 1) fetch<T, T::TOKENS>(shared + T::V, v_head, places, warp, lane);
     commit_copies();
     int length[T::M_TILES][2];
 #pragma unroll
@@ -418,14 +429,14 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
         wait_for_copies();
         __syncthreads();  // the tile of k is there; that of v before it has been read
         if (T::STAGES == 1) {
-            fetch<T, T::TOKENS>(v, v_head, stride, place, warp, lane);
+            fetch<T, T::TOKENS>(v, v_head, places, warp, lane);
             commit_copies();
         }
-        place = pages.place(first + T::TOKENS + own_token);
+        places = Places(pages.place(first + T::TOKENS + own_token), stride);
         if (T::STAGES > 1 && has_next) {
             const u32 other = shared + T::TILE_BYTES - stage;
-            fetch<T, T::TOKENS>(other + T::K, k_head, stride, place, warp, lane);
-            fetch<T, T::TOKENS>(other + T::V, v_head, stride, place, warp, lane);
+            fetch<T, T::TOKENS>(other + T::K, k_head, places, warp, lane);
+            fetch<T, T::TOKENS>(other + T::V, v_head, places, warp, lane);
             commit_copies();
         }
         attention.score(k);
@@ -437,7 +448,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
             wait_for_copies();
             __syncthreads();  // the tile of v is there, and weights; that of k has been read
             if (has_next) {
-                fetch<T, T::TOKENS>(k, k_head, stride, place, warp, lane);
+                fetch<T, T::TOKENS>(k, k_head, places, warp, lane);
                 commit_copies();
             }
         } else if (T::WN > 1) {
