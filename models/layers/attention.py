@@ -70,8 +70,7 @@ class Attention(AttentionProjections):
             attended = self.attend_each(q, cache, batch.block_table, batch.context_lens)
         else:
             attended = np.empty_like(q)
-            has_mma = bool(self._prefill.get("mma"))
-            self._prefill[prefill_arm(x.shape[0], batch.phase, self.dims.head_dim, has_mma)](
+            self._prefill[self.prefill_arm(batch)](
                 q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, cu_rows=batch.cu_rows,
                 context_lens=batch.context_lens, scale=self.scale, out=attended,
             )  # fmt: skip
@@ -87,6 +86,10 @@ class Attention(AttentionProjections):
         self.rotary.turn(q, k, batch.positions)
         self.append(cache, k, rows.v, batch.kv_slots)
         return q
+
+    def prefill_arm(self, batch: Batch) -> PrefillArm:
+        """Return the arm that attends with a batch of prompts, or of rows to verify."""
+        return prefill_arm(batch.rows, batch.phase, self.dims.head_dim, bool(self._prefill.get("mma")))
 
     def attend_each(self, q: Any, cache: KvCache, block_table: Any, context_lens: Any) -> Any:
         """Attend with each row ``q (M, Hq, D)`` to a context of its own."""

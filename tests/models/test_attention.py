@@ -3,10 +3,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.policy.attention import QKV_ARMS
+from kernel_muster.models.policy.attention import PREFILL_MMA_ROWS, QKV_ARMS
+from kernel_muster.models.state import KvCache
 from kernel_muster.models.weights import SyntheticWeights, WeightSpec, fuse_rows
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.errors import UsageError
@@ -16,10 +18,11 @@ Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]
 H, HEADS, KV, D = 48, 4, 2, 16
 LABEL = "layers.0.test"
+EDGE, PAGE = PREFILL_MMA_ROWS.value, 16
 
 
-def dims(gated: bool = True, quant: Any = "nvfp4") -> tuple[ModelDims, AttentionDims]:
-    own = AttentionDims(HEADS, KV, D, gated, quant)
+def dims(gated: bool = True, quant: Any = "nvfp4", head_dim: int = D) -> tuple[ModelDims, AttentionDims]:
+    own = AttentionDims(HEADS, KV, head_dim, gated, quant)
     return ModelDims("tiny", H, 32, ("attn",), "none", "nvfp4", 1e-6, 1.0, own, None, 0, None, 0), own
 
 
@@ -211,3 +214,31 @@ def test_norms_match_float64(make_context: Make, exact: Any) -> None:
     assert again.tobytes() == out.tobytes()
     layer.residual_add(x=x, residual=(residual := total.copy()))
     exact.assert_close(residual, wide + x.astype(np.float64), 2.0**-8 * np.abs(wide + x.astype(np.float64)))
+
+
+MMA = "prefill_paged::prefill_paged_attn_mma"
+
+
+def prompt(rows: int, phase: Any) -> Batch:
+    """Return a batch of one sequence in the first pages of a cache."""
+    at, none = np.arange(rows, dtype=np.int32), np.zeros(1, np.int32)
+    pages = np.arange(-(-rows // PAGE), dtype=np.int32)[None]
+    ends, length = np.array([0, rows], np.int32), np.array([rows], np.int32)
+    return Batch(phase, at, at, ends, at, pages, length, none)
+
+
+@pytest.mark.parametrize(("head_dim", "rows", "phase", "more", "arm"), [
+    (128, EDGE, "prefill", {}, "mma"), (128, EDGE - 1, "prefill", {}, "rows"), (128, EDGE, "verify", {}, "rows"),
+    (D, EDGE, "prefill", {}, "rows"), (128, EDGE, "prefill", {"NO_PREFILL_MMA": True}, "rows"),
+    (128, EDGE, "prefill", {"without": (MMA,)}, "rows"),
+])  # fmt: skip
+def test_prompts_are_attended_in_tiles_where_there_are_any_and_else_row_by_row(
+    make_context: Make, exact: Any, head_dim: int, rows: int, phase: Any, more: dict[str, Any], arm: str
+) -> None:
+    layer = Attention(make_context(max_rows=rows, **more), *dims(head_dim=head_dim))
+    batch = prompt(rows, phase)
+    assert layer.prefill_arm(batch) == arm
+    cache = KvCache(layer.dims, -(-rows // PAGE), PAGE)
+    mixed = layer.forward(exact.rows(rows, H), batch, cache)
+    assert mixed.shape == (rows, H)
+    assert np.isfinite(mixed.astype(np.float32)).all()

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from kernel_muster.plugins import gated_delta_rule, moe, paged_decode
+from kernel_muster.plugins import gated_delta_rule, moe, paged_decode, prefill_paged
 from kernel_muster.plugins._cuda.nvfp4_layout import LAYOUT, to_mma_layout
 from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.moe import expert_launch, fused_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
+from kernel_muster.plugins.prefill_paged import launch as prefill_launch
 from kernel_muster.plugins.w4a16_gemv import launch as gemv_launch
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
@@ -15,7 +16,9 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.nvfp4 import transpose
 from kernel_muster.registry.signature import WeightParam
 
-CONTRACTS = {c.name: c for family in (paged_decode, gated_delta_rule, moe) for c in family.muster_contracts()}
+CONTRACTS = {
+    c.name: c for family in (paged_decode, prefill_paged, gated_delta_rule, moe) for c in family.muster_contracts()
+}
 CLUSTERED = EntryResources(1, 0, 0, 256, (8, 1, 1), (), 3)
 
 
@@ -185,6 +188,24 @@ def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():
 def test_attention_with_a_head_size_that_no_kernel_takes_is_refused():
     with pytest.raises(ContractError, match="paged_decode: head_dim is 1025, expected at most 1024"):
         paged_launch.DECODE.plan(attention(D=1025, P=1, B=1, L=1, longest=1), {})
+
+
+def prompts(**sizes):
+    dims = {"M": 21, "S": 2, "before": 3, "Hq": 12, "Hk": 2, "D": 256, "P": 4, "B": 16, "L": 2, **sizes}
+    return bound("prefill_paged_attn_mma", dims)
+
+
+@pytest.mark.parametrize(("sizes", "blocks"), [
+    ({}, (21 * 6 // 64 + 2) * 2), ({"M": 1, "S": 1}, 2), ({"M": 0}, 0), ({"M": 0, "S": 0}, 0),
+])  # fmt: skip
+def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
+    plan = prefill_launch.PREFILL_MMA.planner(prompts(**sizes), {})
+    assert (plan.entry, plan.grid, plan.dynamic_shared_bytes) == ("prefill_mma_d256", (blocks, 1, 1), 96 * 1024)
+
+
+def test_prompts_with_a_head_size_without_tiles_are_refused():
+    with pytest.raises(ContractError, match="prefill_mma: head_dim is 64, expected 128 or 256"):
+        prefill_launch.PREFILL_MMA.planner(prompts(D=64), {})
 
 
 # The delta rule
