@@ -10,7 +10,7 @@
 // (over 8 warps below sm_90); block 0 sums. The GEMM of so few rows is this too, bit by bit.
 #pragma once
 #include "launch.cuh"
-#include "nvfp4_mma.cuh"
+#include "pinned.cuh"
 
 constexpr int BLOCK_K = 64;  // 16 k a lane
 
@@ -37,15 +37,27 @@ __device__ __forceinline__ Rows16 load_weight(const __nv_bfloat16* __restrict__ 
     if (k >= K) return v;
     if (n < N) {
         const u8* p = reinterpret_cast<const u8*>(weight + (size_t)n * K + k);
-        v.low[0] = load_codes(p);
-        v.low[1] = load_codes(p + 16);
+        v.low[0] = load_codes_now(p);
+        v.low[1] = load_codes_now(p + 16);
     }
     if (n + 8 < N) {
         const u8* p = reinterpret_cast<const u8*>(weight + (size_t)(n + 8) * K + k);
-        v.high[0] = load_codes(p);
-        v.high[1] = load_codes(p + 16);
+        v.high[0] = load_codes_now(p);
+        v.high[1] = load_codes_now(p + 16);
     }
     return v;
+}
+
+// x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on, are zeros.
+template <int NT>
+__device__ __forceinline__ void load_rows(uint4 (&v)[NT][2], const __nv_bfloat16* x, int stride, int M, int K, int g, int k) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
+        if (n * 8 + g >= M || k >= K) continue;
+        const __nv_bfloat16* p = x + (size_t)(n * 8 + g) * stride + k;
+        v[n][0] = load_now(p), v[n][1] = load_now(p + 8);
+    }
 }
 
 template <int NT>
@@ -92,7 +104,7 @@ __device__ __forceinline__ void dense_tile(const __nv_bfloat16* __restrict__ wei
 #pragma unroll
         for (int d = 0; d < S::DEPTH; ++d) {
             uint4 xs[NT][2];
-            load_x<NT, false>(xs, x, x_stride, M, K, g, k + d * step);
+            load_rows<NT>(xs, x, x_stride, M, K, g, k + d * step);
             multiply<NT>(c, ring[d], xs);
             ring[d] = load_weight(weight, n0 + g, N, K, k + (S::DEPTH + d) * step);
         }

@@ -8,6 +8,7 @@
 // Numerics: the bits of gemv_qkvz.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
 // rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
 // sm_80 and newer. Launched by launch.py.
+#include "ahead.cuh"
 #include "causal_taps.cuh"
 #include "dense_gemv.cuh"
 #include "gdn_gates.cuh"
@@ -39,8 +40,8 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
         const int k = k_of(unit);
         if (unit >= units || head >= heads) return v;
         const u8* p = reinterpret_cast<const u8*>(row + k);
-        if (k < K) v.low[0] = load_codes(p), v.low[1] = load_codes(p + 16);
-        if (k + BLOCK_K < K) v.high[0] = load_codes(p + 2 * BLOCK_K), v.high[1] = load_codes(p + 2 * BLOCK_K + 16);
+        if (k < K) v.low[0] = load_codes_now(p), v.low[1] = load_codes_now(p + 16);
+        if (k + BLOCK_K < K) v.high[0] = load_codes_now(p + 2 * BLOCK_K), v.high[1] = load_codes_now(p + 2 * BLOCK_K + 16);
         return v;
     };
     const int own = threadIdx.x % HEADS + first;
@@ -61,10 +62,7 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
 #pragma unroll
                 for (int i = 0; i < 16; ++i) c[i / 4][0][i % 4] = 0.0f;
             uint4 xs[1][2] = {};
-            if (g < 2 && k < K) {
-                const uint4* p = reinterpret_cast<const uint4*>(x + k);
-                xs[0][0] = p[0], xs[0][1] = p[1];
-            }
+            if (g < 2 && k < K) xs[0][0] = load_now(x + k), xs[0][1] = load_now(x + k + 8);
             multiply<1>(c, ring[d], xs);
             ring[d] = load(unit + d + DEPTH);
             if (round == rounds - 1 && t == 0) {
@@ -108,32 +106,39 @@ struct Order {
     }
 };
 
-// What the thread of a channel needs beside its sum: it is under way while the weights are multiplied.
+__device__ __forceinline__ uint2 load_taps(const __nv_bfloat16* p) {
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
+// What the thread of a channel needs beside its sum: it is under way while the weights are multiplied. Before the launch
+// ahead has ended, the slot is only a guess at what to bring into L2.
 struct Channel {
     const int* slots;
-    const __nv_bfloat16 *taps, *state;
+    const __nv_bfloat16* taps;
+    __nv_bfloat16* state;
     int place, channels, pool;  // the channel is none where place is not below channels
     int slot;
     uint2 own_taps;
     unsigned short before[TAPS - 1];
 
     __device__ __forceinline__ bool is_one() const { return place < channels; }
-    __device__ __forceinline__ __nv_bfloat16* own(__nv_bfloat16* of) const {
-        return of + ((size_t)slot * channels + place) * (TAPS - 1);
+    __device__ __forceinline__ bool has_slot() const { return 0 <= slot && slot < pool; }
+    __device__ __forceinline__ unsigned short* own() const {
+        return reinterpret_cast<unsigned short*>(state + ((size_t)slot * channels + place) * (TAPS - 1));
     }
-    __device__ __forceinline__ void begin() {
-        slot = -1;
-        if (is_one()) {
-            slot = *slots;
-            own_taps = *reinterpret_cast<const uint2*>(taps + (size_t)place * TAPS);
-        }
+    __device__ __forceinline__ void ahead() {
+        if (!is_one()) return;
+        own_taps = load_taps(taps + (size_t)place * TAPS);
+        slot = peek(slots);
+        if (has_slot()) bring_into_l2(own());
     }
+    __device__ __forceinline__ void begin() { slot = is_one() ? *slots : -1; }
     __device__ __forceinline__ void go_on() {
-        if (slot >= pool) slot = -1;
-        if (slot < 0) return;
-        const unsigned short* p = reinterpret_cast<const unsigned short*>(own(const_cast<__nv_bfloat16*>(state)));
+        if (!has_slot()) return;
 #pragma unroll
-        for (int j = 0; j < TAPS - 1; ++j) before[j] = p[j];
+        for (int j = 0; j < TAPS - 1; ++j) before[j] = own()[j];
     }
 };
 
@@ -141,16 +146,15 @@ __device__ __forceinline__ float low_of(u32 pair) { return __uint_as_float(pair 
 __device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
 // Stores what the projection gave for the thread's channel, convolved, and the channel's last three inputs.
-__device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* __restrict__ state,
-                                         __nv_bfloat16* __restrict__ qkv) {
+__device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
     float value = 0.0f;
-    if (channel.slot >= 0) {
+    if (channel.has_slot()) {
         const unsigned short(&before)[TAPS - 1] = channel.before;
         const uint2 w = channel.own_taps;
         const float taps[TAPS] = {low_of(w.x), high_of(w.x), low_of(w.y), high_of(w.y)};
         const float window[TAPS - 1] = {low_of(before[0]), low_of(before[1]), low_of(before[2])};
         value = convolved(taps, window, __bfloat162float(newest));
-        unsigned short* p = reinterpret_cast<unsigned short*>(channel.own(state));
+        unsigned short* p = channel.own();
         p[0] = before[1], p[1] = before[2], p[2] = __bfloat16_as_ushort(newest);
     }
     qkv[channel.place] = rounded(value);
@@ -160,12 +164,12 @@ __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 n
     extern "C" __global__ void SPLIT_BOUNDS(SPLIT, 8) gemv_gdn_in_##NAME##_m8(                                   \
         const u8* __restrict__ weight,           /* [ceil(N/16)][ceil(K/256)][2304], N = key_heads * group */    \
         const __nv_bfloat16* __restrict__ ba,    /* [2 * heads, K], beta of all heads, then alpha of all */      \
-        const __nv_bfloat16* __restrict__ x,     /* [K] */                                                       \
+        const __nv_bfloat16* x,                  /* [K] */                                                       \
         const float* __restrict__ a_log,         /* [heads] */                                                   \
         const float* __restrict__ dt_bias,       /* [heads] */                                                   \
         const __nv_bfloat16* __restrict__ taps,  /* [C, 4], C = key_heads * (2 * key_dim + group_values) */      \
         __nv_bfloat16* state,                    /* [R, C, 3], in and out */                                     \
-        const int* __restrict__ slots,           /* [1] */                                                       \
+        const int* slots,                        /* [1] */                                                       \
         __nv_bfloat16* __restrict__ qkv,         /* [C], convolved */                                            \
         __nv_bfloat16* __restrict__ z,           /* [key_heads * group_values] */                                \
         float* __restrict__ decay,               /* [heads] */                                                   \
@@ -183,7 +187,7 @@ __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 n
         Channel channel{slots, taps, state, threadIdx.x < COLUMNS && own < N ? order.place(own) : channels, channels, R}; \
         gemv_tiles<1, SPLIT>(weight, x, 0, scale * EXPONENT_GAP, 1, N, K, group, at.rank,                        \
                              [&](int, int, float value) {                                                        \
-                                 if (channel.is_one()) convolve(channel, rounded(value), state, qkv);            \
+                                 if (channel.is_one()) convolve(channel, rounded(value), qkv);                   \
                                  else z[channel.place - channels] = rounded(value);                              \
                              }, channel);                                                                        \
     }

@@ -12,6 +12,7 @@
 #pragma once
 #include "launch.cuh"
 #include "nvfp4_mma.cuh"
+#include "pinned.cuh"
 
 // How a warp works, which changes no bit of the result: how many row tiles share what it loads of x, how many blocks of
 // 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), and a
@@ -114,19 +115,24 @@ struct LaneRows {
         for (int n = 0; n < NT; ++n) {
             v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
             if (is_there[n] && k < end) {
-                v[n][0] = load_rows(at[n] + k);
-                v[n][1] = load_rows(at[n] + k + 8);
+                v[n][0] = load_now(at[n] + k);
+                v[n][1] = load_now(at[n] + k + 8);
             }
         }
     }
-    static __device__ __forceinline__ uint4 load_rows(const __nv_bfloat16* p) {
-        return __ldg(reinterpret_cast<const uint4*>(p));
-    }
 };
 
-// What a thread does while its warp multiplies: ``begin`` once results of the launch before are there, ``go_on`` once
-// what it loaded first has come, in warps that have a share of K (the first always has).
+// The first supertile of a warp, under way before the launch ahead is waited for.
+__device__ __forceinline__ void load_early(Supertile& tile, const u8* p, int lane) {
+#pragma unroll
+    for (int block = 0; block < 4; ++block) tile.codes[block] = load_codes_now(p + block * 512 + lane * 16);
+    tile.scales = load_scales_now(p + CODE_BYTES + lane * 8);
+}
+
+// What a thread does beside its warp's work: ``ahead`` of the wait for the launch before, ``begin`` behind it, ``go_on``
+// once what it loaded then has come, in warps that have a share of K (the first always has).
 struct Nothing {
+    __device__ __forceinline__ void ahead() {}
     __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ void go_on() {}
 };
@@ -145,8 +151,9 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j) {
         tile[j] += (size_t)first * SUPERTILE_BYTES;
-        if (EVEN || first < count) weights[j].load(tile[j], lane);
+        if (EVEN || first < count) load_early(weights[j], tile[j], lane);
     }
+    meanwhile.ahead();
     wait_for_previous_launch();
     meanwhile.begin();
     // The r-th round: multiplies, and loads the next supertiles block by block as these are used up.
