@@ -1,6 +1,7 @@
 """``muster ab``: two arms on the same models, prompts and weights."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -138,14 +139,20 @@ def ab(
 
     if identity not in ("reference", "always", "off"):
         raise UsageError(f"--identity {identity!r}: expected reference, always or off")
+    for option, number in (("--max-kl", max_kl), ("--least-speed", least_speed)):
+        if number is not None and not math.isfinite(number):
+            raise UsageError(f"{option} {number}: expected a finite number: nothing would be decided by it")
     if target is not None and target.startswith("sm_"):
         raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
     one = Arm(name="A", levers=parse_levers("--a", a or ()), plugins=tuple(a_plugin or ()))
     other = Arm(name="B", levers=parse_levers("--b", b or ()), plugins=tuple(b_plugin or ()))
     check_arms(one, other)
+    counts = None if sequences is None else options.parse_counts(sequences, "--sequences", _MOST_SEQUENCES)
+    options.check_not_empty(models, "MODEL")
+    options.check_not_empty([drafter] if drafter is not None else [], "--drafter")
     check_writable(output)
     wish = Wish(
-        models=tuple(dict.fromkeys(models)), target=target, sequences=_counts(sequences), tokens=tokens,
+        models=tuple(dict.fromkeys(models)), target=target, sequences=counts, tokens=tokens,
         repeats=repeats, drafts=drafts, prompts=tuple(prompt or ()), seed=seed, folder=weights, is_reduced=reduced,
         drafter=drafter, drafter_folder=drafter_weights, layers=layers,
         stage=stage.value if stage else "loaded", command=command_text(),
@@ -172,18 +179,6 @@ def _fitted(found: "Comparison") -> "Comparison":
         return replace(one, refused=tuple((arm, fitted(report, "decode"), why) for arm, report, why in one.refused))
 
     return replace(found, models=tuple(map(model, found.models)))
-
-
-def _counts(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        counts = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(f"--sequences {text!r}: expected numbers with commas") from None
-    if not all(1 <= count <= _MOST_SEQUENCES for count in counts):
-        raise UsageError(f"--sequences {text!r}: expected 1 to {_MOST_SEQUENCES} at once")
-    return counts
 
 
 def _say(text: str) -> None:

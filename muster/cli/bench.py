@@ -49,6 +49,8 @@ Only = Annotated[
     ),
 ]  # fmt: skip
 
+#: Beyond what any family takes; which rows one takes it says itself.
+_MOST_ROWS = 1 << 20
 #: Measured when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
@@ -79,6 +81,8 @@ def bench(
     from kernel_muster.cli.output import check_writable, command_text, say, write_file
     from kernel_muster.registry.errors import KernelMissing
 
+    for option, texts in (("--model", model), ("--shape", shape), ("--only", only), ("--peer", peer)):
+        options.check_not_empty(texts, option)
     models = _manifests(model or _MODELS)
     asked = [
         (one, _request(one, models, shape or [], rows, peers, peer or [], only or []))
@@ -131,17 +135,9 @@ def _request(
 ) -> "Request":
     from kernel_muster.bench.problem import Request
 
-    counts = family.default_rows if rows is None else _rows(rows)
+    counts = family.default_rows if rows is None else options.parse_counts(rows, "--rows", _MOST_ROWS)
     family.check_rows(counts)
     return Request(models, tuple(family.parse_shape(text) for text in shapes), counts, peers, tuple(named), tuple(only))
-
-
-def _rows(text: str) -> tuple[int, ...]:
-
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--rows {text!r}: expected numbers with commas") from None
 
 
 def _manifests(names: "Sequence[str]") -> "tuple[Manifest, ...]":

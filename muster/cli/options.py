@@ -144,6 +144,23 @@ def parse_set_hash(text: str | None) -> str | None:
     raise UsageError(f"--expect-set-hash: {text!r} is no SHA-256: expected 64 hexadecimal digits")
 
 
+def parse_counts(text: str, option: str, largest: int) -> tuple[int, ...]:
+    """Read ``1,4,8``: each number once, in their order; UsageError for anything but 1 to ``largest``."""
+    from kernel_muster.MODEL_toml.wording import shown
+
+    parts = [part.strip() for part in text.split(",")]
+    # Plain digits alone: Python also takes 1_0 and the digits of other scripts, and refuses to read 5000 of them.
+    if not all(re.fullmatch(r"0*[0-9]{1,9}", part) and 1 <= int(part) <= largest for part in parts):
+        raise UsageError(f"{option} {shown(text)}: expected numbers from 1 to {largest}, with commas")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def check_not_empty(texts: Iterable[str] | None, option: str) -> None:
+    """UsageError for an empty text of a repeatable option, which would name everything or nothing."""
+    if not all(text.strip() for text in texts or ()):
+        raise UsageError(f"{option}: an item is empty")
+
+
 def split_commas(texts: Iterable[str] | None, option: str) -> tuple[str, ...]:
     """Split ``a,b`` of a repeatable option; UsageError for an empty item."""
     items = tuple(item.strip() for text in texts or () for item in text.split(","))

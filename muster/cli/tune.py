@@ -40,6 +40,7 @@ Output = Annotated[
     Path | None, typer.Option(help="Write the table to this file, whole or not at all.", show_default=False)
 ]
 
+_MOST_ROWS = 4096
 #: Tuned for when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
@@ -75,6 +76,7 @@ def tune(
         except BootRefused as refused:
             say(str(refused))
             return 1
+    options.check_not_empty(model, "MODEL")
     shapes, counts = _shapes(model or [], shape or []), _rows(rows)
     kernels = open_to_measure("tuning", target, is_json=format is options.Format.JSON, levers=_without_table())
     if kernels is None:
@@ -216,11 +218,5 @@ def _shapes(models: list[str], texts: list[str]) -> "list[Shape]":
 
 def _rows(text: str | None) -> "Sequence[int]":
     from kernel_muster.bench.tuning.shapes import ROWS
-    from kernel_muster.registry.errors import UsageError
 
-    if text is None:
-        return ROWS
-    parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and 0 < int(part) <= 4096 for part in parts):
-        raise UsageError(f"--rows {text!r}: expected numbers from 1 to 4096, with commas")
-    return sorted({int(part) for part in parts})
+    return ROWS if text is None else sorted(options.parse_counts(text, "--rows", _MOST_ROWS))

@@ -326,8 +326,11 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
         (("--a", "MUSTER_QKV_ARM=tiled", "--a", "MUSTER_QKV_ARM=wide"), "MUSTER_QKV_ARM is set twice"),
         (("--b", "MUSTER_MTP_GATE_FORCE=0"), "is pinned in both arms"),
         (("--a-plugin", "x", "--b-plugin", "x"), "plugin x is to be in A alone and in B alone"),
-        (("--sequences", "1,x"), "expected numbers with commas"),
-        (("--sequences", "0"), "expected 1 to 128 at once"),
+        (("--sequences", "1,x"), "expected numbers from 1 to 128, with commas"),
+        (("--sequences", "0"), "expected numbers from 1 to 128, with commas"),
+        (("--sequences", "1_0"), "expected numbers from 1 to 128, with commas"),
+        (("--sequences", "9" * 5000), "expected numbers from 1 to 128, with commas"),
+        (("--drafter", ""), "--drafter: an item is empty"),
         (("--identity", "never"), "expected reference, always or off"),
         (("--prompt", ""), "a prompt is empty"),
         (("--weights", "/nowhere"), "--weights: /nowhere is no folder"),
@@ -335,6 +338,8 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
         (("--target", "sm_90a"), "nothing decodes on an architecture alone; muster audit takes it"),
         (("--target", "gpu"), "'gpu' is no target"),
         (("--tokens", "1"), "greater than or equal to 2"),
+        (("--max-kl", "inf"), "--max-kl inf: expected a finite number"),
+        (("--least-speed", "inf"), "--least-speed inf: expected a finite number"),
     ],
 )
 def test_bad_option_is_a_usage_error(ab: Callable[..., Any], arguments: tuple[str, ...], said: str) -> None:

@@ -241,9 +241,16 @@ def test_bench_of_an_architecture_says_that_it_needs_a_device(cli):
     assert "needs a device" in result.out
 
 
-@pytest.mark.parametrize("rows", ["0", "17", "1,x", ""])
+@pytest.mark.parametrize("rows", ["0", "17", "1,x", "", "1_0", "\u0663", "9" * 5000])
 def test_bench_of_rows_that_no_gemv_takes_is_a_usage_error(cli, rows):
     assert cli("bench", "gemv", "--rows", rows, "--shape", "64x64").code == 2
+
+
+@pytest.mark.parametrize("option", ["--model", "--shape", "--only", "--peer"])
+def test_bench_of_an_empty_name_is_a_usage_error(cli, option):
+    ran = cli("bench", "gemv", option, "")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{option}: an item is empty" in ran.err
 
 
 def test_bench_of_an_unknown_family_suggests_the_near_one(cli):
