@@ -264,23 +264,41 @@ struct Held {
     }
 };
 
+// The gate in those columns of heads 2t and 2t + 1.
+template <int C>
+struct Gates {
+    Words<C> of_head[2] = {};
+
+    __device__ __forceinline__ void load(const Row& row) {
+        if (row.gate == nullptr) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int head = 2 * (threadIdx.x & 3) + h;
+            if (head < row.heads) load_words(of_head[h], row.gate + head * C * CHUNK + first_column<C>());
+        }
+    }
+};
+
 // Writes a row's result from where lanes have it.
 template <int C>
-__device__ __forceinline__ void write_row(const Row& row, const Columns<C>& total, const Stats (&stats)[2]) {
-    const int t = threadIdx.x & 3;
+__device__ __forceinline__ void write_row(const Row& row, const Columns<C>& total, const Stats (&stats)[2], const Gates<C>& gates) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        if (2 * t + h >= row.heads) continue;
-        const int at = (2 * t + h) * C * CHUNK + first_column<C>();
-        const bool is_gated = row.gate != nullptr;
-        Words<C> gate = {};
-        if (is_gated) load_words(gate, row.gate + at);
+        const int head = 2 * (threadIdx.x & 3) + h;
+        if (head >= row.heads) continue;
         const Finish finish(stats[h]);
         Words<C> words;
 #pragma unroll
-        for (int j = 0; j < C; ++j) words.at[j] = finish(total[j][h], total[j][2 + h], is_gated, gate.at[j]);
-        *reinterpret_cast<Words<C>*>(row.out + at) = words;
+        for (int j = 0; j < C; ++j)
+            words.at[j] = finish(total[j][h], total[j][2 + h], row.gate != nullptr, gates.of_head[h].at[j]);
+        *reinterpret_cast<Words<C>*>(row.out + head * C * CHUNK + first_column<C>()) = words;
     }
+}
+template <int C>
+__device__ __forceinline__ void write_row(const Row& row, const Columns<C>& total, const Stats (&stats)[2]) {
+    Gates<C> gates;
+    gates.load(row);
+    write_row<C>(row, total, stats, gates);
 }
 
 // Running softmax of a block's steps. Lane (g, t) keeps largest and sum of head g (the sum over its own tokens; a
@@ -476,12 +494,29 @@ __device__ __forceinline__ void push_piece(Shared<C, SPREAD>& shared, const Colu
         for (int h = 0; h < 2; ++h) push(address_in_rank(&shared.of_rank[rank][2 * t + h], other), stats[h]);
 }
 
+// The pair of columns of one head that a thread of a rank combines, and its gate.
+template <int C, bool SPREAD>
+struct RankColumns {
+    static constexpr int PAIRS = Shared<C, SPREAD>::COLUMNS / 2;
+    int head, pair, column;
+    bool exist;
+    u32 gate = 0;
+
+    __device__ __forceinline__ explicit RankColumns(int rank)
+        : head(threadIdx.x / PAIRS), pair(threadIdx.x % PAIRS), column((rank * PAIRS + pair) * 2), exist(head < HEADS) {}
+    __device__ __forceinline__ int place() const { return head * C * CHUNK + column; }
+    __device__ __forceinline__ void load_gate(const Row& row) {
+        if (row.gate != nullptr && head < row.heads) gate = *reinterpret_cast<const u32*>(row.gate + place());
+    }
+};
+
 // A rank's columns of all heads: the pieces of the group, and of the last rank to be done the groups.
 template <int C, bool SPREAD>
-__device__ __forceinline__ void combine_ranks(const Shared<C, SPREAD>& shared, const Row& row, const Team& team, const Cut& cut) {
-    constexpr int PAIRS = Shared<C, SPREAD>::COLUMNS / 2, TOGETHER = 8;
-    const int head = threadIdx.x / PAIRS, pair = threadIdx.x % PAIRS, column = team.rank * 2 * PAIRS + 2 * pair;
-    const bool has_columns = threadIdx.x < HEADS * PAIRS;
+__device__ __forceinline__ void combine_ranks(const Shared<C, SPREAD>& shared, const RankColumns<C, SPREAD>& own,
+                                              const Row& row, const Team& team, const Cut& cut) {
+    constexpr int TOGETHER = 8;
+    const int head = own.head, pair = own.pair, column = own.column;
+    const bool has_columns = own.exist;
     const int pieces = min(RANKS, cut.pieces - team.index * RANKS);
     Running running;
     float2 total = make_float2(0.0f, 0.0f);
@@ -517,11 +552,9 @@ __device__ __forceinline__ void combine_ranks(const Shared<C, SPREAD>& shared, c
             }
         }
     }
-    if (!has_columns || head >= row.heads) return;
-    const int at = head * C * CHUNK + column;
-    const bool is_gated = row.gate != nullptr;
-    const u32 gate = is_gated ? *reinterpret_cast<const u32*>(row.gate + at) : 0u;
-    *reinterpret_cast<u32*>(row.out + at) = Finish(running.stats())(total.x, total.y, is_gated, gate);
+    if (head >= row.heads) return;
+    *reinterpret_cast<u32*>(row.out + own.place()) =
+        Finish(running.stats())(total.x, total.y, row.gate != nullptr, own.gate);
 }
 
 // Writes a group's slice from where lanes have it, and takes one in from there.
@@ -588,6 +621,10 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) step.load_v(values, stride, places, w, t);
     }
+    Gates<C> gates;  // of one piece, or of what a rank combines
+    RankColumns<C, SPREAD> own(team.rank);
+    if (SPREAD && cut.pieces <= 1) gates.load(row);
+    if (SPREAD && cut.pieces > 1) own.load_gate(row);
     wait_for_queries();
     __syncthreads();
 
@@ -618,16 +655,16 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
             float s[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int h = i >> 1, own = token + 8 * h + 2 * t + (i & 1);
+                const int h = i >> 1, at_token = token + 8 * h + 2 * t + (i & 1);
                 const float product = __fmul_rn(__fadd_rn(parts[h][0][i & 1], parts[h][1][i & 1]), scale);
-                s[i] = own < row.length ? product : no_score();
+                s[i] = at_token < row.length ? product : no_score();
             }
             float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            float2* const own = reinterpret_cast<float2*>(&shared.weights[buffer][g][TILE * warp + 2 * t]);
-            own[0] = make_float2(share(s[0], top), share(s[1], top));
-            own[4] = make_float2(share(s[2], top), share(s[3], top));
+            float2* const weights = reinterpret_cast<float2*>(&shared.weights[buffer][g][TILE * warp + 2 * t]);
+            weights[0] = make_float2(share(s[0], top), share(s[1], top));
+            weights[4] = make_float2(share(s[2], top), share(s[3], top));
             if (t == 0) shared.tops[buffer][g][warp] = top;
             any_bad |= __syncthreads_or(is_bad) != 0;
 
@@ -649,7 +686,8 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         Stats stats[2];
         softmax.stats(t, any_bad, stats);
         if (cut.pieces == 1) {
-            write_row<C>(row, softmax.o, stats);
+            if constexpr (SPREAD) write_row<C>(row, softmax.o, stats, gates);
+            else write_row<C>(row, softmax.o, stats);
             return;
         }
         if constexpr (SPREAD) {
@@ -686,7 +724,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         if (team.index * RANKS + team.rank >= cut.pieces) cluster_wait();  // what was announced ends here
 #endif
         cluster_barrier();
-        combine_ranks<C, SPREAD>(shared, row, team, cut);
+        combine_ranks<C, SPREAD>(shared, own, row, team, cut);
     } else {
         if (team.sharing > 1) {
             if (!is_last(team.counts, groups_done, cut.groups)) return;
