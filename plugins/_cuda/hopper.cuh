@@ -125,27 +125,44 @@ __device__ __forceinline__ u64 operand(u32 address) {
 #define R64(d, i) R32(d, i), R32(d, i + 32)
 #define ARGS(...) __VA_ARGS__
 
-// d [64 x N] (+)= a [64 x 16] b [16 x N]^T; d is overwritten where accumulate is 0.
+// d [64 x N] (+)= a [64 x 64] b [64 x N]^T, four steps of 16 k; d is overwritten where accumulate is 0. All four are one
+// statement: each would hand every register of d through the compiler, which is most of what such a kernel takes to compile.
+#define WGMMA_STEP(N, D, A, B, P) \
+    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, " A ", " B ", " P ", 1, 1"
+#define WGMMA_STEPS(P) \
+    "{\n.reg .pred p, yes;\nsetp.ne.b32 p, " P ", 0;\nsetp.eq.b32 yes, 0, 0;\n"
+#define NEXT_16_K(OF, B) \
+    ".reg .b64 " OF "1, " OF "2, " OF "3;\nadd.s64 " OF "1, " B ", 2;\nadd.s64 " OF "2, " B ", 4;\nadd.s64 " OF "3, " B ", 6;\n"
 template <int N>
 struct Wgmma;
-#define WGMMA(N, D, REGISTERS, A0, A1, A2, A3, B, P)                                                              \
-    template <>                                                                                                  \
-    struct Wgmma<N> {                                                                                            \
-        static __device__ __forceinline__ void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, u32 accumulate) { \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                           \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, {" A0 ", " A1 ", " A2   \
-                         ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                                       \
-                         : REGISTERS                                                                             \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                 \
-        }                                                                                                        \
+#define WGMMA(N, D, REGISTERS, A0, A1, A2, A3, B, P)                                                                  \
+    template <>                                                                                                      \
+    struct Wgmma<N> {                                                                                                \
+        static __device__ __forceinline__ void run(float (&d)[N / 2], const u32 (&a)[4][4], u64 b, u32 accumulate) { \
+            asm volatile(WGMMA_STEPS(P) NEXT_16_K("b", B)                                                            \
+                         WGMMA_STEP(N, D, "{" A0 "}", B, "p") ", 0;\n"                                               \
+                         WGMMA_STEP(N, D, "{" A1 "}", "b1", "yes") ", 0;\n"                                          \
+                         WGMMA_STEP(N, D, "{" A2 "}", "b2", "yes") ", 0;\n"                                          \
+                         WGMMA_STEP(N, D, "{" A3 "}", "b3", "yes") ", 0;\n}"                                         \
+                         : REGISTERS                                                                                 \
+                         : "r"(a[0][0]), "r"(a[0][1]), "r"(a[0][2]), "r"(a[0][3]), "r"(a[1][0]), "r"(a[1][1]),       \
+                           "r"(a[1][2]), "r"(a[1][3]), "r"(a[2][0]), "r"(a[2][1]), "r"(a[2][2]), "r"(a[2][3]),       \
+                           "r"(a[3][0]), "r"(a[3][1]), "r"(a[3][2]), "r"(a[3][3]), "l"(b), "r"(accumulate));         \
+        }                                                                                                            \
     };
 
-WGMMA(32, D0, ARGS(R16(d, 0)), "%16", "%17", "%18", "%19", "%20", "%21")
-WGMMA(64, D0 ", " D1, ARGS(R32(d, 0)), "%32", "%33", "%34", "%35", "%36", "%37")
-WGMMA(96, D0 ", " D1 ", " D2, ARGS(R32(d, 0), R16(d, 32)), "%48", "%49", "%50", "%51", "%52", "%53")
-WGMMA(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66", "%67", "%68", "%69")
-WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98", "%99", "%100", "%101")
-WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130", "%131", "%132", "%133")
+WGMMA(32, D0, ARGS(R16(d, 0)), "%16, %17, %18, %19", "%20, %21, %22, %23",
+      "%24, %25, %26, %27", "%28, %29, %30, %31", "%32", "%33")
+WGMMA(64, D0 ", " D1, ARGS(R32(d, 0)), "%32, %33, %34, %35", "%36, %37, %38, %39",
+      "%40, %41, %42, %43", "%44, %45, %46, %47", "%48", "%49")
+WGMMA(96, D0 ", " D1 ", " D2, ARGS(R32(d, 0), R16(d, 32)), "%48, %49, %50, %51", "%52, %53, %54, %55",
+      "%56, %57, %58, %59", "%60, %61, %62, %63", "%64", "%65")
+WGMMA(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64, %65, %66, %67", "%68, %69, %70, %71",
+      "%72, %73, %74, %75", "%76, %77, %78, %79", "%80", "%81")
+WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96, %97, %98, %99", "%100, %101, %102, %103",
+      "%104, %105, %106, %107", "%108, %109, %110, %111", "%112", "%113")
+WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128, %129, %130, %131", "%132, %133, %134, %135",
+      "%136, %137, %138, %139", "%140, %141, %142, %143", "%144", "%145")
 
 // The same with a in shared memory, rows of k as b has them.
 template <int N>
@@ -154,12 +171,16 @@ struct WgmmaShared;
     template <>                                                                                                    \
     struct WgmmaShared<N> {                                                                                        \
         static __device__ __forceinline__ void run(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {              \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                            \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, " A ", " B             \
-                         ", p, 1, 1, 0, 0;\n}"                                                                     \
+            asm volatile(WGMMA_STEPS(P) NEXT_16_K("a", A) NEXT_16_K("b", B)                                        \
+                         WGMMA_STEP(N, D, A, B, "p") ", 0, 0;\n"                                                   \
+                         WGMMA_STEP(N, D, "a1", "b1", "yes") ", 0, 0;\n"                                           \
+                         WGMMA_STEP(N, D, "a2", "b2", "yes") ", 0, 0;\n"                                           \
+                         WGMMA_STEP(N, D, "a3", "b3", "yes") ", 0, 0;\n}"                                          \
                          : REGISTERS : "l"(a), "l"(b), "r"(accumulate));                                           \
         }                                                                                                          \
     };
 
+WGMMA_SHARED(64, D0 ", " D1, ARGS(R32(d, 0)), "%32", "%33", "%34")
 WGMMA_SHARED(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66")
+WGMMA_SHARED(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98")
 WGMMA_SHARED(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130")

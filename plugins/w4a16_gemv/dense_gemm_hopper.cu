@@ -3,4 +3,6 @@
 #include "dense_wgmma.cuh"
 
 DENSE_WGMMA(n256, 256, 4)
+DENSE_WGMMA(n192, 192, 5)
 DENSE_WGMMA(n128, 128, 6)
+DENSE_WGMMA(n64, 64, 8)

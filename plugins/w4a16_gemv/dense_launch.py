@@ -30,7 +30,12 @@ _FEW_NARROW_TILES = 33
 _MOST_ELEMENTS = 2**32 - 1
 # dense_gemm_hopper.cu: a block's rows and features, shared memory, threads, and what a tile takes beside the other's.
 _WGMMA_ROWS, _WGMMA_DEPTH, _WGMMA_THREADS = 128, 64, 384
-_WGMMA = {"n256": (256, 214080, 1.0), "n128": (128, 214112, 0.6)}
+_WGMMA = {
+    "n256": (256, 214080, 1.0),
+    "n192": (192, 222288, 0.76),
+    "n128": (128, 214112, 0.51),
+    "n64": (64, 214144, 0.33),
+}
 
 
 def tile_of(rows: int, features: int) -> str:

@@ -13,10 +13,10 @@ SOURCE = Path(w4a16_gemv.__file__).parent
 @pytest.mark.parametrize(
     ("rows", "features", "form"),
     [
-        (128, 5120, "n128"),  # one round of either: the smaller tile takes less
-        (1100, 3584, "n256"),  # 126 tiles are one round, 252 would be two
+        (128, 5120, "n64"),  # one round of any: the smallest tile takes least
+        (256, 14336, "n256"),  # 112 tiles are one round, 150 and 224 are two
+        (512, 5120, "n192"),  # 108 tiles in a round, 160 of n128 in two, 320 of n64 in three
         (2048, 14336, "n256"),
-        (1030, 4100, "n128"),  # 153 tiles are 2 rounds, 297 are 3 of 0.6
     ],
 )
 def test_form_of_the_wide_tile_by_rounds(rows, features, form):
@@ -40,4 +40,4 @@ def test_hopper_has_every_entry_that_the_plan_can_name_there():
     entries = {entry.name for entry in dense_launch.DENSE_GEMM_HOPPER.entries}
     others = {entry.name for entry in dense_launch.DENSE_GEMM.entries}
     assert others - entries == {"dense_gemm_wide"}
-    assert entries - others == {"dense_gemm_n256", "dense_gemm_n128"}
+    assert entries - others == {f"dense_gemm_{form}" for form in dense_launch._WGMMA}
