@@ -51,9 +51,7 @@ struct WgmmaConsumer {
         barrier_wait(ring.full(), ring.phase);
         const u64 a = operand(ring.x() + group * 64 * F::K_TILE * 2), b = operand(ring.weight());
         wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < F::K_TILE / 16; ++i)
-            WgmmaShared<F::FEATURES>::run(sums, a + 2 * i, b + 2 * i, i ? 1 : accumulate);
+        WgmmaShared<F::FEATURES>::run(sums, a, b, accumulate);
         wgmma_commit();
     }
     __device__ __forceinline__ void release(u32 which) const {

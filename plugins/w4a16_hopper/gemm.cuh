@@ -190,49 +190,46 @@ struct Consumer {
     }
     template <int SET>
     __device__ __forceinline__ void multiply_chunk(int chunk, u32 accumulate) {
-        const u64 b = operand(ring.x(chunk));
         wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) Wgmma<F::TOKENS>::run(sums, a[SET][i], b + 2 * i, i ? 1 : accumulate);
+        Wgmma<F::TOKENS>::run(sums, a[SET], operand(ring.x(chunk)), accumulate);
         wgmma_commit();
     }
     // Decodes a chunk while the one before is multiplied, then multiplies it. When that one before is done, its
     // registers are free, and its stage if it was the last there. With one chunk a stage the sets alternate by stage.
+    // ``accumulate`` is 0 for the first stage of a piece, which nothing stands before.
     //
     // Decoding between the four wgmma of the chunk before was slower: each needs a fence of its own then.
     template <int SET>
-    __device__ __forceinline__ void next_stage() {
-        const u32 before = ring.stage;
-        ring.next();
+    __device__ __forceinline__ void next_stage(u32& before, u32 accumulate) {
         barrier_wait(ring.full(), ring.phase);
         decode_chunk<SET>(0);
-        multiply_chunk<SET>(0, 1);
+        multiply_chunk<SET>(0, accumulate);
         wgmma_wait<1>();
-        ring.release(before, lane);
-        second_chunk();
-    }
-    __device__ __forceinline__ void second_chunk() {
-        if (F::SPAN == 1) return;
-        decode_chunk<1>(1);
-        multiply_chunk<1>(1, 1);
-        wgmma_wait<1>();
+        if (accumulate) ring.release(before, lane);
+        if constexpr (F::SPAN == 2) {
+            decode_chunk<1>(1);
+            multiply_chunk<1>(1, 1);
+            wgmma_wait<1>();
+        }
+        before = ring.stage;
+        ring.next();
     }
     __device__ __forceinline__ void accumulate(int steps) {
-        constexpr int ODD = F::SPAN == 1 ? 1 : 0;  // the set of every other stage
-        barrier_wait(ring.full(), ring.phase);
-        decode_chunk<0>(0);
-        multiply_chunk<0>(0, 0);
-        second_chunk();
-        int rest = steps - 1;
+        u32 before = 0;
+        int done = 0;
+        if constexpr (F::SPAN == 2) {
 #pragma unroll 1
-        for (; rest >= 2; rest -= 2) {
-            next_stage<ODD>();
-            next_stage<0>();
+            for (; done < steps; ++done) next_stage<0>(before, done);
+        } else {
+#pragma unroll 1
+            for (; done < steps - 1; done += 2) {
+                next_stage<0>(before, done);
+                next_stage<1>(before, 1);
+            }
+            if (done < steps) next_stage<0>(before, done);
         }
-        if (rest) next_stage<ODD>();
         wgmma_wait<0>();
-        ring.release(ring.stage, lane);
-        ring.next();
+        ring.release(before, lane);
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) asm volatile("" : "+f"(sums[j])::"memory");  // not before the wait
     }
