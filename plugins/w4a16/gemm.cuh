@@ -89,7 +89,7 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
 
     // Stage 1: the first loads. Weights never depend on the launch before, x may. Scales are a stage ahead of the rest.
     load_scales<T, WIDE>(slot(0), p, 0);
-#pragma unroll
+#pragma unroll WIDE ? T::STAGES - 1 : 1
     for (int s = 0; s < T::STAGES - 1; ++s) {
         if (s < stages) load_codes<T, WIDE>(slot(s), p, s * T::BK);
         if (s + 1 < stages) load_scales<T, WIDE>(slot(s + 1), p, (s + 1) * T::BK);
@@ -133,7 +133,8 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
     wait_for_copies<0>();
 
     // Stage 3: one rounding each.
-    store_tile<T>(out, c, global_scale * EXPONENT_GAP, p, warp_m, warp_n, lane, p.N % 8 == 0);
+    const bool wide = (WIDE && T::WEIGHTS == Weights::TRANSPOSED) || p.N % 8 == 0;
+    store_tile<T>(out, c, global_scale * EXPONENT_GAP, p, warp_m, warp_n, lane, wide);
 }
 
 #define W4A16_ENTRY(NAME, TILE, WIDE)                                                                               \

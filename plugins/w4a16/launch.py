@@ -48,7 +48,7 @@ class Tile:
 
 @frozen
 class Tiles:
-    """The tiles of one key: for many rows, and for at most as many as the other has."""
+    """The tiles of one key: for many rows, and for at most as many as the other has, or for uneven rows of a layout."""
 
     whole: Tile
     few: Tile
@@ -68,7 +68,7 @@ def _plan(tiles: Tiles, bound: Bound, entries: Mapping[str, EntryResources]) -> 
     codes, scales = view_of(weight.packed), view_of(weight.block_scale)
     if not (codes.is_contiguous and scales.is_contiguous):
         raise ContractError("w has gaps between its rows, expected none: copy the slice")
-    entry, tile = "w4a16_any", tiles.whole
+    entry, tile = "w4a16_any", tiles.few
     if _has_even_rows(dims, tiles.row_major):
         entry, tile = ("w4a16_few", tiles.few) if dims["M"] <= tiles.few.m else ("w4a16_whole", tiles.whole)
     blocks = ceil_div(dims["M"], tile.m) * ceil_div(dims["N"], tile.n)
@@ -83,7 +83,7 @@ def _plan(tiles: Tiles, bound: Bound, entries: Mapping[str, EntryResources]) -> 
 
 def _kernel(tiles: Tiles) -> CudaKernel:
     whole, few = tiles.whole.shared_bytes(tiles.row_major), tiles.few.shared_bytes(tiles.row_major)
-    sizes = (("w4a16_whole", whole), ("w4a16_few", few), ("w4a16_any", whole))
+    sizes = (("w4a16_whole", whole), ("w4a16_few", few), ("w4a16_any", few))
     weights = "ROW_MAJOR" if tiles.row_major else "TRANSPOSED"
     return cuda_kernel(
         _SOURCE,
