@@ -21,17 +21,15 @@ __device__ __forceinline__ u32 key_in(u64 order) { return 0xFFFFu - (u32)(order 
 // the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
 template <class At, class Exchange>
 __device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
-    auto step = [&](int flip) {
-        for (int i = threadIdx.x; i < length; i += THREADS) {
-            const int other = i ^ flip;
-            if (other > i && other < length && at(other) < at(i)) exchange(i, other);
+    for (int size = 2; size / 2 < length; size *= 2)
+        for (int flip = size - 1, distance = size / 4; flip > 0; flip = distance, distance /= 2) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < length; i += THREADS) {
+                const int other = i ^ flip;
+                if (other > i && other < length && at(other) < at(i)) exchange(i, other);
+            }
+            __syncthreads();
         }
-        __syncthreads();
-    };
-    for (int size = 2; size / 2 < length; size *= 2) {
-        step(size - 1);
-        for (int distance = size / 4; distance > 0; distance /= 2) step(distance);
-    }
 }
 
 __device__ __forceinline__ void sort_list(u64* list, int length) {
@@ -81,8 +79,7 @@ __device__ __forceinline__ u32 key_to_reach(Ranking& shared, u32 least) {
 
 // Lists the largest logits of the row in order in block 0's ``list``, and returns there how many they are: 0 if they are
 // too many, less than ``least`` if the row is short. All threads of the team; a cluster barrier must follow.
-template <int WIDTH>
-__device__ __forceinline__ u32 list_largest(const Row<WIDTH>& row, u32 least) {
+__device__ __forceinline__ u32 list_largest(const Row& row, u32 least) {
     Ranking& shared = row.shared;
     const u32 reach = key_to_reach(shared, least);
     if (threadIdx.x == 0) shared.selected = 0;

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, team_grid, width_of
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, team_grid
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.errors import ContractError
@@ -17,27 +17,26 @@ _SEQUENCES_A_BLOCK = 4
 _MASS_BITS = 62
 
 
-def _logits(name: str, bound: Bound) -> str:
-    """Return the entry point for the length of a row; ContractError without a logit."""
-    width = bound.dims["V"]
-    if width == 0:
+def _check_logits(bound: Bound) -> None:
+    """Raise ContractError where a row has no logit."""
+    if bound.dims["V"] == 0:
         raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
-    return f"{name}_w{width_of(width)}"
 
 
 def _plan_sample(bound: Bound, entries: Entries) -> LaunchPlan:
     views, dims = bound.views, bound.dims
-    entry = _logits("sample_top_k_top_p", bound)
+    _check_logits(bound)
     tensors = tuple(views[name] for name in ("logits", "temperature", "top_k", "top_p", "uniform", "out"))
     unit = 2.0 ** (_MASS_BITS - dims["V"].bit_length())
+    entry = "sample_top_k_top_p"
     return LaunchPlan(entry, team_grid(entries[entry], dims["M"]), (*tensors, unit, dims["V"]))
 
 
 def _plan_topk(bound: Bound, entries: Entries) -> LaunchPlan:
     views, dims = bound.views, bound.dims
-    entry = _logits("topk_bf16", bound)
+    _check_logits(bound)
     arguments = (views["logits"], views["out_values"], views["out_ids"], dims["V"], dims["k"])
-    return LaunchPlan(entry, team_grid(entries[entry], dims["M"]), arguments)
+    return LaunchPlan("topk_bf16", team_grid(entries["topk_bf16"], dims["M"]), arguments)
 
 
 def _plan_verify(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -49,12 +48,12 @@ def _plan_verify(bound: Bound, entries: Entries) -> LaunchPlan:
 
 SAMPLE = cuda_kernel(
     _FOLDER / "sample.cu",
-    tuple(EntryPoint(f"sample_top_k_top_p_w{width}", ("ptr",) * 6 + ("f32", "i32")) for width in (1, 8)),
+    (EntryPoint("sample_top_k_top_p", ("ptr",) * 6 + ("f32", "i32")),),
     _plan_sample,
 )
 TOPK = cuda_kernel(
     _FOLDER / "topk.cu",
-    tuple(EntryPoint(f"topk_bf16_w{width}", ("ptr", "ptr", "ptr", "i32", "i32")) for width in (1, 8)),
+    (EntryPoint("topk_bf16", ("ptr", "ptr", "ptr", "i32", "i32")),),
     _plan_topk,
 )
 VERIFY_GREEDY = cuda_kernel(

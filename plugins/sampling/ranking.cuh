@@ -82,6 +82,7 @@ __device__ __forceinline__ T from_rank_0(const T& value) {
 
 // counts[i] of block 0 += those of the other blocks.
 __device__ __forceinline__ void gather_counts(u32* counts, int size) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < size; i += THREADS)
         for (u32 other = 1; other < TEAM; ++other) counts[i] += word_of_rank(counts + i, other);
 }
@@ -112,7 +113,6 @@ __device__ __forceinline__ Sum sum_up_to_thread(Sum sum, Sum (&of_warp)[WARPS]) 
 }
 
 // One row, for the team of blocks that works on it.
-template <int WIDTH>
 struct Row {
     const bf16* logits;
     int V;
@@ -121,7 +121,7 @@ struct Row {
 
     template <class Visit>
     __device__ __forceinline__ void each(Visit visit) const {
-        for_each_logit<WIDTH, THREADS>(logits, V, rank, visit);
+        for_each_logit<THREADS>(logits, V, rank, visit);
     }
 
     // Counts bins, once for a row. Ends with the sum over the row in every thread.
@@ -141,6 +141,7 @@ struct Row {
         });
         cluster_barrier();
         if (rank == 0) {
+#pragma unroll 1
             for (int i = threadIdx.x; i < BINS; i += THREADS) {
                 u64 mass = bin_sum(i).mass;
                 for (u32 other = 1; other < TEAM; ++other) {

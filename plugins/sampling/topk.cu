@@ -6,12 +6,11 @@
 // below. Values are exact. NaN, which the contract refuses, comes last. sm_80 and newer. Launched by launch.py.
 #include "largest.cuh"
 
-template <int WIDTH>
-__device__ __forceinline__ void select(const Row<WIDTH>& row, int k, int* ids) {
+__device__ __forceinline__ void select(const Row& row, int k, int* ids) {
     Ranking& shared = row.shared;
     // Stage 1: which is the last one.
     const Softmax none{0.0f, 1.0f, 0.0f};
-    row.template count_bins<false>(none);
+    row.count_bins<false>(none);
     const Found last = row.locate(k, false, none);
     const u32 last_index = row.index_of(last.key, last.place);
     auto is_in = [&](int index, u32 bits) {
@@ -19,24 +18,21 @@ __device__ __forceinline__ void select(const Row<WIDTH>& row, int k, int* ids) {
         return key > last.key || (key == last.key && (u32)index <= last_index);
     };
 
-    // Stage 2: how many each block has, and its place in the list.
-    if (threadIdx.x == 0) shared.selected = 0;
-    __syncthreads();
-    row.each([&](int index, u32 bits) {
-        if (is_in(index, bits)) atomicAdd(&shared.selected, 1u);
-    });
-    cluster_barrier();
+    // Stage 2: how many each block has, and so its place in the list; stage 3: the list, in any order.
     u32 place = 0;
-    for (u32 other = 0; other < row.rank; ++other) place += word_of_rank(&shared.selected, other);
-    cluster_barrier();
-
-    // Stage 3: the list, in any order.
-    if (threadIdx.x == 0) shared.selected = place;
-    __syncthreads();
-    row.each([&](int index, u32 bits) {
-        if (is_in(index, bits)) ids[atomicAdd(&shared.selected, 1u)] = index;
-    });
-    cluster_barrier();
+#pragma unroll 1
+    for (int stage = 2; stage <= 3; ++stage) {
+        if (threadIdx.x == 0) shared.selected = place;
+        __syncthreads();
+        row.each([&](int index, u32 bits) {
+            if (!is_in(index, bits)) return;
+            const u32 at = atomicAdd(&shared.selected, 1u);
+            if (stage == 3) ids[at] = index;
+        });
+        cluster_barrier();
+        for (u32 other = 0; stage == 2 && other < row.rank; ++other) place += word_of_rank(&shared.selected, other);
+        cluster_barrier();
+    }
 }
 
 // By one block.
@@ -57,11 +53,10 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
 }
 
 // Whether the largest logits could be listed: then they are written.
-template <int WIDTH>
-__device__ __forceinline__ bool select_listed(const Row<WIDTH>& row, int k, int* ids, float* values) {
+__device__ __forceinline__ bool select_listed(const Row& row, int k, int* ids, float* values) {
     if (k > MOST_WANTED) return false;
     Ranking& shared = row.shared;
-    best_of_row<WIDTH, THREADS>(row.logits, row.V, row.rank, shared.best);
+    best_of_row<THREADS>(row.logits, row.V, row.rank, shared.best);
     const int listed = list_largest(row, k);
     if (row.rank == 0) {
         for (int i = threadIdx.x; i < k && k <= listed; i += THREADS) {
@@ -75,24 +70,20 @@ __device__ __forceinline__ bool select_listed(const Row<WIDTH>& row, int k, int*
     return word_of_rank(&shared.is_done, 0) != 0;
 }
 
-#define TOPK(WIDTH)                                                                                              \
-    extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16_w##WIDTH(                                          \
-        const bf16* __restrict__ logits, /* [M, V] */                                                            \
-        float* __restrict__ out_values,  /* [M, k] */                                                            \
-        int* out_ids,                    /* [M, k], written and read by all blocks of a row */                   \
-        int V, int k) {                                                                                          \
-        __shared__ Ranking shared;                                                                               \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
-        const size_t m = blockIdx.x / TEAM;                                                                      \
-        const Row<WIDTH> row{logits + m * V, V, team_rank(), shared};                                            \
-        int* ids = out_ids + m * k;                                                                              \
-        if (!select_listed(row, k, ids, out_values + m * k)) {                                                   \
-            select(row, k, ids);                                                                                 \
-            if (row.rank == 0) sort_and_write(row.logits, k, ids, out_values + m * k, shared.list);              \
-        }                                                                                                        \
-        cluster_barrier(); /* no block ends while another reads its shared memory */                             \
+extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
+    const bf16* __restrict__ logits,  // [M, V]
+    float* __restrict__ out_values,   // [M, k]
+    int* out_ids,                     // [M, k], written and read by all blocks of a row
+    int V, int k) {
+    __shared__ Ranking shared;
+    allow_next_launch();
+    wait_for_previous_launch();
+    const size_t m = blockIdx.x / TEAM;
+    const Row row{logits + m * V, V, team_rank(), shared};
+    int* ids = out_ids + m * k;
+    if (!select_listed(row, k, ids, out_values + m * k)) {
+        select(row, k, ids);
+        if (row.rank == 0) sort_and_write(row.logits, k, ids, out_values + m * k, shared.list);
     }
-
-TOPK(1)
-TOPK(8)
+    cluster_barrier();  // no block ends while another reads its shared memory
+}
