@@ -15,17 +15,17 @@ from kernel_muster.registry.errors import UsageError
 
 Limits = Mapping[str, Mapping[str, int]]
 #: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group), the head's size is the
-#: smallest that attention kernels are written for, and a vocabulary of 256 takes the bytes of any text.
+#: smallest that every attention kernel is written for, and a vocabulary of 256 takes the bytes of any text.
 HOST: Limits = {
     "": {"hidden_size": 64, "vocab_size": 256, "intermediate_size": 128},
-    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 64},
+    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 128},
     "gdn": {"key_heads": 2, "key_dim": 16, "value_heads": 4, "value_dim": 16},
     "moe": {"experts": 8, "top_k": 2, "intermediate_size": 32, "shared_intermediate_size": 32},
 }
 #: On a device rows begin at multiples of 16 bytes, and states are as wide as every model's.
 DEVICE: Limits = {
     "": {"hidden_size": 256, "vocab_size": 512, "intermediate_size": 512},
-    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 64},
+    "attention": {"heads": 4, "kv_heads": 2, "head_dim": 128},
     "gdn": {"key_heads": 2, "key_dim": 128, "value_heads": 8, "value_dim": 128},
     "moe": {"experts": 16, "top_k": 4, "intermediate_size": 128, "shared_intermediate_size": 128},
 }

@@ -135,4 +135,5 @@ _MAKERS: dict[str, tuple[str, Callable[[Arguments], Callable[[], Any]]]] = {
     "gemm::dense_gemm_bf16": ("cuBLAS", _mm),
     "paged_decode::paged_decode_attn": ("torch SDPA, no pages", _sdpa),
     "prefill_paged::prefill_paged_attn": ("torch SDPA, no pages", _causal),
+    "prefill_paged::prefill_paged_attn_mma": ("torch SDPA, no pages", _causal),
 }

@@ -63,9 +63,11 @@ def step_launches(
     for context in CONTEXTS:
         for count in counts:
             yield count, partial(_one, paged, data, m, count, context)
+            yield count, partial(_one, partial(paged, is_gated=True), data, m, count, context)
     yield 2048, partial(_one, gdn_prefill, data, m, 2048)
     for rows, before in ((512, 0), (2048, 0), (512, 3584)):
         yield rows, partial(_one, prefill, data, m, rows, before)
+        yield rows, partial(_one, partial(prefill, is_tiled=True), data, m, rows, before)
     for rows in (64, 512, 2048):
         for features in (2 * m.value_heads, m.heads * m.head_dim):
             yield rows, partial(_one, dense, data, m, rows, features, "gemm::dense_gemm_bf16")

@@ -187,6 +187,16 @@ def attention_side(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
     )  # fmt: skip
     pages, row_bytes = 64, 2 * 2 * rows * m.kv_heads * m.head_dim
     cache = (pages, PAGE, m.kv_heads, m.head_dim)
+    together = 2 * rows * m.heads * m.head_dim + row_bytes
+    yield Workload(
+        m.name, "rope::qk_norm_rope_append", f"{rows} rows", together, together,
+        lambda: {
+            "q": data.bf16(*q), "k": data.bf16(*k), "v": data.bf16(*k), "q_weight": data.bf16(m.head_dim),
+            "k_weight": data.bf16(m.head_dim), "positions": data.i32(positions),
+            "slots": data.i32(np.arange(rows) * PAGE + 3), "eps": 1e-6, "weight_offset": 1.0, **rope,
+            "k_cache": data.bf16(*cache), "v_cache": data.bf16(*cache),
+        },
+    )  # fmt: skip
     yield Workload(
         m.name, "kv_cache::kv_cache_append", f"{rows} rows", row_bytes, row_bytes,
         lambda: {
@@ -205,8 +215,8 @@ def attention_side(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
     )  # fmt: skip
 
 
-def paged(data: Data, m: Sizes, sequences: int, context: int) -> Workload:
-    """Return decode attention of every sequence over a context of its own, pages in any order."""
+def paged(data: Data, m: Sizes, sequences: int, context: int, *, is_gated: bool = False) -> Workload:
+    """Return decode attention of every sequence over a context of its own, pages in any order; gated or as it is."""
     entries = -(-context // PAGE)
     pages = sequences * entries
     table = np.random.default_rng(3).permutation(pages).reshape(sequences, entries)
@@ -217,16 +227,17 @@ def paged(data: Data, m: Sizes, sequences: int, context: int) -> Workload:
         return {
             "q": data.bf16(*q), "k_cache": data.bf16(*cache), "v_cache": data.bf16(*cache),
             "block_table": data.i32(table), "context_lens": data.i32([context] * sequences),
-            "scale": m.head_dim**-0.5, "out": data.empty(*q),
+            **({"gate": data.bf16(*q)} if is_gated else {}), "scale": m.head_dim**-0.5, "out": data.empty(*q),
         }  # fmt: skip
 
-    size = 2 * 2 * sequences * context * m.kv_heads * m.head_dim
-    label = f"{sequences} x {context}"
-    return Workload(m.name, "paged_decode::paged_decode_attn", label, size, 2 * int(np.prod(q)), make)
+    written = 2 * int(np.prod(q))
+    size = 2 * 2 * sequences * context * m.kv_heads * m.head_dim + (written if is_gated else 0)
+    key = "paged_decode::paged_decode_attn" + ("_gated" if is_gated else "")
+    return Workload(m.name, key, f"{sequences} x {context}", size, written, make)
 
 
-def prefill(data: Data, m: Sizes, rows: int, before: int) -> Workload:
-    """Return prefill attention of one sequence."""
+def prefill(data: Data, m: Sizes, rows: int, before: int, *, is_tiled: bool = False) -> Workload:
+    """Return prefill attention of one sequence, row by row or in tiles of rows."""
     context = rows + before
     pages = -(-context // PAGE)
     cache, q = (pages, PAGE, m.kv_heads, m.head_dim), (rows, m.heads, m.head_dim)
@@ -239,9 +250,8 @@ def prefill(data: Data, m: Sizes, rows: int, before: int) -> Workload:
         }  # fmt: skip
 
     size = 2 * 2 * context * m.kv_heads * m.head_dim + 2 * int(np.prod(q))
-    return Workload(
-        m.name, "prefill_paged::prefill_paged_attn", f"{rows} after {before}", size, 2 * int(np.prod(q)), make
-    )
+    key = "prefill_paged::prefill_paged_attn" + ("_mma" if is_tiled else "")
+    return Workload(m.name, key, f"{rows} after {before}", size, 2 * int(np.prod(q)), make)
 
 
 def gdn(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:

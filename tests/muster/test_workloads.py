@@ -24,7 +24,9 @@ def all_of(model, rows):
     data = workloads.Data(np)
     more = (
         workloads.paged(data, model, rows, 100),
+        workloads.paged(data, model, rows, 100, is_gated=True),
         workloads.prefill(data, model, 20, 30),
+        workloads.prefill(data, model, 20, 30, is_tiled=True),
         workloads.gdn_prefill(data, model, 9),
         workloads.dense(data, model, 20, 96, "gemm::dense_gemm_bf16"),
     )
