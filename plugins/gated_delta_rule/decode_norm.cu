@@ -152,19 +152,38 @@ __device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight
     if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated<NormWeight>{row, gate, &weight, row}, true, H, eps);
 }
 
+// The step of a head of Dk = 128 and a Dv that is no model's: two tiles at a time.
+__device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, const float* decay, const float* beta,
+                                           float* pool, const int* slots, bf16* out, int pool_slots, Exchange& exchange) {
+    const int tiles = heads.value_dim / COLUMNS, group = threadIdx.x / TILE_THREADS;
+    auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(TILE_THREADS) : "memory"); };
+    for (int tile = group; tile < tiles; tile += ANY_THREADS / TILE_THREADS) {
+        const SingleRow row(heads, blockIdx.x * tiles + tile, qkv, slots, pool, pool_slots);
+        RowInputs in;
+        StatePart state;
+        const int slot = row.load(in, state, decay, beta);
+        const float4 mixed = step(state, RowStep(in), exchange, row.at, meet);
+        state.store(row.place(slot), heads.value_dim);
+        bf16* const to = out + (size_t)blockIdx.x * heads.value_dim + row.at.column;
+        if (row.at.warp == 0 && row.at.lane < COLUMNS / LANE_COLUMNS) *reinterpret_cast<uint2*>(to) = narrow(mixed);
+        meet();
+    }
+}
+
 // Any Dk and Dv. Grid: S * value_heads.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
-    const __nv_bfloat16* __restrict__ qkv,   // [S, 2 key_heads Dk + value_heads Dv]
-    const float* __restrict__ decay,         // [S, value_heads]
-    const float* __restrict__ beta,          // [S, value_heads]
-    const __nv_bfloat16* __restrict__ gate,  // [S, value_heads Dv]
-    const void* __restrict__ weight,         // [Dv], FP32 or BF16
-    float* __restrict__ pool,                // [slots, value_heads, Dk, Dv]
-    const int* __restrict__ slots,           // [S]
-    __nv_bfloat16* __restrict__ out,         // [S, value_heads Dv]
+    const bf16* qkv,                  // [S, 2 key_heads Dk + value_heads Dv]
+    const float* decay,               // [S, value_heads]
+    const float* beta,                // [S, value_heads]
+    const bf16* gate,                 // [S, value_heads Dv]
+    const void* __restrict__ weight,  // [Dv], FP32 or BF16
+    float* pool,                      // [slots, value_heads, Dk, Dv]
+    const int* slots,                 // [S]
+    bf16* out,                        // [S, value_heads Dv]
     float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
     static_assert(ANY_THREADS == block);
     __shared__ float sums[3][ANY_WARPS];
+    __shared__ Exchange exchange[ANY_THREADS / TILE_THREADS];
     allow_next_launch();
     wait_for_previous_launch();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
@@ -172,9 +191,14 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     const bool is_padding = (u32)slot >= (u32)pool_slots;
     float* const state = pool + ((size_t)(is_padding ? 0 : slot) * value_heads + head) * heads.state_size();
     const size_t at = (size_t)blockIdx.x * value_dim;
-    const AnyRow in(heads, qkv, sequence, head, decay[blockIdx.x], beta[blockIdx.x], sums);
-    for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS)
-        out[at + column] = __float2bfloat16_rn(is_padding ? 0.0f : in.step(heads, state, column, nullptr));
+    if (key_dim == KEY_DIM && value_dim % COLUMNS == 0 && !is_padding) {
+        step_tiles({key_heads, KEY_DIM, value_heads, value_dim}, qkv, decay, beta, pool, slots, out, pool_slots,
+                   exchange[threadIdx.x / TILE_THREADS]);
+    } else {
+        const AnyRow in(heads, qkv, sequence, head, decay[blockIdx.x], beta[blockIdx.x], sums);
+        for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS)
+            out[at + column] = __float2bfloat16_rn(is_padding ? 0.0f : in.step(heads, state, column, nullptr));
+    }
     __syncthreads();
     if (is_padding) return;
     const NormWeight weights{weight, (bool)is_bf16};
