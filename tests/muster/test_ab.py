@@ -448,11 +448,11 @@ def test_levers_that_choose_the_same_kernels_say_that_nothing_differed(ab: Calla
 LATE = """
 import numpy as np
 import kernel_muster as km
-from kernel_muster.plugins.paged_decode.cpu import paged_decode_attn
+from kernel_muster.plugins.paged_decode.cpu import paged_decode_attn_gated
 
 
-def late(q, k_cache, v_cache, block_table, context_lens, scale, out):
-    paged_decode_attn(q, k_cache, v_cache, block_table, context_lens, scale, out)
+def late(context_lens, out, **more):
+    paged_decode_attn_gated(context_lens=context_lens, out=out, **more)
     for row, length in enumerate(context_lens):
         if length in (29, 30, 31):
             out[row] = np.random.default_rng(0).standard_normal(out[row].shape) * 3
@@ -462,7 +462,7 @@ def late(q, k_cache, v_cache, block_table, context_lens, scale, out):
 def muster_kernels():
     return [
         km.KernelSpec(
-            key="paged_decode::paged_decode_attn", contract="paged_decode_attn", archs=("cpu",),
+            key="paged_decode::paged_decode_attn_gated", contract="paged_decode_attn_gated", archs=("cpu",),
             backend=km.PythonKernel(late), overrides="kernel-muster",
         )
     ]
