@@ -18,7 +18,7 @@
 constexpr int MOST_TOKENS = 4, MOST_CHOICES = 32;
 // Two blocks a multiprocessor.
 #define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
-#define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32, 2)
+#define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32 * SHARED_WARPS, 2)
 
 __device__ __forceinline__ void prefetch_to_l2(const void* p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
@@ -77,7 +77,6 @@ struct Rows {
         if constexpr (F::STATIC_K > 0) {
             NearRow<F> row;
             row.row = place(max(token, 0), 0);
-            row.is_there = token >= 0;
             return row;
         } else {
             return global_row<F>(x, token, H);

@@ -1,7 +1,7 @@
 // Pairwise experts: every token and choice for itself, for few tokens; choices of one expert share a read of its weights.
 // The shared expert, which every token passes, may be one more.
 //
-// Down: a block has one tile of one token; a team has a choice, TEAMS choices at a time, and one more warp the shared
+// Down: a block has one tile of one token; a team has a choice, TEAMS choices at a time, and two more warps the shared
 // expert. It begins before the launch ahead of it has ended: it loads the weights of the experts that the ids name by then,
 // and looks again once it has ended. Only where that launch wrote the ids itself was this in vain.
 //
@@ -33,6 +33,13 @@ struct GemvOrder {
     // ``at(c)`` is the sum of chain c; only the first ``there`` have any K.
     template <class At>
     __device__ __forceinline__ float total(int there, At at) const {
+        if (ranks == 1 && there <= 8) {  // all of them are on their way at once
+            float sum = 0.0f;
+#pragma unroll
+            for (int c = 0; c < 8; ++c)
+                if (c < there) sum += at(c);
+            return sum;
+        }
         const int of_rank = chains / ranks;
         float total = 0.0f;
         for (int first = 0; first < min(chains, there); first += of_rank) {
@@ -52,23 +59,21 @@ __device__ __forceinline__ GlobalRow<F> global_row(const bf16* x, int token, int
     return row;
 }
 
-// A row in shared memory of which 64 k are read at a time, right before their decode: in fewer registers than SharedRow.
+// A row in shared memory of which 64 k are read at a time, right before their decode: in fewer registers than SharedRow. A
+// lane without a row of its own may read any other: its results are not looked at, and a branch would keep loads and
+// decode apart.
 template <class F>
 struct NearRow {
     u32 row;
-    bool is_there;
     uint4 xs[1][2];
 
     __device__ __forceinline__ void begin(int own, const Place<F>& at) {
         at_k = row + (own * TILE_K + at.t * 16) * (u32)sizeof(bf16);
     }
     __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] {
-        xs[0][0] = xs[0][1] = make_uint4(0, 0, 0, 0);
-        if (is_there) {
-            const u32 p = at_k + b * 64 * (u32)sizeof(bf16);
-            xs[0][0] = load_shared(p);
-            xs[0][1] = load_shared(p + 16);
-        }
+        const u32 p = at_k + b * 64 * (u32)sizeof(bf16);
+        xs[0][0] = load_shared(p);
+        xs[0][1] = load_shared(p + 16);
         return xs;
     }
 
@@ -137,10 +142,14 @@ struct DownArguments {
     }
 };
 
-// K of experts and shared expert is 512: a warp has a choice, all of whose weights, and its row, are on their way at once.
+// K of experts and shared expert is 512: a warp has a choice, all of whose weights, and its row, are on their way at once. Of
+// the shared expert a warp has a supertile, which is a chain of its GEMV.
+constexpr int SHARED_WARPS = 2;
+
 template <bool SHARED>
 __device__ __forceinline__ void down_of_512(const Experts& experts, const DownArguments& in) {
-    constexpr int K = 512, SUPERTILES = K / TILE_K, WARPS = PAIRWISE_WARPS + SHARED;
+    constexpr int K = 512, SUPERTILES = K / TILE_K, WARPS = PAIRWISE_WARPS + (SHARED ? SHARED_WARPS : 0);
+    static_assert(SUPERTILES == SHARED_WARPS);
     using F = Form<1, K, PAIRWISE_WARPS>;
     __shared__ __align__(16) bf16 rows[WARPS][K];
     __shared__ float results[WARPS][TILE_N], shares[PAIRWISE_WARPS];
@@ -148,63 +157,60 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
     allow_next_launch();
     const Place<F> at(in.H, K);
     const int tile = blockIdx.x, token = blockIdx.y, warp = threadIdx.x >> 5, T = in.T;
-    const bool is_shared = SHARED && warp == PAIRWISE_WARPS;
+    const bool is_shared = SHARED && warp >= PAIRWISE_WARPS;
+    const int chain = warp - PAIRWISE_WARPS;
     const size_t tile_bytes = SUPERTILES * SUPERTILE_BYTES;
     Supertile parts[SUPERTILES];
-    float scale = in.shared_scale * EXPONENT_GAP;
+    float scale = 1.0f;
     const auto start = [&](int expert) {
-        const u8* weight = is_shared ? in.shared : experts.data + (size_t)expert * at.tiles * tile_bytes;
+        const u8* weight = experts.data + ((size_t)expert * at.tiles + tile) * tile_bytes;
 #pragma unroll
-        for (int s = 0; s < SUPERTILES; ++s) parts[s].load(weight + tile * tile_bytes + s * SUPERTILE_BYTES, at.lane);
-        if (!is_shared) scale = experts.scale(expert);
+        for (int s = 0; s < SUPERTILES; ++s) parts[s].load(weight + s * SUPERTILE_BYTES, at.lane);
+        scale = experts.scale(expert);
     };
-    int held = is_shared ? 0 : in.expert(token, warp);
+    int held = -1;
+    if (is_shared) parts[0].load(in.shared + tile * tile_bytes + chain * SUPERTILE_BYTES, at.lane);
+    else held = in.expert(token, warp);
     if (held >= 0) start(held);
     wait_for_previous_launch();
     const float gate = SHARED ? in.gate[token] : 0.0f;
     float total = 0.0f;
     for (int first = 0; first < T; first += PAIRWISE_WARPS) {
         const int t = first + warp;
-        if (is_shared ? first == 0 : t < T) {
-            const bf16* row = is_shared ? in.h_shared + (size_t)token * K : in.h + ((size_t)token * T + t) * K;
-            const u32 to = (u32)__cvta_generic_to_shared(rows[warp]);
+        NearRow<F> x;
+        x.row = (u32)__cvta_generic_to_shared(rows[warp]);
+        float low, high;  // row 0, outputs g and g + 8
+        if (is_shared) {
+            if (first == 0) {
+                copy_to_shared(x.row + at.lane * 16, in.h_shared + (size_t)token * K + chain * TILE_K + at.lane * 8);
+                wait_for_copies();
+                __syncwarp();
+                float c[2][1][4] = {};
+                multiply_supertile(c, parts[0], x, 0, at);
+                low = c[0][0][0] + c[1][0][0];
+                high = c[0][0][2] + c[1][0][2];
+            }
+        } else if (t < T) {
+            const bf16* row = in.h + ((size_t)token * T + t) * K;
 #pragma unroll
-            for (int i = at.lane * 8; i < K; i += 256) copy_to_shared(to + i * (u32)sizeof(bf16), row + i);
-            const int expert = is_shared ? 0 : in.expert(token, t);
-            const float share = is_shared ? 0.0f : in.weights[(size_t)token * T + t];
+            for (int i = at.lane * 8; i < K; i += 256) copy_to_shared(x.row + i * (u32)sizeof(bf16), row + i);
+            const int expert = in.expert(token, t);
+            const float share = in.weights[(size_t)token * T + t];
             if (expert >= 0 && expert != held) start(expert);
             held = expert;
             wait_for_copies();
             __syncwarp();
-            NearRow<F> x;
-            x.row = to, x.is_there = at.g == 0;
-            float low = 0.0f, high = 0.0f;  // row 0, outputs g and g + 8
-            // One supertile's code for both: it comes from L2, after other kernels' code took its place.
-            if (is_shared) {
-#pragma unroll 1
-                for (int s = 0; s < SUPERTILES; ++s) {
-                    float c[2][1][4] = {};
-                    multiply_supertile(c, parts[0], x, s, at);
-                    low += c[0][0][0] + c[1][0][0];
-                    high += c[0][0][2] + c[1][0][2];
-                    parts[0] = parts[1];
-                }
-            } else {
-                float c[4][1][4] = {};
-#pragma unroll 1
-                for (int s = 0; s < SUPERTILES; ++s) {
-                    multiply_supertile(c, parts[0], x, s, at);
-                    parts[0] = parts[1];
-                }
-                low = (c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0]);
-                high = (c[0][0][2] + c[1][0][2]) + (c[2][0][2] + c[3][0][2]);
+            float c[4][1][4] = {};
+#pragma unroll 1  // code that other kernels' code has taken the place of comes once
+            for (int s = 0; s < SUPERTILES; ++s) {
+                multiply_supertile(c, parts[0], x, s, at);
+                parts[0] = parts[1];
             }
-            if (at.t == 0) {
-                results[warp][at.g] = __bfloat162float(rounded(low * scale));
-                results[warp][at.g + 8] = __bfloat162float(rounded(high * scale));
-            }
-            if (!is_shared && at.lane == 0) shares[warp] = share, is_there[warp] = expert >= 0;
+            low = __bfloat162float(rounded(((c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0])) * scale));
+            high = __bfloat162float(rounded(((c[0][0][2] + c[1][0][2]) + (c[2][0][2] + c[3][0][2])) * scale));
+            if (at.lane == 0) shares[warp] = share, is_there[warp] = expert >= 0;
         }
+        if (at.t == 0 && (is_shared ? first == 0 : t < T)) results[warp][at.g] = low, results[warp][at.g + 8] = high;
         __syncthreads();
         if (threadIdx.x < TILE_N)
 #pragma unroll
@@ -212,8 +218,13 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
                 if (first + c < T && is_there[c]) total = fmaf(results[c][threadIdx.x], shares[c], total);
         if (first + PAIRWISE_WARPS < T) __syncthreads();
     }
-    if (threadIdx.x < TILE_N)
-        in.store<SHARED>(token, tile * TILE_N + threadIdx.x, total, gate, results[WARPS - 1][threadIdx.x]);
+    if (threadIdx.x >= TILE_N) return;  // no barrier follows
+    float shared = 0.0f;
+    if constexpr (SHARED)
+#pragma unroll
+        for (int c = 0; c < SHARED_WARPS; ++c) shared += results[PAIRWISE_WARPS + c][threadIdx.x];
+    shared = __bfloat162float(rounded(shared * (in.shared_scale * EXPONENT_GAP)));
+    in.store<SHARED>(token, tile * TILE_N + threadIdx.x, total, gate, shared);
 }
 
 // Any K.
@@ -230,6 +241,7 @@ __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const
     const int tile = blockIdx.x, token = blockIdx.y, T = in.T;
     const int there = min(order.chains, at_shared.supertiles);
     const bool is_shared = SHARED && threadIdx.x >= PAIRWISE_THREADS;
+    const int first_chain = (int)(threadIdx.x - PAIRWISE_THREADS) >> 5;
     Stream<F, 1, 1> stream;
     const int early = is_shared ? -1 : in.expert(token, at.team);
     if (early >= 0) stream.start(experts, at.offset(early, tile), at);
@@ -239,7 +251,7 @@ __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const
         GlobalRow<G> row;
         row.row = at.g == 0 ? in.h_shared + (size_t)token * in.J : nullptr;
         const u8* weight = in.shared + (size_t)tile * at_shared.supertiles * SUPERTILE_BYTES;
-        for (int chain = 0; chain < there; ++chain) {
+        for (int chain = first_chain; chain < there; chain += SHARED_WARPS) {
             float c[2][1][4] = {};
             for (int s = chain; s < at_shared.supertiles; s += order.chains) {
                 Supertile part;

@@ -218,17 +218,15 @@ class Step:
         """Launch one by one."""
         rows = len(x)
         tier, pair = "" if rows == 1 else f"_batch{rows}", "moe_fused_batch2"
-        gate, up, shared = self.empty(rows, self.shared), self.empty(rows, self.shared), self.empty(rows, self.hidden)
-        w = self.w
+        w, shared = self.w, self.empty(rows, self.hidden)
         self.kernel("moe::moe_topk_softmax")(logits, self.choices, b["ids"], b["weights"])
         for start in range(0, rows, 2):
             part = slice(start, start + 2)
             act, ids = b["act"][part], b["ids"][part]
             self.kernel(f"{pair}::{pair}_gate_up")(x[part], ids, w["gate"], w["up"], act)
             self.kernel(f"{pair}::{pair}_down")(act, ids, b["weights"][part], w["down"], b["out"][part])
-        for name, out in (("shared_gate", gate), ("shared_up", up)):
-            self.kernel(f"w4a16_gemv::w4a16_gemv{tier}")(x=x, w=w[name], out=out)
-        self.kernel("moe::moe_silu_mul")(gate, up, b["act_shared"])
+        dual = self.kernel(f"w4a16_gemv::w4a16_gemv_dual_silu{'_batch8' if rows > 3 else tier}")
+        dual(x=x, w_gate=w["shared_gate"], w_up=w["shared_up"], out=b["act_shared"])
         self.kernel(f"w4a16_gemv::w4a16_gemv{tier}")(x=b["act_shared"], w=w["shared_down"], out=shared)
         self.kernel("moe_shared::moe_shared_gate_add")(x, self.gate_weight, shared, b["out"])
 
