@@ -10,6 +10,7 @@ from kernel_muster.ab.result import Comparison, ModelResult, Row
 from kernel_muster.audit.diff import render_diff
 from kernel_muster.audit.render_plain import plural
 from kernel_muster.audit.render_sections import Section, Table, finding_sections
+from kernel_muster.audit.report import Report
 
 _SPEED = ("C", "A tok/s", "B tok/s", "A sum", "B sum", "B/A", "range", "kernels B/A")
 _DRAFTING = ("C", "verify ms A", "verify ms B", "steps A", "steps B", "accepted A", "accepted B")
@@ -25,7 +26,8 @@ def headline(found: Comparison) -> str:
     verdict = found.verdict
     if verdict == "refused":
         arms = "; ".join(f"arm {arm} of {m.model}" for m in found.models for arm, _, _ in m.refused)
-        return f"REFUSED: {arms} did not boot: nothing was compared"
+        rest = [model.model for model in found.models if not model.is_refused]
+        return f"REFUSED: {arms} did not boot: {_compared_too(rest)}"
     said = {
         "equal": _equal(found),
         "agree": "AGREE: B computes what A computes, up to rounding",
@@ -38,6 +40,10 @@ def headline(found: Comparison) -> str:
         said += f": {failed[0].name} at {failed[0].where}: {failed[0].text}"
         said += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     return f"{said}; on {models}{_little(found)}"
+
+
+def _compared_too(models: list[str]) -> str:
+    return f"compared were only {', '.join(models)}, below" if models else "nothing was compared"
 
 
 def _equal(found: Comparison) -> str:
@@ -86,12 +92,21 @@ def sections(found: Comparison) -> Iterator[Section]:
 
 def _refusals(found: Comparison) -> Iterator[Section]:
     for model in found.models:
-        for arm, report, why in model.refused:
+        for who, report, why in _told_once(model.refused):
             if why:
-                yield Section(f"Arm {arm} of {model.model}: not built", "refuse", lines=(why,))
+                yield Section(f"{who} of {model.model}: not built", "refuse", lines=(why,))
             for section in finding_sections(report.findings):
-                title = f"Arm {arm} of {model.model}: {section.title}"
+                title = f"{who} of {model.model}: {section.title}"
                 yield Section(title, section.tone, section.entries, section.lines, section.table)
+
+
+def _told_once(refused: tuple[tuple[str, Report, str], ...]) -> Iterator[tuple[str, Report, str]]:
+    """Yield what refused each arm; once for both where it is the same."""
+    if len(refused) > 1 and len({(report.findings, why) for _, report, why in refused}) == 1:
+        yield (f"Arms {' and '.join(arm for arm, _, _ in refused)}", *refused[0][1:])
+        return
+    for arm, report, why in refused:
+        yield f"Arm {arm}", report, why
 
 
 def _arms(found: Comparison) -> Iterator[str]:

@@ -13,10 +13,10 @@ from kernel_muster.ab.booted import Sized
 from kernel_muster.ab.comparing import compare_model
 from kernel_muster.ab.drafting import DrafterWish
 from kernel_muster.ab.plan import Plan
-from kernel_muster.ab.prompts import check_count
+from kernel_muster.ab.prompts import check_count, read_prompts
 from kernel_muster.ab.result import Comparison, Thresholds
 from kernel_muster.ab.sizes import DEVICE, HOST, Limits, sizing
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.opening import Wanted, discover_for, find_manifest
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import PREFIX, is_lever_noise
@@ -105,13 +105,28 @@ def run(
         drafter=wish.drafter_wish(bases[0]),
     )  # fmt: skip
     check_count(plan.prompts, max(plan.sequences))
-    models = tuple(compare_model(base, a, b, plan) for base in bases)
+    unknown = _checked(bases, plan)
+    models = tuple(compare_model(base, a, b, plan) for base in unknown or bases)
     return Comparison(
         muster_version=__version__, command=wish.command, date=f"{datetime.now(UTC):%Y-%m-%d}", a=a.text(),
         b=b.text(), shared=_shared(bases, has_drafted=any(model.has_drafted for model in models)),
         tokens=plan.tokens, repeats=plan.repeats, sequences=plan.sequences, packages=_packages(),
         thresholds=wish.thresholds, models=models,
     )  # fmt: skip
+
+
+def _checked(bases: Sequence[Wanted], plan: Plan) -> list[Wanted]:
+    """Return the models that nobody knows; UsageError for what a later one cannot be, before an earlier one has run."""
+    unknown = []
+    for base in bases:
+        manifest, _ = find_manifest(base, discover_for(base))
+        if manifest is None:
+            unknown.append(base)
+            continue
+        sized = plan.sized(manifest)
+        if plan.prompts:
+            read_prompts(plan.prompts, sized.model.vocab_size or 1)
+    return unknown
 
 
 def _shared(bases: Sequence[Wanted], *, has_drafted: bool) -> str:

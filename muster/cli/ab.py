@@ -30,6 +30,11 @@ PluginB = Annotated[
     list[str] | None,
     typer.Option("--b-plugin", help="A plugin that arm B alone has: demanded there, blocked in A.", **_PLUGIN),
 ]
+StageOption = Annotated[
+    options.StageName | None,
+    typer.Option("--stage", help="Stage that every kernel must reach in both arms; by default loaded.",
+                 show_default=False),
+]  # fmt: skip
 Sequences = Annotated[
     str | None,
     typer.Option(metavar="C,...", help="Sequences decoded together: 1,4,8,16,32, on cpu 1,4,8.", show_default=False),
@@ -102,7 +107,7 @@ def ab(
     manifests: options.Manifests = None,
     plugin: options.Plugins = None,
     no_plugin: options.NoPlugins = None,
-    stage: options.Stage = None,
+    stage: StageOption = None,
     sequences: Sequences = None,
     tokens: Tokens = None,
     prompt: PromptsOption = None,

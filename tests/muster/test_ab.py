@@ -302,6 +302,45 @@ def test_unknown_model_is_refused(ab: Callable[..., Any]) -> None:
     assert "UNKNOWN_MODEL" in ran.out
 
 
+def test_model_that_nobody_knows_is_refused_before_another_has_run(cli: Any) -> None:
+    ran = cli("ab", "qwen3.6-27b", "qwen3.6-28b", *QUICK, "--format", "json")
+    assert (ran.code, ran.json["verdict"]) == (1, "refused")
+    assert [(model["model"], model["rows"]) for model in ran.json["models"]] == [("qwen3.6-28b", [])]
+    assert ran.json["headline"].endswith("did not boot: nothing was compared")
+
+
+def test_what_a_later_model_cannot_be_is_a_usage_error_before_another_has_run(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernel_muster.ab import running
+
+    monkeypatch.setattr(running, "compare_model", lambda *given: pytest.fail("it ran"))
+    for more, said in (
+        (("--full", "--layers", "44"), "qwen3.6-35b-a3b with 44 layers: expected a multiple of 4 up to 40"),
+        (("--prompt", cli.folder / "ids.json"), "ids.json[0]: expected text, or ids from 0 to 255"),
+    ):
+        (cli.folder / "ids.json").write_text("[[300]]")
+        ran = cli("ab", "qwen3.6-27b", "qwen3.6-35b-a3b", *QUICK, *more)
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.err
+
+
+def test_model_that_boots_beside_one_that_does_not_is_named(cli: Any) -> None:
+    arms = ("--b", "MUSTER_MOE_GROUPED_DECODE=1")  # the first has no experts
+    ran = cli(
+        "ab", "qwen3.6-27b", "qwen3.6-35b-a3b", *QUICK, *arms, "--sequences", "1", *SHORT[:2], "--stage", "loaded"
+    )
+    assert ran.code == 1
+    first = ran.out.splitlines()[0]
+    assert first == "REFUSED: arm B of qwen3.6-27b did not boot: compared were only qwen3.6-35b-a3b, below"
+
+
+def test_what_refuses_both_arms_is_told_once(ab: Callable[..., Any]) -> None:
+    out = ab("--plugin", "nobody").out
+    assert out.count("PLUGIN_NOT_FOUND nobody") == 1
+    assert "Arms A and B of qwen3.6-27b: To act on: 1 PLUGIN_NOT_FOUND" in out
+
+
 def test_drafter_is_refused_for_it_decodes_nothing_by_itself(ab: Callable[..., Any]) -> None:
     ran = ab(model="qwen3.6-35b-a3b-dflash")
     assert ran.code == 1
