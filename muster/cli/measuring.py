@@ -24,7 +24,7 @@ def open_to_measure(
     try:
         kernels = open_registry(target, levers=levers, local_plugins=local_plugins)
     except BootRefused as refused:
-        _say_refused(what, refused, is_json)
+        say_refused(what, refused, is_json=is_json)
         return None
     if kernels.target.device is not None:
         return kernels
@@ -34,7 +34,8 @@ def open_to_measure(
     return None
 
 
-def _say_refused(what: str, refused: BootRefused, is_json: bool) -> None:
+def say_refused(what: str, refused: BootRefused, *, is_json: bool) -> None:
+    """Say why nothing began, with what helps."""
     from kernel_muster.audit.render_json import render_json
     from kernel_muster.audit.render_sections import finding_sections
     from kernel_muster.audit.render_text import render_sections

@@ -24,8 +24,14 @@ Shapes = Annotated[
     typer.Option("--shape", metavar="NxK", help="Tune this shape too; repeatable.", show_default=False),
 ]
 Rows = Annotated[str | None, typer.Option(help="Row counts M, with commas.", show_default=False)]
-Rounds = Annotated[int, typer.Option(help="Replays of each arm.", min=5, max=1000)]
-Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure cuBLAS beside ours, through torch.")]
+Rounds = Annotated[
+    int | None, typer.Option(help="Replays of each arm; 25 by default.", min=5, max=1000, show_default=False)
+]
+Peers = Annotated[
+    bool | None,
+    typer.Option("--peers/--no-peers", help="Measure cuBLAS beside ours, through torch; by default it is.",
+                 show_default=False),
+]  # fmt: skip
 Seconds = Annotated[
     int | None,
     typer.Option(help="Begin no shape after so many seconds; the table covers the others.", min=1, show_default=False),
@@ -40,7 +46,7 @@ Output = Annotated[
     Path | None, typer.Option(help="Write the table to this file, whole or not at all.", show_default=False)
 ]
 
-_MOST_ROWS = 4096
+_MOST_ROWS, _ROUNDS = 4096, 25
 #: Tuned for when no model and no shape is named: between them they have every projection of the shipped ones.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
@@ -49,8 +55,8 @@ def tune(
     model: Models = None,
     shape: Shapes = None,
     rows: Rows = None,
-    rounds: Rounds = 25,
-    peers: Peers = True,
+    rounds: Rounds = None,
+    peers: Peers = None,
     target: options.Target = None,
     seconds: Seconds = None,
     again: Again = None,
@@ -63,25 +69,27 @@ def tune(
 
     Exit code: 0 measured, 1 no usable device or a kernel that failed or was wrong, 2 usage.
     """
-    from kernel_muster.cli.measuring import open_to_measure
-    from kernel_muster.cli.output import check_writable, say
+    from kernel_muster.cli.measuring import open_to_measure, say_refused
+    from kernel_muster.cli.output import check_writable
     from kernel_muster.registry.errors import BootRefused
 
     if again is not None:
-        _check_alone({"MODEL": model, "--shape": shape, "--rows": rows, "--target": target, "--seconds": seconds})
+        given = {"MODEL": model, "--shape": shape, "--rows": rows, "--target": target, "--seconds": seconds}
+        _check_alone(given | {"--rounds": rounds, "--peers": peers})
     check_writable(output)
+    is_json = format is options.Format.JSON
     if again is not None:
         try:
             return _refit(again, format, output)
         except BootRefused as refused:
-            say(str(refused))
+            say_refused("finding the edges again", refused, is_json=is_json)
             return 1
     options.check_not_empty(model, "MODEL")
     shapes, counts = _shapes(model or [], shape or []), _rows(rows)
-    kernels = open_to_measure("tuning", target, is_json=format is options.Format.JSON, levers=_without_table())
+    kernels = open_to_measure("tuning", target, is_json=is_json, levers=_without_table())
     if kernels is None:
         return 1
-    source = _source(kernels, rounds, peers)
+    source = _source(kernels, _ROUNDS if rounds is None else rounds, peers is not False)
     return tune_with(kernels, source, shapes, counts, format, output, seconds)
 
 
@@ -89,7 +97,7 @@ def _check_alone(given: "Mapping[str, object]") -> None:
     """Refuse beside ``--from`` what says what to measure: nothing is."""
     from kernel_muster.registry.errors import UsageError
 
-    if asked := [name for name, value in given.items() if value]:
+    if asked := [name for name, value in given.items() if value not in (None, [])]:
         raise UsageError(f"{', '.join(asked)}: not beside --from, which measures nothing; leave one of them out")
 
 

@@ -347,7 +347,17 @@ def test_tune_ignores_the_table_in_force(cli, kernels, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [("qwen3.6-27b",), ("--rows", "4"), ("--shape", "16x64"), ("--target", "cpu"), ("--seconds", "9")]
+    "more",
+    [
+        ("qwen3.6-27b",),
+        ("--rows", "4"),
+        ("--shape", "16x64"),
+        ("--target", "cpu"),
+        ("--seconds", "9"),
+        ("--rounds", "9"),
+        ("--no-peers",),
+        ("--peers",),
+    ],
 )
 def test_nothing_to_measure_is_named_beside_from(cli, kernels, tmp_path, more):
     file = tmp_path / "a1.json"
