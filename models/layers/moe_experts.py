@@ -7,7 +7,7 @@ A layer may own a range of the experts, as one of several ranks does. Its ids ar
 for the others', and what it computes is its part of each token's sum.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
@@ -26,6 +26,8 @@ _PAIR, _GROUP, _LOCAL = "experts.pairwise", "experts.grouped", "experts.local"
 _DECODE, _GROUPED, _FUSED = "pairwise experts", "grouped experts", "experts of a step"
 #: Tokens a pairwise tile, or a way to read each expert once.
 Form = Literal[1, 2, 3, "grouped", "atomic"]
+#: Brings results ``y (S, H)`` of ``slots (S,)`` back to tokens, with weights ``(M, T)``, and adds what else there is.
+Combine = Callable[[Any, Any, Any], None]
 
 
 def owned_range(moe: MoeDims, owned: range | None) -> range:
@@ -100,10 +102,11 @@ class Experts:
         if self._local_ids is not None:
             ctx.plan_scratch(_LOCAL, "moe.local_ids", 4 * slots, (0, 4))
 
-    def compute(self, x: Any, ids: Any, weights: Any, out: Any, form: Form) -> None:
+    def compute(self, x: Any, ids: Any, weights: Any, out: Any, form: Form, combine: Combine | None = None) -> None:
         """Compute ``out (M, H)`` in one form: by tiles of 1, 2 or 3 tokens, ``grouped`` or ``atomic``.
 
-        ``ids`` are those of all experts; of a range of experts ``out`` is the part of the sum that they have.
+        The grouped form leaves its last step to ``combine``, if there is one. ``ids`` are those of all experts; of a range
+        of experts ``out`` is the part of the sum that they have.
         """
         with ExitStack() as stack:
             if self._local_ids is not None:
@@ -114,7 +117,7 @@ class Experts:
             if isinstance(form, int):
                 self._pairwise_tiles(x, ids, weights, out, form)
             else:
-                self._grouped_rows(x, ids, weights, out, form == "atomic")
+                self._grouped_rows(x, ids, weights, out, form == "atomic", combine)
 
     def _pairwise_tiles(self, x: Any, ids: Any, weights: Any, out: Any, widest: int) -> None:
         start = 0
@@ -129,7 +132,7 @@ class Experts:
                 down(h=act, ids=ids[rows], weights=weights[rows], w_down=w_down, out=out[rows])
             start += size
 
-    def _grouped_rows(self, x: Any, ids: Any, weights: Any, out: Any, atomic: bool) -> None:
+    def _grouped_rows(self, x: Any, ids: Any, weights: Any, out: Any, atomic: bool, combine: Combine | None) -> None:
         """Read each routed expert once; ``atomic`` sums in no fixed order."""
         moe, experts, slot_count = self._moe, len(self.owned), x.shape[0] * self._moe.top_k
         with ExitStack() as stack:
@@ -150,7 +153,10 @@ class Experts:
                 return
             y = lease("moe.sorted", (slot_count, self._hidden))
             self._down(h=act, w_down=self.down.copy_for(self._down), **order, out=y)
-            self._unpermute(y=y, slots=slots, weights=weights, out=out)
+            if combine is not None:
+                combine(y, slots, weights)
+            else:
+                self._unpermute(y=y, slots=slots, weights=weights, out=out)
 
 
 def _slice_of(weight: Nvfp4Weight | None, owned: range) -> Nvfp4Weight | None:

@@ -9,7 +9,7 @@ from kernel_muster.models.dims import MoeDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.layers.families import batch_tiers, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.ffn import forced_arm
-from kernel_muster.models.layers.moe_experts import Experts, Form
+from kernel_muster.models.layers.moe_experts import Combine, Experts, Form
 from kernel_muster.models.layers.moe_fused import FusedExperts, fused_shared_kernels
 from kernel_muster.models.layers.moe_router import Router
 from kernel_muster.models.layers.swiglu import dual_silu_tiers, nvfp4_swiglu
@@ -42,6 +42,7 @@ class SharedExpert:
         fused = dual_silu_tiers(kernels, _SHARED)
         tiles = tile_kernels(kernels, _SHARED)
         self._gate_add = kernels.kernel("moe_shared", "moe_shared_gate_add", when=_SHARED)
+        self._combine = kernels.try_kernel("moe_shared", "moe_unpermute_shared_add", when=_SHARED)
         sizes = (hidden, intermediate)
         self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused, others)
         self.gate = ctx.array("shared_expert_gate", hidden)
@@ -49,14 +50,27 @@ class SharedExpert:
         ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))
 
     @contextmanager
-    def beside(self, x: Any, out: Any, phase: Phase) -> Iterator[None]:
-        """Compute the shared expert beside the block, which fills out, and then add it, gated."""
+    def beside(self, x: Any, out: Any, phase: Phase) -> Iterator[Combine | None]:
+        """Compute the shared expert beside the block, which fills out, and then add it, gated.
+
+        The block may end with what this lends it, where a kernel brings results back and adds in one launch.
+        """
         with self._scratch.lease("moe.shared", _USER, x.shape) as shared:
             with beside() as side:
                 self.swiglu.run(x, shared, "auto", phase)
-            yield
-            side.join()
-            self._gate_add(x=x, gate_weight=needed(self.gate, "shared_expert_gate"), shared=shared, out=out)
+            is_added = False
+            added = {"x": x, "gate_weight": needed(self.gate, "shared_expert_gate"), "shared": shared, "out": out}
+
+            def combine(y: Any, slots: Any, weights: Any) -> None:
+                nonlocal is_added
+                side.join()
+                self._combine(y=y, slots=slots, weights=weights, **added)
+                is_added = True
+
+            yield combine if self._combine else None
+            if not is_added:
+                side.join()
+                self._gate_add(**added)
 
 
 class MoeFfn:
@@ -129,6 +143,6 @@ class MoeFfn:
                 self.fused.compute(x, ids, weights, out)
                 return
             shared = nullcontext() if self.shared is None else self.shared.beside(x, out, phase)
-            with shared:
+            with shared as combine:
                 self.router.route(x, ids, weights)
-                self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"))
+                self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"), combine)

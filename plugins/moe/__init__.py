@@ -37,7 +37,7 @@ def muster_contracts() -> Iterable[Contract]:
     """Return the contracts of routing, of both paths, and of the shared expert."""
     yield from (router.TOPK_SOFTMAX, router.TOPK_SIGMOID, router.ROUTER_LOGITS, router.SORT_BY_EXPERT, router.LOCAL_IDS)
     yield from (experts.GROUPED_GATE_UP, experts.GROUPED_DOWN, experts.GROUPED_DOWN_ATOMIC)
-    yield from (experts.SILU_MUL, experts.UNPERMUTE_REDUCE, experts.SHARED_GATE_ADD)
+    yield from (experts.SILU_MUL, experts.UNPERMUTE_REDUCE, experts.SHARED_GATE_ADD, experts.UNPERMUTE_SHARED_ADD)
     yield from experts.PAIRWISE_GATE_UP
     yield from experts.PAIRWISE_DOWN
     yield from (fused_contracts.FUSED_GATE_UP, fused_contracts.FUSED_DOWN)
@@ -60,6 +60,9 @@ def muster_kernels() -> Iterable[KernelSpec]:
     yield _expert_host_spec("moe::moe_silu_mul", experts.SILU_MUL, expert_cpu.moe_silu_mul)
     yield _expert_host_spec("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, expert_cpu.unpermute_reduce)
     yield _expert_host_spec("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, expert_cpu.moe_shared_gate_add)
+    yield _expert_host_spec(
+        "moe_shared::moe_unpermute_shared_add", experts.UNPERMUTE_SHARED_ADD, expert_cpu.unpermute_shared_add
+    )
     yield from _grouped()
     yield from _pairwise()
     yield from _on_a_device()
@@ -117,6 +120,7 @@ def _on_a_device() -> Iterable[KernelSpec]:
         ("moe::moe_silu_mul", experts.SILU_MUL, SILU_MUL),
         ("moe::moe_unpermute_reduce_indexed", experts.UNPERMUTE_REDUCE, router_launch.UNPERMUTE),
         ("moe_shared::moe_shared_gate_add", experts.SHARED_GATE_ADD, router_launch.SHARED_GATE_ADD),
+        ("moe_shared::moe_unpermute_shared_add", experts.UNPERMUTE_SHARED_ADD, router_launch.UNPERMUTE_SHARED_ADD),
     ):
         yield device_spec(key=key, contract=contract.name, backend=backend)
     yield device_spec(

@@ -6,15 +6,9 @@
 
 constexpr int THREADS = 256, MOST_CHOICES = 1024, AHEAD = 8;
 
-// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Every block looks its token's places
-// up in the sorted slots; a slot that is not there counts nothing. Grid: (M, ceil(H / WIDTH / THREADS)).
-template <int WIDTH>
-__device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
-                                                 int T, int H) {
-    __shared__ int places[MOST_CHOICES];
-    allow_next_launch();
-    wait_for_previous_launch();
-    const int token = blockIdx.x, first = token * T;
+// Looks a token's places up in the sorted slots, -1 for one that is not there. For all threads of a block.
+__device__ __forceinline__ void find_places(int (&places)[MOST_CHOICES], const int* slots, int token, int S, int T) {
+    const int first = token * T;
     for (int t = threadIdx.x; t < T; t += THREADS) places[t] = -1;
     __syncthreads();
     for (int i = threadIdx.x; i < S; i += THREADS) {
@@ -22,8 +16,12 @@ __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots
         if (slots[i] >= 0 && choice < (u32)T) places[choice] = i;
     }
     __syncthreads();
-    const int piece = blockIdx.y * THREADS + threadIdx.x;
-    if (piece >= H / WIDTH) return;  // no barrier follows
+}
+
+// The sum over t, in order of t, of weights[token, t] * y[places[t]].
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&places)[MOST_CHOICES], const float* weights,
+                                                      int token, int piece, int T, int H) {
     Values<WIDTH> total = {};
     for (int begin = 0; begin < T; begin += AHEAD) {  // so many rows are in flight
         Raw<WIDTH> raw[AHEAD];
@@ -46,29 +44,72 @@ __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots
             }
         }
     }
-    store<WIDTH>(out + (size_t)token * H, piece, total);
+    return total;
+}
+
+// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Grid: (M, ceil(H / WIDTH / THREADS)).
+template <int WIDTH>
+__device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
+                                                 int T, int H) {
+    __shared__ int places[MOST_CHOICES];
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int token = blockIdx.x, piece = blockIdx.y * THREADS + threadIdx.x;
+    find_places(places, slots, token, S, T);
+    if (piece >= H / WIDTH) return;  // no barrier follows
+    store<WIDTH>(out + (size_t)token * H, piece, weighted_sum<WIDTH>(y, places, weights, token, piece, T, H));
+}
+
+// sigmoid(x . gate_weight) of one row. For all threads of a block.
+template <int WIDTH>
+__device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_weight, int H) {
+    __shared__ float partial[THREADS / 32];
+    float dot = 0.0f;
+    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
+        const Values<WIDTH> v = load<WIDTH>(x, piece), w = load<WIDTH>(gate_weight, piece);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) dot = fmaf(v.at[i], w.at[i], dot);
+    }
+    return sigmoid(block_sum(dot, partial));
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void add_gated(Values<WIDTH>& sum, float gate, const bf16* shared, int piece) {
+    const Values<WIDTH> v = load<WIDTH>(shared, piece);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sum.at[i] = fmaf(gate, v.at[i], sum.at[i]);
 }
 
 // out[m] += sigmoid(x[m] . gate_weight) * shared[m]. Grid: M.
 template <int WIDTH>
 __device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_weight, const bf16* shared, bf16* out,
                                                 int H) {
-    __shared__ float partial[THREADS / 32];
     allow_next_launch();
     wait_for_previous_launch();
     const size_t row = (size_t)blockIdx.x * H;
-    float dot = 0.0f;
+    const float gate = shared_gate<WIDTH>(x + row, gate_weight, H);
     for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
-        const Values<WIDTH> v = load<WIDTH>(x + row, piece), w = load<WIDTH>(gate_weight, piece);
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) dot = fmaf(v.at[i], w.at[i], dot);
-    }
-    const float gate = sigmoid(block_sum(dot, partial));
-    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
-        const Values<WIDTH> v = load<WIDTH>(shared + row, piece);
         Values<WIDTH> sum = load<WIDTH>(out + row, piece);
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) sum.at[i] = fmaf(gate, v.at[i], sum.at[i]);
+        add_gated<WIDTH>(sum, gate, shared + row, piece);
+        store<WIDTH>(out + row, piece, sum);
+    }
+}
+
+// unpermute_reduce, its sum rounded to BF16, and shared_gate_add. Grid: M.
+template <int WIDTH>
+__device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* slots, const float* weights, const bf16* x,
+                                                     const bf16* gate_weight, const bf16* shared, bf16* out, int S, int T,
+                                                     int H) {
+    __shared__ int places[MOST_CHOICES];
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int token = blockIdx.x;
+    const size_t row = (size_t)token * H;
+    find_places(places, slots, token, S, T);
+    const float gate = shared_gate<WIDTH>(x + row, gate_weight, H);
+    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
+        Values<WIDTH> sum = widen(narrow(weighted_sum<WIDTH>(y, places, weights, token, piece, T, H)));
+        add_gated<WIDTH>(sum, gate, shared + row, piece);
         store<WIDTH>(out + row, piece, sum);
     }
 }
@@ -89,6 +130,17 @@ __device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_
         bf16* __restrict__ out,                /* [M, H] */                                                        \
         int H) {                                                                                                   \
         shared_gate_add<WIDTH>(x, gate_weight, shared, out, H);                                                    \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_shared_add_w##WIDTH(                        \
+        const bf16* y,                         /* [S, H] */                                                        \
+        const int* slots,                      /* [S] */                                                           \
+        const float* weights,                  /* [M, T] */                                                        \
+        const bf16* x,                         /* [M, H] */                                                        \
+        const bf16* __restrict__ gate_weight,  /* [H] */                                                           \
+        const bf16* shared,                    /* [M, H] */                                                        \
+        bf16* __restrict__ out,                /* [M, H] */                                                        \
+        int S, int T, int H) {                                                                                     \
+        unpermute_shared_add<WIDTH>(y, slots, weights, x, gate_weight, shared, out, S, T, H);                      \
     }
 
 COMBINE(1)

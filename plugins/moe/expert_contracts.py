@@ -374,3 +374,38 @@ SHARED_GATE_ADD = Contract(
     ),
     inputs=lambda dims, rng: {"x": _scaled(rng, dims["M"], dims["H"])},
 )
+
+
+def _exact_unpermute_shared(arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
+    return _exact_shared({**arguments, **_exact_unpermute(arguments, dims)}, dims)
+
+
+def _unpermute_shared_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
+    routed = _inputs("y", ("S", "H"), "slots", "weights")(dims, rng)
+    return {**routed, "x": _scaled(rng, dims["M"], dims["H"])}
+
+
+UNPERMUTE_SHARED_ADD = Contract(
+    "moe_unpermute_shared_add",
+    "moe_unpermute_reduce_indexed, its sum rounded to BF16, and what moe_shared_gate_add adds to it",
+    Signature(
+        (
+            TensorParam("y", "bf16", ("M*T", "H")),
+            TensorParam("slots", "i32", ("M*T",)),
+            _WEIGHTS,
+            TensorParam("x", "bf16", ("M", "H")),
+            TensorParam("gate_weight", "bf16", ("H",)),
+            TensorParam("shared", "bf16", ("M", "H")),
+            TensorParam("out", "bf16", ("M", "H"), "out"),
+        )
+    ),
+    _exact_unpermute_shared,
+    tuple(case for case in UNPERMUTE_REDUCE.cases if case.name != "wide"),
+    Tolerance(
+        relative=BF16_ROUNDING,
+        absolute=_LARGEST * (BF16_ROUNDING + (_WIDEST**1.5 / 4 + 24) * F32_ROUNDING),
+        derivation="one rounding to BF16, and one of the sum over the choices, which is below 5; the gate as in "
+        "moe_shared_gate_add; at most 16 FP32 operations on terms that sum to less than 5",
+    ),
+    inputs=_unpermute_shared_inputs,
+)

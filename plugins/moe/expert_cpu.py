@@ -124,6 +124,14 @@ def moe_shared_gate_add(x: Array, gate_weight: Array, shared: Array, out: Array)
         out[row] = f32(out[row]) + shared_gate(x[row], gate_weight) * f32(shared[row])
 
 
+def unpermute_shared_add(
+    y: Array, slots: Array, weights: Array, x: Array, gate_weight: Array, shared: Array, out: Array
+) -> None:
+    """Write ``out [M, H]`` BF16: what ``unpermute_reduce`` writes, with what ``moe_shared_gate_add`` adds to it."""
+    unpermute_reduce(y, slots, weights, out)
+    moe_shared_gate_add(x, gate_weight, shared, out)
+
+
 def shared_gate(x: Array, gate_weight: Array) -> F32:
     """Return ``sigmoid(x . gate_weight)`` of one row, FP32."""
     return sigmoid(ordered_sum(f32(x) * f32(gate_weight)))

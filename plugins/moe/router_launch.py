@@ -70,6 +70,16 @@ def _plan_unpermute(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(f"unpermute_reduce_w{width}", grid, (*arrays, tokens * choices, choices, columns))
 
 
+def _plan_unpermute_shared(bound: Bound, entries: Entries) -> LaunchPlan:
+    views, dims = bound.views, bound.dims
+    tokens, choices, columns = dims["M"], dims["T"], dims["H"]
+    if choices > MOST_CHOICES:
+        raise ContractError(f"T is {choices}, expected at most {MOST_CHOICES} choices a token")
+    arrays = tuple(views[name] for name in ("y", "slots", "weights", "x", "gate_weight", "shared", "out"))
+    entry = f"unpermute_shared_add_w{width_of(columns)}"
+    return LaunchPlan(entry, (tokens, 1, 1), (*arrays, tokens * choices, choices, columns))
+
+
 def _plan_shared(bound: Bound, entries: Entries) -> LaunchPlan:
     arrays = tuple(bound.views[name] for name in ("x", "gate_weight", "shared", "out"))
     columns = bound.dims["H"]
@@ -84,6 +94,7 @@ _TOPK_ENTRIES = tuple(
 _COMBINE_ENTRIES = (
     *(EntryPoint(f"unpermute_reduce_w{width}", ("ptr",) * 4 + ("i32",) * 3) for width in _WIDTHS),
     *(EntryPoint(f"shared_gate_add_w{width}", ("ptr",) * 4 + ("i32",)) for width in _WIDTHS),
+    *(EntryPoint(f"unpermute_shared_add_w{width}", ("ptr",) * 7 + ("i32",) * 3) for width in _WIDTHS),
 )
 TOPK_SOFTMAX = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "softmax"))
 TOPK_SIGMOID = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "sigmoid"))
@@ -100,3 +111,4 @@ LOGITS = cuda_kernel(
 )
 UNPERMUTE = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_unpermute)
 SHARED_GATE_ADD = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_shared)
+UNPERMUTE_SHARED_ADD = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_unpermute_shared)

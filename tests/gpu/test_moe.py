@@ -158,6 +158,23 @@ def test_work_list_that_names_what_is_not_there_stays_inside(layer, row):
         assert (outside.astype(np.float32) == 77).all()
 
 
+@pytest.mark.parametrize(("tokens", "width"), [(1, 2048), (5, 2048), (64, 2048), (3, 4104), (9, 77)])
+def test_results_come_back_and_are_added_to_with_the_bits_of_two_launches(layer, tokens, width):
+    rng, slots = layer.rng, tokens * CHOICES
+    place = rng.permutation(slots).astype(np.int32)
+    place[::7] = -1
+    y, shared, x = (layer.put(rng.standard_normal((rows, width)).astype(BF16)) for rows in (slots, tokens, tokens))
+    gate_weight = layer.put((rng.standard_normal(width) / np.sqrt(width)).astype(BF16))
+    routed = {"y": y, "slots": layer.put(place), "weights": layer.routing(tokens)[1]}
+    added = {"x": x, "gate_weight": gate_weight, "shared": shared}
+    one, two = layer.empty(tokens, width), layer.empty(tokens, width)
+    layer.kernel("moe_shared::moe_unpermute_shared_add")(**routed, **added, out=one)
+    layer.kernel("moe::moe_unpermute_reduce_indexed")(**routed, out=two)
+    layer.kernel("moe_shared::moe_shared_gate_add")(**added, out=two)
+    layer.memory.wait()
+    assert layer.memory.back(one).tobytes() == layer.memory.back(two).tobytes()
+
+
 # Experts of a step in two launches
 
 

@@ -34,8 +34,8 @@ PAGED = {
 }  # fmt: skip
 # What every attention asks for, whatever its weights and positions are.
 MIXER = NORMS | DENSE | PAGED | {"r residual_add::bf16_residual_add"}
-GATED_DECODE = "o paged_decode::paged_decode_attn_gated"
-TOGETHER = {"o rope::qk_norm_rope_append", GATED_DECODE}
+GATED_DECODE = {"o paged_decode::paged_decode_attn_gated", "o paged_decode::paged_decode_attn_fresh"}
+TOGETHER = {"o rope::qk_norm_rope_append", *GATED_DECODE}
 TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | TILES | GATE | SPLIT | ROPE | TOGETHER | {FP4}
 ATTENTION = TEXT_ATTENTION | MROPE
 RULE = {
@@ -65,7 +65,9 @@ ROUTED = {
     "o moe_w4a16::moe_w4a16_grouped_down_atomic_c4",
 }
 FUSED = {f"o moe_fused_shared::moe_fused_shared_{f}" for f in ("gate_up", "down")}
-MOE = ROUTED | EXACT | BATCH | DUAL | DUAL_SILU | TILES | FUSED | {"r moe_shared::moe_shared_gate_add"}
+MOE = ROUTED | EXACT | BATCH | DUAL | DUAL_SILU | TILES | FUSED | {
+    "r moe_shared::moe_shared_gate_add", "o moe_shared::moe_unpermute_shared_add",
+}  # fmt: skip
 HEAD = {
     "r w4a16_gemv::w4a16_gemv", "o w4a16_gemv::w4a16_gemv_batch2", "o w4a16_gemv::w4a16_gemv_batch3", *BATCH,
     "r argmax::argmax_bf16",
@@ -208,7 +210,7 @@ def test_ungated_attention_asks_for_no_gate(make_session: Make, asked: Any) -> N
     attention = manifest("qwen3.6-27b").model.attention.model_copy(update={"gated": False})
     kernels = Lookups(make_session())
     build_model(manifest("qwen3.6-27b", attention=attention), kernels)
-    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE - SPLIT - {GATED_DECODE}
+    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE - SPLIT - GATED_DECODE
 
 
 def test_sigmoid_router_asks_for_the_sigmoid_too_and_no_shared_expert_for_none(make_session: Make, asked: Any) -> None:

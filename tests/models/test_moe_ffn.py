@@ -98,6 +98,13 @@ def test_moe_of_few_rows_is_fused_with_the_bits_of_the_launches_one_by_one(
     assert counts == [0, 8 if missing else 0, 8]
 
 
+@pytest.mark.parametrize("arm", ["grouped", "prefill"])
+def test_moe_grouped_ends_in_one_launch_with_the_bits_of_two(make_context: Make, exact: Any, arm: Any) -> None:
+    one, two = moe(make_context()), moe(make_context(without=("moe_shared::moe_unpermute_shared_add",)))
+    x = exact.rows(7, H)
+    assert one.forward(x, "decode", arm).tobytes() == two.forward(x, "decode", arm).tobytes()
+
+
 @pytest.mark.parametrize("dims", [
     MoeDims(6, 2, 32, 0, "softmax"), MoeDims(6, 2, 32, 48, "sigmoid"), MoeDims(257, 2, 32, 48, "softmax"),
     MoeDims(40, 33, 32, 48, "softmax"),
