@@ -105,8 +105,8 @@ class Experts:
     def compute(self, x: Any, ids: Any, weights: Any, out: Any, form: Form, combine: Combine | None = None) -> None:
         """Compute ``out (M, H)`` in one form: by tiles of 1, 2 or 3 tokens, ``grouped`` or ``atomic``.
 
-        The grouped form leaves its last step to ``combine``, if there is one. ``ids`` are those of all experts; of a range
-        of experts ``out`` is the part of the sum that they have.
+        The grouped form leaves its last step to ``combine``, if there is one. ``ids`` are those of all experts; of a
+        range of experts ``out`` is the part of the sum that they have.
         """
         with ExitStack() as stack:
             if self._local_ids is not None:

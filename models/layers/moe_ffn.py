@@ -15,7 +15,7 @@ from kernel_muster.models.layers.moe_router import Router
 from kernel_muster.models.layers.swiglu import dual_silu_tiers, nvfp4_swiglu
 from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
 from kernel_muster.models.policy.gemv import row_tiles
-from kernel_muster.models.policy.moe import moe_grouped_decode
+from kernel_muster.models.policy.moe import FUSED_ROWS, moe_grouped_decode
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle
@@ -23,9 +23,10 @@ from kernel_muster.registry.tape import beside
 
 _SHARED = "the model has a shared expert"
 _USER = "moe"
-# Arms that pass router, experts and shared expert tile by tile, in two launches where kernels are there; the others
-# route and share over all rows at once.
+# Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
 _WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
+# Arms whose rows are two launches where kernels are there, and the rows few.
+_FUSED_ARMS: tuple[FfnArm, ...] = (*_WHOLE_TILES, "batched")
 _FORMS: dict[FfnArm, Form] = {"single": 1, "k2": 2, "k3": 3, "token_major": 1, "batched": 3, "atomic_c4": "atomic"}
 
 
@@ -96,6 +97,7 @@ class MoeFfn:
         if fused is not None and self.shared is not None:
             glu, gate = self.shared.swiglu, self.shared.gate
             self.fused = FusedExperts(ctx, moe, fused, self.router, self.experts, glu, gate)
+        self._fused_rows = FUSED_ROWS if self.fused is not None and self.fused.is_available else 0
         self.arms: tuple[FfnArm, ...] = tuple(arm for arm in MOE_ARMS if arm != "atomic_c4" or self.experts.atomic)
         self._forced = forced_arm(ctx, self.arms)
         self._levers, self._arch, self._moe, self._scratch = ctx.levers, ctx.arch, moe, ctx.scratch
@@ -110,7 +112,7 @@ class MoeFfn:
 
     def moe_grouped_decode_ok(self, rows: int) -> bool:
         """Whether decode of these rows is grouped."""
-        return moe_grouped_decode(rows, self._levers, self._arch)
+        return moe_grouped_decode(rows, self._levers, self._arch, fused_rows=self._fused_rows)
 
     def can_forward_km(self, rows: int) -> bool:
         """Return False: the batched GEMVs are for one dense FFN."""
@@ -118,7 +120,7 @@ class MoeFfn:
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
         """Return the forced arm, or the one for these rows."""
-        return self._forced or moe_arm(rows, phase, self.moe_grouped_decode_ok(rows))
+        return self._forced or moe_arm(rows, phase, self.moe_grouped_decode_ok(rows), self._fused_rows)
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
         """Return the FFN of x through an arm; UsageError for an arm that experts do not have."""
@@ -139,7 +141,7 @@ class MoeFfn:
             self._scratch.lease("moe.ids", _USER, shape, "i32") as ids,
             self._scratch.lease("moe.weights", _USER, shape, "f32") as weights,
         ):
-            if arm in _WHOLE_TILES and self.fused is not None and self.fused.serves(x.shape[0]):
+            if arm in _FUSED_ARMS and self.fused is not None and x.shape[0] <= self._fused_rows:
                 self.fused.compute(x, ids, weights, out)
                 return
             shared = nullcontext() if self.shared is None else self.shared.beside(x, out, phase)

@@ -46,10 +46,6 @@ class FusedExperts:
         ctx.plan_scratch(_USER, "moe.shared_act", 2 * FUSED_ROWS * moe.shared_intermediate, (0, 1))
         ctx.plan_scratch(_USER, "moe.gate", 4 * FUSED_ROWS, (0, 1))
 
-    def serves(self, rows: int) -> bool:
-        """Whether so many rows are two launches."""
-        return self.is_available and rows <= FUSED_ROWS
-
     def compute(self, x: Any, ids: Any, weights: Any, out: Any) -> None:
         """Fill ``out (M, H)``; ids i32 and weights f32 ``(M, T)`` take the router's choice."""
         rows, moe, experts, swiglu = x.shape[0], self._moe, self._experts, self._swiglu

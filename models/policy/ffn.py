@@ -35,10 +35,11 @@ def dense_arm(rows: int, phase: Phase, has_km: bool, has_batched: bool = False) 
     return "prefill"
 
 
-def moe_arm(rows: int, phase: Phase, grouped: bool) -> FfnArm:
+def moe_arm(rows: int, phase: Phase, grouped: bool, fused_rows: int = 0) -> FfnArm:
     """Return the MoE arm: ``grouped`` where the decision function says so; else 3, 2, pairs, or token by token.
 
-    Verify asks the same decision as decode. A prefill reads each expert once, like grouped decode, at any size.
+    More than 3 rows are one batch where so many ``fused_rows`` are two launches. Verify asks the same decision as
+    decode. A prefill reads each expert once, like grouped decode, at any size.
     """
     if phase == "prefill":
         return "prefill"
@@ -46,6 +47,8 @@ def moe_arm(rows: int, phase: Phase, grouped: bool) -> FfnArm:
         return "grouped"
     if rows <= 3:
         return _small(rows)
+    if rows <= fused_rows:
+        return "batched"
     return "k2" if rows % 2 == 0 else "single"
 
 

@@ -60,7 +60,7 @@ def test_moe_by_policy_matches_float64_at_every_row_count(
     ffn = moe(make_context())
     x = exact.rows(rows, H)
     exact.assert_close(ffn.forward(x, phase), *reference(ffn, exact, x))
-    by_rows = "k3" if rows == 3 else "k2" if rows % 2 == 0 else "single"
+    by_rows = {3: "k3", 4: "batched"}.get(rows, "k2" if rows % 2 == 0 else "single")
     assert ffn.used == {"prefill" if phase == "prefill" else "grouped" if rows >= 16 else by_rows: 1}
 
 
@@ -90,12 +90,12 @@ def test_moe_of_few_rows_is_fused_with_the_bits_of_the_launches_one_by_one(
 ) -> None:
     fused, apart = moe(make_context(FP32_ROUTING=fp32)), moe(make_context(FP32_ROUTING=fp32, without=FUSED))
     some = moe(make_context(FP32_ROUTING=fp32, without=missing))
-    for rows in (1, 2, 3, 5):
+    for rows in (1, 2, 3, 4, 5):
         x = exact.rows(rows, H)
         expected = apart.forward(x, "decode").tobytes()
         assert fused.forward(x, "decode").tobytes() == some.forward(x, "decode").tobytes() == expected
     counts = [sum(ffn.shared.swiglu.used.values()) for ffn in (fused, some, apart)]  # type: ignore[union-attr]
-    assert counts == [0, 8 if missing else 0, 8]
+    assert counts == [0, 10 if missing else 0, 10]
 
 
 @pytest.mark.parametrize("arm", ["grouped", "prefill"])

@@ -77,6 +77,14 @@ def test_moe_grouped_decode_has_the_edge_of_the_measured_device(make_levers: Mak
     assert bool(GROUPED_ROWS.note(arch)) is (arch not in (GB10, H200))
 
 
+@pytest.mark.parametrize(("arch", "edge"), [(GB10, 16), (H200, 5)])
+def test_moe_grouped_decode_begins_above_the_rows_of_two_launches(make_levers: Make, arch: str, edge: int) -> None:
+    levers, forced = make_levers(), make_levers(MOE_GROUPED_DECODE="1")
+    decided = [moe_grouped_decode(rows, levers, arch, fused_rows=4) for rows in (1, edge - 1, edge)]
+    assert decided == [False, False, True]
+    assert moe_grouped_decode(1, forced, arch, fused_rows=4)
+
+
 @pytest.mark.parametrize(("k", "there", "taken"), [(512, True, True), (2048, False, False), (96, True, False)])
 def test_takes_k64_where_the_step_divides(k: int, there: bool, taken: bool) -> None:
     assert takes_k64(k, there) is taken
@@ -113,6 +121,13 @@ def test_dense_arm_without_km_takes_the_prefill_path(rows: int) -> None:
 def test_moe_arm_by_rows(rows: int, grouped: bool, arm: str) -> None:
     assert moe_arm(rows, "decode", grouped) == moe_arm(rows, "verify", grouped) == arm
     assert moe_arm(rows, "prefill", grouped) == "prefill"
+
+
+def test_moe_arm_of_the_rows_of_two_launches_is_one_batch() -> None:
+    arms = [moe_arm(rows, "decode", False, fused_rows=4) for rows in range(1, 7)]
+    assert arms == ["single", "k2", "k3", "batched", "single", "k2"]
+    assert moe_arm(4, "decode", True, fused_rows=4) == "grouped"
+    assert moe_arm(4, "prefill", False, fused_rows=4) == "prefill"
 
 
 def test_arms_of_both_kinds_are_all_the_named_ones() -> None:
