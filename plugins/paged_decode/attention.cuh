@@ -372,6 +372,24 @@ struct Step {
         for (int i = 0; i < 4; ++i)
             load_words(v[tile][i], values + (long long)places.of(tile, 2 * t + (i & 1) + 8 * (i >> 1)) * stride);
     }
+    // Replaces token ``at`` of the step by what stands in shared memory; those after it too, which may have been loaded from
+    // its place, since they are beyond the context.
+    __device__ __forceinline__ void replace(int at, const __nv_bfloat16* key, const __nv_bfloat16* value, int warp, int g, int t) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            if (TILE * warp + g + 8 * h >= at)
+#pragma unroll
+                for (int c = 0; c < C; ++c)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        k[c][h][half] = *reinterpret_cast<const Words<4>*>(key + c * CHUNK + half * (CHUNK / 2) + 8 * t);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (TILE * w + 2 * t + (i & 1) + 8 * (i >> 1) >= at)
+                    v[w][i] = *reinterpret_cast<const Words<C>*>(value + first_column<C>());
+    }
 };
 
 // Where a lane's two tokens begin.
@@ -403,6 +421,21 @@ __device__ __forceinline__ void fetch_queries(Queries<C>& q, const Row& row) {
     }
 }
 __device__ __forceinline__ void wait_for_queries() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Where a row's queries come from: memory, as they are. Another source may make them, and with them the newest token's key
+// and value, which stand in memory later (fresh.cuh).
+template <int C>
+struct Stored {
+    static constexpr bool IS_FRESH = false;
+    struct Memory {};
+
+    __device__ __forceinline__ static bool has_token() { return false; }
+    __device__ __forceinline__ void begin(Queries<C>& q, const Row& row) { fetch_queries<C>(q, row); }
+    __device__ __forceinline__ void end(Queries<C>& q, Memory& memory, const Row& row, bool is_owner) {
+        wait_for_queries();
+        __syncthreads();
+    }
+};
 
 template <int C>
 __device__ __forceinline__ void score(float (&s)[2][2][4], const Queries<C>& q, const Step<C>& step, int c, int lane) {
@@ -474,6 +507,7 @@ struct Shared {
     alignas(16) float tops[2][HEADS][WARPS];
     alignas(16) float2 incoming[SPREAD ? RANKS : 1][HEADS][COLUMNS / 2];
     Stats of_rank[SPREAD ? RANKS : 1][HEADS];
+    alignas(16) float whole[SPREAD ? 1 : THREADS][sizeof(Held<C>) / 4];  // a Held each: groups are seldom, registers few
 };
 
 // Pushes the rank that combines them this lane's columns of a piece, and every rank the statistics.
@@ -589,11 +623,12 @@ __device__ __forceinline__ void take_slice(Held<C>& held, const Slice<C>& slice)
 
 // One row. Launch: THREADS threads; all of a block, and with SPREAD of a cluster, come here once their memory is there to
 // be read. scale includes log2(e).
-template <int C, bool SPREAD>
+template <int C, bool SPREAD, class Source>
 __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const FirstPages& pages, float scale,
-                                       const Team& team) {
+                                       const Team& team, Source& source) {
     constexpr int D = C * CHUNK;
     __shared__ Shared<C, SPREAD> shared;
+    __shared__ typename Source::Memory fresh;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const Cut cut(row.length, team.most);
     if (team.index >= max(cut.groups, 1)) return;  // with SPREAD the whole cluster
@@ -611,7 +646,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
     const __nv_bfloat16* const keys = cache.k + row.key_head * D + 8 * t;
     const __nv_bfloat16* const values = cache.v + row.key_head * D + first_column<C>();
     Step<C> step;
-    fetch_queries<C>(shared.q, row);
+    source.begin(shared.q, row);
     Places places = pages.places(cache, row, now.token, lane, is_bad);
     Places next_places(cache, row, next.token, lane, is_bad);
     if (now.piece != NO_PIECE) {
@@ -625,11 +660,17 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
     RankColumns<C, SPREAD> own(team.rank);
     if (SPREAD && cut.pieces <= 1) gates.load(row);
     if (SPREAD && cut.pieces > 1) own.load_gate(row);
-    wait_for_queries();
-    __syncthreads();
+    // The block that has the newest token.
+    const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
+    const bool is_owner = SPREAD ? newest_piece == team.index * RANKS + team.rank
+                                 : newest_piece / RANKS % team.sharing == team.index;
+    source.end(shared.q, fresh, row, is_owner);
+    const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;  // the token that memory may not have yet
 
     // Stage 2: piece after piece.
-    Held<C> group, whole;
+    Held<C> group;
+    Held<C>& whole = *reinterpret_cast<Held<C>*>(shared.whole[SPREAD ? 0 : threadIdx.x]);
+    if (!SPREAD) whole = Held<C>();
     int buffer = 0, groups_done = 0;
 #pragma unroll 1
     for (int piece = now.piece; piece < cut.pieces;) {
@@ -639,6 +680,10 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         while (now.piece == piece) {
             const int token = now.token + TILE * warp;
             const bool has_next = next.piece != NO_PIECE;
+            if constexpr (Source::IS_FRESH) {
+                const int at = replaced - now.token;
+                if (at >= 0 && at < TOKENS) step.replace(at, fresh.key, fresh.value, warp, g, t);
+            }
             now = next;
             places = next_places;
             if (has_next) next.advance(row, team, cut);
@@ -734,6 +779,13 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         const Stats stats[2] = {whole.of_head[0].stats(), whole.of_head[1].stats()};
         write_row<C>(row, whole.total, stats);
     }
+}
+
+template <int C, bool SPREAD>
+__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const FirstPages& pages, float scale,
+                                       const Team& team) {
+    Stored<C> source;
+    attend<C, SPREAD>(cache, row, pages, scale, team, source);
 }
 
 // The simple way, for any D up to 8 * 128: one block of 128 threads a query head. ``row`` has one head.

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Array, Dims, exact_sigmoid, f64
+from kernel_muster.plugins._contracts import BF16_ROUNDING, EXACT, F32_ROUNDING, F64, Array, Dims, exact_sigmoid, f64
 from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import Dim, ScalarParam, Signature, TensorParam
@@ -168,4 +168,134 @@ DECODE_GATED = Contract(
     ),
     _gated_tolerance(_LONGEST),
     inputs=_context,
+)
+
+# What a token that is not in a context would show if it were read; NaN has no place in what is an output too.
+_LOUD = 3e4
+# A value at the edge between two BF16 may fall on either side after FP32 operations: about one in 500, so that few of a
+# head's do, each moving a score by 2^-8 of a product of two values around 1. Six standard deviations of four of them.
+_FLIPS = 4
+
+
+def _fresh_tolerance(longest: int) -> Tolerance:
+    """Bound gated attention whose queries and newest key are normalised, turned, and rounded twice on the way."""
+    gated = _gated_tolerance(longest)
+    return Tolerance(
+        relative=gated.relative,
+        absolute=gated.absolute + 2 * LARGEST_VALUE * 6 * _FLIPS**0.5 * BF16_ROUNDING * 64**-0.5,
+        derivation=f"{gated.derivation}; {_FLIPS} values of a head that BF16 rounds the other way, which move a score "
+        "by 2^-8 times 64^-0.5 each, of random sign (six standard deviations), and weights by that twice",
+    )
+
+
+def _rounded(values: F64) -> F64:
+    return f64(values.astype(numpy_dtype("bf16")))
+
+
+def _normalised_and_turned(arguments: Arguments, dims: Dims, name: str) -> F64:
+    """Return heads ``[S, H, D]``: BF16 after the norm, and after the turn of complex pairs."""
+    wide, half = f64(arguments[name]), dims["rotary_dim"] // 2
+    mean = np.mean(wide**2, axis=-1, keepdims=True) + np.float64(np.float32(arguments["eps"]))
+    scale = np.float64(arguments["weight_offset"]) + f64(arguments[f"{name}_weight"])
+    normed = _rounded(wide / np.sqrt(mean) * scale)
+    exponents = np.arange(half) / half * np.log(np.float64(np.float32(arguments["theta"])))
+    angles = f64(arguments["positions"])[:, None, None] * np.exp(-exponents)
+    pairs = (normed[..., :half] + 1j * normed[..., half : 2 * half]) * np.exp(1j * angles)
+    return _rounded(np.concatenate([pairs.real, pairs.imag, normed[..., 2 * half :]], axis=-1))
+
+
+def _exact_fresh(arguments: Arguments, dims: Dims) -> dict[str, Any]:
+    q, keys = (_normalised_and_turned(arguments, dims, name) for name in ("q", "k"))
+    found: dict[str, Any] = {}
+    for name, rows in (("k_cache", keys), ("v_cache", f64(arguments["v"]))):
+        flat = f64(arguments[name]).reshape(-1, *rows.shape[1:])
+        kept = arguments["slots"] >= 0
+        flat[arguments["slots"][kept]] = rows[kept]
+        found[name] = flat.reshape(arguments[name].shape)
+    gate = exact_sigmoid(f64(arguments["gate"]))
+    out = [
+        exact_attention(row, {**arguments, **found}, s, length)
+        for s, (row, length) in enumerate(zip(q, arguments["context_lens"].tolist(), strict=True))
+    ]
+    return {"out": np.array(out).reshape(q.shape) * gate, **found}
+
+
+def _fresh_context(dims: Dims, rng: "np.random.Generator") -> Arguments:
+    """Contexts whose last token is new; every third has none, of every fourth it is in the cache already."""
+    made = _context(dims, rng)
+    lengths, table = made["context_lens"], made["block_table"]
+    last = np.maximum(lengths - 1, 0)
+    places = table[np.arange(len(last)), last // dims["B"]] * dims["B"] + last % dims["B"]
+    slots = np.where(lengths > 0, places, -1).astype(np.int32)
+    slots[3::4] = -1
+    for cache in CACHES:
+        values = made[cache.name]
+        flat = values.reshape(-1, *values.shape[2:])
+        flat[slots[slots >= 0]] = _LOUD
+        values[np.isnan(values.astype(np.float32))] = _LOUD
+    weights = {f"{name}_weight": (rng.random(dims["D"]) - 0.5).astype(numpy_dtype("bf16")) for name in ("q", "k")}
+    return {**made, **weights, "slots": slots, "positions": (last + rng.integers(0, 9, len(last))).astype(np.int32)}
+
+
+def _fresh(
+    name: str, sequences: int, heads: tuple[int, int, int], pages: tuple[int, int], longest: int, rotary_dim: int
+) -> Case:
+    """A case of ``(B, L)`` pages, as many in all as the sequences have entries."""
+    page, entries = pages
+    dims = {**_dims(sequences, heads, (sequences * entries, page, entries), longest), "rotary_dim": rotary_dim}
+    scalars = {"scale": heads[2] ** -0.5, "eps": 1e-6, "weight_offset": 1.0, "theta": 1e7}
+    return Case(name, dims, scalars, _fresh_tolerance(longest))
+
+
+#: Head sizes that kernels of this contract are made for.
+FRESH_HEAD_DIMS = (64, 128, 256)
+DECODE_FRESH = Contract(
+    "paged_decode_attn_fresh",
+    "qk_norm_rope_append, whose tokens are the last ones of their contexts, then paged_decode_attn_gated; heads of 64, "
+    "128 or 256 values",
+    Signature(
+        (
+            _Q,
+            TensorParam("k", "bf16", ("S", "Hk", "D")),
+            TensorParam("v", "bf16", ("S", "Hk", "D")),
+            TensorParam("q_weight", "bf16", ("D",)),
+            TensorParam("k_weight", "bf16", ("D",)),
+            TensorParam("positions", "i32", ("S",)),
+            TensorParam("slots", "i32", ("S",)),
+            ScalarParam("eps", "f32", minimum=0.0),
+            ScalarParam("weight_offset", "f32"),
+            ScalarParam("rotary_dim", "i32", minimum=2),
+            ScalarParam("theta", "f32", minimum=1.0),
+            *(TensorParam(cache.name, cache.dtype, cache.shape, "inout") for cache in CACHES),
+            BLOCK_TABLE,
+            CONTEXT_LENS,
+            TensorParam("gate", "bf16", ("S", "Hq", "D")),
+            SCALE,
+            _OUT,
+        ),
+        (*GROUPED_HEADS, ("rotary_dim", 2)),
+        (("rotary_dim", "D"),),
+    ),
+    _exact_fresh,
+    (
+        _fresh("one_row", 1, (16, 2, _WIDEST), (16, 4), 33, 64),
+        _fresh("one_token", 1, (4, 2, 64), (16, 1), 1, 64),
+        _fresh("several_rows", 9, (4, 1, 128), (16, 6), 90, 128),
+        _fresh("odd_pages", 5, (6, 2, 64), (7, 11), 77, 22),
+        _fresh("twelve_heads_a_key", 3, (12, 1, 64), (16, 9), 129, 64),
+        _fresh("model_35b", 2, (16, 2, _WIDEST), (16, 45), 705, 64),
+        _fresh("model_27b", 3, (24, 4, _WIDEST), (16, 100), 1601, 64),
+        _fresh("many_rows", 40, (24, 4, 64), (16, 40), 640, 64),
+        _fresh("no_sequences", 0, (4, 2, 64), (8, 2), 1, 64),
+    ),
+    _fresh_tolerance(_LONGEST),
+    inputs=_fresh_context,
+    output_tolerances={
+        "k_cache": Tolerance(
+            relative=2 * BF16_ROUNDING,
+            absolute=LARGEST_VALUE * 2 * BF16_ROUNDING,
+            derivation="a value and the one it turns with, below 6 in these cases, rounded twice, either way each time",
+        ),
+        "v_cache": EXACT,
+    },
 )

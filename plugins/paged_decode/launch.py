@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div
+from kernel_muster.plugins.paged_decode.contracts import FRESH_HEAD_DIMS
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
@@ -90,6 +91,14 @@ def launches(
         return ()
     if entry.endswith("_any"):
         return (LaunchPlan(entry, (rows * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"])),)
+    return (_shared_launch(name, bound, entries, rows, tensors, numbers),)
+
+
+def _shared_launch(
+    name: str, bound: Bound, entries: Entries, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
+) -> LaunchPlan:
+    """Return the launch of clusters or blocks over some rows, with what they combine their results in."""
+    dims = bound.dims
     spread = f"{name}_spread_d{dims['D']}"
     cluster = entries[spread].cluster
     ranks = cluster[0] if cluster else 1
@@ -103,16 +112,18 @@ def launches(
         slices = teams * ceil_div(most, ranks)
         workspace = Scratch(slices * slice_bytes, "slices"), Counters(4 * teams * ranks, "counts")
     arguments = (*tensors, *workspace, *numbers, teams, shares.sharing, most)
-    return (LaunchPlan(spread if shares.is_spread else entry, grid, arguments),)
+    return LaunchPlan(spread if shares.is_spread else f"{name}_d{dims['D']}", grid, arguments)
 
 
 def entry_points(name: str, pointers: int, sizes: int) -> tuple[EntryPoint, ...]:
     """Return the entry points of a source: for each head size one of blocks and one of clusters; and one for any."""
-    parameters = ("ptr",) * (pointers + 2) + ("f32",) + ("i32",) * (sizes + 3)
-    by_size = (
-        EntryPoint(f"{form}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for form in (name, f"{name}_spread")
-    )
+    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + ("f32",) + ("i32",) * (sizes + 3))
     return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + ("f32",) + ("i32",) * (sizes + 1)))
+
+
+def _shared_entries(name: str, parameters: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    forms = name, f"{name}_spread"
+    return tuple(EntryPoint(f"{form}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for form in forms)
 
 
 _INPUTS = ("q", "k_cache", "v_cache", "block_table", "context_lens")
@@ -127,4 +138,33 @@ def _plan_decode(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
 
 DECODE = CudaKernel(
     FOLDER / "paged_decode.cu", entry_points("paged_decode", 7, 5), _plan_decode, include_dirs=(INCLUDE_DIR,)
+)
+
+
+_FRESH_TENSORS = (
+    "q", "k", "v", "q_weight", "k_weight", "positions", "slots", "k_cache", "v_cache", "block_table", "context_lens",
+    "gate", "out",
+)  # fmt: skip
+
+
+def _plan_fresh(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
+    views, arguments, dims = bound.views, bound.arguments, bound.dims
+    if dims["D"] not in FRESH_HEAD_DIMS:
+        raise ContractError(f"paged_decode_fresh: head_dim is {dims['D']}, expected one of {FRESH_HEAD_DIMS}")
+    if dims["S"] == 0:
+        return ()
+    half = dims["rotary_dim"] // 2
+    scalars = (in_base_two(arguments["scale"]), arguments["eps"], arguments["weight_offset"])
+    numbers = (*scalars, math.log2(arguments["theta"]) / half, half, dims["L"], *cache_sizes(bound))
+    tensors = tuple(views[name] for name in _FRESH_TENSORS)
+    return (_shared_launch("paged_decode_fresh", bound, entries, dims["S"], tensors, numbers),)
+
+
+DECODE_FRESH = CudaKernel(
+    FOLDER / "fresh.cu",
+    _shared_entries(
+        "paged_decode_fresh", ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64",) + ("i32",) * 9
+    ),
+    _plan_fresh,
+    include_dirs=(INCLUDE_DIR,),
 )
