@@ -58,29 +58,41 @@ class Attention(AttentionProjections):
     def forward(self, x: Any, batch: Batch, cache: KvCache) -> Any:
         """Return the mixed rows ``(M, H)`` of normalised rows x; their keys and values are in the cache then."""
         rows = self.qkv(x, batch.phase)
-        q, gate = self._placed(rows, batch, cache), rows.gate
-        if batch.phase == "decode" and gate is not None and self._decode_gated:
-            attended = np.empty_like(q)
+        attended, gate = self._attend(rows, batch, cache)
+        return self.output(attended.reshape(x.shape[0], self.dims.q_dim), gate, batch.phase)
+
+    def _attend(self, rows: QkvRows, batch: Batch, cache: KvCache) -> tuple[Any, Any | None]:
+        """Return attended heads ``(M, Hq, D)``, and the gate unless it is in them; the tokens are in the cache then."""
+        gate, is_decode = rows.gate, batch.phase == "decode"
+        attended = np.empty_like(rows.q).reshape(rows.q.shape[0], -1, self.dims.head_dim)
+        if gate is not None and self._together.attends(batch):
+            q, k, v = self._by_head(rows)
+            self._together.attend(q, k, v, gate.reshape(q.shape), batch, cache, attended)
+            return attended, None
+        q = self._placed(rows, batch, cache)
+        if is_decode and gate is not None and self._decode_gated:
             self._decode_gated(
                 q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, context_lens=batch.context_lens,
                 gate=gate.reshape(q.shape), scale=self.scale, out=attended,
             )  # fmt: skip
-            gate = None
-        elif batch.phase == "decode":
-            attended = self.attend_each(q, cache, batch.block_table, batch.context_lens)
-        else:
-            attended = np.empty_like(q)
-            self._prefill[self.prefill_arm(batch)](
-                q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, cu_rows=batch.cu_rows,
-                context_lens=batch.context_lens, scale=self.scale, out=attended,
-            )  # fmt: skip
-        return self.output(attended.reshape(x.shape[0], self.dims.q_dim), gate, batch.phase)
+            return attended, None
+        if is_decode:
+            return self.attend_each(q, cache, batch.block_table, batch.context_lens), gate
+        self._prefill[self.prefill_arm(batch)](
+            q=q, k_cache=cache.k, v_cache=cache.v, block_table=batch.block_table, cu_rows=batch.cu_rows,
+            context_lens=batch.context_lens, scale=self.scale, out=attended,
+        )  # fmt: skip
+        return attended, gate
+
+    def _by_head(self, rows: QkvRows) -> tuple[Any, ...]:
+        """Return projected queries, keys and values as heads ``(M, H, D)``."""
+        return tuple(part.reshape(part.shape[0], -1, self.dims.head_dim) for part in (rows.q, rows.k, rows.v))
 
     def _placed(self, rows: QkvRows, batch: Batch, cache: KvCache) -> Any:
         """Return the queries ``(M, Hq, D)`` to attend with; keys and values are in the cache then."""
         if self._together.serves(batch.positions):
-            q, k, v = (part.reshape(part.shape[0], -1, self.dims.head_dim) for part in (rows.q, rows.k, rows.v))
-            self._together.forward(q, k, v, batch.positions, batch.kv_slots, cache)
+            q, k, v = self._by_head(rows)
+            self._together.forward(q, k, v, batch, cache)
             return q
         q, k = self.queries(rows.q), self.keys(rows.k)
         self.rotary.turn(q, k, batch.positions)

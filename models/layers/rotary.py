@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
 from kernel_muster.models.layers.context import LayerContext, needed
 from kernel_muster.models.state import KvCache
@@ -11,6 +12,7 @@ from kernel_muster.registry.handles import AnyHandle
 
 _YARN, _PLAIN, _MROPE = "rope is stretched by YaRN", "rope is not stretched by YaRN", "rope is interleaved mrope"
 _NORMED = "queries and keys are normalised"
+_GATED = "attention is gated"
 
 
 class Rotary:
@@ -54,32 +56,56 @@ class Rotary:
 class NormTurnAppend:
     """Norms of queries and keys, their turn, and keys and values into the cache, with the bits of the parts.
 
-    ``q_norm`` and ``k_norm`` are the weights of the norms, BF16 ``(D,)``.
+    ``q_norm`` and ``k_norm`` are the weights of the norms, BF16 ``(D,)``. At decode, gated attention may be in the same
+    launch.
     """
 
     def __init__(self, ctx: LayerContext, model: ModelDims, dims: AttentionDims, q_norm: Any, k_norm: Any) -> None:
         self._kernel: AnyHandle | None = None
+        self._attend: AnyHandle | None = None
         self._weights = q_norm, k_norm
-        if dims.qk_norm and dims.rope is not None and dims.rope.yarn is None:
-            self._kernel = ctx.kernels.try_kernel("rope", "qk_norm_rope_append", when=f"{_NORMED}, {_PLAIN}")
-            self._constants = {
-                "eps": model.rms_eps, "weight_offset": model.norm_weight_offset,
-                "rotary_dim": dims.rope.rotary_dim, "theta": dims.rope.theta,
-            }  # fmt: skip
+        self._constants: dict[str, Any] = {}
+        if not dims.qk_norm or dims.rope is None or dims.rope.yarn is not None:
+            return
+        self._kernel = ctx.kernels.try_kernel("rope", "qk_norm_rope_append", when=f"{_NORMED}, {_PLAIN}")
+        if dims.gated:
+            self._attend = ctx.kernels.try_kernel(
+                "paged_decode", "paged_decode_attn_fresh", when=f"{_GATED}, {_NORMED}, {_PLAIN}"
+            )
+        self._constants = {
+            "eps": model.rms_eps, "weight_offset": model.norm_weight_offset,
+            "rotary_dim": dims.rope.rotary_dim, "theta": dims.rope.theta,
+        }  # fmt: skip
 
     def serves(self, positions: Any) -> bool:
         """Whether there is a kernel for these positions: one a token."""
         return bool(self._kernel) and positions.ndim == 1
 
-    def forward(self, q: Any, k: Any, v: Any, positions: Any, slots: Any, cache: KvCache) -> None:
+    def attends(self, batch: Batch) -> bool:
+        """Whether there is a kernel that attends too."""
+        return bool(self._attend) and batch.phase == "decode" and batch.positions.ndim == 1
+
+    def forward(self, q: Any, k: Any, v: Any, batch: Batch, cache: KvCache) -> None:
         """Turn projected ``q (M, Hq, D)`` in place, and put ``k`` and ``v (M, Hk, D)`` into their slots."""
         if self._kernel is None:
             raise UsageError("queries and keys have no kernel for their norms and their turn")
-        q_weight, k_weight = (needed(weight, "norm") for weight in self._weights)
-        self._kernel(
-            q=q, k=k, v=v, q_weight=q_weight, k_weight=k_weight, positions=positions, slots=slots, **self._constants,
-            k_cache=cache.k, v_cache=cache.v,
+        self._kernel(q=q, k=k, v=v, **self._shared(batch, cache))
+
+    def attend(self, q: Any, k: Any, v: Any, gate: Any, batch: Batch, cache: KvCache, out: Any) -> None:
+        """Write gated attention of projected ``q (M, Hq, D)``, and put ``k`` and ``v (M, Hk, D)`` into their slots."""
+        if self._attend is None:
+            raise UsageError("queries and keys have no kernel that attends with them")
+        self._attend(
+            q=q, k=k, v=v, **self._shared(batch, cache), block_table=batch.block_table,
+            context_lens=batch.context_lens, gate=gate, scale=q.shape[2] ** -0.5, out=out,
         )  # fmt: skip
+
+    def _shared(self, batch: Batch, cache: KvCache) -> dict[str, Any]:
+        q_weight, k_weight = (needed(weight, "norm") for weight in self._weights)
+        return {
+            "q_weight": q_weight, "k_weight": k_weight, "positions": batch.positions, "slots": batch.kv_slots,
+            **self._constants, "k_cache": cache.k, "v_cache": cache.v,
+        }  # fmt: skip
 
 
 def _is_text(positions: Any) -> bool:

@@ -178,7 +178,9 @@ def test_verify_of_several_sequences_rolls_each_back_by_itself(tiny: Make) -> No
     ("gated_delta_rule::gated_delta_rule_verify_n",), ("causal_conv1d::causal_conv1d_verify_n",),
     ("gated_delta_rule::gated_delta_rule_decode_norm_strided",),
     ("gated_delta_rule::gated_delta_rule_decode_norm_strided", "gated_delta_rule::gated_delta_rule_decode_strided"),
-    ("rope::rope_mrope_interleaved",), ("rope::qk_norm_rope_append",), ("paged_decode::paged_decode_attn_gated",),
+    ("rope::rope_mrope_interleaved",), ("rope::qk_norm_rope_append",), ("paged_decode::paged_decode_attn_fresh",),
+    ("paged_decode::paged_decode_attn_gated", "paged_decode::paged_decode_attn_fresh"),
+    ("rope::qk_norm_rope_append", "paged_decode::paged_decode_attn_gated", "paged_decode::paged_decode_attn_fresh"),
 ])  # fmt: skip
 def test_optional_kernels_change_launches_and_no_bit(tiny: Make, missing: tuple[str, ...]) -> None:
     results = []
