@@ -109,6 +109,47 @@ def test_gated_attention_has_the_bits_of_attention_then_gate(kernels, heads, len
     assert got.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("heads", "rotary_dim"), [(MODEL_35B, 64), (MODEL_27B, 64), ((12, 1, 64), 22), ((32, 4, 128), 128)]
+)
+@pytest.mark.parametrize("lengths", [(1,), (20, 0, 64, 33), (65, 300, 513, 129), (4097,), (577,) * 300])
+def test_attention_from_projections_has_the_bits_of_its_parts(kernels, heads, rotary_dim, lengths):
+    rng = np.random.default_rng(len(lengths))
+    rows, (_, key_heads, width) = len(lengths), heads
+    needed = max(-(-length // PAGE) for length in lengths)
+    given = context(rng, lengths, heads)
+    own = rows * needed  # so that no two rows have one slot
+    for name in ("k_cache", "v_cache"):
+        given[name] = numbers(rng, own, PAGE, key_heads, width)
+    given["block_table"] = rng.permutation(own).astype(np.int32).reshape(rows, needed)
+    last = np.maximum(given["context_lens"] - 1, 0)
+    slots = (given["block_table"][np.arange(rows), last // PAGE] * PAGE + last % PAGE).astype(np.int32)
+    slots[3::4] = -1
+    for name in ("k_cache", "v_cache"):
+        given[name].reshape(-1, key_heads, width)[slots[slots >= 0]] = np.nan
+    gate, k, v = (
+        numbers(rng, *given["q"].shape),
+        numbers(rng, rows, key_heads, width),
+        numbers(rng, rows, key_heads, width),
+    )
+    shared = {
+        "k": k, "v": v, "q_weight": numbers(rng, width), "k_weight": numbers(rng, width), "slots": slots,
+        "positions": (last + 7).astype(np.int32), "eps": 1e-6, "weight_offset": 1.0, "rotary_dim": rotary_dim,
+        "theta": 1e7,
+    }  # fmt: skip
+    caches = {name: given[name] for name in ("k_cache", "v_cache")}
+    placed = launched(kernels, "rope::qk_norm_rope_append", q=given["q"], **shared, **caches)
+    parts = {name: placed[name] for name in ("q", *caches)}
+    expected = attended(kernels, {**given, **parts}, "paged_decode::paged_decode_attn_gated", gate=gate)
+    got = launched(
+        kernels, "paged_decode::paged_decode_attn_fresh", **given, **shared, gate=gate, out=full(*given["q"].shape)
+    )
+    assert got["q"].tobytes() == given["q"].tobytes()
+    assert got["k_cache"].tobytes() == placed["k_cache"].tobytes()
+    assert got["v_cache"].tobytes() == placed["v_cache"].tobytes()
+    assert got["out"].tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("heads", [MODEL_35B, MODEL_27B, (8, 2, 64), (32, 4, 128), (6, 1, 128)])
 @pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 200, 511, 512, 513, 577, 1100, 4095, 8300])
 def test_row_has_the_same_bits_however_it_is_shared_out(kernels, heads, length):
