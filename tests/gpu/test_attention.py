@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster.audit.proofs import device_memory
+from kernel_muster.plugins.paged_decode import launch
 
 pytestmark = pytest.mark.gpu
 
@@ -112,8 +113,13 @@ def test_gated_attention_has_the_bits_of_attention_then_gate(kernels, heads, len
 @pytest.mark.parametrize(
     ("heads", "rotary_dim"), [(MODEL_35B, 64), (MODEL_27B, 64), ((12, 1, 64), 22), ((32, 4, 128), 128)]
 )
-@pytest.mark.parametrize("lengths", [(1,), (20, 0, 64, 33), (65, 300, 513, 129), (4097,), (577,) * 300])
-def test_attention_from_projections_has_the_bits_of_its_parts(kernels, heads, rotary_dim, lengths):
+@pytest.mark.parametrize("lengths", [(1,), (20, 0, 64, 33), (65, 300, 513, 129), (1217,)])
+@pytest.mark.parametrize(("spread", "enough"), [(1024, 528), (0, 528), (0, 1)], ids=["clusters", "blocks", "alone"])
+def test_attention_from_projections_has_the_bits_of_its_parts(
+    kernels, monkeypatch, heads, rotary_dim, lengths, spread, enough
+):
+    monkeypatch.setattr(launch, "_SPREAD_BLOCKS", spread)
+    monkeypatch.setattr(launch, "_ENOUGH_BLOCKS", enough)
     rng = np.random.default_rng(len(lengths))
     rows, (_, key_heads, width) = len(lengths), heads
     needed = max(-(-length // PAGE) for length in lengths)
@@ -186,13 +192,13 @@ def test_launches_that_share_counters_and_scratch_give_the_same_bits_again(kerne
     given = context(np.random.default_rng(5), (5000, 700), MODEL_35B)
     arrays = {name: memory.to(value) for name, value in given.items() if isinstance(value, np.ndarray)}
     out = memory.to(full(*given["q"].shape))
-    launch = kernels.kernel("paged_decode", "paged_decode_attn").prepare(
+    again = kernels.kernel("paged_decode", "paged_decode_attn").prepare(
         **arrays, scale=given["scale"], out=out, overlap=True
     )
     results = []
     for _ in range(20):
         for _ in range(5):
-            launch()
+            again()
         memory.wait()
         results.append(memory.back(out).tobytes())
     assert len(set(results)) == 1
