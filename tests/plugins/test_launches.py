@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from kernel_muster.plugins import gated_delta_rule, moe, paged_decode, prefill_paged
+from kernel_muster.plugins import gated_delta_rule, moe, paged_decode, prefill_paged, rope
 from kernel_muster.plugins._cuda.nvfp4_layout import LAYOUT, to_mma_layout
 from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.moe import expert_launch, fused_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.plugins.prefill_paged import launch as prefill_launch
+from kernel_muster.plugins.rope import launch as rope_launch
 from kernel_muster.plugins.w4a16_gemv import launch as gemv_launch
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
@@ -17,7 +18,9 @@ from kernel_muster.registry.nvfp4 import transpose
 from kernel_muster.registry.signature import WeightParam
 
 CONTRACTS = {
-    c.name: c for family in (paged_decode, prefill_paged, gated_delta_rule, moe) for c in family.muster_contracts()
+    c.name: c
+    for family in (paged_decode, prefill_paged, gated_delta_rule, moe, rope)
+    for c in family.muster_contracts()
 }
 CLUSTERED = EntryResources(1, 0, 0, 256, (8, 1, 1), (), 3)
 
@@ -206,6 +209,39 @@ def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
 def test_prompts_with_a_head_size_without_tiles_are_refused():
     with pytest.raises(ContractError, match="prefill_mma: head_dim is 64, expected 128 or 256"):
         prefill_launch.PREFILL_MMA.planner(prompts(D=64), {})
+
+
+def fresh(**sizes):
+    dims = {"S": 2, "Hq": 8, "Hk": 2, "D": 128, "P": 4, "B": 8, "L": 2, "longest": 9, "rotary_dim": 64, **sizes}
+    return bound("paged_decode_attn_fresh", dims)
+
+
+def test_attention_from_projections_is_shared_out_like_attention():
+    entries = {"paged_decode_fresh_spread_d128": CLUSTERED}
+    (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24, L=100, P=200), entries)
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2 * 2 * 2 * 2 * 8, 1, 1))
+    (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24), entries)
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_d128", (2 * 2 * 2, 1, 1))
+
+
+def test_attention_from_projections_with_an_uncommon_head_size_is_refused():
+    with pytest.raises(ContractError, match=r"paged_decode_fresh: head_dim is 96, expected one of \(64, 128, 256\)"):
+        paged_launch.DECODE_FRESH.plan(fresh(D=96), {})
+
+
+def test_attention_of_no_rows_launches_nothing():
+    assert paged_launch.DECODE_FRESH.plan(fresh(S=0), {}) == ()
+    assert paged_launch.DECODE.plan(attention(S=0), {}) == ()
+
+
+@pytest.mark.parametrize(("rows", "heads", "width", "entry", "blocks"), [
+    (1, (16, 2), 256, "w8", 3), (3, (24, 4), 256, "w8", 12), (2, (5, 3), 33, "w1", 2), (0, (4, 2), 64, "", 0),
+])  # fmt: skip
+def test_norm_turn_append_has_a_warp_for_every_head(rows, heads, width, entry, blocks):
+    dims = {"M": rows, "Hq": heads[0], "Hk": heads[1], "D": width, "rotary_dim": 8, "P": 9, "B": 4}
+    plans = rope_launch.QK_NORM_ROPE_APPEND.plan(bound("qk_norm_rope_append", dims), {})
+    expected = [(f"qk_norm_rope_append_{entry}", (blocks, 1, 1))] if rows else []
+    assert [(plan.entry, plan.grid) for plan in plans] == expected
 
 
 # The delta rule

@@ -181,6 +181,43 @@ def test_rope_on_a_slice_of_a_fused_projection_changes_that_slice_only():
     assert same(fused, np.concatenate([q, k, before[:, 3:]], axis=1))
 
 
+def fused_arguments(positions, slots):
+    """Return what qk_norm_rope_append takes: two rows of two and one heads, and pages of four tokens."""
+    rng = np.random.default_rng(2)
+    q, k, v = gaussian(rng, 2, 2, 8), gaussian(rng, 2, 1, 8), gaussian(rng, 2, 1, 8)
+    weights, caches = (gaussian(rng, 8), gaussian(rng, 8)), [np.full((3, 4, 1, 8), 7, BF16) for _ in "kv"]
+    return q, k, v, *weights, ints(*positions), ints(*slots), 1e-6, 1.0, 4, 1e4, *caches
+
+
+def test_norm_turn_append_is_the_three_after_each_other():
+    q, k, v, q_weight, k_weight, positions, slots, eps, offset, rotary, theta, *caches = fused_arguments(
+        (3, 9), (5, -1)
+    )
+    normed = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        out = empty(*x.shape)
+        kernel("rms_norm")(x.reshape(-1, 8), weight, eps, offset, out.reshape(-1, 8))
+        normed.append(out)
+    kernel("rope_forward")(*normed, positions, rotary, theta)
+    expected = [cache.copy() for cache in caches]
+    kernel("kv_cache_append")(normed[1], v, slots, *expected)
+    kernel("qk_norm_rope_append")(q, k, v, q_weight, k_weight, positions, slots, eps, offset, rotary, theta, *caches)
+    assert same(q, normed[0])
+    assert all(same(*pair) for pair in zip(caches, expected, strict=True))
+
+
+@pytest.mark.parametrize(("positions", "slots", "what"), [
+    ((1, -2), (0, 1), r"positions\[1\] is -2"), ((1, 2), (0, 12), r"slots\[1\] is 12"), ((1, 2), (5, 5), r"slots\[0, 1\] are both 5"),
+])  # fmt: skip
+def test_norm_turn_append_of_what_its_parts_refuse_changes_nothing(positions, slots, what):
+    arguments = fused_arguments(positions, slots)
+    before = arguments[0].copy()
+    with pytest.raises(ContractError, match=rf"rope::qk_norm_rope_append: {what}"):
+        kernel("qk_norm_rope_append")(*arguments)
+    assert same(arguments[0], before)
+    assert all((cache == 7).all() for cache in arguments[-2:])
+
+
 # Paged cache and attention
 
 
@@ -296,6 +333,28 @@ def test_attention_through_a_page_outside_the_cache_is_refused_and_writes_nothin
         kernel("prefill_paged_attn")(q, *arguments, ints(0, 1, 2), ints(8, 5), 1.0, out)
     assert np.isnan(out.astype(float)).all()
     paged.decode(q, ints(8, 4))  # four tokens do not need that page
+
+
+@pytest.mark.parametrize(("slot", "expected"), [(3, 21), (21, 21), (-1, 21)])
+def test_attention_from_projections_takes_the_slot_of_its_last_token_or_none(slot, expected):
+    paged = Paged(np.random.default_rng(11), [6, 0], heads=(2, 1, 8))
+    paged.table[0] = 3, 5  # the sixth token stands in page 5, offset 1
+    paged.k, paged.v = (gaussian(paged.rng, 8, 4, 1, 8) for _ in "kv")
+    q, k, v = paged.queries(2), gaussian(paged.rng, 2, 1, 8), gaussian(paged.rng, 2, 1, 8)
+    weights, out, before = (gaussian(paged.rng, 8), gaussian(paged.rng, 8)), empty(2, 2, 8), paged.k.copy()
+    arguments = (
+        q, k, v, *weights, ints(5, 0), ints(slot, -1), 1e-6, 1.0, 4, 1e4, paged.k, paged.v, paged.table,
+        paged.lengths, gaussian(paged.rng, 2, 2, 8), 1.0, out,
+    )  # fmt: skip
+    if slot in (expected, -1):
+        kernel("paged_decode_attn_fresh")(*arguments)
+        assert not np.isnan(out.astype(float)).any()
+        assert same(paged.k, before) is (slot == -1)
+        return
+    with pytest.raises(ContractError, match=rf"slots\[0\] is {slot}, expected {expected}, its last token's, or -1"):
+        kernel("paged_decode_attn_fresh")(*arguments)
+    assert same(paged.k, before)
+    assert np.isnan(out.astype(float)).all()
 
 
 @settings(max_examples=15, deadline=None)
