@@ -247,8 +247,6 @@ def _fresh(
     return Case(name, dims, scalars, _fresh_tolerance(longest))
 
 
-#: Head sizes that kernels of this contract are made for.
-FRESH_HEAD_DIMS = (64, 128, 256)
 DECODE_FRESH = Contract(
     "paged_decode_attn_fresh",
     "qk_norm_rope_append, whose tokens are the last ones of their contexts, then paged_decode_attn_gated; heads of 64, "

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div
-from kernel_muster.plugins.paged_decode.contracts import FRESH_HEAD_DIMS
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
@@ -149,8 +148,8 @@ _FRESH_TENSORS = (
 
 def _plan_fresh(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     views, arguments, dims = bound.views, bound.arguments, bound.dims
-    if dims["D"] not in FRESH_HEAD_DIMS:
-        raise ContractError(f"paged_decode_fresh: head_dim is {dims['D']}, expected one of {FRESH_HEAD_DIMS}")
+    if head_entry("paged_decode_fresh", bound).endswith("_any"):
+        raise ContractError(f"paged_decode_fresh: head_dim is {dims['D']}, expected one of {HEAD_DIMS}")
     if dims["S"] == 0:
         return ()
     half = dims["rotary_dim"] // 2
