@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.ab.logits import MARGIN, SPREAD, Distance
+from kernel_muster.ab.logits import LEAST, MARGIN, SPREAD, Distance
 from kernel_muster.ab.result import Allowed, Check, Proof, Row, Side, Thresholds
+from kernel_muster.audit.render_plain import plural
 
 #: Greedy texts this much more repetitive than the reference's are worth a look.
 _MORE_REPETITIVE = 0.2
@@ -28,9 +29,10 @@ def allowed_of(thresholds: Thresholds, floor: Distance | None, *, unrelated: flo
         return Allowed(kl=most, median=most, largest=max(SPREAD * most, turned), gap=None)
     if floor is None:
         return Allowed(kl=0.0, median=0.0, largest=0.0, gap=0.0)
-    spread = SPREAD * MARGIN * floor.worst
+    median = floor.worst or floor.median  # where no sequence has positions enough, all of them together
+    spread = SPREAD * MARGIN * median
     return Allowed(
-        kl=MARGIN * floor.worst, median=max(MARGIN * floor.median, floor.worst),
+        kl=MARGIN * median, median=max(MARGIN * floor.median, floor.worst),
         largest=max(MARGIN * floor.largest, spread, turned),
         gap=max(math.sqrt(MARGIN) * floor.reach, 2 * math.sqrt(max(spread, turned))),
     )  # fmt: skip
@@ -72,14 +74,18 @@ def _kl(row: Row, where: str, thresholds: Thresholds) -> Check:
     origin = "given" if thresholds.max_kl is not None else "what rounding explains here"
     if found.same_bits:
         return Check(name="kl", where=where, outcome="passed", text="the same bits")
+    is_measured = row.floor is not None or thresholds.max_kl is not None
+    if is_measured and found.positions < LEAST:
+        text = f"only {plural(found.positions, 'position')} of one context: too few for a median, each is judged alone"
+        return Check(name="kl", where=where, outcome="informs", text=text)
     text = (
         f"sequence {found.worst_sequence} has a median KL of {found.worst:.2e}, allowed {row.allowed.kl:.2e} ({origin})"
     )
     outcome = "passed" if found.worst <= row.allowed.kl else "failed"
-    if outcome == "passed" and not found.median <= row.allowed.median:
+    if outcome == "passed" and (not found.worst or not found.median <= row.allowed.median):
         text = f"the median KL of all positions is {found.median:.2e}, allowed {row.allowed.median:.2e} ({origin})"
-        outcome = "failed"
-    if row.floor is None and thresholds.max_kl is None:
+        outcome = "passed" if found.median <= row.allowed.median else "failed"
+    if not is_measured:
         text = "other bits, although both arms ran the same kernels equally often: a kernel is not deterministic"
         outcome = "failed"
     return Check(name="kl", where=where, outcome="passed" if outcome == "passed" else "failed", text=text)

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 TOP_K = 64
 MARGIN = 4.0
+#: A median of fewer positions is the word of one of them: a sequence whose text parts at once has no more.
+LEAST = 4
 #: Two logits that are this close, relative to the larger, may change places by rounding: two units in the last place.
 NEAR_TIE = 2.0**-6
 #: Rounding moves no position further than so many medians, where nothing routes: 10 or less in reduced models of every
@@ -106,10 +108,11 @@ def unrelated_kl(rows: Sequence[Sequence[Any]], k: int = TOP_K) -> float:
 class Distance:
     """One run's logits against the reference's, over positions of one context.
 
-    ``worst`` is the largest median of a sequence, ``largest`` that of one position, which ``largest_at`` names as
-    sequence and token. ``divergence`` is the first token that differs in any of the ``diverged`` sequences, counted
-    from 0; ``is_tie`` whether the reference was undecided wherever one did. If not, ``parted`` is where it was decided
-    most, by ``gap`` nats. ``reach`` is how far likely tokens moved against each other, at most.
+    ``worst`` is the largest median of a sequence that has LEAST positions, 0 if none has; ``largest`` the KL of one
+    position, which ``largest_at`` names as sequence and token. ``divergence`` is the first token that differs in any of
+    the ``diverged`` sequences, counted from 0; ``is_tie`` whether the reference was undecided wherever one did. If not,
+    ``parted`` is where it was decided most, by ``gap`` nats. ``reach`` is how far likely tokens moved against each
+    other, at most.
     """
 
     positions: int
@@ -146,7 +149,7 @@ def distance(
         same = same and parting is None and all(equal)
         furthest = max(furthest, *(0.0 if e else reach(p, q, k) for e, (p, q) in zip(equal, pairs, strict=True)), 0.0)
         kls.append(np.array([0.0 if e else top_k_kl(p, q, k) for e, (p, q) in zip(equal, pairs, strict=True)]))
-    medians = [float(np.median(row)) for row in kls]
+    medians = [float(np.median(row)) if len(row) >= LEAST else 0.0 for row in kls]
     worst = max(range(len(kls)), key=medians.__getitem__)
     together = np.concatenate(kls)
     highest = max(((float(kl), at, token) for at, row in enumerate(kls) for token, kl in enumerate(row)))

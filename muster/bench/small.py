@@ -17,6 +17,7 @@ from kernel_muster.bench.families import BenchFamily
 from kernel_muster.bench.problem import Problem, Request, Shape
 from kernel_muster.bench.timing import copies_of
 from kernel_muster.bench.workloads import (
+    PAGED_FORMS,
     Arguments,
     Data,
     Sizes,
@@ -62,8 +63,8 @@ def step_launches(
         yield count, partial(step, data, m, count)
     for context in CONTEXTS:
         for count in counts:
-            yield count, partial(_one, paged, data, m, count, context)
-            yield count, partial(_one, partial(paged, is_gated=True), data, m, count, context)
+            for form in PAGED_FORMS:
+                yield count, partial(_one, paged, data, m, count, context, form)
     yield 2048, partial(_one, gdn_prefill, data, m, 2048)
     for rows, before in ((512, 0), (2048, 0), (512, 3584)):
         yield rows, partial(_one, prefill, data, m, rows, before)

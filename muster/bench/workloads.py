@@ -215,25 +215,38 @@ def attention_side(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
     )  # fmt: skip
 
 
-def paged(data: Data, m: Sizes, sequences: int, context: int, *, is_gated: bool = False) -> Workload:
-    """Return decode attention of every sequence over a context of its own, pages in any order; gated or as it is."""
+#: Forms of attention at decode: as it is, gated, and gated from the projections on.
+PAGED_FORMS = ("", "_gated", "_fresh")
+
+
+def paged(data: Data, m: Sizes, sequences: int, context: int, form: str = "") -> Workload:
+    """Return decode attention of every sequence over a context of its own, pages in any order."""
     entries = -(-context // PAGE)
     pages = sequences * entries
     table = np.random.default_rng(3).permutation(pages).reshape(sequences, entries)
     cache = (pages, PAGE, m.kv_heads, m.head_dim)
-    q = (sequences, m.heads, m.head_dim)
+    q, k = (sequences, m.heads, m.head_dim), (sequences, m.kv_heads, m.head_dim)
+    last = context - 1
+    slots = table[:, last // PAGE] * PAGE + last % PAGE
+
+    def fresh() -> Arguments:
+        return {
+            "k": data.bf16(*k), "v": data.bf16(*k), "q_weight": data.bf16(m.head_dim),
+            "k_weight": data.bf16(m.head_dim), "positions": data.i32([last] * sequences), "slots": data.i32(slots),
+            "eps": 1e-6, "weight_offset": 1.0, "rotary_dim": m.rotary_dim, "theta": 1e7,
+        }  # fmt: skip
 
     def make() -> Arguments:
         return {
             "q": data.bf16(*q), "k_cache": data.bf16(*cache), "v_cache": data.bf16(*cache),
             "block_table": data.i32(table), "context_lens": data.i32([context] * sequences),
-            **({"gate": data.bf16(*q)} if is_gated else {}), "scale": m.head_dim**-0.5, "out": data.empty(*q),
+            **({"gate": data.bf16(*q)} if form else {}), **(fresh() if form == "_fresh" else {}),
+            "scale": m.head_dim**-0.5, "out": data.empty(*q),
         }  # fmt: skip
 
-    written = 2 * int(np.prod(q))
-    size = 2 * 2 * sequences * context * m.kv_heads * m.head_dim + (written if is_gated else 0)
-    key = "paged_decode::paged_decode_attn" + ("_gated" if is_gated else "")
-    return Workload(m.name, key, f"{sequences} x {context}", size, written, make)
+    rows = 2 * int(np.prod(q))
+    size = 2 * 2 * sequences * context * m.kv_heads * m.head_dim + (rows if form else 0)
+    return Workload(m.name, f"paged_decode::paged_decode_attn{form}", f"{sequences} x {context}", size, rows, make)
 
 
 def prefill(data: Data, m: Sizes, rows: int, before: int, *, is_tiled: bool = False) -> Workload:

@@ -483,27 +483,32 @@ def test_levers_that_choose_the_same_kernels_say_that_nothing_differed(ab: Calla
     )
 
 
-# A plugin whose attention is right until contexts are so long.
+# A plugin whose attention at decode, whichever form serves, is right until contexts are so long.
 LATE = """
 import numpy as np
 import kernel_muster as km
-from kernel_muster.plugins.paged_decode.cpu import paged_decode_attn_gated
+from kernel_muster.plugins.paged_decode import cpu
+
+FORMS = ("paged_decode_attn", "paged_decode_attn_gated", "paged_decode_attn_fresh")
 
 
-def late(context_lens, out, **more):
-    paged_decode_attn_gated(context_lens=context_lens, out=out, **more)
-    for row, length in enumerate(context_lens):
-        if length in (29, 30, 31):
-            out[row] = np.random.default_rng(0).standard_normal(out[row].shape) * 3
+def late(function):
+    def kernel(context_lens, out, **more):
+        function(context_lens=context_lens, out=out, **more)
+        for row, length in enumerate(context_lens):
+            if length in (29, 30, 31):
+                out[row] = np.random.default_rng(0).standard_normal(out[row].shape) * 3
+    return kernel
 
 
 @km.hookimpl
 def muster_kernels():
     return [
         km.KernelSpec(
-            key="paged_decode::paged_decode_attn_gated", contract="paged_decode_attn_gated", archs=("cpu",),
-            backend=km.PythonKernel(late), overrides="kernel-muster",
+            key=f"paged_decode::{name}", contract=name, archs=("cpu",),
+            backend=km.PythonKernel(late(getattr(cpu, name))), overrides="kernel-muster",
         )
+        for name in FORMS
     ]
 """
 

@@ -15,7 +15,7 @@ DRAFTED = Speculation(
     proposer="mtp", drafts=3, steps=40, step_ms=1.0, accepted=12, drafted=120, same_tokens=True, parted=None, margin=0.0
 )
 SAME = distance([[np.arange(4.0)]], [[np.arange(4.0)]], [[1]], [[1]])
-OTHER: Distance = replace(SAME, same_bits=False, worst=1e-3, worst_sequence=2, median=1e-3)
+OTHER: Distance = replace(SAME, same_bits=False, positions=16, worst=1e-3, worst_sequence=2, median=1e-3)
 ROW = Row(
     sequences=4, prompts=4, a=SIDE, b=SIDE, speed=1.1, speed_low=1.0, speed_high=1.2,
     kernels=Kernels(differing=("m::f",), seconds_a=2.0, seconds_b=1.0, method="by hand"), distance=SAME, floor=SAME,
@@ -57,6 +57,23 @@ def test_median_of_all_positions_is_judged_where_one_sequence_allows_much() -> N
     text = "the median KL of all positions is 9.00e-04, allowed 8.00e-04 (what rounding explains here)"
     assert found == {"kl": ("failed", text)}
     assert checks(replace(row, allowed=Allowed(kl=1e-2, median=0.9e-3, largest=1.0, gap=0.0))) == {}
+
+
+def test_fewer_positions_than_a_median_takes_are_judged_one_by_one() -> None:
+    few = replace(OTHER, positions=3, worst=0.0, median=0.5, largest=0.5)
+    row = replace(ROW, distance=few, allowed=Allowed(kl=1e-4, median=1e-4, largest=0.6, gap=0.0))
+    assert checks(row) == {
+        "kl": ("informs", "only 3 positions of one context: too few for a median, each is judged alone")
+    }
+    far = checks(replace(row, allowed=Allowed(kl=1e-4, median=1e-4, largest=0.4, gap=0.0)))
+    assert far["largest"][0] == "failed"
+    # Where nothing differs between the arms, other bits fail however few they are.
+    assert checks(replace(row, floor=None))["kl"][0] == "failed"
+
+
+def test_floor_whose_texts_all_part_at_once_allows_by_all_its_positions() -> None:
+    floor = replace(SAME, positions=5, worst=0.0, median=2e-4)
+    assert allowed(floor=floor).kl == allowed(floor=floor).median == MARGIN * 2e-4
 
 
 def test_other_bits_of_the_same_kernels_fail() -> None:

@@ -57,10 +57,23 @@ def test_distance_compares_only_what_has_one_context() -> None:
     tokens = ([1, 2, 3, 4], [5, 6, 7, 8])
     found = distance(a, b, tokens, ([1, 2, 3, 4], [5, 9, 7, 8]))
     assert (found.positions, found.same_bits) == (4 + 2, False)
-    assert (found.divergence, found.diverged, found.worst_sequence) == (1, 1, 1)
+    assert (found.divergence, found.diverged) == (1, 1)
     assert found.largest == pytest.approx(top_k_kl(a[1][1], b[1][1]))
+    assert found.worst == 0  # the sequence that parts has two positions, of which no median is taken
     same = distance(a, a, tokens, tokens)
     assert (same.same_bits, same.worst, same.divergence) == (True, 0, None)
+
+
+def test_worst_is_the_largest_median_of_a_sequence_that_has_positions_enough() -> None:
+    a, b = [rows(4, seed=1), rows(4, seed=2)], [rows(4, seed=3), rows(4, seed=4)]
+    tokens = ([1, 2, 3, 4], [5, 6, 7, 8])
+    found = distance(a, b, tokens, tokens)
+    medians = [
+        float(np.median([top_k_kl(p, q) for p, q in zip(*pair, strict=True)])) for pair in zip(a, b, strict=True)
+    ]
+    assert (found.worst, found.worst_sequence) == (max(medians), medians.index(max(medians)))
+    early = distance(a, b, tokens, ([1, 2, 9, 4], [5, 6, 7, 8]))
+    assert (early.worst, early.worst_sequence) == (medians[1], 1)
 
 
 def test_near_tie_is_two_units_in_the_last_place() -> None:

@@ -23,8 +23,7 @@ def kernels():
 def all_of(model, rows):
     data = workloads.Data(np)
     more = (
-        workloads.paged(data, model, rows, 100),
-        workloads.paged(data, model, rows, 100, is_gated=True),
+        *(workloads.paged(data, model, rows, 100, form) for form in workloads.PAGED_FORMS),
         workloads.prefill(data, model, 20, 30),
         workloads.prefill(data, model, 20, 30, is_tiled=True),
         workloads.gdn_prefill(data, model, 9),
