@@ -153,7 +153,11 @@ def ab(
     other = Arm(name="B", levers=parse_levers("--b", b or ()), plugins=tuple(b_plugin or ()))
     check_arms(one, other)
     counts = None if sequences is None else options.parse_counts(sequences, "--sequences", _MOST_SEQUENCES)
-    options.check_not_empty(models, "MODEL")
+    for option, names in (
+        ("MODEL", models), ("--a-plugin", a_plugin), ("--b-plugin", b_plugin), ("--plugin", plugin),
+        ("--no-plugin", no_plugin),
+    ):  # fmt: skip
+        options.check_not_empty(names, option)
     options.check_not_empty([drafter] if drafter is not None else [], "--drafter")
     check_writable(output)
     wish = Wish(

@@ -75,6 +75,8 @@ def boot(
     """
     if model is None and manifest is None and config is None:
         raise UsageError("name a MODEL, or give --manifest or --config; muster models lists the models")
+    for option, names in (("--plugin", plugin), ("--no-plugin", no_plugin)):
+        options.check_not_empty(names, option)
     as_of_date, set_hash = options.parse_date(as_of), options.parse_set_hash(expect_set_hash)
     if target is not None and target.startswith("sm_"):
         raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")

@@ -370,6 +370,8 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
         (("--sequences", "1_0"), "expected numbers from 1 to 128, with commas"),
         (("--sequences", "9" * 5000), "expected numbers from 1 to 128, with commas"),
         (("--drafter", ""), "--drafter: an item is empty"),
+        (("--b-plugin", " "), "--b-plugin: an item is empty"),
+        (("--no-plugin", ""), "--no-plugin: an item is empty"),
         (("--identity", "never"), "expected reference, always or off"),
         (("--prompt", ""), "a prompt is empty"),
         (("--weights", "/nowhere"), "--weights: /nowhere is no folder"),
