@@ -116,8 +116,10 @@ def _plan_qkvz(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(entry, _grid(entries, entry, _tiles(features, share)), arguments)
 
 
-def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan:
+def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
     views, dims, weight = bound.views, bound.dims, bound.arguments["w"]
+    if dims["M"] == 0:  # no state moves
+        return ()
     features, heads = weight.shape[0], dims["value_heads"]
     entry, share = _entry("gemv_gdn_in", features, dims["K"], 8)
     # Blocks of the gates come first, to begin first; whole clusters of them.
