@@ -1,0 +1,244 @@
+// What tiles of rows share: which rows a block has, where tokens stand, copies, online softmax, and the entry points'
+// parameters. tiles.cuh says what for.
+#pragma once
+#include <cuda_bf16.h>
+#include "launch.cuh"
+
+constexpr u32 ALL_LANES = 0xffffffffu;
+constexpr int NOWHERE = -1;  // the place of a row that is not there: its copy is zeros
+constexpr int MOST_TOKENS = 0x7fffffff;
+
+// --- instruction wrappers (PTX ISA 7.0) ---
+
+__device__ __forceinline__ void copy_16(u32 to, const uint4* from, u32 is_there) {  // 0 or 1
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there * 16)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void store_shared(u32 at, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(u32 at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ float power(float x) {  // 2^x: 2^-22 relative, 2^-infinity is 0
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// --- device functions ---
+
+__device__ __forceinline__ float no_score() { return __int_as_float(0xff800000); }  // -infinity
+
+__device__ __forceinline__ u32 pair(float low, float high) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const u32*>(&v);
+}
+
+// Where the rows of a warp's share of a tile begin: lane i has that of row i % share, in units of 16 bytes, and of all
+// lanes whether it is there.
+struct Places {
+    u32 at, there;
+
+    __device__ __forceinline__ Places(int place, u32 stride)
+        : at((u32)max(place, 0) * stride), there(__ballot_sync(ALL_LANES, place != NOWHERE)) {}
+};
+
+// Sends COUNT rows of D values on their way to a tile, each warp its share; what is not there becomes zeros.
+template <class T, int COUNT>
+__device__ __forceinline__ void fetch(u32 tile, const uint4* from, const Places& places, int warp, int lane) {
+    constexpr int OWN = COUNT / T::WARPS, TOGETHER = 32 / T::PIECES;
+    static_assert(COUNT % T::WARPS == 0 && OWN % TOGETHER == 0 && OWN % 8 == 0 && OWN <= 32 && 32 % T::PIECES == 0);
+    const int own = lane / T::PIECES, piece = lane % T::PIECES;
+#pragma unroll
+    for (int i = 0; i < OWN; i += TOGETHER) {
+        const u32 at = __shfl_sync(ALL_LANES, places.at, i + own);
+        copy_16(tile + T::template piece_at<COUNT>(warp * OWN + i + own, piece), from + piece + at, places.there >> (i + own) & 1);
+    }
+}
+
+// Brings COUNT rows of a tile out, each warp its share.
+template <class T, int COUNT>
+__device__ __forceinline__ void bring_out(u32 tile, uint4* to, const Places& places, int warp, int lane) {
+    constexpr int OWN = COUNT / T::WARPS, TOGETHER = 32 / T::PIECES;
+    const int own = lane / T::PIECES, piece = lane % T::PIECES;
+#pragma unroll
+    for (int i = 0; i < OWN; i += TOGETHER) {
+        const u32 at = __shfl_sync(ALL_LANES, places.at, i + own);
+        const uint4 values = load_shared(tile + T::template piece_at<COUNT>(warp * OWN + i + own, piece));
+        if (places.there >> (i + own) & 1) to[piece + at] = values;
+    }
+}
+
+// The arguments of a launch, as the kernels below have them.
+struct Prompts {
+    const __nv_bfloat16 *q, *k_cache, *v_cache;
+    const int *block_table, *cu_rows, *context_lens;
+    __nv_bfloat16* out;
+    float scale;  // includes log2(e)
+    int M, S, L, P, B, Hk, per_key;
+};
+
+// What a block has: pairs ``first`` to ``first + T::ROWS - 1`` of a sequence of ``pairs``, of one key head; the sequence's
+// first row of the launch is ``row`` and has ``before`` tokens ahead of it. Nothing: pairs is 0. Grid: key heads go round,
+// the last rows first.
+template <class T>
+struct Block {
+    const Prompts& given;
+    const int key_head;
+    int sequence = 0, row = 0, pairs = 0, first = 0, before = 0;
+
+    // Sequence s has the slots cu_rows[s] * per_key / ROWS + s and following: no less than it needs.
+    __device__ __forceinline__ explicit Block(const Prompts& given_) : given(given_), key_head(blockIdx.x % given_.Hk) {
+        const int slot = gridDim.x / given.Hk - 1 - blockIdx.x / given.Hk, per_key = given.per_key;
+        int low = 0, high = given.S;  // the last sequence whose slots begin here or before
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (given.cu_rows[middle] * per_key / T::ROWS + middle <= slot) low = middle;
+            else high = middle;
+        }
+        if (given.S == 0) return;
+        const int start = given.cu_rows[low], stop = given.cu_rows[low + 1];
+        if (start < 0 || stop > given.M || start > stop) return;
+        sequence = low;
+        row = start;
+        pairs = (stop - start) * per_key;
+        first = (slot - (start * per_key / T::ROWS + low)) * T::ROWS;
+        before = given.context_lens[low] - (stop - start);
+    }
+
+    __device__ __forceinline__ bool is_empty() const { return first >= pairs; }
+
+    // How many tokens a pair sees; one beyond the last sees what the last one does.
+    __device__ __forceinline__ int length(int pair_of_block) const {
+        return before + min(first + pair_of_block, pairs - 1) / given.per_key + 1;
+    }
+
+    // How many tokens the pages hold; a context too short for its rows has none.
+    __device__ __forceinline__ int room() const {
+        return before < 0 ? 0 : (int)min((long long)given.L * given.B, (long long)MOST_TOKENS);
+    }
+
+    // Where this lane's pair of a warp's share stands in q and out.
+    __device__ __forceinline__ Places pair_places(int warp, int lane) const {
+        constexpr int OWN = T::ROWS / T::WARPS;
+        const int own = first + warp * OWN + lane % OWN, per_key = given.per_key;
+        const int place = (row + own / per_key) * given.Hk * per_key + key_head * per_key + own % per_key;
+        return Places(own < pairs ? place : NOWHERE, T::PIECES);
+    }
+};
+
+// Where tokens of a context stand in the cache.
+template <class T>
+struct Pages {
+    const int *table, pages, page_size, length;
+    const u32 stride;
+    int bad = MOST_TOKENS;  // the first token without a page that this lane met
+
+    __device__ __forceinline__ Pages(const Block<T>& block, int length_)
+        : table(block.given.block_table + (size_t)block.sequence * block.given.L), pages(block.given.P),
+          page_size(block.given.B), length(length_), stride(block.given.Hk * T::PIECES) {}
+
+    // The places of the tile from token ``first`` on; there is none beyond the context, nor without a page.
+    __device__ __forceinline__ Places of_tile(int first, int warp, int lane) {
+        constexpr int OWN = T::TOKENS / T::WARPS;
+        const int token = first + warp * OWN + lane % OWN;
+        int place = NOWHERE;
+        if (token < length) {
+            const int page = table[token / page_size];
+            if ((u32)page < (u32)pages) place = page * page_size + token % page_size;
+            else bad = min(bad, token);
+        }
+        return Places(place, stride);
+    }
+};
+
+// Scores and weights of 16 pairs by TILES times 8 tokens: lane (g, t) = (lane / 4, lane % 4) has those of pairs g and g + 8,
+// s[4 j + 2 i + e] is pair g + 8 i, token 8 j + 2 t + e.
+template <int TILES>
+using Scores = float[4 * TILES];
+
+template <int COUNT>
+__device__ __forceinline__ void scale_scores(float (&s)[COUNT], float scale) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) s[i] = __fmul_rn(s[i], scale);
+}
+
+// Makes scores of tokens that a pair does not see -infinity; ``token`` is this lane's first.
+template <int COUNT>
+__device__ __forceinline__ void hide(float (&s)[COUNT], int token, const int (&length)[2]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        if (token + 8 * (i / 4) + (i & 1) >= length[i >> 1 & 1]) s[i] = no_score();
+}
+
+// Running softmax of 16 pairs; a lane's sums are over its own tokens until finish.
+struct Softmax {
+    float largest[2] = {no_score(), no_score()}, sum[2] = {0.0f, 0.0f}, keep[2];
+
+    // The largest score of pair g + 8 i.
+    template <int COUNT>
+    static __device__ __forceinline__ float top(const float (&s)[COUNT], int i) {
+        float x = fmaxf(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+        for (int j = 4; j < COUNT; j += 4) x = fmaxf(x, fmaxf(s[j + 2 * i], s[j + 2 * i + 1]));
+        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+        return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+    }
+
+    // Turns scores of pair g + 8 i, of which ``top`` is the largest, into weights; keep is what results so far count.
+    template <int COUNT>
+    __device__ __forceinline__ void weigh(float (&s)[COUNT], int i, float top) {
+        const float now = fmaxf(largest[i], top);
+        keep[i] = power(__fsub_rn(largest[i], now));
+        largest[i] = now;
+        float own = 0.0f;
+#pragma unroll
+        for (int j = 0; j < COUNT; j += 4) {
+            float &low = s[j + 2 * i], &high = s[j + 2 * i + 1];
+            low = power(__fsub_rn(low, now));
+            high = power(__fsub_rn(high, now));
+            own = __fadd_rn(own, __fadd_rn(low, high));
+        }
+        sum[i] = __fmaf_rn(sum[i], keep[i], own);
+    }
+
+    __device__ __forceinline__ bool keeps_all() const { return keep[0] == 1.0f && keep[1] == 1.0f; }
+
+    // Makes a sum that of all four lanes.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(ALL_LANES, sum[i], 1));
+            sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(ALL_LANES, sum[i], 2));
+        }
+    }
+};
+
+// The weights of 16 tokens from token 16 j on, as A operand of a product.
+template <int COUNT>
+__device__ __forceinline__ void as_operand(u32 (&a)[4], const float (&s)[COUNT], int j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = pair(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
+}
+
+// One entry point. Grid: see Block; launched by launch.py.
+#define PREFILL_TILES(NAME, ATTEND, SHAPE, BLOCKS)                                                                 \
+    extern "C" __global__ void __launch_bounds__(SHAPE::THREADS, BLOCKS) NAME(                                     \
+        const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
+        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
+        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
+        const int* __restrict__ block_table,       /* [S, L] */                                                    \
+        const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
+        const int* __restrict__ context_lens,      /* [S] */                                                       \
+        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
+        float scale, int M, int S, int L, int P, int B, int Hk, int per_key) {                                     \
+        allow_next_launch();                                                                                       \
+        wait_for_previous_launch();                                                                                \
+        ATTEND<SHAPE>({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, scale, M, S, L, P, B, Hk,     \
+                       per_key});                                                                                  \
+    }
