@@ -6,8 +6,8 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor, workloads
-from kernel_muster.bench.common import Figure, main, read_options
-from kernel_muster.bench.common_record import to_markdown
+from kernel_muster.bench.common import lines, main, read_options
+from kernel_muster.bench.race import Row
 from kernel_muster.bench.small import MODULES
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import BootRefused
@@ -63,26 +63,33 @@ def test_step_measures_every_device_kernel_of_its_families(kernels):
     assert offered - measured == stood_for
 
 
-def test_record_has_a_row_for_every_figure_under_its_model(kernels):
-    figures = [
-        Figure("27b", "norm::rms_norm", "1 x 5120", 20480, 10240, 3.0, 0.01, 2.0, 0.5, "torch", 4.0),
-        Figure("35b", "argmax::argmax_bf16", "1 x 9", 18, 4, 1.0, 0.002, 0.5, 0.5),
-    ]
-    text = to_markdown(figures, kernels.target, "the command")
-    assert "- command: `the command`" in text
-    first, second = text.split("## 27b")[1].split("## 35b")
-    assert "| norm::rms_norm | 1 x 5120 | 3.00 | 1.0% | 2.00 | 1.50 | 0.50 | 4.00 (torch) |" in first
-    assert "| argmax::argmax_bf16 | 1 x 9 | 1.00 | 0.2% | 0.50 | 2.00 | 0.50 | - |" in second
+def row(shape, contestant, role, us, **more):
+    return Row("small", shape, "1 x 5120", 1, contestant, role, us, **more)
+
+
+def test_line_of_a_place_holds_every_time_that_was_taken():
+    rows = [
+        row("27b norm::f", "move", "floor", 2.0), row("27b norm::f", "empty", "floor", 0.5),
+        row("27b norm::f", "norm::f", "ours", 3.0, ratio_to_floor=1.5, spread=0.01, relative_l2=1.6e-3),
+        row("27b norm::f", "torch", "peer", 4.0), row("27b silu::f", "move", "floor", 1.0),
+        row("27b silu::f", "silu::f", "ours", None, note="left out: wrong"), row("27b silu::f", "torch", "peer", None),
+    ]  # fmt: skip
+    (first, its), (second, others) = lines(rows)
+    assert " ".join(first.split()) == (
+        "27b norm::f 1 x 5120 3.00 us move 2.00 empty 0.50 x1.50 spread 1.0% error 1.6e-03 torch 4.00"
+    )
+    assert " ".join(second.split()) == "27b silu::f 1 x 5120 left out: wrong"
+    assert [*its, *others] == rows
 
 
 def test_options_keep_what_is_wanted_apart_from_where_the_record_goes():
     options = read_options(["norm::", "--record", "here.md", "--no-peers", "--counts", "1,8"])
     assert (options.wanted, options.has_peers, options.record.name) == (("norm::",), False, "here.md")
     assert options.command == "python -m kernel_muster.bench.common 'norm::' --counts 1,8 --no-peers"
-    assert options.selects("35b norm::rms_norm 1 x 2048")
-    assert not options.selects("35b silu::silu_mul 1 x 2048")
-    assert options.counts == (1, 8)
-    assert read_options([]).selects("everything")
+    request = options.request()
+    assert (request.rows, request.peers, request.only) == ((1, 8), False, ("norm::",))
+    assert [workloads.sizes_of(manifest).hidden for manifest in request.models] == [2048, 5120]
+    assert read_options([]).request().only == ()
 
 
 def test_modules_are_those_of_the_workloads(kernels):
@@ -100,3 +107,10 @@ def test_measuring_without_a_gpu_or_with_nonsense_says_so(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         read_options(["--counts", "1,many"])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("place", ["/nowhere/record.md", "."])
+def test_record_that_cannot_be_written_is_said_before_anything_is_measured(monkeypatch, capsys, place):
+    monkeypatch.setattr("kernel_muster.api.open_registry", lambda *given, **more: pytest.fail("it began"))
+    assert main(["--record", place]) == 2
+    assert f"--record {place}: no file can be written there" in capsys.readouterr().err
