@@ -23,9 +23,26 @@ from kernel_muster.registry.backends.request import (
     EntryResources,
     Work,
 )
+from kernel_muster.registry.values import frozen
 
 # An empty kernel is the set-up of the stack pointer and EXIT.
 _EMPTY_BODY = 2
+
+
+@frozen
+class Begun:
+    """A build up to the compiler: what to compile, its key, and the code if the cache has it."""
+
+    request: BuildRequest
+    work: Work
+    key: str
+    size: int
+    compiled: Compiled | None = None
+
+    @property
+    def cost(self) -> int:
+        """How long compiling takes, beside other builds: every entry point is instantiated from all of the text."""
+        return self.size * len(self.request.entries)
 
 
 class Builder:
@@ -46,8 +63,20 @@ class Builder:
 
     def build(self, request: BuildRequest) -> Built:
         """Return the machine code that a request asks for, or raise BuildFailure."""
+        return self.finish(self.begin(request))
+
+    def begin(self, request: BuildRequest) -> Begun:
+        """Do what takes no compiler: read the sources, look into the cache; BuildFailure where they cannot be read."""
         work = self._work(request)
-        compiled, from_cache = self._compiled(work)
+        parts = work.key_parts()
+        key = cache_key(parts)
+        compiled = None if self._cache is None else self._cache.get(key)
+        return Begun(request, work, key, sum(map(len, parts)), compiled)
+
+    def finish(self, begun: Begun) -> Built:
+        """Compile what the cache does not have, and check the machine code; BuildFailure says what is wrong."""
+        request, work = begun.request, begun.work
+        compiled, from_cache = self._compiled(begun)
         log = work.readable(compiled.log)
         try:
             cubin = inspect_cubin(compiled.cubin)
@@ -71,10 +100,12 @@ class Builder:
     def _work(self, request: BuildRequest) -> Work:
         return request.work() or NvrtcWork(_compile_input(request), self.toolkit)
 
-    def _compiled(self, work: Work) -> tuple[Compiled, bool]:
+    def _compiled(self, begun: Begun) -> tuple[Compiled, bool]:
+        if begun.compiled is not None:
+            return begun.compiled, True
         if self._cache is None:
-            return work.compile(), False
-        return self._cache.get_or_build(cache_key(work.key_parts()), work.compile)
+            return begun.work.compile(), False
+        return self._cache.get_or_build(begun.key, begun.work.compile)
 
 
 def _compile_input(request: BuildRequest) -> CompileInput:

@@ -1,12 +1,17 @@
 """Many builds at once: started when asked for, joined when needed, every result and failure kept."""
 
+import heapq
+import itertools
+import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from types import TracebackType
 
-from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.builder import Begun, Builder
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Built
 from kernel_muster.registry.values import frozen
 
@@ -34,12 +39,19 @@ class Progress:
 
 
 class BuildPool:
-    """Threads that build; use it as a context manager. Equal requests are built once."""
+    """Threads that build; use it as a context manager. Equal requests are built once.
+
+    First comes what takes no compiler, so that all that the cache has is soon done; of the rest the costliest begins
+    first: begun last, it would keep one thread at work when the others have nothing left.
+    """
 
     def __init__(self, builder: Builder, workers: int | None = None) -> None:
         self._builder = builder
         self._executor = ThreadPoolExecutor(workers or _workers(), thread_name_prefix="muster-build")
         self._futures: dict[BuildRequest, Future[Outcome]] = {}
+        self._tasks: list[tuple[float, int, Callable[[], None]]] = []  # a heap of (-cost, number, what to do)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> "BuildPool":
@@ -48,24 +60,30 @@ class BuildPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self.close()
+            return
         # After an interruption nobody wants what has not begun.
-        self._executor.shutdown(wait=True, cancel_futures=kind is not None)
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        for future in self._futures.values():
+            future.cancel()
 
     def submit(self, request: BuildRequest) -> Future[Outcome]:
         """Start a build, or return the one that was started for an equal request; a closed pool builds at once."""
         if request not in self._futures:
-            self._futures[request] = self._now(request) if self._closed else self._executor.submit(self._run, request)
+            future = self._futures[request] = Future()
+            if self._closed:
+                with _failures_told(request, future):
+                    self._finish(self._builder.begin(request), future)
+            else:
+                self._add(math.inf, lambda: self._begin(request, future))
         return self._futures[request]
 
     def close(self) -> None:
-        """Wait for what runs, and end the threads."""
+        """Wait for all builds, and end the threads."""
         self._closed = True
+        wait(list(self._futures.values()))
         self._executor.shutdown(wait=True)
-
-    def _now(self, request: BuildRequest) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
-        future.set_result(self._run(request))
-        return future
 
     def join(self, progress: Callable[[Progress], None] | None = None) -> tuple[Outcome, ...]:
         """Wait for all builds and return their outcomes in the order of submission.
@@ -79,13 +97,41 @@ class BuildPool:
                 progress(Progress(done, len(futures), outcome))
         return tuple(future.result() for future in futures.values())
 
-    def _run(self, request: BuildRequest) -> Outcome:
+    def _add(self, cost: float, task: Callable[[], None]) -> None:
+        with self._lock:
+            heapq.heappush(self._tasks, (-cost, next(self._numbers), task))
+        self._executor.submit(self._costliest)
+
+    def _costliest(self) -> None:
+        with self._lock:
+            _, _, task = heapq.heappop(self._tasks)
+        task()
+
+    def _begin(self, request: BuildRequest, future: Future[Outcome]) -> None:
+        with _failures_told(request, future):
+            begun = self._builder.begin(request)
+            if begun.compiled is None:
+                self._add(begun.cost, lambda: self._finish(begun, future))
+            else:
+                self._finish(begun, future)
+
+    def _finish(self, begun: Begun, future: Future[Outcome]) -> None:
         start = time.perf_counter()
-        try:
-            built = self._builder.build(request)
-        except BuildFailure as failure:
-            return Outcome(request, time.perf_counter() - start, failure=failure)
-        return Outcome(request, time.perf_counter() - start, built=built)
+        with _failures_told(begun.request, future):
+            built = self._builder.finish(begun)
+            future.set_result(Outcome(begun.request, time.perf_counter() - start, built=built))
+
+
+@contextmanager
+def _failures_told(request: BuildRequest, future: Future[Outcome]) -> Iterator[None]:
+    """Make a failed build an outcome, and let whoever waits for it have any other exception."""
+    start = time.perf_counter()
+    try:
+        yield
+    except BuildFailure as failure:
+        future.set_result(Outcome(request, time.perf_counter() - start, failure=failure))
+    except BaseException as error:  # noqa: BLE001  (raised again where the result is asked for)
+        future.set_exception(error)
 
 
 def build_all(

@@ -1,7 +1,9 @@
 from dataclasses import replace
+from threading import Event
 
 import pytest
 from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.pool import BuildPool, build_all
 from kernel_muster.registry.backends.request import BuildFailure
 
@@ -54,11 +56,49 @@ def test_without_a_compiler_every_request_has_its_failure(requests):
 
 def test_exception_that_is_no_build_failure_is_raised(make_request):
     class Broken(Builder):
-        def build(self, request):
+        def begin(self, request):
             raise ZeroDivisionError("a bug")
 
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        build_all(Broken(), [make_request()])
+    class BrokenLater(Builder):
+        def finish(self, begun):
+            raise ZeroDivisionError("a bug")
+
+    for builder in (Broken(), BrokenLater()):
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            build_all(builder, [make_request()])
+
+
+def test_what_the_cache_has_comes_first_then_the_costliest(make_request, tmp_path):
+    def request(name, lines):
+        made = make_request(source=tmp_path / f"{name}.cu")
+        made.source.write_text(made.source.read_text() + "// more\n" * lines)
+        return made
+
+    cache, order = BuildCache(tmp_path / "cache"), []
+
+    class Noting(Builder):
+        def finish(self, begun):
+            order.append(begun.request.source.stem)
+            return super().finish(begun)
+
+    last = request("kept", 0)
+    Builder(cache).build(last)
+    with BuildPool(Noting(cache), workers=1) as pool:
+        held = Event()
+        pool._executor.submit(held.wait)  # until all have been submitted
+        for one in (request("short", 1), request("long", 100), request("middle", 10), last):
+            pool.submit(one)
+        held.set()
+        assert [outcome.built.from_cache for outcome in pool.join()] == [False, False, False, True]
+    assert order == ["kept", "long", "middle", "short"]
+
+
+def test_closed_pool_builds_at_once_and_tells_failures(builder, make_request, tmp_path):
+    pool = BuildPool(builder)
+    pool.close()
+    assert pool.submit(make_request()).result(timeout=0).built.entries
+    broken = pool.submit(make_request("broken", source=tmp_path / "broken.cu"))
+    assert broken.result(timeout=0).failure.code == "COMPILE_FAILED"
 
 
 def test_interruption_cancels_what_has_not_begun(builder, make_request):
