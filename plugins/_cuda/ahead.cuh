@@ -11,6 +11,14 @@ __device__ __forceinline__ int peek(const int* p) {
 
 __device__ __forceinline__ void bring_into_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// By one thread; both are multiples of 16 bytes. Threads that bring a line each take a turn each: 132 blocks that brought 16
+// KB so were 0.15 us slower (H200).
+__device__ __forceinline__ void bring_into_l2(const void* p, unsigned int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#endif
+}
+
 // Hides from the compiler what a value is made of.
 __device__ __forceinline__ void make_opaque(int& value) { asm volatile("" : "+r"(value)); }
 

@@ -54,6 +54,17 @@ __device__ __forceinline__ void store_to_rank(float4* p, float4 v, Arrival* arri
 #endif
 }
 
+__device__ __forceinline__ void store_to_rank(float* p, float v, Arrival* arrival, u32 rank) {
+#if __CUDA_ARCH__ >= 900
+    u32 to, counted;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((u32)__cvta_generic_to_shared(p)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(counted) : "r"((u32)__cvta_generic_to_shared(arrival)), "r"(rank));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v),
+                 "r"(counted) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void await_bytes(Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900
     u32 done = 0;

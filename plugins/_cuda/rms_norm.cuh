@@ -2,13 +2,15 @@
 //
 // One row for a warp up to H = 1024 (heads: many short rows), for a block of 256 threads above. A lane takes vectors of
 // 8 values if H is a multiple of 8, else single ones; the first KEPT of them stay in registers between the sum and the
-// result, further ones are read again (H > 8192). Weights are read before the launch waits for the one before it.
+// result, further ones are read again (H > 8192). Or, up to 8192, a lane has one vector, and the row as many warps as it
+// needs, in one block or in a cluster of four. Weights are read before the launch waits for the one before it.
 //
 // Numerics: FP32 inside, one rounding to BF16 (two with a residual, the first where it is stored); root and quotients
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
-// rising order: the order depends on H only, never on M.
+// rising order or, one vector a lane, by halving: the order depends on H only, never on M.
 #pragma once
 #include "ahead.cuh"
+#include "cluster.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "silu.cuh"
@@ -208,4 +210,58 @@ __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, f
     for (int piece = lane + KEPT * LANES; piece < pieces; piece += LANES)
         form.template write<WIDTH>(piece, form.template again<WIDTH>(piece), r,
                                    widen(load_weight<WIDTH>(form.weight, piece)));
+}
+
+// --- one row of one vector a lane ---
+
+constexpr int MOST_WARPS = 32;  // of a row
+
+// H is a multiple of 8, and RANKS blocks have a thread for each vector.
+template <int RANKS, class Form>
+__device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps) {
+    __shared__ float4 sums[MOST_WARPS / 4];
+    __shared__ Arrival arrival;
+    const int rank = blockIdx.x % RANKS, piece = rank * blockDim.x + threadIdx.x, lane = threadIdx.x % warp;
+    const int own_warp = piece / warp, warps = RANKS * blockDim.x / warp;
+    const bool exists = piece < H / 8;
+
+    // Stage 1: the weight, then the values and the sum of their squares.
+    allow_next_launch();
+    if ((int)threadIdx.x < MOST_WARPS - warps) reinterpret_cast<float*>(sums)[warps + threadIdx.x] = 0.0f;
+    if constexpr (RANKS > 1) {
+        if (threadIdx.x == 0) expect_bytes(&arrival, warps * sizeof(float));
+        cluster_arrive_relaxed();
+    }
+    decltype(load_weight<8>(form.weight, 0)) weight = {};
+    if (exists) weight = load_weight<8>(form.weight, piece);
+    wait_for_previous_launch();
+    typename Form::template Fetched<8> fetched = {};
+    if (exists) fetched = form.template fetch<8>(piece);
+    if constexpr (RANKS > 1) cluster_wait();
+    if (exists) form.template take<8>(piece, fetched);
+    const float own = warp_sum(add_squares(widen(fetched.value), 0.0f));
+
+    // Stage 2: over warps, those of all blocks.
+    float* const place = reinterpret_cast<float*>(sums) + own_warp;
+    if constexpr (RANKS > 1) {
+        if (lane < RANKS) store_to_rank(place, own, &arrival, lane);
+    } else if (lane == 0) {
+        *place = own;
+    }
+    __syncthreads();
+    if constexpr (RANKS > 1) await_bytes(&arrival);
+    float4 parts[MOST_WARPS / 4];
+#pragma unroll
+    for (int i = 0; i < MOST_WARPS / 4; ++i) parts[i] = sums[i];
+#pragma unroll
+    for (int step = 1; step < MOST_WARPS / 4; step *= 2)
+#pragma unroll
+        for (int i = 0; i < MOST_WARPS / 4; i += 2 * step) {
+            parts[i].x += parts[i + step].x, parts[i].y += parts[i + step].y;
+            parts[i].z += parts[i + step].z, parts[i].w += parts[i + step].w;
+        }
+    const float r = reciprocal_root((parts[0].x + parts[0].y) + (parts[0].z + parts[0].w), H, eps);
+
+    // Stage 3: results.
+    if (exists) form.template write<8>(piece, fetched, r, widen(weight));
 }

@@ -3,20 +3,23 @@
 //   out = norm(bf16(q . S)) * weight * silu(gate)
 //
 // Bit for bit what the step and the norm alone make one after the other: rms_norm.cuh says how a row is summed. A head's
-// tiles of columns share their sums of squares: as one block, or, so that few heads reach more multiprocessors, as a
-// cluster of four (from sm_90 on); the bits are the same. Launched by launch.py.
+// tiles of columns share their sums of squares as blocks of a cluster (from sm_90 on) or as one block; the bits are the
+// same. Launched by launch.py.
 #include "any_size.cuh"
 #include "cluster.cuh"
 #include "rms_norm.cuh"
 
 constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS, LANE_COLUMNS = 4, PIECE = 8;
 static_assert(COLUMNS == 4 * PIECE && HEAD_TILES == 4);
+// Tiles of a head that a block has, and its bounds: few heads are spread over more multiprocessors.
 #if __CUDA_ARCH__ >= 900
-constexpr int SPREAD_TILES = 1;  // of a head that a block has
-#define SPREAD_BOUNDS __cluster_dims__(HEAD_TILES, 1, 1) __launch_bounds__(TILE_THREADS, 5)
+constexpr int FEW = 1, MANY = 2;
+#define FEW_BOUNDS __cluster_dims__(HEAD_TILES / FEW, 1, 1) __launch_bounds__(FEW* TILE_THREADS, 5)
+#define MANY_BOUNDS __cluster_dims__(HEAD_TILES / MANY, 1, 1) __launch_bounds__(MANY* TILE_THREADS, __CUDA_ARCH__ == 900 ? 3 : 2)
 #else
-constexpr int SPREAD_TILES = HEAD_TILES;
-#define SPREAD_BOUNDS __launch_bounds__(HEAD_TILES * TILE_THREADS)
+constexpr int FEW = HEAD_TILES, MANY = HEAD_TILES;
+#define FEW_BOUNDS __launch_bounds__(FEW* TILE_THREADS)
+#define MANY_BOUNDS __launch_bounds__(MANY* TILE_THREADS, 2)
 #endif
 
 // A weight of either type.
@@ -42,34 +45,35 @@ __device__ __forceinline__ float4 of_values(const Values<LANE_COLUMNS>& v) {
 // all. No warp waits for the others' states: the cluster's barrier would.
 template <int BLOCK_TILES>
 struct HeadSquares {
+    static constexpr int RANKS = HEAD_TILES / BLOCK_TILES;  // blocks of a cluster
     float4 tiles[HEAD_TILES];
     Arrival arrival;
 
     // All threads come here, before anything is shared.
     __device__ __forceinline__ void begin() {
-        if constexpr (BLOCK_TILES == 1) {
+        if constexpr (RANKS > 1) {
             if (threadIdx.x == 0) expect_bytes(&arrival, sizeof(tiles));
             cluster_arrive_relaxed();
         }
     }
     // All threads, once all blocks have begun.
     __device__ __forceinline__ void reach_others() const {
-        if constexpr (BLOCK_TILES == 1) cluster_wait();
+        if constexpr (RANKS > 1) cluster_wait();
     }
     // Of four values a lane, in lanes 0 to 7.
     __device__ __forceinline__ void share(int tile, int lane, const Values<LANE_COLUMNS>& v) {
         const float low = add_squares(v, 0.0f), sum = add_squares(v, __shfl_up_sync(0xffffffffu, low, 1));  // odd lanes'
         const float4 pieces = make_float4(__shfl_sync(0xffffffffu, sum, 1), __shfl_sync(0xffffffffu, sum, 3),
                                           __shfl_sync(0xffffffffu, sum, 5), __shfl_sync(0xffffffffu, sum, 7));
-        if constexpr (BLOCK_TILES == 1) {
-            if (lane < HEAD_TILES) store_to_rank(&tiles[tile], pieces, &arrival, lane);
+        if constexpr (RANKS > 1) {
+            if (lane < RANKS) store_to_rank(&tiles[tile], pieces, &arrival, lane);
         } else if (lane == 0) {
             tiles[tile] = pieces;
         }
     }
     // In the order of a warp that has a piece a lane.
     __device__ __forceinline__ float total() {
-        if constexpr (BLOCK_TILES == 1) await_bytes(&arrival);
+        if constexpr (RANKS > 1) await_bytes(&arrival);
         else asm volatile("bar.sync %0, %1;" ::"n"(HEAD_TILES + 1), "n"(HEAD_TILES * 32) : "memory");
         const float4 sum = add4(add4(tiles[0], tiles[2]), add4(tiles[1], tiles[3]));
         return (sum.x + sum.z) + (sum.y + sum.w);
@@ -143,8 +147,8 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
                                key_heads, value_heads, value_dim);                                                   \
     }
 
-DELTA_RULE_NORM(spread_128, SPREAD_TILES, SPREAD_BOUNDS)
-DELTA_RULE_NORM(block_128, HEAD_TILES, __launch_bounds__(HEAD_TILES * TILE_THREADS, 2))
+DELTA_RULE_NORM(few_128, FEW, FEW_BOUNDS)
+DELTA_RULE_NORM(many_128, MANY, MANY_BOUNDS)
 
 // The norm of a row that this block has written, in place.
 template <int LANES, int WIDTH>

@@ -222,21 +222,25 @@ struct SingleRow {
 
     __device__ __forceinline__ SingleRow(const Heads& heads_, int index, const __nv_bfloat16* qkv, const int* slots_,
                                          float* pool_, int pool_slots_)
-        : heads(heads_), at(heads_, index), slots(slots_ + at.sequence), pool_slots(pool_slots_) {
-        guess = peek(slots);
-        pool = pool_ + (size_t)at.head * heads.state_size() + at.own;
+        : heads(heads_), at(heads_, index), slots(slots_ + at.sequence), pool_slots(pool_slots_), guess(-1) {
+        float* const head = pool_ + (size_t)at.head * heads.state_size();
+        pool = head + at.own;
         const __nv_bfloat16* const row = qkv + at.sequence * heads.width();
         q = row + heads.key_head(at.head) * KEY_DIM;
         v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
-        // Of eight threads with the same rows each one brings a row. The others are for their addresses: they are known then.
-        if (is_inside(guess)) bring_into_l2(place(guess) + (at.lane & 7) * (heads.value_dim - 4));
-        bring_into_l2(q), bring_into_l2(v);
+#if __CUDA_ARCH__ >= 900
+        guess = peek(slots);
+        if (threadIdx.x % TILE_THREADS == 0) {  // for the tiles of a head together; q and v so that their addresses are known
+            constexpr int SHARE = KEY_DIM * COLUMNS;
+            if (is_inside(guess)) bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
+            bring_into_l2(q), bring_into_l2(v);
+        }
+#endif
     }
 
     __device__ __forceinline__ bool is_inside(int slot) const { return (u32)slot < (u32)pool_slots; }
-    __device__ __forceinline__ float* place(int slot) const {
-        return pool + (size_t)slot * (heads.value_heads * (size_t)heads.state_size());
-    }
+    __device__ __forceinline__ size_t slot_offset(int slot) const { return slot * (heads.value_heads * heads.state_size()); }
+    __device__ __forceinline__ float* place(int slot) const { return pool + slot_offset(slot); }
 
     // Returns the slot. Everything comes at once: only where the guess was wrong a state comes after its slot.
     __device__ __forceinline__ int load(RowInputs& in, StatePart& state, const float* decay, const float* beta) const {
@@ -249,6 +253,7 @@ struct SingleRow {
         in.v = *reinterpret_cast<const uint2*>(v);
         in.decay = decay[at.sequence * (size_t)heads.value_heads + at.head];
         in.beta = beta[at.sequence * (size_t)heads.value_heads + at.head];
+#if __CUDA_ARCH__ >= 900
         int slot = guess;
 #pragma unroll 1
         while (true) {  // as two branches, all loads would wait for the slot
@@ -257,6 +262,10 @@ struct SingleRow {
             if (slot == named) return slot;
             slot = named;
         }
+#else
+        if (is_inside(named)) state.load(place(named), heads.value_dim);
+        return named;
+#endif
     }
 };
 

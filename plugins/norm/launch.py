@@ -1,4 +1,4 @@
-"""Launching the norms: a warp or a block for a row, vectors or single values, by H alone."""
+"""Launching the norms: a warp, a block or several for a row, vectors or single values; the bits follow from H alone."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -14,6 +14,11 @@ Entries = Mapping[str, EntryResources]
 
 # Up to here a warp keeps its row in registers (rms_norm.cuh: KEPT vectors of 8 for each of 32 lanes).
 _WARP_WIDEST, _ROWS_A_BLOCK = 1024, 4
+# Up to here a row may have a thread for each vector (rms_norm.cuh: MOST_WARPS); the gated form has none for it.
+_WIDE_WIDEST, _WARP = 8192, 32
+# Up to so many rows a cluster has a row. H200, one behind the other, us, block of 256 / one block / cluster:
+# 1 x 2048 1.00 / 0.97 / 0.95, 1 x 5120 1.22 / 1.32 / 1.05, 16 x 5120 1.40 / 1.43 / 1.50, 512 x 2048 4.19 / 3.58 / 5.62.
+_TEAM_ROWS = 4
 _FORMS = tuple(f"{lanes}_w{width}" for lanes in ("warp", "block") for width in (1, 8))
 _NORM = ("ptr", "ptr", "ptr", "f32", "f32", "i32", "i32")
 _RESIDUAL = ("ptr", "ptr", "ptr", "ptr", "f32", "f32", "i32", "i32")
@@ -26,17 +31,23 @@ _ENTRIES = tuple(
         ("rms_norm_gated_f32", _GATED),
         ("rms_norm_gated_bf16", _GATED),
     )
-    for form in _FORMS
+    for form in (*_FORMS, *(() if "gated" in name else ("wide_w8", "team_w8")))
 )
 
 
 def _plan(name: str, tensors: tuple[str, ...], scalars: tuple[str, ...], bound: Bound, entries: Entries) -> LaunchPlan:
     rows, columns = bound.dims["M"], bound.dims["H"]
-    is_short = columns <= _WARP_WIDEST
-    entry = f"{name}_{'warp' if is_short else 'block'}_w{width_of(columns)}"
-    grid = (ceil_div(rows, _ROWS_A_BLOCK) if is_short else rows, 1, 1)
-    arguments = (*(bound.views[name] for name in tensors), *(bound.arguments[name] for name in scalars))
-    return LaunchPlan(entry, grid, (*arguments, rows, columns))
+    arguments = (*(bound.views[name] for name in tensors), *(bound.arguments[name] for name in scalars), rows, columns)
+    width = width_of(columns)
+    if columns <= _WARP_WIDEST:
+        return LaunchPlan(f"{name}_warp_w{width}", (ceil_div(rows, _ROWS_A_BLOCK), 1, 1), arguments)
+    if columns > _WIDE_WIDEST or width == 1 or "gated" in name:
+        return LaunchPlan(f"{name}_block_w{width}", (rows, 1, 1), arguments)
+    entry = f"{name}_{'team' if rows <= _TEAM_ROWS else 'wide'}_w{width}"
+    cluster = entries[entry].cluster
+    ranks = cluster[0] if cluster else 1
+    threads = _WARP * ceil_div(columns, width * _WARP * ranks)
+    return LaunchPlan(entry, (rows * ranks, 1, 1), arguments, block=(threads, 1, 1))
 
 
 def _plan_gated(bound: Bound, entries: Entries) -> LaunchPlan:
