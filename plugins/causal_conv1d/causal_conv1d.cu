@@ -119,7 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
     // Stage 1: all that is read.
     allow_next_launch();
     const int guess = peek(slots + row);
-    if (is_slot(guess)) bring_into_l2(state_in(guess));
+    if (threadIdx.x == 0 && is_slot(guess))  // those of the whole block
+        bring_into_l2(state_in(guess), min(C / 8 - piece, THREADS) * 8 * (TAPS - 1) * (u32)sizeof(bf16));
     Block<TAPS> taps = {};
 #pragma unroll
     for (int i = 0; i < TAPS && is_inside; ++i) taps.raw[i] = {load_now(reinterpret_cast<const uint4*>(weight) + piece * TAPS + i)};
