@@ -15,6 +15,7 @@
 #include "bf16.cuh"
 #include "launch.cuh"
 #include "nvfp4_mma.cuh"
+#include "shared.cuh"
 
 constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
 
@@ -24,11 +25,6 @@ constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
 __device__ __forceinline__ int load_fresh(const int* p) {
     int v;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ uint4 load_shared(u32 p) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p));
     return v;
 }
 __device__ __forceinline__ void copy_to_shared(u32 to, const bf16* from) {
@@ -97,31 +93,26 @@ struct GlobalRow {
     __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] { return xs[b]; }
 };
 
-// A row in shared memory, at a multiple of 16 bytes.
+// A row in shared memory, at a multiple of 16 bytes, of which 64 k are read at a time, right before their decode. A lane
+// without a row of its own may read anything: its results are not looked at, and a branch would keep loads and decode
+// apart.
 template <class F>
 struct SharedRow {
     u32 row;
-    bool is_there;
-    uint4 xs[2][1][2];
+    uint4 xs[1][2];
 
-    __device__ __forceinline__ void read(int s, int b, const Place<F>& at) {
-        uint4(&v)[1][2] = xs[b % 2];
-        v[0][0] = v[0][1] = make_uint4(0, 0, 0, 0);
-        if (is_there) {
-            const u32 p = row + (s * TILE_K + b * 64 + at.t * 16) * (u32)sizeof(bf16);
-            v[0][0] = load_shared(p);
-            v[0][1] = load_shared(p + 16);
-        }
-    }
-    int s;
     __device__ __forceinline__ void begin(int own, const Place<F>& at) {
-        s = own;
-        read(s, 0, at);
+        at_k = row + (own * TILE_K + at.t * 16) * (u32)sizeof(bf16);
     }
-    __device__ __forceinline__ const uint4 (&block(int b, const Place<F>& at))[1][2] {
-        if (b < 3) read(s, b + 1, at);
-        return xs[b % 2];
+    __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] {
+        const u32 p = at_k + b * 64 * (u32)sizeof(bf16);
+        xs[0][0] = load_shared(p);
+        xs[0][1] = load_shared(p + 16);
+        return xs;
     }
+
+private:
+    u32 at_k;
 };
 
 // What a warp has on its way: a supertile of each matrix where SLOTS is their number, else of one of them.

@@ -29,10 +29,11 @@ _ORDERS = {
 }
 _INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # of the form that serves gate and up together
 _BLOCKS_A_MULTIPROCESSOR = 2  # fused_shared.cu
-# Tiles of a choice that a team has, by choices: all blocks fit an H200 at once.
-_REPEATS = ((8, 1), (16, 2), (24, 3), (1 << 62, 4))
-# Blocks that have the shared expert where choices leave fewer free: its weights come early, so that few suffice.
-_LEAST_SHARED_BLOCKS = 8
+# By choices: tiles of a choice that a team has, so that all blocks fit an H200 at once, and the least blocks that have
+# the shared expert where choices leave fewer free. Its weights come early, so that few suffice; more are faster where
+# the others end soon. H200, cold L2, us with the router, 8 / 32 blocks of the shared expert: 8 choices 15.1 / 14.5,
+# 16 17.3 / 17.7, 24 25.1 / 23.7, 32 27.6 / 28.7.
+_SHARES = ((8, 1, 32), (16, 2, 8), (24, 3, 32), (1 << 62, 4, 8))
 
 
 def gemv_order(features: int, depth: int, is_dual: bool) -> tuple[int, int]:
@@ -54,10 +55,10 @@ class Shares:
 def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
     """Return the shares of ``M T`` choices, and of the shared expert in the blocks that they leave free."""
     slots, teams = dims["M"] * dims["T"], split_of(dims["H"]).teams(PAIRWISE_WARPS)
-    repeats = next(repeats for most, repeats in _REPEATS if slots <= most)
+    repeats, least = next((repeats, least) for most, repeats, least in _SHARES if slots <= most)
     blocks = ceil_div(ceil_div(dims["I"], TILE_N), teams * repeats)
     free = _BLOCKS_A_MULTIPROCESSOR * multiprocessors - blocks * slots
-    shared_blocks = min(ceil_div(dims["J"], TILE_N), max(_LEAST_SHARED_BLOCKS, free))
+    shared_blocks = min(ceil_div(dims["J"], TILE_N), max(least, free))
     return Shares(repeats, blocks, shared_blocks, (shared_blocks + blocks * slots, 1, 1))
 
 

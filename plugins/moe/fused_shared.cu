@@ -75,7 +75,7 @@ struct Rows {
     }
     __device__ __forceinline__ auto of(int token) const {
         if constexpr (F::STATIC_K > 0) {
-            NearRow<F> row;
+            SharedRow<F> row;
             row.row = place(max(token, 0), 0);
             return row;
         } else {
@@ -177,14 +177,13 @@ struct Routing {
     __device__ __forceinline__ Scores<T, false> scores(int token, int E) const {
         return {reinterpret_cast<const T*>(logits) + (size_t)token * E, nullptr};
     }
-    __device__ __forceinline__ OwnChoice choose(int token, int E, int T, u32& largest, int lane) const {
+    __device__ __forceinline__ OwnChoice choose(int token, int E, int T, u32& largest, WordSpace& space, int lane) const {
         if (is_f32) {
             const auto of_token = scores<float>(token, E);
             HeldExperts<Scores<float, false>> source(of_token, E, lane);
             return take(source, T, largest, lane);
         }
-        PackedExperts source(scores<bf16>(token, E).logits, E, lane);
-        return take(source, T, largest, lane);
+        return choose_words(scores<bf16>(token, E).logits, E, T, largest, space, lane);
     }
     // For a warp that has the choices of a token.
     __device__ __forceinline__ void store(int token, const OwnChoice& own, u32 largest, int T, int lane) const {
@@ -201,6 +200,7 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
                                                int block, int M, int E, int T, int I, int H, int repeats, int blocks) {
     __shared__ Exchange<F, 2> exchange;
     __shared__ int ids[MOST_TOKENS * MOST_CHOICES];
+    __shared__ WordSpace spaces[MOST_TOKENS];
     const Place<F> at(I, H);
     const int own = block / blocks, block_first = block % blocks * F::TEAMS * repeats, warp = threadIdx.x >> 5;
     const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team, S = M * T;
@@ -210,7 +210,7 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     const Rows<F> rows{x, H};
     rows.fetch(M);
     if (warp < M) {
-        choice = routing.choose(warp, E, T, largest, at.lane);
+        choice = routing.choose(warp, E, T, largest, spaces[warp], at.lane);
         if (at.lane < T) ids[warp * T + at.lane] = max(choice.expert, 0);
     }
     rows.wait();

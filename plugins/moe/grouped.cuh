@@ -118,7 +118,6 @@ __device__ __forceinline__ void multiply_share(Stream<F, MATRICES, 1>& stream, b
                 shared_rows.fill(rows, [&](int i) { return row(begin + i); });
                 SharedRow<F> x;
                 x.row = (u32)__cvta_generic_to_shared(shared_rows.at) + at.g * Rows<F>::STRIDE;
-                x.is_there = at.g < rows;
                 multiply_tiles(x);
             } else {
                 GlobalRow<F> x;

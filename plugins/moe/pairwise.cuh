@@ -59,28 +59,6 @@ __device__ __forceinline__ GlobalRow<F> global_row(const bf16* x, int token, int
     return row;
 }
 
-// A row in shared memory of which 64 k are read at a time, right before their decode: in fewer registers than SharedRow. A
-// lane without a row of its own may read any other: its results are not looked at, and a branch would keep loads and
-// decode apart.
-template <class F>
-struct NearRow {
-    u32 row;
-    uint4 xs[1][2];
-
-    __device__ __forceinline__ void begin(int own, const Place<F>& at) {
-        at_k = row + (own * TILE_K + at.t * 16) * (u32)sizeof(bf16);
-    }
-    __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] {
-        const u32 p = at_k + b * 64 * (u32)sizeof(bf16);
-        xs[0][0] = load_shared(p);
-        xs[0][1] = load_shared(p + 16);
-        return xs;
-    }
-
-private:
-    u32 at_k;
-};
-
 // One supertile on A accumulators.
 template <int A, class Row, class F>
 __device__ __forceinline__ void multiply_supertile(float (&c)[A][1][4], const Supertile& own, Row& x, int s,
@@ -177,7 +155,7 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
     float total = 0.0f;
     for (int first = 0; first < T; first += PAIRWISE_WARPS) {
         const int t = first + warp;
-        NearRow<F> x;
+        SharedRow<F> x;
         x.row = (u32)__cvta_generic_to_shared(rows[warp]);
         float low, high;  // row 0, outputs g and g + 8
         if (is_shared) {

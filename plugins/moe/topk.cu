@@ -2,6 +2,17 @@
 // Grid: M.
 #include "topk.cuh"
 
+// For a warp whose lane i has choice i, of all there are.
+template <class S>
+__device__ __forceinline__ void store_choices(const S& scores, const OwnChoice& own, u32 largest, int* ids, float* weights,
+                                              int top_k, int lane) {
+    const float weight = own.expert >= 0 ? scores.weight(own.expert, own.key, largest) : 0.0f;
+    const float sum = sum_in_order(0.0f, weight, top_k);
+    if (lane >= top_k) return;
+    ids[lane] = max(own.expert, 0);
+    weights[lane] = renormalised(weight, sum);
+}
+
 template <class S, class Source>
 __device__ __forceinline__ void choose(const S& scores, Source& source, int* ids, float* weights, int top_k, int lane) {
     float sum = 0.0f, weight = 0.0f;
@@ -23,9 +34,11 @@ __device__ __forceinline__ void choose_row(const T* logits, const float* bias, i
     const int lane = threadIdx.x;
     const Scores<T, SIGMOID> scores{logits, bias};
     if constexpr (sizeof(T) == sizeof(bf16)) {
-        if (E <= HELD_EXPERTS && (!SIGMOID || !bias)) {
-            PackedExperts source(logits, E, lane);
-            choose(scores, source, ids, weights, top_k, lane);
+        if (E <= HELD_EXPERTS && top_k <= 32 && (!SIGMOID || !bias)) {
+            __shared__ WordSpace space;
+            u32 largest = 0;
+            const OwnChoice own = choose_words(logits, E, top_k, largest, space, lane);
+            store_choices(scores, own, largest, ids, weights, top_k, lane);
             return;
         }
     }

@@ -3,15 +3,16 @@
 //   softmax  chosen by logit, weights exp(logit - largest), renormalised: the sum over all experts cancels
 //   sigmoid  chosen by logit, or with a bias by sigmoid(logit) + bias; weights sigmoid(logit), renormalised
 //
-// Lane i has choice i of up to 32 at a time. Up to 256 experts a lane keeps the keys of eight. BF16 logits with the
-// expert's place fit one word: a choice is one reduction over the warp, and a lane keeps its words sorted, so that the
-// next one is ready behind the one that was taken. Other scores take two reductions a choice.
+// Lane i has choice i of up to 32 at a time. Up to 256 experts a lane keeps the keys of eight; a choice takes two reductions
+// over the warp, of about 150 cycles. BF16 logits with the expert's place fit one word: up to 32 of them are chosen at once.
+// The least of as many groups' largest words as there are choices bounds them from below; what is not below it, some twenty
+// of 256, is ranked by counting.
 //
 // Numerics: FP32; sums in order of choice. NaN is never chosen: what such a row lacks is expert 0 with weight 0, and so is
 // a weight whose scores are all zero.
 #pragma once
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "shared.cuh"
 
 constexpr int HELD = 8, HELD_EXPERTS = HELD * 32;  // so many experts' keys are kept in registers
 
@@ -110,60 +111,6 @@ struct HeldExperts {
     }
 };
 
-// Up to 256 BF16 logits: words of the key's upper half (the lower one is all zeros or all ones) over 65535 - index, the
-// largest first; 0 for none. Lane l has experts 8 l ... 8 l + 7.
-struct PackedExperts {
-    u32 words[HELD];
-
-    __device__ __forceinline__ PackedExperts(const bf16* logits, int E, int lane) {
-        const int first = lane * HELD;
-        if (E % HELD == 0) {  // rows begin at multiples of 16 bytes
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (first < E) v = *reinterpret_cast<const uint4*>(logits + first);
-            const u32 pairs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int i = 0; i < HELD; ++i)
-                words[i] = first < E ? word(i & 1 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16, first + i) : 0;
-        } else {
-#pragma unroll
-            for (int i = 0; i < HELD; ++i)
-                words[i] = first + i < E ? word(__float_as_uint(as_float(logits[first + i])), first + i) : 0;
-        }
-        sort();
-    }
-    __device__ __forceinline__ Choice next() {
-        const u32 best = __reduce_max_sync(0xffffffffu, words[0]);
-        if (words[0] == best) {
-#pragma unroll
-            for (int i = 0; i + 1 < HELD; ++i) words[i] = words[i + 1];
-            words[HELD - 1] = 0;
-        }
-        Choice choice;
-        const u32 upper = best & 0xffff0000u;
-        choice.key = best == 0 ? 0 : upper & 0x80000000u ? upper : upper | 0xffffu;
-        choice.expert = 0xffff - (int)(best & 0xffffu);
-        return choice;
-    }
-
-private:
-    static __device__ __forceinline__ u32 word(u32 bits, int expert) {
-        const u32 key = key_of(__uint_as_float(bits));
-        return key == 0 ? 0 : (key & 0xffff0000u) | (u32)(0xffff - expert);
-    }
-    // Batcher's odd-even merge sort of eight.
-    __device__ __forceinline__ void sort() {
-        constexpr int FIRST[19] = {0, 2, 4, 6, 0, 1, 4, 5, 1, 5, 0, 1, 2, 3, 2, 3, 1, 3, 5};
-        constexpr int SECOND[19] = {1, 3, 5, 7, 2, 3, 6, 7, 2, 6, 4, 5, 6, 7, 4, 5, 2, 4, 6};
-#pragma unroll
-        for (int i = 0; i < 19; ++i) {
-            u32 &a = words[FIRST[i]], &b = words[SECOND[i]];
-            const u32 larger = max(a, b);
-            b = min(a, b);
-            a = larger;
-        }
-    }
-};
-
 // What a lane has of the choices at hand; expert -1 for none.
 struct OwnChoice {
     int expert = -1;
@@ -181,6 +128,87 @@ __device__ __forceinline__ OwnChoice take(Source& source, int count, u32& larges
         if (largest == 0) largest = best.key;
         if (lane == i) own.expert = best.expert, own.key = best.key;
     }
+    return own;
+}
+
+// Shared memory of a warp that chooses among words.
+struct WordSpace {
+    uint4 list[HELD_EXPERTS / 4 + 4];
+    u32 chosen[32];
+};
+
+// Words of the upper half of a BF16 logit's key (the lower one is all zeros or all ones) over 65535 - index: the largest is
+// the best; 0 for none.
+// ``bits`` are those of the logit in FP32. No branch: eight words are made side by side.
+__device__ __forceinline__ u32 word_of(u32 bits, int expert) {
+    const u32 magnitude = bits << 1, signed_bits = magnitude == 0 ? 0 : bits;  // -0 is 0
+    const u32 key = signed_bits ^ ((u32)((int)signed_bits >> 31) | 0x80000000u);
+    const u32 word = (key & 0xffff0000u) | (u32)(0xffff - expert);
+    return magnitude > 0xff000000u ? 0 : word;  // NaN
+}
+__device__ __forceinline__ u32 key_of_word(u32 word) {
+    const u32 upper = word & 0xffff0000u;
+    return word == 0 ? 0 : upper & 0x80000000u ? upper : upper | 0xffffu;
+}
+
+// Chooses ``count`` of up to 256 BF16 logits, at most 32. Lane l has experts 8 l ... 8 l + 7.
+__device__ __forceinline__ OwnChoice choose_words(const bf16* logits, int E, int count, u32& largest, WordSpace& space,
+                                                  int lane) {
+    constexpr u32 NOTHING = 0xffffffffu;  // two NaN
+    const int first = lane * HELD;
+    u32 pairs[HELD / 2], words[HELD], most = 0;
+    if (E % HELD == 0) {  // rows begin at multiples of 16 bytes
+        uint4 v = make_uint4(NOTHING, NOTHING, NOTHING, NOTHING);
+        if (first < E) v = *reinterpret_cast<const uint4*>(logits + first);
+        pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
+    } else {
+        const unsigned short* bits = reinterpret_cast<const unsigned short*>(logits);
+#pragma unroll
+        for (int i = 0; i < HELD / 2; ++i) {
+            const int at = first + 2 * i;
+            pairs[i] = (at < E ? bits[at] : 0xffffu) | (at + 1 < E ? bits[at + 1] : 0xffffu) << 16;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        words[i] = word_of(i & 1 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16, first + i);
+        most = max(most, words[i]);
+    }
+    // Eight groups of four lanes, 16 of two, or 32: each has a word that is not below the bound.
+    if (count <= 16) most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    if (count <= 8) most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    const u32 least = max(__reduce_min_sync(0xffffffffu, most), 1u);
+    u32 list = (u32)__cvta_generic_to_shared(space.list), chosen = (u32)__cvta_generic_to_shared(space.chosen);
+    asm volatile("" : "+r"(list), "+r"(chosen));  // kept, where they would be made again for every store
+    int there = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        const u32 mask = __ballot_sync(0xffffffffu, words[i] >= least);
+        if (words[i] >= least) store_shared_word(list + 4 * (there + __popc(mask & ((1u << lane) - 1))), words[i]);
+        there += __popc(mask);
+    }
+    if (lane < 16) store_shared_word(list + 4 * (there + lane), 0);
+    store_shared_word(chosen + 4 * lane, 0);
+    __syncwarp();
+#pragma unroll 1
+    for (int at = lane; at < there + lane; at += 32) {
+        const u32 own = load_shared_word(list + 4 * min(at, there));  // 0 behind the last
+        int rank = 0;
+#pragma unroll 1
+        for (int j = 0; j < there; j += 16) {
+            uint4 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[i] = load_shared(list + 4 * j + 16 * i);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) rank += (v[i].x > own) + (v[i].y > own) + (v[i].z > own) + (v[i].w > own);
+        }
+        if (own != 0 && rank < count) store_shared_word(chosen + 4 * rank, own);
+    }
+    __syncwarp();
+    const u32 word = load_shared_word(chosen + 4 * lane);
+    largest = key_of_word(load_shared_word(chosen));
+    OwnChoice own;
+    if (word != 0) own.expert = 0xffff - (int)(word & 0xffffu), own.key = key_of_word(word);
     return own;
 }
 

@@ -101,13 +101,13 @@ def test_every_split_of_the_gemv_has_an_order():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "repeats", "blocks"), [(1, 1, 8 + 8 * 32), (2, 2, 8 + 16 * 16), (3, 3, 8 + 24 * 11), (4, 4, 8 + 32 * 8)]
+    ("tokens", "repeats", "shared", "blocks"),
+    [(1, 1, 32, 8 * 32), (2, 2, 8, 16 * 16), (3, 3, 32, 24 * 11), (4, 4, 8, 32 * 8)],
 )
-def test_step_of_experts_has_few_blocks_of_the_shared_one_beside_the_chosen(tokens, repeats, blocks):
+def test_step_of_experts_has_few_blocks_of_the_shared_one_beside_the_chosen(tokens, repeats, shared, blocks):
     dims = {"M": tokens, "E": 256, "T": 8, "H": 2048, "I": 512, "J": 512}
     shares = fused_launch.shares_of(dims, 132)
-    assert (shares.repeats, shares.grid) == (repeats, (blocks, 1, 1))
-    assert shares.shared_blocks == 8
+    assert (shares.repeats, shares.shared_blocks, shares.grid) == (repeats, shared, (shared + blocks, 1, 1))
     assert fused_launch.shares_of({**dims, "J": 16}, 132).shared_blocks == 1
 
 
@@ -202,13 +202,14 @@ def prompts(**sizes):
     ({}, (21 * 6 // 64 + 2) * 2), ({"M": 1, "S": 1}, 2), ({"M": 0}, 0), ({"M": 0, "S": 0}, 0),
 ])  # fmt: skip
 def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
-    plan = prefill_launch.PREFILL_MMA.planner(prompts(**sizes), {})
-    assert (plan.entry, plan.grid, plan.dynamic_shared_bytes) == ("prefill_mma_d256", (blocks, 1, 1), 96 * 1024)
+    for kernel, name in ((prefill_launch.PREFILL_MMA, "mma"), (prefill_launch.PREFILL_HOPPER, "hopper")):
+        (plan,) = kernel.plan(prompts(**sizes), {})
+        assert (plan.entry, plan.grid) == (f"prefill_{name}_d256", (blocks, 1, 1))
 
 
 def test_prompts_with_a_head_size_without_tiles_are_refused():
     with pytest.raises(ContractError, match="prefill_mma: head_dim is 64, expected 128 or 256"):
-        prefill_launch.PREFILL_MMA.planner(prompts(D=64), {})
+        prefill_launch.PREFILL_MMA.plan(prompts(D=64), {})
 
 
 def fresh(**sizes):
