@@ -187,13 +187,18 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
             low = __bfloat162float(rounded(((c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0])) * scale));
             high = __bfloat162float(rounded(((c[0][0][2] + c[1][0][2]) + (c[2][0][2] + c[3][0][2])) * scale));
             if (at.lane == 0) shares[warp] = share, is_there[warp] = expert >= 0;
+        } else if (at.lane == 0) {
+            is_there[warp] = false;
         }
         if (at.t == 0 && (is_shared ? first == 0 : t < T)) results[warp][at.g] = low, results[warp][at.g + 8] = high;
         __syncthreads();
-        if (threadIdx.x < TILE_N)
+        if (threadIdx.x < TILE_N) {
 #pragma unroll
-            for (int c = 0; c < PAIRWISE_WARPS; ++c)
-                if (first + c < T && is_there[c]) total = fmaf(results[c][threadIdx.x], shares[c], total);
+            for (int c = 0; c < PAIRWISE_WARPS; ++c) {  // no branch: loads behind one would wait for each other
+                const float sum = fmaf(results[c][threadIdx.x], shares[c], total);
+                total = is_there[c] ? sum : total;
+            }
+        }
         if (first + PAIRWISE_WARPS < T) __syncthreads();
     }
     if (threadIdx.x >= TILE_N) return;  // no barrier follows
