@@ -128,6 +128,18 @@ struct Stream {
         for (int i = 0; i < SLOTS; ++i) ring[i].load(experts[i].data + tile, at.lane);
     }
 
+    // The same from a lane's place in each matrix: of codes, and of scales.
+    __device__ __forceinline__ void start_at(const u8* (&codes)[MATRICES], const u8* (&scales)[MATRICES], const Place<F>& at) {
+        static_assert(SLOTS == MATRICES);
+        if (at.warp_k >= at.chains) return;
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) {
+#pragma unroll
+            for (int b = 0; b < 4; ++b) ring[i].codes[b] = load_codes(codes[i] + b * 512);
+            ring[i].scales = load_scales(scales[i]);
+        }
+    }
+
     // One supertile; loads ``next`` in its place, null for nothing.
     template <int A, class Row>
     __device__ __forceinline__ void multiply(float (&c)[A][1][4], Supertile& own, Row& x, int s, const u8* next,

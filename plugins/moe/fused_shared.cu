@@ -204,6 +204,15 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     const Place<F> at(I, H);
     const int own = block / blocks, block_first = block % blocks * F::TEAMS * repeats, warp = threadIdx.x >> 5;
     const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team, S = M * T;
+    // Where the lane reads of expert 0. The expert is all that is waited for, so that little is left to do then.
+    const u32 expert_bytes = at.tiles * at.supertiles * SUPERTILE_BYTES;
+    const u8 *codes[2], *scales[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+        codes[m] = experts[m].data + at.offset(0, first) + at.lane * 16;
+        scales[m] = experts[m].data + at.offset(0, first) + CODE_BYTES + at.lane * 8;
+        asm volatile("" : "+l"(codes[m]), "+l"(scales[m]));
+    }
     OwnChoice choice;
     u32 largest = 0;
     wait_for_previous_launch();
@@ -216,11 +225,20 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     rows.wait();
     __syncthreads();
     const int expert = ids[own], base = own / 32 * 32, slot = base + at.lane;
-    const u32 mask = __ballot_sync(0xffffffffu, slot < S && ids[slot] == expert);
-    // Choices of an earlier choice's expert are another block's.
-    const bool has_work = base + __ffs(mask) - 1 == own && first < tile_end;
     Stream<F, 2, 2> stream;
-    if (has_work) stream.start(experts, at.offset(expert, first), at);
+    const auto start = [&] {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            codes[m] += (size_t)(u32)expert * expert_bytes, scales[m] += (size_t)(u32)expert * expert_bytes;
+            asm volatile("" : "+l"(codes[m]), "+l"(scales[m]));
+        }
+        stream.start_at(codes, scales, at);
+    };
+    if (M == 1 && first < tile_end) start();
+    const u32 mask = __ballot_sync(0xffffffffu, slot < S && ids[slot] == expert);
+    // Choices of an earlier choice's expert are another block's; a token's are of different ones.
+    const bool has_work = base + __ffs(mask) - 1 == own && first < tile_end;
+    if (M > 1 && has_work) start();
     if (block == 0 && warp < M) routing.store(warp, choice, largest, T, at.lane);
     if (!has_work) return;  // all of its team: no barrier of theirs follows
     const auto row_of = [&](int token) { return rows.of(token); };
