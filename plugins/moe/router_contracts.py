@@ -35,6 +35,9 @@ _TOPK_CASES = tuple(
         ("top_one", 4, 33, 1),
         ("ties_in_bf16", 33, 256, 8),  # 256 BF16 values of one Gaussian repeat in most rows
         ("odd_experts", 17, 77, 3),
+        ("sixteen_choices", 5, 256, 16),
+        ("a_lane_a_choice", 5, 256, 32),
+        ("most_of_few_experts", 5, 40, 31),
         ("more_experts_than_registers", 3, 300, 40),
         ("no_tokens", 0, 8, 2),
     )
