@@ -63,6 +63,7 @@ class AttentionProjections:
             )  # fmt: skip
         self._qg: dict[int, AnyHandle] = {}
         self._dual: dict[int, AnyHandle] = {}
+        self._qgkv: dict[int, AnyHandle] = {}  # all of a tile in one launch
         if stored == "nvfp4" or quantize is not None:
             tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
             self._dual = dual_tiers(kernels, _NVFP4)
@@ -72,10 +73,17 @@ class AttentionProjections:
                     2: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch2", when=f"{GATED}, {_NVFP4}"),
                     3: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch3", when=f"{GATED}, {_NVFP4}"),
                 }
+                self._qgkv = {
+                    1: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_qgkv", when=f"{GATED}, {_NVFP4}"),
+                    2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_qgkv_batch2", when=f"{GATED}, {_NVFP4}"),
+                    3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_qgkv_batch3", when=f"{GATED}, {_NVFP4}"),
+                }
             tiles = tile_kernels(kernels, _NVFP4)
             # An FP4 x FP4 tile that nobody ships: manifests declare it. It gets an arm when one is measured.
             self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm_mfast", when=_NVFP4)
             self.linears = AttentionLinears.nvfp4(ctx, model.hidden, dims, tiers, tiles, self._qg, self._dual, quantize)
+            qkv = (self.linears.q, self.linears.k, self.linears.v)
+            self._qgkv = {m: one for m, one in self._qgkv.items() if all(w.weight.serves(one) for w in qkv)}
         else:
             self.linears = AttentionLinears.bf16(ctx, model.hidden, dims, dense)
         if dims.gated:
@@ -125,6 +133,8 @@ class AttentionProjections:
         tiles = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
         run, is_exact = _runner(chosen, phase), chosen in ("single", "fused", "tiled", "per_seq")
         for rows in tiles:
+            if is_exact and self._project_all(x[rows], found.tile(rows)):
+                continue
             self._project_q(x[rows], found.tile(rows), run, is_exact)
             self._project_kv(x[rows], found.k[rows], found.v[rows], run, is_exact)
         return found
@@ -164,6 +174,17 @@ class AttentionProjections:
             self._split(fused[:, :q_rows], into)
             copy_rows(into.k, fused[:, q_rows : q_rows + kv_dim])
             copy_rows(into.v, fused[:, q_rows + kv_dim :])
+
+    def _project_all(self, x: Any, into: QkvRows) -> bool:
+        """Project a tile in one launch; False, and nothing is done, where no kernel does that."""
+        handle = self._qgkv.get(x.shape[0])
+        if handle is None:
+            return False
+        w, w_a, w_b = (linear.weight.copy_for(handle) for linear in (self.linears.q, self.linears.k, self.linears.v))
+        outputs = {"out_q": into.q, "out_gate": into.gate, "out_a": into.k, "out_b": into.v}
+        handle(x=x, w=w, w_a=w_a, w_b=w_b, head_dim=self.dims.head_dim, **outputs)
+        self.used[f"qgkv{x.shape[0]}"] += 1
+        return True
 
     def _project_q(self, x: Any, into: QkvRows, run: _Run, is_exact: bool) -> None:
         """Project a tile's queries; of one row through the kernel of n = 1, whatever the arm."""

@@ -18,6 +18,7 @@ _FORMS = (
     (contracts.GEMV, cpu.w4a16_gemv, launch.GEMV8),
     (contracts.QG, cpu.w4a16_gemv_qg, launch.QG),
     (contracts.DUAL, cpu.w4a16_gemv_dual, launch.DUAL),
+    (contracts.QGKV, cpu.w4a16_gemv_qgkv, launch.QGKV),
     (contracts.DUAL_SILU, cpu.w4a16_gemv_dual_silu, launch.DUAL_SILU),
 )
 _DENSE = (

@@ -24,6 +24,11 @@ from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
 DEPTHS = (2048, 5120)
 _X = TensorParam("x", "bf16", ("M", "K"))
 _WHOLE_GROUPS = (("K", nvfp4.GROUP),)
+# Few features of query and gate or many, and of key and value: Q, head_dim, A and B.
+_QGKV_SIZES = (
+    ("few", 40, 20, 17, 33), ("many", 520, 260, 530, 520), ("many_and_few", 520, 260, 40, 50),
+    ("few_and_many", 40, 20, 520, 530),
+)  # fmt: skip
 
 
 def _tier(form: str, rows: int) -> str:
@@ -106,6 +111,41 @@ def _dual(rows: int) -> Contract:
     return Contract(
         _tier("w4a16_gemv_dual", rows), summary, signature, _exact_dual, tuple(cases), dot_tolerance(DEEPEST_K)
     )
+
+
+def _exact_qgkv(arguments: Arguments, dims: Dims) -> dict[str, object]:
+    return _exact_qg(arguments, dims) | _exact_dual(arguments, dims)
+
+
+def _qgkv(rows: int) -> Contract:
+    """Query and gate as in ``w4a16_gemv_qg``, key and value as the two weights of ``w4a16_gemv_dual``."""
+    params = (
+        _X,
+        WeightParam("w", "nvfp4", ("2*Q", "K")),
+        WeightParam("w_a", "nvfp4", ("A", "K")),
+        WeightParam("w_b", "nvfp4", ("B", "K")),
+        ScalarParam("head_dim", "i32", minimum=1),
+        TensorParam("out_q", "bf16", ("M", "Q"), "out"),
+        TensorParam("out_gate", "bf16", ("M", "Q"), "out"),
+        TensorParam("out_a", "bf16", ("M", "A"), "out"),
+        TensorParam("out_b", "bf16", ("M", "B"), "out"),
+    )
+    sizes = (
+        ("one_head", 8, 8, 8, 8, 16),
+        ("odd_heads", 15, 5, 5, 10, 48),
+        ("no_key", 24, 8, 0, 3, 80),
+        ("deep_k", 12, 4, 4, 4, DEEPEST_K),
+        *((f"{name}_{k}", q, d, a, b, k) for k in DEPTHS for name, q, d, a, b in _QGKV_SIZES),
+    )
+    cases = [
+        Case(name, {"M": rows, "Q": q, "head_dim": d, "A": a, "B": b, "K": k}, tolerance=dot_tolerance(k))
+        for name, q, d, a, b, k in sizes
+    ]
+    cases += [Case(f"rows_{m}", {"M": m, "Q": 24, "head_dim": 8, "A": 8, "B": 16, "K": 112}) for m in range(rows)]
+    signature = Signature(params, multiples=(*_WHOLE_GROUPS, ("Q", "head_dim")), limits=(("M", rows),))
+    summary = f"query, gate, key and value of gated attention in one launch, at most {_rows_text(rows)}"
+    name, tolerance = _tier("w4a16_gemv_qgkv", rows), dot_tolerance(DEEPEST_K)
+    return Contract(name, summary, signature, _exact_qgkv, tuple(cases), tolerance)
 
 
 def scaled_x(dims: Dims, rng: "np.random.Generator") -> Arguments:
@@ -220,6 +260,7 @@ def _gemm_cases() -> tuple[Case, ...]:
 #: By rows a launch: 1, 2 ... 8 and 16.
 GEMV = tuple(_gemv(rows) for rows in (*range(1, 9), 16))
 QG = tuple(_qg(rows) for rows in (1, 2, 3))
+QGKV = tuple(_qgkv(rows) for rows in (1, 2, 3))
 DUAL = tuple(_dual(rows) for rows in (1, 2, 3))
 DUAL_SILU = tuple(_dual_silu(rows) for rows in (1, 2, 3, 8))
 QKVZ = _qkvz()

@@ -26,6 +26,22 @@ def w4a16_gemv_dual(x: Array, w_a: Any, w_b: Any, out_a: Array, out_b: Array) ->
     out_b[...] = project(x, w_b)
 
 
+def w4a16_gemv_qgkv(
+    x: Array,
+    w: Any,
+    w_a: Any,
+    w_b: Any,
+    head_dim: int,
+    out_q: Array,
+    out_gate: Array,
+    out_a: Array,
+    out_b: Array,
+) -> None:
+    """Do what :func:`w4a16_gemv_qg` and :func:`w4a16_gemv_dual` do."""
+    w4a16_gemv_qg(x, w, head_dim, out_q, out_gate)
+    w4a16_gemv_dual(x, w_a, w_b, out_a, out_b)
+
+
 def w4a16_gemv_dual_silu(x: Array, w_gate: Any, w_up: Any, out: Array) -> None:
     """Write ``out = silu(x w_gate^T) * (x w_up^T)``, ``[M, N]`` BF16 of NVFP4 weights; both rounded to BF16 first."""
     gate, up = bf16(project(x, w_gate)), bf16(project(x, w_up))

@@ -23,6 +23,18 @@ _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
 _SPLITS_16 = (*_SPLITS, "k5120_many")
+# Query and gate with key and value, by the splits of both; splits that no block suits are two launches.
+_QGKV_SPLITS = {
+    ("any", "any"): "any",
+    ("k2048_few", "k2048_few"): "k2048_few",
+    ("k2048", "k2048_few"): "k2048_and_few",
+    ("k2048", "k2048"): "k2048",
+    ("k5120", "k5120"): "k5120",
+}
+_QGKV_APART = {
+    "qg": ("k2048_few", "k5120_few", "k5120", "k5120_pair"),
+    "dual": ("k2048", "k5120_few", "k5120", "k5120_pair"),
+}
 _JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 # From so many features on it no longer counts how evenly the last tiles fill the device.
 _MANY_FEATURES = 100_000
@@ -65,9 +77,14 @@ def _entry(form: str, features: int, depth: int, rows: int) -> tuple[str, int]:
     """Return the entry point that serves a shape, and how many tiles a warp of it takes."""
     shape, share = shape_of(features, depth, rows)
     if form != "gemv" and shape not in _INPUT_SPLITS:
-        split = split_of(features, depth)
-        shape, share = (split if split in _INPUT_SPLITS else "any"), 1
+        shape, share = _input_split(features, depth), 1
     return f"{form}_{shape}_m{rows}", share
+
+
+def _input_split(features: int, depth: int) -> str:
+    """Return the split of K of the forms that layers' inputs go through."""
+    split = split_of(features, depth)
+    return split if split in _INPUT_SPLITS else "any"
 
 
 def _grid(entries: Entries, entry: str, tiles: int) -> tuple[int, int, int]:
@@ -143,11 +160,31 @@ def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"], share) + _tiles(dims["B"], share)), arguments)
 
 
+def _plan_qgkv(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
+    (x, stride), dims, depth = _x(bound), bound.dims, bound.dims["K"]
+    rows = (2 * dims["Q"], dims["A"], dims["B"])
+    form = _QGKV_SPLITS.get((_input_split(rows[0], depth), _input_split(rows[1] + rows[2], depth)))
+    if form is None:
+        return _plan_qg(bound, entries), _plan_dual(bound, entries)
+    if form == "k5120":
+        form, _ = shape_of(sum(rows), depth, 8)
+    share = 2 if form == "k5120_pair" else 1
+    weights = [bound.arguments[name] for name in ("w", "w_a", "w_b")]
+    outputs = [bound.views[name] for name in ("out_q", "out_gate", "out_a", "out_b")]
+    arguments = [*(view_of(weight.data) for weight in weights), x, *outputs]
+    arguments += [*(weight.global_scale_decode for weight in weights), stride]
+    arguments += [dims[name] for name in ("M", "Q", "A", "B", "K", "head_dim")]
+    # Two tiles of query and gate share a block of k2048_and_few.
+    shares = (2 if form == "k2048_and_few" else share, share, share)
+    blocks = sum(_tiles(features, each) for features, each in zip(rows, shares, strict=True))
+    return LaunchPlan(f"gemv_qgkv_{form}_m8", (blocks, 1, 1), tuple(arguments))
+
+
 def _plan_dual_silu(bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), dims = _x(bound), bound.dims
     gate, up = bound.arguments["w_gate"], bound.arguments["w_up"]
-    split = split_of(2 * dims["N"], dims["K"])  # as two weights have it that are projected in one launch
-    entry = f"gemv_dual_silu_{split if split in _JOINT_SPLITS else 'any'}_m8"
+    # As two weights have it that are projected in one launch.
+    entry = f"gemv_dual_silu_{_input_split(2 * dims['N'], dims['K'])}_m8"
     scales = (gate.global_scale_decode, up.global_scale_decode)
     sizes = (dims["M"], dims["N"], dims["K"])
     arguments = (view_of(gate.data), view_of(up.data), x, bound.views["out"], *scales, stride, *sizes)
@@ -176,7 +213,8 @@ _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x
 _GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
 GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), partial(_plan_gemv, 8))
 GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), partial(_plan_gemv, 16))
-QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", ("ptr",) * 4 + ("f32",) + ("i32",) * 5, 8), _plan_qg)
+_QG, _DUAL = ("ptr",) * 4 + ("f32",) + ("i32",) * 5, ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5
+QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", _QG, 8), _plan_qg)
 QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("f32",) + ("i32",) * 6, 8), _plan_qkvz)
 GDN_IN = CudaKernel(
     _FOLDER / "gemv_gdn_in.cu",
@@ -184,8 +222,18 @@ GDN_IN = CudaKernel(
     _plan_gdn_in,
     include_dirs=(INCLUDE_DIR,),
 )
-DUAL = _kernel(
-    _FOLDER / "gemv_dual.cu", _entries("gemv_dual", ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5, 8), _plan_dual
+DUAL = _kernel(_FOLDER / "gemv_dual.cu", _entries("gemv_dual", _DUAL, 8), _plan_dual)
+QGKV = _kernel(
+    _FOLDER / "gemv_qgkv.cu",
+    (
+        *(
+            EntryPoint(f"gemv_qgkv_{form}_m8", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 7)
+            for form in (*_QGKV_SPLITS.values(), "k5120_pair")
+        ),
+        *(EntryPoint(f"gemv_qg_{split}_m8", _QG) for split in _QGKV_APART["qg"]),
+        *(EntryPoint(f"gemv_dual_{split}_m8", _DUAL) for split in _QGKV_APART["dual"]),
+    ),
+    _plan_qgkv,
 )
 DUAL_SILU = _kernel(
     _FOLDER / "gemv_dual_silu.cu",

@@ -271,32 +271,26 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
 #endif
 }
 
-// The group-th tiles of a weight with N rows, as many as a warp takes, which lie next to each other.
-template <int TILES>
-__device__ __forceinline__ void tiles_of(const u8* (&tiles)[TILES], const u8* __restrict__ weight, int N, int K, int group) {
-    const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
-    const int last = (N - 1) / TILE_N;
-#pragma unroll
-    for (int j = 0; j < TILES; ++j) tiles[j] = weight + min(group * TILES + j, last) * tile_bytes;
-}
-
-// A group of tiles of one weight with N rows. ``store(row, column, value)`` puts one output where it belongs, if that lies
-// in the weight.
-template <int NT, class P, class Store, class Meanwhile>
+// A group of tiles of one weight with N rows, which lie next to each other. ``store(row, column, value)`` puts one output
+// where it belongs, if that lies in the weight.
+template <int NT, class P, int SIDES = 1, class Store, class Meanwhile>
 __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
                                            float scale, int M, int N, int K, int group, int rank, Store store,
                                            Meanwhile& meanwhile) {
     constexpr int TILES = P::template ShapeOf<NT>::TILES;
+    const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
+    const int last = (N - 1) / TILE_N, first = group * SIDES * TILES * TILE_N;
+    const int own = SIDES == 1 ? group : group * SIDES + threadIdx.x / (P::WARPS * 32);
     const u8* tiles[TILES];
-    tiles_of(tiles, weight, N, K, group);
-    const int first = group * TILES * TILE_N;
-    gemv_group<NT, P, 1, 1>(tiles, x, stride, M, K, rank, meanwhile, [=](int row, int column, const float (&sums)[1]) {
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) tiles[j] = weight + min(own * TILES + j, last) * tile_bytes;
+    gemv_group<NT, P, SIDES, 1>(tiles, x, stride, M, K, rank, meanwhile, [=](int row, int column, const float (&sums)[1]) {
         if (first + column < N) store(row, first + column, sums[0] * scale);
     });
 }
-template <int NT, class P, class Store>
+template <int NT, class P, int SIDES = 1, class Store>
 __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
                                            float scale, int M, int N, int K, int group, int rank, Store store) {
     Nothing meanwhile;
-    gemv_tiles<NT, P>(weight, x, stride, scale, M, N, K, group, rank, store, meanwhile);
+    gemv_tiles<NT, P, SIDES>(weight, x, stride, scale, M, N, K, group, rank, store, meanwhile);
 }

@@ -12,6 +12,11 @@ GDN = (
     (16, 128, 48, 128, 5120), (16, 128, 32, 128, 2048), (2, 130, 6, 66, 5120), (2, 33, 6, 35, 2048),
     (2, 33, 6, 35, 5120), (1, 10, 5, 9, 3344), (1, 700, 7, 100, 2048),
 )  # fmt: skip
+# Query features, key features, K: two models, then each pair of splits.
+QGKV = (
+    (6144, 1024, 5120), (4096, 504, 2048), (530, 700, 5120), (530, 600, 2048), (40, 50, 2048), (40, 600, 2048),
+    (530, 50, 5120), (40, 600, 5120), (40, 50, 5120), (530, 600, 4096), (40, 50, 80),
+)  # fmt: skip
 DUAL = ((17408, 5120), (512, 2048), (9010, 2048), (500, 5120), (1030, 5120), (77, 1040))
 
 
@@ -50,6 +55,26 @@ def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(kernels, features, 
         fused = kernels.kernel("w4a16_gemv", f"w4a16_gemv_dual_silu{tier}")
         fused(x=gate.x[:rows], w_gate=w_gate, w_up=w_up, out=out)
         assert bool((out.view(cupy.uint16) == cupy.concatenate(expected[:rows])).all())
+
+
+@pytest.mark.parametrize(("queries", "keys", "depth"), QGKV)
+def test_query_gate_key_and_value_in_one_launch_have_the_bits_of_two(kernels, queries, keys, depth):
+    import cupy
+    from kernel_muster.bench.data import make_dense_data
+
+    data = [make_dense_data(features, depth, 3, seed) for seed, features in enumerate((2 * queries, keys, keys + 16))]
+    x = data[0].x
+    for rows, tier in ((1, ""), (2, "_batch2"), (3, "_batch3")):
+        fused, qg, dual = (kernels.kernel("w4a16_gemv", f"w4a16_gemv_{form}{tier}") for form in ("qgkv", "qg", "dual"))
+        w, w_a, w_b = (fused.prepare_weight(one.weight) for one in data)
+        one, other = ([poisoned(cupy, x, (rows, n)) for n in (queries, queries, keys, keys + 16)] for _ in range(2))
+        fused(
+            x=x[:rows], w=w, w_a=w_a, w_b=w_b, head_dim=queries // 2, out_q=one[0], out_gate=one[1], out_a=one[2],
+            out_b=one[3],
+        )  # fmt: skip
+        qg(x=x[:rows], w=w, head_dim=queries // 2, out_q=other[0], out_gate=other[1])
+        dual(x=x[:rows], w_a=w_a, w_b=w_b, out_a=other[2], out_b=other[3])
+        assert all(same(*pair) for pair in zip(one, other, strict=True))
 
 
 class GdnInputs:

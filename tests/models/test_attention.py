@@ -90,10 +90,8 @@ def test_gemv_arms_are_bit_identical_to_one_row_at_a_time(make_context: Make, ex
 
 
 @pytest.mark.parametrize(("rows", "arm", "launches"), [
-    (1, "single", {"qg1": 1, "dual1": 1}), (3, "fused", {"qg3": 1, "dual3": 1}),
-    (8, "tiled", {"qg3": 2, "dual3": 2, "qg2": 1, "dual2": 1}),
-    (4, "tiled", {"qg3": 1, "dual3": 1, "qg1": 1, "dual1": 1}),
-    (4, "per_seq", {"qg1": 4, "dual1": 4}), (4, "tiers", {}), (4, "wide", {}),
+    (1, "single", {"qgkv1": 1}), (3, "fused", {"qgkv3": 1}), (8, "tiled", {"qgkv3": 2, "qgkv2": 1}),
+    (4, "tiled", {"qgkv3": 1, "qgkv1": 1}), (4, "per_seq", {"qgkv1": 4}), (4, "tiers", {}), (4, "wide", {}),
 ])  # fmt: skip
 def test_qkv_tiles_go_through_the_fused_launches(
     make_context: Make, exact: Any, rows: int, arm: Any, launches: dict[str, int]
@@ -103,6 +101,14 @@ def test_qkv_tiles_go_through_the_fused_launches(
     assert layer.used == {arm: 1, **launches}
     alone = {"tiers": {"gemv4": 1}, "wide": {"t": 1}}.get(arm, {})
     assert layer.linears.q.used == layer.linears.v.used == alone
+
+
+def test_qkv_without_the_launch_for_all_has_the_same_bits_from_two(make_context: Make, exact: Any) -> None:
+    without = tuple(f"w4a16_gemv::w4a16_gemv_qgkv{tier}" for tier in ("", "_batch2", "_batch3"))
+    layer, apart = attention(make_context()), attention(make_context(without=without))
+    x = exact.rows(8, H)
+    assert joined(apart.qkv(x, "decode", "tiled")).tobytes() == joined(layer.qkv(x, "decode", "tiled")).tobytes()
+    assert apart.used == {"tiled": 1, "qg3": 2, "dual3": 2, "qg2": 1, "dual2": 1}
 
 
 def test_tiled_output_reads_the_weight_once_a_tile(make_context: Make, exact: Any) -> None:

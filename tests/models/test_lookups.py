@@ -17,6 +17,7 @@ DENSE = {"r gemv::dense_gemv_bf16", "o gemv::dense_gemv_bf16_batchm", "r gemm::d
 EXACT = {f"r w4a16_gemv::w4a16_gemv{tier}" for tier in ("", "_batch2", "_batch3")}
 BATCH = {f"o w4a16_gemv::w4a16_gemv_batch{rows}" for rows in (4, 5, 6, 7, 8, 16)}
 DUAL = {f"r w4a16_gemv::w4a16_gemv_dual{tier}" for tier in ("", "_batch2", "_batch3")}
+QGKV = {f"o w4a16_gemv::w4a16_gemv_qgkv{tier}" for tier in ("", "_batch2", "_batch3")}
 DUAL_SILU = {f"o w4a16_gemv::w4a16_gemv_dual_silu{tier}" for tier in ("", "_batch2", "_batch3", "_batch8")}
 QG = {f"r w4a16_gemv::w4a16_gemv_qg{tier}" for tier in ("", "_batch2", "_batch3")}
 T_CHAIN = "o w4a16::w4a16_gemm_t_p3 > w4a16::w4a16_gemm_t"
@@ -36,7 +37,7 @@ PAGED = {
 MIXER = NORMS | DENSE | PAGED | {"r residual_add::bf16_residual_add"}
 GATED_DECODE = {"o paged_decode::paged_decode_attn_gated", "o paged_decode::paged_decode_attn_fresh"}
 TOGETHER = {"o rope::qk_norm_rope_append", *GATED_DECODE}
-TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | TILES | GATE | SPLIT | ROPE | TOGETHER | {FP4}
+TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | QGKV | TILES | GATE | SPLIT | ROPE | TOGETHER | {FP4}
 ATTENTION = TEXT_ATTENTION | MROPE
 RULE = {
     "r causal_conv1d::causal_conv1d_update",
@@ -210,7 +211,7 @@ def test_ungated_attention_asks_for_no_gate(make_session: Make, asked: Any) -> N
     attention = manifest("qwen3.6-27b").model.attention.model_copy(update={"gated": False})
     kernels = Lookups(make_session())
     build_model(manifest("qwen3.6-27b", attention=attention), kernels)
-    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - GATE - SPLIT - GATED_DECODE
+    assert of_layer(asked(kernels), "layers.3.attn") == ATTENTION - QG - QGKV - GATE - SPLIT - GATED_DECODE
 
 
 def test_sigmoid_router_asks_for_the_sigmoid_too_and_no_shared_expert_for_none(make_session: Make, asked: Any) -> None:

@@ -103,7 +103,7 @@ def test_tile_of_one_row_calls_the_kernels_of_one_row(make_context: Make, exact:
     layer.used.clear()
     layer.qkv(exact.rows(1, H), "decode")
     alone = {name: count for name, count in layer.used.items() if name != "single"}
-    assert alone == {"qg1": 1, "dual1": 1}
+    assert alone == {"qgkv1": 1}
     assert {name: tiled[name] for name in alone} == alone
 
 

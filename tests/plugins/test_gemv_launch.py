@@ -1,5 +1,7 @@
 """What the GEMV's launcher decides: the split of K, how many tiles a warp takes, and the grid that follows."""
 
+import itertools
+
 import numpy as np
 import pytest
 from kernel_muster.plugins import w4a16_gemv
@@ -23,7 +25,7 @@ class Entries(dict):
 
 
 def plan(backend, name, **dims):
-    """Plan a launch; of a weight the launcher needs no more than its shape and where it lies."""
+    """Plan a launch, or several; of a weight the launcher needs no more than its shape and where it lies."""
     signature = CONTRACTS[name].signature
     given = {}
     for param in signature.params:
@@ -34,7 +36,8 @@ def plan(backend, name, **dims):
         weight = MmaWeight(np.zeros(16, np.uint8), 1.0, shape)
         given[param.name] = weight if isinstance(param, WeightParam) else np.zeros(shape, numpy_dtype(param.dtype))
     made = backend.plan(signature.bind("test", (), given), Entries())
-    return (made[0].entry, made[0].grid) if made else None
+    found = [(one.entry, one.grid) for one in made]
+    return found if len(found) > 1 else found[0] if found else None
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,34 @@ def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(form, b
 
 
 @pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((6144, 1024, 1024, 5120), ("gemv_qgkv_k5120_pair_m8", (384 + 64, 1, 1))),
+     ((1024, 1024, 1024, 5120), ("gemv_qgkv_k5120_m8", (128 + 128, 1, 1))),
+     ((4096, 512, 512, 2048), ("gemv_qgkv_k2048_and_few_m8", (256 + 64, 1, 1))),
+     ((4096, 1024, 1024, 2048), ("gemv_qgkv_k2048_m8", (512 + 128, 1, 1))),
+     ((8, 512, 512, 2048), ("gemv_qgkv_k2048_few_m8", (1 + 64, 1, 1))),
+     ((4096, 512, 512, 4096), ("gemv_qgkv_any_m8", (512 + 64, 1, 1))),
+     ((6144, 512, 512, 5120), [("gemv_qg_k5120_pair_m8", (384, 1, 1)), ("gemv_dual_k5120_few_m8", (128, 1, 1))]),
+     ((8, 1024, 1024, 5120), [("gemv_qg_k5120_few_m8", (2, 1, 1)), ("gemv_dual_k5120_m8", (128, 1, 1))]),
+     ((8, 17, 16, 5120), [("gemv_qg_k5120_few_m8", (2, 1, 1)), ("gemv_dual_k5120_few_m8", (6, 1, 1))]),
+     ((8, 1024, 1024, 2048), [("gemv_qg_k2048_few_m8", (1, 1, 1)), ("gemv_dual_k2048_m8", (128, 1, 1))])],
+)  # fmt: skip
+def test_query_key_and_value_share_a_launch_where_a_block_suits_both_splits(sizes, expected):
+    dims = dict(zip(("Q", "A", "B", "K"), sizes, strict=True))
+    assert plan(launch.QGKV, "w4a16_gemv_qgkv", M=1, head_dim=8, **dims) == expected
+
+
+def test_every_launch_of_query_key_and_value_has_an_entry_point():
+    names = {entry.name for entry in launch.QGKV.request(parse_arch("sm_90a")).entries}
+    chosen = set()
+    for q, kv, depth in itertools.product((8, 1024, 6144, 20000), (16, 1024, 20000), (16, 2048, 4096, 5120)):
+        made = plan(launch.QGKV, "w4a16_gemv_qgkv", M=1, head_dim=8, Q=q, A=kv, B=kv, K=depth)
+        chosen |= {entry for entry, _ in (made if isinstance(made, list) else [made])}
+    assert chosen <= names
+    assert names - chosen <= {"gemv_qg_k5120_m8", "gemv_dual_k5120_pair_m8"}  # of other sizes
+
+
+@pytest.mark.parametrize(
     ("features", "depth", "expected"),
     [(17408, 5120, ("k5120", 1088)), (513, 5120, ("k5120", 33)), (512, 5120, ("k5120_few", 64)),
      (512, 2048, ("k2048_few", 32)), (513, 2048, ("k2048", 33)), (512, 4096, ("any", 32)), (33, 80, ("any", 3))],
@@ -117,7 +148,7 @@ def test_gates_have_whole_clusters_of_blocks_ahead_of_the_tiles(heads, depth, ex
     assert made == (f"gemv_gdn_in_{split}_m8", (blocks, 1, 1))
 
 
-@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16, launch.DUAL_SILU, launch.GDN_IN])
+@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16, launch.DUAL_SILU, launch.GDN_IN, launch.QGKV])
 def test_registers_hold_what_a_warp_works_on(backend):
     built = Builder().build(backend.request(parse_arch("sm_90a")))
     spilt = {name: entry.spill_store_bytes for name, entry in built.entries.items() if entry.spill_store_bytes}
