@@ -170,14 +170,14 @@ def _plan_qgkv(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
         form, _ = shape_of(sum(rows), depth, 8)
     share = 2 if form == "k5120_pair" else 1
     weights = [bound.arguments[name] for name in ("w", "w_a", "w_b")]
-    outputs = [bound.views[name] for name in ("out_q", "out_gate", "out_a", "out_b")]
-    arguments = [*(view_of(weight.data) for weight in weights), x, *outputs]
-    arguments += [*(weight.global_scale_decode for weight in weights), stride]
-    arguments += [dims[name] for name in ("M", "Q", "A", "B", "K", "head_dim")]
+    tensors = (*(view_of(weight.data) for weight in weights), x)
+    outputs = (*(bound.views[name] for name in ("out_q", "out_gate", "out_a", "out_b")),)
+    scales = (*(weight.global_scale_decode for weight in weights), stride)
+    sizes = (*(dims[name] for name in ("M", "Q", "A", "B", "K", "head_dim")),)
     # Two tiles of query and gate share a block of k2048_and_few.
     shares = (2 if form == "k2048_and_few" else share, share, share)
     blocks = sum(_tiles(features, each) for features, each in zip(rows, shares, strict=True))
-    return LaunchPlan(f"gemv_qgkv_{form}_m8", (blocks, 1, 1), tuple(arguments))
+    return LaunchPlan(f"gemv_qgkv_{form}_m8", (blocks, 1, 1), (*tensors, *outputs, *scales, *sizes))
 
 
 def _plan_dual_silu(bound: Bound, entries: Entries) -> LaunchPlan:
