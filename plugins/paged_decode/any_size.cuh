@@ -17,7 +17,7 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
         __syncthreads();
         if (threadIdx.x < count) {
             const int token = first + threadIdx.x;
-            places[threadIdx.x] = cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad);
+            places[threadIdx.x] = max(cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad), 0);
         }
         __syncthreads();
         for (int i = warp; i < count; i += ANY_THREADS / 32) {

@@ -5,6 +5,7 @@
 
 constexpr int HEADS = 8, TILE = 16, CHUNK = 64, WARPS = 4, THREADS = WARPS * 32;
 constexpr int TOKENS = WARPS * TILE;  // of a step
+constexpr int NOWHERE = -1;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
@@ -24,6 +25,13 @@ __device__ __forceinline__ void load_words(Words<2>& v, const __nv_bfloat16* p) 
 __device__ __forceinline__ void load_words(Words<1>& v, const __nv_bfloat16* p) {
     asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.at[0]) : "l"(p));
 }
+// Loads what exists, and leaves v as it is otherwise.
+__device__ __forceinline__ void load_words_if(bool exists, Words<4>& v, const __nv_bfloat16* p) {
+    asm volatile(
+        "{\n.reg .pred exists;\nsetp.ne.u32 exists, %5, 0;\n"
+        "@exists ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+        : "+r"(v.at[0]), "+r"(v.at[1]), "+r"(v.at[2]), "+r"(v.at[3]) : "l"(p), "r"((u32)exists));
+}
 
 __device__ __forceinline__ int load_entry(const int* p) {
     int v;
@@ -42,11 +50,11 @@ struct Cache {
         const bool is_power = (page_size & (page_size - 1)) == 0;
         return is_power ? token >> (31 - __clz(page_size)) : token / page_size;
     }
-    // Where a token stands that has this page; 0, and is_bad, for a page that is not there.
+    // Where a token stands that has this page; NOWHERE, and is_bad, for a page that is not there.
     __device__ __forceinline__ int place(int page, int token, bool& is_bad) const {
         const bool is_there = (u32)page < (u32)pages;
         is_bad |= !is_there;
-        return is_there ? page * page_size + token - page_of(token) * page_size : 0;
+        return is_there ? page * page_size + token - page_of(token) * page_size : NOWHERE;
     }
 };
 
@@ -66,18 +74,18 @@ __device__ __forceinline__ int checked_length(int length, const Cache& cache, in
     return fits ? length : 0;
 }
 
-// The places of two tokens of a step a lane: lane, and lane + 32. For a token beyond the context it is that of the step's
-// first one, so that what is loaded is a number; its weight will be zero.
+// The places of two tokens of a step a lane: lane, and lane + 32. A token beyond the context stands nowhere: nothing is
+// loaded for it.
 struct Places {
-    int at[2] = {0, 0};
+    int at[2] = {NOWHERE, NOWHERE};
 
     __device__ __forceinline__ Places() {}
     __device__ __forceinline__ Places(const Cache& cache, const Row& row, int first, int lane, bool& is_bad) {
         if (first >= row.length) return;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int wanted = first + 32 * i + lane, token = wanted < row.length ? wanted : first;
-            at[i] = cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad);
+            const int token = first + 32 * i + lane;
+            if (token < row.length) at[i] = cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad);
         }
     }
     // The place of token 16 * tile + offset of the step.
@@ -87,24 +95,22 @@ struct Places {
 };
 
 // What the table says of a block's first step, read before the length of the context is known: the pages of this lane's
-// tokens, and of the first one.
+// tokens.
 struct FirstPages {
-    int own[2] = {-1, -1}, first = -1;
+    int own[2] = {-1, -1};
 
     __device__ __forceinline__ FirstPages(const Cache& cache, const int* table, int entries, int token, int lane) {
         if (entries <= 0 || cache.page_size <= 0) return;
 #pragma unroll
         for (int i = 0; i < 2; ++i) own[i] = load_entry(table + min(cache.page_of(token + 32 * i + lane), entries - 1));
-        first = load_entry(table + min(cache.page_of(token), entries - 1));
     }
     __device__ __forceinline__ Places places(const Cache& cache, const Row& row, int token, int lane, bool& is_bad) const {
         Places found;
-        if (token >= row.length) return found;
+        if (token >= row.length) return found;  // what is no token at all, too
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int wanted = token + 32 * i + lane;
-            const bool is_own = wanted < row.length;
-            found.at[i] = cache.place(is_own ? own[i] : first, is_own ? wanted : token, is_bad);
+            if (wanted < row.length) found.at[i] = cache.place(own[i], wanted, is_bad);
         }
         return found;
     }

@@ -282,7 +282,7 @@ DECODE_FRESH = Contract(
         _fresh("odd_pages", 5, (6, 2, 64), (7, 11), 77, 22),
         _fresh("twelve_heads_a_key", 3, (12, 1, 64), (16, 9), 129, 64),
         _fresh("model_35b", 2, (16, 2, _WIDEST), (16, 45), 705, 64),
-        _fresh("model_27b", 3, (24, 4, _WIDEST), (16, 100), 1601, 64),
+        _fresh("model_27b", 3, (24, 4, _WIDEST), (16, 101), 1601, 64),
         _fresh("many_rows", 40, (24, 4, 64), (16, 40), 640, 64),
         _fresh("no_sequences", 0, (4, 2, 64), (8, 2), 1, 64),
     ),

@@ -24,16 +24,15 @@ struct Fresh {
     static constexpr bool IS_FRESH = true;
     static constexpr int D = C * CHUNK, PIECES = D / 8, HEADS_A_WARP = HEADS / WARPS;
     struct Memory {
-        float cosine[D / 2], sine[D / 2];
         alignas(16) bf16 key[D], value[D];
     };
     Projected row;
-    double turns;  // a position, of pair threadIdx.x
+    double log2_step, turns;  // a position, of this lane's pair
     Raw<8> q_weight, k_weight, q[HEADS_A_WARP], token;
 
     // What no launch writes.
-    __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step)
-        : turns(turns_a_position(threadIdx.x, log2_step, NO_RAMP)) {
+    __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_)
+        : log2_step(log2_step_), turns(turns_a_position(threadIdx.x % warp, log2_step_, NO_RAMP)) {
         const int lane = threadIdx.x % warp;
         if (lane < PIECES) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }
@@ -41,11 +40,11 @@ struct Fresh {
 
     __device__ __forceinline__ void begin(Queries<C>& queries, const Row& of) {
         const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_A_WARP;
+        const bf16 *const key = row.k, *const value = row.v;
         if (lane >= PIECES) return;
 #pragma unroll
         for (int i = 0; i < HEADS_A_WARP; ++i)
             q[i] = load_raw<8>(row.q + (first + i < of.heads ? first + i : 0) * D, lane);
-        const bf16 *const key = row.k, *const value = row.v;
         token = load_raw<8>(threadIdx.x / warp == WARPS - 1 ? key : value, lane);
     }
 
@@ -61,34 +60,38 @@ struct Fresh {
     __device__ __forceinline__ static bf16* element(Queries<C>& queries, int head, int i) {
         return reinterpret_cast<bf16*>(&queries[i / CHUNK][i / (CHUNK / 2) % 2][4 * head + i / 8 % 4]) + i % 8;
     }
+    __device__ __forceinline__ static void turn(bf16* low, bf16* high, float cosine, float sine) {
+        const float x = __bfloat162float(*low), y = __bfloat162float(*high);
+        *low = __float2bfloat16_rn(turned_low(x, y, cosine, sine));
+        *high = __float2bfloat16_rn(turned_high(x, y, cosine, sine));
+    }
 
     __device__ __forceinline__ void end(Queries<C>& queries, Memory& memory, const Row& of, bool is_owner) {
-        const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp;
+        const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_A_WARP;
         const bool has_piece = lane < PIECES, makes_token = is_owner && has_token();
-        if ((int)threadIdx.x < row.half)
-            cosine_and_sine(row.position, turns, NO_RAMP.scale, memory.cosine[threadIdx.x], memory.sine[threadIdx.x]);
+        const bool makes_key = makes_token && of_block == WARPS - 1;
 #pragma unroll
         for (int i = 0; i < HEADS_A_WARP; ++i) {
-            const int head = of_block * HEADS_A_WARP + i;
             const Raw<8> piece = normalised(q[i], q_weight);
             if (has_piece)
-                *reinterpret_cast<uint4*>(element(queries, head, 8 * lane)) =
-                    head < of.heads ? piece.bits : make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4*>(element(queries, first + i, 8 * lane)) =
+                    first + i < of.heads ? piece.bits : make_uint4(0, 0, 0, 0);
         }
-        if (makes_token && of_block == WARPS - 1) {
+        if (makes_key) {
             const Raw<8> piece = normalised(token, k_weight);
             if (has_piece) store_raw<8>(memory.key, lane, piece);
         }
         if (makes_token && of_block == 0 && has_piece) store_raw<8>(memory.value, lane, token);
-        __syncthreads();
-        const int heads = row.position < 0 ? 0 : HEADS + makes_token;
-        for (int at = threadIdx.x; at < heads * row.half; at += THREADS) {
-            const int head = at / row.half, i = at - head * row.half;
-            bf16* const low = head < HEADS ? element(queries, head, i) : memory.key + i;
-            bf16* const high = head < HEADS ? element(queries, head, i + row.half) : memory.key + i + row.half;
-            const float x = __bfloat162float(*low), y = __bfloat162float(*high);
-            *low = __float2bfloat16_rn(turned_low(x, y, memory.cosine[i], memory.sine[i]));
-            *high = __float2bfloat16_rn(turned_high(x, y, memory.cosine[i], memory.sine[i]));
+        __syncwarp();
+        // Each warp makes the angles for itself: a barrier would cost more.
+        for (int i = lane; i < row.half && row.position >= 0; i += warp) {
+            float cosine, sine;
+            const double own = i == lane ? turns : turns_a_position(i, log2_step, NO_RAMP);
+            cosine_and_sine(row.position, own, NO_RAMP.scale, cosine, sine);
+#pragma unroll
+            for (int h = 0; h < HEADS_A_WARP; ++h)
+                turn(element(queries, first + h, i), element(queries, first + h, i + row.half), cosine, sine);
+            if (makes_key) turn(memory.key + i, memory.key + i + row.half, cosine, sine);
         }
         __syncthreads();
         if (makes_token && (int)threadIdx.x < 2 * PIECES) {

@@ -43,6 +43,14 @@ __device__ __forceinline__ void push(u32 address, float4 v) {
 #endif
 }
 
+// Adds to a counter of the device, and returns what it was. What this block wrote before, up to its last barrier, is there
+// for whoever sees the sum; and so is here what others wrote before they added.
+__device__ __forceinline__ int add_after_all(int* p, int value) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+    return before;
+}
+
 // --- device functions ---
 
 // -infinity: the score of what is not there.
@@ -193,14 +201,12 @@ struct Slice {
 // Whether this block, which has written ``added`` of ``all`` slices, is the last one to have done so.
 __device__ __forceinline__ bool is_last(int* count, int added, int all) {
     __shared__ int before;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        before = atomicAdd(count, added);
+        before = add_after_all(count, added);
         if (before + added == all) *count = 0;
     }
     __syncthreads();
-    __threadfence();
     return before + added == all;
 }
 
@@ -208,8 +214,8 @@ __device__ __forceinline__ bool is_last(int* count, int added, int all) {
 template <int C, bool SPREAD>
 struct Incoming {
     static constexpr int SENDERS = SPREAD ? RANKS : 1, COLUMNS = C * CHUNK / RANKS;
-    alignas(16) float2 columns[SENDERS][HEADS][COLUMNS / 2];
-    Stats of_rank[SENDERS][HEADS];
+    alignas(16) float2 columns[SENDERS][SPREAD ? HEADS : 1][SPREAD ? COLUMNS / 2 : 1];
+    Stats of_rank[SENDERS][SPREAD ? HEADS : 1];
 };
 
 // Pushes the rank that combines them this lane's columns of a piece, and every rank the statistics.
