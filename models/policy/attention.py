@@ -91,10 +91,16 @@ PrefillArm = Literal["rows", "mma"]
 PREFILL_ARMS: tuple[PrefillArm, ...] = get_args(PrefillArm)
 #: The head sizes that tiles of rows are compiled for.
 MMA_HEAD_DIMS = (128, 256)
+# One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
 PREFILL_MMA_ROWS = Threshold(
     "least rows of a prefill whose attention takes tiles of rows",
-    16,
-    Evidence(H200, "row by row 5 to 18 times slower than torch SDPA from 512 rows up", "fewer rows"),
+    65,
+    Evidence(
+        H200,
+        "us tiles/rows, heads 16/2 of 256, behind 0, 2048, 8192 tokens: 32 rows 5.6/4.6, 60.2/39.3, 214.6/114.7; "
+        "64 rows 5.7/5.1, 59.8/65.6, 215.3/220.6; 128 rows 9.1/9.6, 61.5/110.8, 215.4/379.8",
+        "heads of 128",
+    ),
 )
 
 

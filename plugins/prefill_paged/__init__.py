@@ -1,7 +1,8 @@
 """Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``.
 
-A row has the bits of decode, or, in tiles of rows, bits of its own: those that it has in any launch, whatever the other
-rows and sequences, and wherever its prompt was cut.
+``prefill_paged_attn`` gives a row the bits of decode. ``prefill_paged_attn_mma`` takes tiles of rows, by mma.sync or by
+wgmma, and rounds weights to BF16: a row has bits of its own, on a device those that it has in any launch, whatever the
+other rows and sequences are, and wherever its prompt was cut (as long as all numbers are finite).
 """
 
 from collections.abc import Iterable
@@ -35,3 +36,4 @@ def muster_kernels() -> Iterable[KernelSpec]:
     mma = "prefill_paged::prefill_paged_attn_mma"
     yield _host_spec(mma, PREFILL_MMA, prefill_paged_attn)
     yield KernelSpec(key=mma, contract=PREFILL_MMA.name, archs=("sm_80+",), backend=launch.PREFILL_MMA)
+    yield KernelSpec(key=mma, contract=PREFILL_MMA.name, archs=("sm_90a",), backend=launch.PREFILL_HOPPER)

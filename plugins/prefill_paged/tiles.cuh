@@ -17,11 +17,12 @@
 #pragma once
 #include "prompts.cuh"
 
-// Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D].
+// Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D], and the first token without a page.
 template <int D_>
 struct Shape {
     static constexpr int D = D_, ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32, PIECES = D / 8, ROW_BYTES = 2 * D;
-    static constexpr int K = ROWS * ROW_BYTES, V = K + TOKENS * ROW_BYTES, SHARED_BYTES = V + TOKENS * ROW_BYTES;
+    static constexpr int K = ROWS * ROW_BYTES, V = K + TOKENS * ROW_BYTES, BAD = V + TOKENS * ROW_BYTES;
+    static constexpr int SHARED_BYTES = BAD + 16;
     static_assert(ROWS == 16 * WARPS && D % 64 == 0);
 
     // Where 16 bytes of a row lie: twisted so that the eight rows that an ldmatrix reads lie in different banks.
@@ -92,14 +93,14 @@ __device__ __forceinline__ void add(float (&o)[T::D / 2], const float (&weights)
 template <class T>
 __device__ __forceinline__ void attend(const Prompts& given) {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ int first_bad;
+    int& first_bad = *reinterpret_cast<int*>(memory + T::BAD);
     const Block<T> block(given);
     if (block.is_empty()) return;  // the whole block
 
     // Stage 1: queries, and the first tile of k.
     const u32 shared = (u32)__cvta_generic_to_shared(memory), k = shared + T::K, v = shared + T::V;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
-    const int room = block.room(), longest = min(block.length(T::ROWS - 1), room), tiles = (longest + T::TOKENS - 1) / T::TOKENS;
+    const int room = block.room(), longest = min(block.length(T::ROWS - 1), room);
     if (threadIdx.x == 0) first_bad = room;
     const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
@@ -115,7 +116,7 @@ __device__ __forceinline__ void attend(const Prompts& given) {
 
     // Stage 2: tile after tile.
 #pragma unroll 1
-    for (int first = 0; first < tiles * T::TOKENS; first += T::TOKENS) {
+    for (int first = 0; first < longest; first += T::TOKENS) {
         wait_for_copies();
         __syncthreads();  // the tile of k is there; that of v before it has been read
         fetch<T, T::TOKENS>(v, v_head, places, warp, lane);

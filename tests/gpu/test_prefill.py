@@ -1,12 +1,14 @@
 """Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch."""
 
 from itertools import pairwise
+from types import ModuleType
 
 import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
+from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.plugins.prefill_paged import launch
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +23,18 @@ NEAR = 2.0**-8
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
+    """Return the registry, and in it the tiles by mma.sync as a kernel of their own, which no architecture replaces."""
+    spec = km.KernelSpec(key="acme::mma", contract=MMA, archs=("sm_80+",), backend=launch.PREFILL_MMA)
+    module = ModuleType("acme")
+    module.muster_kernels = km.hookimpl(lambda: [spec], specname="muster_kernels")
+    levers = {"MUSTER_CACHE_DIR": str(tmp_path_factory.mktemp("cache") / "cubins")}
+    return km.open_registry("cuda", levers=levers, local_plugins={"acme": module})
+
+
+@pytest.fixture(params=[("prefill_paged", MMA), ("acme", "mma")], ids=["chosen", "mma_sync"])
+def tiles(request, kernels):
+    """Return the kernel that this device gets, then the one that any device may get."""
+    return kernels.kernel(*request.param)
 
 
 class Prompts:
@@ -50,7 +62,7 @@ class Prompts:
         start = sum(self.counts[:sequence])
         return slice(start, start + self.counts[sequence])
 
-    def attend(self, kernels, key=MMA, **changes):
+    def attend(self, kernel, **changes):
         """Return rows ``[M, Hq, D]`` as numbers; ``changes`` replace arguments."""
         given = {
             "q": self.q, "k_cache": self.k, "v_cache": self.v, "block_table": self.table,
@@ -58,7 +70,7 @@ class Prompts:
         }  # fmt: skip
         memory, out = device_memory(0), np.full(given["q"].shape, np.nan, BF16)
         arrays = {name: memory.to(value) for name, value in {**given, "out": out}.items()}
-        kernels.kernel("prefill_paged", key)(**arrays, scale=self.head_dim**-0.5)
+        kernel(**arrays, scale=self.head_dim**-0.5)
         memory.wait()
         return memory.back(arrays["out"])
 
@@ -69,19 +81,19 @@ def relative(found, expected):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_tiles_are_as_near_the_rows_as_rounded_weights_let_them_be(kernels, heads):
+def test_tiles_are_as_near_the_rows_as_rounded_weights_let_them_be(kernels, tiles, heads):
     prompts = Prompts(heads, [(200, 0), (37, 1003), (1, 700), (90, 64)])
-    tiles, rows = prompts.attend(kernels), prompts.attend(kernels, ROWS)
+    found, rows = prompts.attend(tiles), prompts.attend(kernels.kernel("prefill_paged", ROWS))
     for sequence in range(4):
         own = prompts.rows_of(sequence)
-        assert relative(tiles[own], rows[own]) <= NEAR
-    assert np.isfinite(tiles.astype(np.float32)).all()
+        assert relative(found[own], rows[own]) <= NEAR
+    assert np.isfinite(found.astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_row_has_its_bits_alone_among_others_and_wherever_the_prompt_is_cut(kernels, heads):
+def test_row_has_its_bits_alone_among_others_and_wherever_the_prompt_is_cut(tiles, heads):
     prompts = Prompts(heads, [(77, 0), (5, 130), (64, 51), (1, 0)])
-    together = prompts.attend(kernels)
+    together = prompts.attend(tiles)
     for sequence in range(4):
         own, table = prompts.rows_of(sequence), prompts.table[sequence : sequence + 1]
         length = prompts.lengths[sequence : sequence + 1]
@@ -92,33 +104,40 @@ def test_row_has_its_bits_alone_among_others_and_wherever_the_prompt_is_cut(kern
             ends = np.array([0, stop - start], np.int32)
             q = prompts.q[own.start + start : own.start + stop]
             parts.append(
-                prompts.attend(kernels, q=q, block_table=table, cu_rows=ends, context_lens=length - (rows - stop))
+                prompts.attend(tiles, q=q, block_table=table, cu_rows=ends, context_lens=length - (rows - stop))
             )
         assert np.concatenate(parts).tobytes() == together[own].tobytes()
 
 
-def test_rows_that_see_a_page_that_is_not_there_are_zeros(kernels):
+def test_rows_that_see_a_page_that_is_not_there_are_zeros(tiles):
     prompts = Prompts((16, 2, 256), [(100, 30), (40, 0)])
-    whole = prompts.attend(kernels)
+    whole = prompts.attend(tiles)
     for wrong in (-1, len(prompts.k), 2**31 - 1):
         table = prompts.table.copy()
         table[0, 5] = wrong
-        found = prompts.attend(kernels, block_table=table)
+        found = prompts.attend(tiles, block_table=table)
         seeing = 5 * PAGE - 30  # the first row whose own token is in that page
         assert not found[seeing:100].astype(np.float32).any()
         assert found[:seeing].tobytes() == whole[:seeing].tobytes()
         assert found[100:].tobytes() == whole[100:].tobytes()
 
 
-def test_rows_without_a_context_are_zeros(kernels):
+def test_rows_without_a_context_are_zeros(tiles):
     prompts = Prompts((24, 4, 256), [(50, 20), (40, 0)])
-    whole = prompts.attend(kernels)
+    whole = prompts.attend(tiles)
     for wrong in (49, 0, -5, prompts.table.shape[1] * PAGE + 50, 2**31 - 1):  # shorter than the rows, beyond the pages
-        found = prompts.attend(kernels, context_lens=np.array([wrong, 40], np.int32))
+        found = prompts.attend(tiles, context_lens=np.array([wrong, 40], np.int32))
         assert not found[:50].astype(np.float32).any()
         assert found[50:].tobytes() == whole[50:].tobytes()
 
 
-def test_rows_of_a_head_size_without_tiles_are_refused(kernels):
+def test_rows_of_a_head_size_without_tiles_are_refused(tiles):
     with pytest.raises(km.ContractError, match="head_dim is 64, expected 128 or 256"):
-        Prompts((4, 2, 64), [(3, 0)]).attend(kernels)
+        Prompts((4, 2, 64), [(3, 0)]).attend(tiles)
+
+
+def test_tiles_by_mma_sync_keep_their_contract_where_others_are_chosen(kernels):
+    handle = kernels.kernel("acme", "mma")
+    results = list(prove(handle, device_memory(0), lambda key: None))
+    assert [f"{finding.code}: {finding.why}" for result in results for finding in result.findings] == []
+    assert len(results) == len(handle.contract.cases)

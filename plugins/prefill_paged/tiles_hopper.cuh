@@ -1,0 +1,198 @@
+// The tiles of tiles.cuh by wgmma, for sm_90a: the same walk, with the same promise about the bits of a row (they are others
+// than those of tiles.cuh), a block being one warpgroup.
+//
+//   scores    A = q, B = k, both in shared memory               wgmma m64n64k16
+//   result    A = weights in registers, B = v, read transposed  wgmma m64nDk16
+//
+// The weights of one tile are multiplied while the scores of the next become weights. With two stages a tile of k and the
+// one of v before it load while those before them are multiplied; with one, each as soon as its place is free.
+//
+// Tried on an H200 (heads 16/2 of 256; 2048 rows, 8192 rows, 2048 after 8192; us): this 78, 1027, 581. Two warpgroups a
+// block, with two stages: 82, 1117, 602; one stage: 88, 1112, 651. These in turns by named barriers: 84, 1132, 607. Weights
+// multiplied before the next scores: 86, 1208, 654. By mma.sync (tiles.cuh): 127, 1838, 1025.
+//
+// In shared memory rows are cut into panels of 64 values (128 bytes), one after the other, each [rows][64] and swizzled in
+// 128 bytes. Copies are cp.async, as pages have any size; a fence hands them over to wgmma.
+#pragma once
+#include "hopper.cuh"
+#include "prompts.cuh"
+
+// Sizes of a block, and its shared memory: q; of each stage k, of each stage v; and the first token without a page.
+template <int D_, int STAGES_>
+struct HopperShape {
+    static constexpr int D = D_, ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
+    static constexpr int PIECES = D / 8, STAGES = STAGES_, PANEL_ROW_BYTES = 128, TILE_BYTES = TOKENS * 2 * D;
+    static constexpr int K = ROWS * 2 * D, V = K + STAGES * TILE_BYTES, BAD = V + STAGES * TILE_BYTES, SHARED_BYTES = BAD + 16;
+    static_assert(D % 64 == 0 && (STAGES == 1 || STAGES == 2));
+
+    // Where 16 bytes of a row lie in a tile of COUNT rows.
+    template <int COUNT>
+    static __device__ __forceinline__ u32 piece_at(int row, int piece) {
+        return (piece >> 3) * COUNT * PANEL_ROW_BYTES + row * PANEL_ROW_BYTES + (((piece & 7) ^ (row & 7)) << 4);
+    }
+};
+
+// --- instruction wrappers (PTX ISA 8.0) ---
+
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// v as B operand: rows are tokens, so that what is contiguous is N. 8 tokens are 1024 bytes, 64 columns a panel.
+__device__ __forceinline__ u64 transposed_operand(u32 address, u32 panel_bytes) {
+    constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (1024ull >> 4) << 32;
+    return SWIZZLE_128B | EIGHT_ROWS | (u64)(panel_bytes >> 4) << 16 | (address >> 4);
+}
+
+__device__ __forceinline__ void wgmma_scores(float (&d)[32], u64 a, u64 b, u32 accumulate) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" D0 ", " D1 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+                 : R32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ __forceinline__ void wgmma_result(float (&d)[64], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" D0 ", " D1 ", " D2 ", " D3
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : R64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma_result(float (&d)[128], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5
+                 ", " D6 ", " D7 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+                 : R64(d, 0), R64(d, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// --- device functions ---
+
+// Keep the compiler from using registers of a wgmma for something else, or too early, before the wait for it.
+template <int COUNT>
+__device__ __forceinline__ void settle(float (&values)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void settle(u32 (&values)[COUNT][4]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
+}
+
+// s = q k^T, and o += weights v, as one group of wgmma each.
+template <class T>
+__device__ __forceinline__ void start_scores(float (&s)[T::TOKENS / 2], u32 q, u32 k) {
+    constexpr int Q_PANEL = T::ROWS * T::PANEL_ROW_BYTES, K_PANEL = T::TOKENS * T::PANEL_ROW_BYTES;
+#pragma unroll
+    for (int step = 0; step < T::D / 16; ++step) {
+        const int panel = step / 4, bytes = step % 4 * 32;
+        wgmma_scores(s, operand(q) + ((panel * Q_PANEL + bytes) >> 4), operand(k) + ((panel * K_PANEL + bytes) >> 4), step > 0);
+    }
+    wgmma_commit();
+}
+template <class T>
+__device__ __forceinline__ void start_result(float (&o)[T::D / 2], const u32 (&weights)[T::TOKENS / 16][4], u32 v) {
+    const u64 first = transposed_operand(v, T::TOKENS * T::PANEL_ROW_BYTES);
+#pragma unroll
+    for (int step = 0; step < T::TOKENS / 16; ++step)
+        wgmma_result(o, weights[step], first + (step * 16 * T::PANEL_ROW_BYTES >> 4));
+    wgmma_commit();
+}
+
+template <class T>
+__device__ __forceinline__ void attend_hopper(const Prompts& given) {
+    extern __shared__ __align__(1024) char memory[];
+    int& first_bad = *reinterpret_cast<int*>(memory + T::BAD);
+    const Block<T> block(given);
+    if (block.is_empty()) return;  // the whole block
+
+    // Stage 1: queries, and the first tile of k.
+    const u32 shared = shared_address(memory), k = shared + T::K, v = shared + T::V;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
+    const int room = block.room(), longest = min(block.length(T::ROWS - 1), room), tiles = (longest + T::TOKENS - 1) / T::TOKENS;
+    if (threadIdx.x == 0) first_bad = room;
+    const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
+    const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
+    const Places pairs = block.pair_places(warp, lane);
+    fetch<T, T::ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
+    Pages<T> pages(block, longest);
+    Places places = pages.of_tile(0, warp, lane);
+    fetch<T, T::TOKENS>(k, k_head, places, warp, lane);
+    commit_copies();
+    Places next = pages.of_tile(T::TOKENS, warp, lane);
+    const int length[2] = {block.length(own_pair), block.length(own_pair + 8)}, shortest = block.length(warp * 16);
+    Softmax softmax;
+    u32 weights[T::TOKENS / 16][4] = {};
+    float o[T::D / 2] = {};
+
+    // Stage 2: tile after tile.
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+        const int stage = T::STAGES == 2 ? (tile & 1) * T::TILE_BYTES : 0, other = T::STAGES == 2 ? T::TILE_BYTES - stage : 0;
+        wait_for_copies();
+        fence_copies();
+        __syncthreads();  // this tile of k and the last one of v are there; those before them have been read
+        if (T::STAGES == 2) {
+            fetch<T, T::TOKENS>(v + stage, v_head, places, warp, lane);
+            fetch<T, T::TOKENS>(k + other, k_head, next, warp, lane);
+            commit_copies();
+        }
+        float s[T::TOKENS / 2];
+        wgmma_fence();
+        start_scores<T>(s, shared, k + stage);
+        if (tile > 0) {
+            start_result<T>(o, weights, v + other);
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
+        settle(s);
+        if (T::STAGES == 1) {
+            __syncthreads();  // the tile of k has been read
+            fetch<T, T::TOKENS>(k, k_head, next, warp, lane);
+        }
+        scale_scores(s, given.scale);
+        const int first = tile * T::TOKENS;
+        if (first + T::TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) softmax.weigh(s, i, Softmax::top(s, i));
+        wgmma_wait<0>();
+        settle(o);
+        settle(weights);
+        if (T::STAGES == 1) {
+            __syncthreads();  // the tile of v has been read
+            fetch<T, T::TOKENS>(v, v_head, places, warp, lane);
+            commit_copies();
+        }
+        places = next;
+        next = pages.of_tile(first + 2 * T::TOKENS, warp, lane);
+#pragma unroll
+        for (int step = 0; step < T::TOKENS / 16; ++step) as_operand(weights[step], s, step);
+        if (!__all_sync(ALL_LANES, softmax.keeps_all())) {
+#pragma unroll
+            for (int i = 0; i < T::D / 2; ++i) o[i] = __fmul_rn(o[i], softmax.keep[i >> 1 & 1]);
+        }
+    }
+    wait_for_copies();
+    fence_copies();
+    __syncthreads();
+    if (tiles > 0) {
+        wgmma_fence();
+        start_result<T>(o, weights, v + (T::STAGES == 2 ? (tiles - 1 & 1) * T::TILE_BYTES : 0));
+        wgmma_wait<0>();
+        settle(o);
+    }
+
+    // Stage 3: the results, to where q was, and from there.
+    softmax.finish();
+    if (pages.bad < MOST_TOKENS) atomicMin(&first_bad, pages.bad);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const bool is_zero = first_bad == 0 || length[i] > first_bad;
+        const float share = __fdiv_rn(1.0f, softmax.sum[i]);
+#pragma unroll
+        for (int c = 0; c < T::D / 8; ++c) {
+            const float low = __fmul_rn(o[4 * c + 2 * i], share), high = __fmul_rn(o[4 * c + 2 * i + 1], share);
+            store_shared(shared + T::template piece_at<T::ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
+                         is_zero ? 0 : pair(low, high));
+        }
+    }
+    __syncwarp();  // a warp brings out its own pairs
+    bring_out<T, T::ROWS>(shared, reinterpret_cast<uint4*>(given.out), pairs, warp, lane);
+}
