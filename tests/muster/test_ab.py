@@ -489,9 +489,7 @@ def test_levers_that_choose_the_same_kernels_say_that_nothing_differed(ab: Calla
 LATE = """
 import numpy as np
 import kernel_muster as km
-from kernel_muster.plugins.paged_decode import cpu
-
-FORMS = ("paged_decode_attn", "paged_decode_attn_gated", "paged_decode_attn_fresh")
+from kernel_muster.plugins import paged_decode
 
 
 def late(function):
@@ -507,10 +505,10 @@ def late(function):
 def muster_kernels():
     return [
         km.KernelSpec(
-            key=f"paged_decode::{name}", contract=name, archs=("cpu",),
-            backend=km.PythonKernel(late(getattr(cpu, name))), overrides="kernel-muster",
+            key=spec.key, contract=spec.contract, archs=("cpu",),
+            backend=km.PythonKernel(late(spec.backend.function)), overrides="kernel-muster",
         )
-        for name in FORMS
+        for spec in paged_decode.muster_kernels() if spec.archs == ("cpu",)
     ]
 """
 
