@@ -206,17 +206,25 @@ struct Stored {
 };
 
 template <int C>
-__device__ __forceinline__ void score(float (&s)[2][2][4], const Queries<C>& q, const Keys<C>& keys, int c, int lane) {
+__device__ __forceinline__ void score(float (&s)[2][C][4], const Queries<C>& q, const Keys<C>& keys, int c, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint4 a = q[c][half][lane];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const Words<4>& k = keys.at[c][h][half];
-            mma_16x8x16(s[h][c & 1], a.x, 0, a.y, 0, k.at[0], k.at[1]);
-            mma_16x8x16(s[h][c & 1], a.z, 0, a.w, 0, k.at[2], k.at[3]);
+            mma_16x8x16(s[h][c], a.x, 0, a.y, 0, k.at[0], k.at[1]);
+            mma_16x8x16(s[h][c], a.z, 0, a.w, 0, k.at[2], k.at[3]);
         }
     }
+}
+
+template <int C>
+__device__ __forceinline__ float sum_of(const float (&parts)[C][4], int i) {
+    float sum = parts[0][i];
+    if constexpr (C > 1) sum = __fadd_rn(sum, parts[1][i]);
+    if constexpr (C > 2) sum = __fadd_rn(sum, __fadd_rn(parts[2][i], parts[3][i]));
+    return sum;
 }
 
 // Where a block is in the context: at the step from ``token`` on, in ``piece``. A block of a cluster has one piece.
@@ -325,7 +333,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
 
             // The warp's own tile: scores, and weights as if there were no others.
             const KeyPointers from(k, stride, places, warp, g);
-            float parts[2][2][4] = {};
+            float parts[2][C][4] = {};  // each 64 d a sum of their own: products that wait for each other take long
 #pragma unroll
             for (int c = 0; c < C; ++c) {
                 score<C>(parts, shared.q, keys, c, lane);
@@ -337,8 +345,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int h = i >> 1, at_token = token + 8 * h + 2 * t + (i & 1);
-                const float product = __fmul_rn(__fadd_rn(parts[h][0][i & 1], parts[h][1][i & 1]), scale);
-                s[i] = at_token < row.length ? product : no_score();
+                s[i] = at_token < row.length ? __fmul_rn(sum_of<C>(parts[h], i & 1), scale) : no_score();
             }
             float top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
