@@ -59,11 +59,14 @@ struct Piece {
 
 struct Schedule {
     int row_tiles, token_tiles, steps, whole, workers, worker;
+    u32 each, rest;  // stages of the line: of every worker, and left over
 
-    __device__ __forceinline__ int share(int i) const {
-        const int units = max(0, row_tiles * token_tiles - whole * workers) * steps;
-        return (int)((long long)units * i / workers);
+    __device__ __forceinline__ void divide() {
+        const u32 units = max(0, row_tiles * token_tiles - whole * workers) * steps;
+        each = units / workers, rest = units - each * workers;
     }
+    // units * i / workers, without 64 bits.
+    __device__ __forceinline__ int share(int i) const { return each * i + rest * i / workers; }
     // The piece after `done` whole tiles, at `at` of the shared line.
     __device__ __forceinline__ Piece piece(int done, int at, int end) const {
         if (done < whole) return {done * workers + worker, 0, steps};
@@ -324,6 +327,7 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     s.whole = whole;
     s.workers = gridDim.x;
     s.worker = s.workers - 1 - blockIdx.x;
+    s.divide();
     const Ring<F> ring{base};
     if (threadIdx.x == 128) prefetch_map(x);
     if (threadIdx.x < F::STAGES) ring.init(threadIdx.x);
