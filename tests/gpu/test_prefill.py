@@ -1,5 +1,6 @@
 """Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
 
@@ -8,6 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.models.build import build_from_dims
+from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.manifest_dims import model_dims
+from kernel_muster.models.random_weights import RandomWeights
+from kernel_muster.models.reduced import reduced
+from kernel_muster.models.state import StateSizes
 from kernel_muster.plugins.prefill_paged import launch
 
 pytestmark = pytest.mark.gpu
@@ -141,3 +148,22 @@ def test_tiles_by_mma_sync_keep_their_contract_where_others_are_chosen(kernels):
     results = list(prove(handle, device_memory(0), lambda key: None))
     assert [f"{finding.code}: {finding.why}" for result in results for finding in result.findings] == []
     assert len(results) == len(handle.contract.cases)
+
+
+def test_prompt_read_in_tiles_gives_the_logits_of_one_read_row_by_row_within_its_roundings(tmp_path):
+    def first_logits(**levers):
+        given = {"MUSTER_CACHE_DIR": str(tmp_path), **levers}
+        with km.boot("qwen3.6-27b", target="cuda", levers=given, stage="loaded") as boot:
+            dims = reduced(model_dims(boot.manifest))
+            wide = replace(dims, attention=replace(dims.attention, head_dim=128))
+            model = build_from_dims(wide, boot.kernels, RandomWeights(1), 128)
+        with DecodeEngine(model, StateSizes(2, 32, 16), 256) as engine:
+            prompts = [[(7 * at) % 500 for at in range(150)], [3, 1, 4]]
+            found = engine.generate(prompts, 1, keep_logits=True)
+        return [rows[0].astype(np.float64) for rows in found.logits]
+
+    in_tiles, by_rows = first_logits(), first_logits(MUSTER_NO_PREFILL_MMA="1")
+    assert in_tiles[0].tobytes() != by_rows[0].tobytes()
+    # test_decode.py counts the roundings of four layers; tiles have one more in each attention layer.
+    for found, expected in zip(in_tiles, by_rows, strict=True):
+        assert relative(found, expected) <= (12 * 4 + 2 + 1) * 2.0**-8
