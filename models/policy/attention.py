@@ -94,11 +94,12 @@ MMA_HEAD_DIMS = (128, 256)
 # One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
 PREFILL_MMA_ROWS = Threshold(
     "least rows of a prefill whose attention takes tiles of rows",
-    65,
+    33,
     Evidence(
         H200,
-        "us tiles/rows, heads 16/2 of 256, behind 0, 2048, 8192 tokens: 32 rows 5.6/4.6, 60.2/39.3, 214.6/114.7; "
-        "64 rows 5.7/5.1, 59.8/65.6, 215.3/220.6; 128 rows 9.1/9.6, 61.5/110.8, 215.4/379.8",
+        "us tiles/rows behind 0, 2048, 8192 tokens, heads 16/2 of 256: 32 rows 5.2/4.5, 56.9/54.5, 202/181; 64 rows "
+        "5.4/5.3, 57.5/98.2, 207/358; 128 rows 8.5/12.7, 58.8/188, 206/652; heads 24/4: 32 rows 5.2/4.5, 56.6/95.3, "
+        "199/335; 64 rows 6.7/7.5, 56.8/179, 200/634",
         "heads of 128",
     ),
 )
