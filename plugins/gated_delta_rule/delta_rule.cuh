@@ -230,11 +230,9 @@ struct SingleRow {
         v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
 #if __CUDA_ARCH__ >= 900
         guess = peek(slots);
-        if (threadIdx.x % TILE_THREADS == 0) {  // for the tiles of a head together; q and v so that their addresses are known
-            constexpr int SHARE = KEY_DIM * COLUMNS;
-            if (is_inside(guess)) bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
-            bring_into_l2(q), bring_into_l2(v);
-        }
+        constexpr int SHARE = KEY_DIM * COLUMNS;  // the tiles of a head bring it together
+        if (threadIdx.x % TILE_THREADS == 0 && is_inside(guess))
+            bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
 #endif
     }
 

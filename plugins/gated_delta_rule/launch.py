@@ -16,9 +16,9 @@ Entries = Mapping[str, EntryResources]
 # What delta_rule.cuh is written for: that of all models. Other sizes take the simple kernels.
 KEY_DIM, COLUMNS, VALUE_DIM = 128, 32, 128
 _SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
-# From so many heads on half of a head is enough for a block; with fewer, each has a quarter. H200, behind a convolution
-# in us, quarter / half: 64 heads 5.60 / 6.48, 128 8.21 / 8.22, 192 11.42 / 11.22, 512 23.36 / 22.25, 768 32.49 / 30.61.
-_MANY_HEADS = 192
+# From so many heads on a block has half of one; with fewer, a quarter. H200, behind a convolution, us, quarter / half:
+# 64 heads 5.61 / 6.56, 96 7.26 / 8.15, 128 8.16 / 8.15, 192 11.40 / 11.12, 512 23.21 / 22.07, 768 32.42 / 30.67.
+_MANY_HEADS = 128
 _NO_ARRAY = 0  # a null pointer
 
 

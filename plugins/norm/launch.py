@@ -17,8 +17,9 @@ _WARP_WIDEST, _ROWS_A_BLOCK = 1024, 4
 # Up to here a row may have a thread for each vector (rms_norm.cuh: MOST_WARPS); the gated form has none for it.
 _WIDE_WIDEST, _WARP = 8192, 32
 # Up to so many rows a cluster has a row. H200, one behind the other, us, block of 256 / one block / cluster:
-# 1 x 2048 1.00 / 0.97 / 0.95, 1 x 5120 1.22 / 1.32 / 1.05, 16 x 5120 1.40 / 1.43 / 1.50, 512 x 2048 4.19 / 3.58 / 5.62.
-_TEAM_ROWS = 4
+# 1 x 2048 0.98 / 0.97 / 0.93, 16 x 2048 1.12 / 1.14 / 1.03, 512 x 2048 4.16 / 3.65 / 4.88, 1 x 5120 1.22 / 1.39 / 1.04,
+# 8 x 5120 1.37 / 1.45 / 1.12, 16 x 5120 1.56 / 1.65 / 1.56, 512 x 5120 6.60 / 7.24 / 7.04.
+_TEAM_ROWS = 16
 _FORMS = tuple(f"{lanes}_w{width}" for lanes in ("warp", "block") for width in (1, 8))
 _NORM = ("ptr", "ptr", "ptr", "f32", "f32", "i32", "i32")
 _RESIDUAL = ("ptr", "ptr", "ptr", "ptr", "f32", "f32", "i32", "i32")
