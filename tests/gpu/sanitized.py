@@ -1,8 +1,8 @@
 """Prove the small cases of device kernels: what compute-sanitizer runs, under which all cases would take hours.
 
-    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py w4a16_hopper --most-bytes 300000
+    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py 'w4a16_hopper*' --most-bytes 300000
 
-It takes the beginnings of keys. A case counts with the bytes of its arguments. The last line says how many cases ran.
+It takes keys as a shell takes file names. A case counts with the bytes of its arguments. The last line says how many cases ran.
 Exit code 1 where a proof failed, 2 where nothing ran.
 """
 
@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 import sys
 import time
+from fnmatch import fnmatchcase
 
 import kernel_muster as km
 import numpy as np
@@ -20,13 +21,13 @@ from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import MusterError
 
 
-def keys_of(beginnings):
+def keys_of(patterns):
     families = [
         module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg and module.name[0] != "_"
     ]
     modules = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in families]
     keys = {spec.key for module in modules for spec in module.muster_kernels() if is_device_backend(spec.backend)}
-    return sorted(key for key in keys if key.startswith(tuple(beginnings)))
+    return sorted(key for key in keys if any(fnmatchcase(key, pattern) for pattern in patterns))
 
 
 def bytes_of(contract, case):
@@ -38,7 +39,7 @@ def bytes_of(contract, case):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("beginnings", nargs="+")
+    parser.add_argument("patterns", nargs="+")
     parser.add_argument("--most-bytes", type=int, default=300_000)
     options = parser.parse_args()
     kernels = km.open_registry("cuda")
@@ -50,7 +51,7 @@ def main() -> int:
             return None
 
     ran, failed = 0, 0
-    for key in keys_of(options.beginnings):
+    for key in keys_of(options.patterns):
         handle, begun = kernels.kernel(*key.split("::")), time.monotonic()
         small = [case for case in handle.contract.cases if bytes_of(handle.contract, case) <= options.most_bytes]
         results = list(prove(handle, device_memory(0), find, small.__contains__))
