@@ -1,9 +1,9 @@
 """Prove the small cases of device kernels: what compute-sanitizer runs, under which all cases would take hours.
 
-    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py 'w4a16_hopper*' --most-bytes 300000
+    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py 'moe*' --most-bytes 300000
 
-It takes keys as a shell takes file names. A case counts with the bytes of its arguments. The last line says how many cases ran.
-Exit code 1 where a proof failed, 2 where nothing ran.
+It takes keys as a shell takes file names. A case counts with the bytes of its arguments. The last line says how many
+cases ran. Exit code 1 where a proof failed, 2 where nothing ran.
 """
 
 import argparse
