@@ -66,8 +66,10 @@ __device__ __forceinline__ void store(bf16* row, size_t piece, const Values<WIDT
 }
 
 // The exponential never overflows: it is of a negative number. The quotient errs by 2 units in the last place; an exact
-// one costs a call, and registers kept over it.
+// one costs a call, and registers kept over it. It has the bits of __fdividef, which would look for a subnormal divisor.
 __device__ __forceinline__ float sigmoid(float x) {
     const float small = expf(-fabsf(x));
-    return __fdividef(x >= 0.0f ? 1.0f : small, 1.0f + small);
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + small));
+    return __fmul_rn(x >= 0.0f ? 1.0f : small, inverse);
 }
