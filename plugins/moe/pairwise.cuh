@@ -179,11 +179,8 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
             wait_for_copies();
             __syncwarp();
             float c[4][1][4] = {};
-#pragma unroll 1  // code that other kernels' code has taken the place of comes once
-            for (int s = 0; s < SUPERTILES; ++s) {
-                multiply_supertile(c, parts[0], x, s, at);
-                parts[0] = parts[1];
-            }
+#pragma unroll
+            for (int s = 0; s < SUPERTILES; ++s) multiply_supertile(c, parts[s], x, s, at);
             low = __bfloat162float(rounded(((c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0])) * scale));
             high = __bfloat162float(rounded(((c[0][0][2] + c[1][0][2]) + (c[2][0][2] + c[3][0][2])) * scale));
             if (at.lane == 0) shares[warp] = share, is_there[warp] = expert >= 0;
