@@ -64,9 +64,10 @@ def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
     repeats = next(repeats for most, repeats in _REPEATS if slots <= most)
     blocks = ceil_div(ceil_div(dims["I"], TILE_N), split.teams(PAIRWISE_WARPS) * repeats)
     routed, tiles = blocks * slots, ceil_div(dims["J"], TILE_N)
-    if split.name == _STAGED and routed >= tiles:
+    most = _BLOCKS_A_MULTIPROCESSOR * multiprocessors  # at once
+    if split.name == _STAGED and tiles <= routed <= most:
         return Shares(repeats, blocks, dims["M"], routed // tiles, (dims["M"] + routed, 1, 1))
-    shared_blocks = min(tiles, max(_LEAST_SHARED_BLOCKS, _BLOCKS_A_MULTIPROCESSOR * multiprocessors - routed))
+    shared_blocks = min(tiles, max(_LEAST_SHARED_BLOCKS, most - routed))
     return Shares(repeats, blocks, shared_blocks, 0, (shared_blocks + routed, 1, 1))
 
 

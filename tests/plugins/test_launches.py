@@ -116,6 +116,7 @@ def test_step_of_experts_has_the_shared_one_in_blocks_of_its_own_where_it_is_lar
     for changed, blocks in (({"J": 16 * 257}, 8 + 256), ({"H": 4096}, 8 + 256), ({"H": 4096, "J": 16}, 1 + 256)):
         shares = fused_launch.shares_of({**dims, **changed}, 132)
         assert (shares.stride, shares.grid) == (0, (blocks, 1, 1))
+    assert fused_launch.shares_of(dims, 48).grid == (8 + 256, 1, 1)  # more blocks than the device has at once
 
 
 def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
