@@ -34,23 +34,6 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], u32 a0, u32 a1, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A copy to shared memory, of zeros where nothing exists; end_copies makes a group of those since the last one.
-#define COPY_WORDS(N, CACHED)                                                                                      \
-    __device__ __forceinline__ void copy_words(Words<N>* to, const __nv_bfloat16* from, bool exists) {             \
-        asm volatile("cp.async." CACHED ".shared.global [%0], [%1], %2, %3;"                                       \
-                     ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(4 * N), "r"(exists ? 4 * N : 0)      \
-                     : "memory");                                                                                  \
-    }
-COPY_WORDS(4, "cg")
-COPY_WORDS(2, "ca")
-COPY_WORDS(1, "ca")
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the last PENDING groups of this thread are there.
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // --- device functions ---
 
 __device__ __forceinline__ float low_part(float p) { return __fsub_rn(p, __bfloat162float(__float2bfloat16_rn(p))); }
@@ -124,19 +107,35 @@ struct KeyPointers {
     }
 };
 
-// The keys of a step as a lane reads them: tokens g and g + 8 of its warp's tile at d = 64 c + 8 t and 32 more.
+// A step as a lane reads it: k of tokens g and g + 8 of its warp's tile at d = 64 c + 8 t and 32 more; v of every tile as
+// Softmax::add. What no token has stays zero, or is not looked at.
 template <int C>
-struct Keys {
-    Words<4> at[C][2][2] = {};
+struct Step {
+    Words<4> k[C][2][2] = {};
+    Words<C> v[WARPS][4] = {};
 
-    __device__ __forceinline__ void load(const KeyPointers& from, int c) {
+    __device__ __forceinline__ void load_k(const KeyPointers& from, int c) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) load_words_if(from.exist[h], at[c][h][half], from.at[h] + c * CHUNK + half * (CHUNK / 2));
+            for (int half = 0; half < 2; ++half)
+                load_words_if(from.exist[h], k[c][h][half], from.at[h] + c * CHUNK + half * (CHUNK / 2));
     }
-    // Replaces token ``newest`` of the step by a key in shared memory.
-    __device__ __forceinline__ void replace(int newest, const __nv_bfloat16* key, int warp, int g, int t) {
+    __device__ __forceinline__ void load_v(const __nv_bfloat16* values, int stride, const Places& places, bool is_whole,
+                                           int tile, int t) {
+        int place[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) place[i] = places.of(tile, 2 * t + (i & 1) + 8 * (i >> 1));
+        if (!is_whole)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[tile][i] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            load_words_if(place[i] != NOWHERE, v[tile][i], values + (long long)max(place[i], 0) * stride);
+    }
+    // Replaces token ``newest`` of the step by what stands in shared memory.
+    __device__ __forceinline__ void replace(int newest, const __nv_bfloat16* key, const __nv_bfloat16* value, int warp,
+                                            int g, int t) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
             if (TILE * warp + g + 8 * h == newest)
@@ -144,35 +143,13 @@ struct Keys {
                 for (int c = 0; c < C; ++c)
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
-                        at[c][h][half] = *reinterpret_cast<const Words<4>*>(key + c * CHUNK + half * (CHUNK / 2) + 8 * t);
-    }
-};
-
-// The values of two steps, on their way or here: every thread copies what it multiplies itself, as Softmax::add, so that
-// nobody waits for another. In registers they would share a scoreboard with the next keys, which then wait for them.
-template <int C>
-struct ValueRing {
-    Words<C> of[2][WARPS][4][THREADS];
-
-    __device__ __forceinline__ void fetch(int buffer, const __nv_bfloat16* values, int stride, const Places& places, int t) {
+                        k[c][h][half] = *reinterpret_cast<const Words<4>*>(key + c * CHUNK + half * (CHUNK / 2) + 8 * t);
 #pragma unroll
         for (int w = 0; w < WARPS; ++w)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int place = places.of(w, 2 * t + (i & 1) + 8 * (i >> 1));
-                copy_words(&of[buffer][w][i][threadIdx.x], values + (long long)max(place, 0) * stride, place != NOWHERE);
-            }
-    }
-    __device__ __forceinline__ void read(Words<C> (&v)[4], int buffer, int w) const {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = of[buffer][w][i][threadIdx.x];
-    }
-    // As Keys::replace, in what was read.
-    __device__ __forceinline__ static void replace(Words<C> (&v)[4], int w, int t, int newest, const __nv_bfloat16* value) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (TILE * w + 2 * t + (i & 1) + 8 * (i >> 1) == newest)
-                v[i] = *reinterpret_cast<const Words<C>*>(value + first_column<C>());
+            for (int i = 0; i < 4; ++i)
+                if (TILE * w + 2 * t + (i & 1) + 8 * (i >> 1) == newest)
+                    v[w][i] = *reinterpret_cast<const Words<C>*>(value + first_column<C>());
     }
 };
 
@@ -180,15 +157,18 @@ struct ValueRing {
 template <int C>
 using Queries = uint4[C][2][32];
 
-// Sends them on their way to shared memory, as a group of copies.
+// Sends them on their way to shared memory; wait_for_queries before the barrier that everybody reads them after.
 template <int C>
 __device__ __forceinline__ void fetch_queries(Queries<C>& q, const Row& row) {
     for (int i = threadIdx.x; i < C * 2 * 32; i += THREADS) {
         const int lane = i % 32, half = i / 32 % 2, c = i / 64, exists = lane >> 2 < row.heads;
         const __nv_bfloat16* at = row.q + (lane >> 2) * C * CHUNK + c * CHUNK + half * (CHUNK / 2) + 8 * (lane & 3);
-        copy_words(reinterpret_cast<Words<4>*>(&q[c][half][lane]), exists ? at : row.q, exists);
+        const u32 to = (u32)__cvta_generic_to_shared(&q[c][half][lane]);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(exists ? at : row.q), "r"(exists * 16)
+                     : "memory");
     }
 }
+__device__ __forceinline__ void wait_for_queries() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Where a row's queries come from: memory, as they are. Another source may make them, and with them the newest token's key
 // and value, which stand in memory later (fresh.cuh).
@@ -200,19 +180,19 @@ struct Stored {
     __device__ __forceinline__ static bool has_token() { return false; }
     __device__ __forceinline__ void begin(Queries<C>& q, const Row& row) { fetch_queries<C>(q, row); }
     __device__ __forceinline__ void end(Queries<C>& q, Memory& memory, const Row& row, bool is_owner) {
-        wait_for_copies<1>();  // the first values are a group of their own
+        wait_for_queries();
         __syncthreads();
     }
 };
 
 template <int C>
-__device__ __forceinline__ void score(float (&s)[2][C][4], const Queries<C>& q, const Keys<C>& keys, int c, int lane) {
+__device__ __forceinline__ void score(float (&s)[2][C][4], const Queries<C>& q, const Step<C>& step, int c, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint4 a = q[c][half][lane];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const Words<4>& k = keys.at[c][h][half];
+            const Words<4>& k = step.k[c][h][half];
             mma_16x8x16(s[h][c], a.x, 0, a.y, 0, k.at[0], k.at[1]);
             mma_16x8x16(s[h][c], a.z, 0, a.w, 0, k.at[2], k.at[3]);
         }
@@ -260,7 +240,7 @@ struct Shared {
 // One row. Launch: THREADS threads; all of a block, and with SPREAD of a cluster, come here once their memory is there to
 // be read. scale includes log2(e).
 template <int C, bool SPREAD, class Source>
-__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const FirstPages& pages, float scale,
+__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const Pages& pages, float scale,
                                        const Team& team, Source& source) {
     constexpr int D = C * CHUNK;
     __shared__ Shared<C, SPREAD> shared;
@@ -269,10 +249,11 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
     const Cut cut(row.length, team.most);
     if (team.index >= max(cut.groups, 1)) return;  // with SPREAD the whole cluster
     if (SPREAD && team.rank > 0 && cut.pieces <= 1) return;
-#if __CUDA_ARCH__ >= 900
-    // A block may write another's shared memory once all of the cluster have begun.
-    if (SPREAD && cut.pieces > 1) cluster_arrive_relaxed();
-#endif
+    if (SPREAD && cut.pieces > 1) {  // a block may write another's shared memory once all of the cluster are here
+        const int coming = min(RANKS, cut.pieces - team.index * RANKS);
+        if (threadIdx.x == 0) expect_bytes(&shared.incoming.arrival, coming * Incoming<C, SPREAD>::PIECE_BYTES);
+        cluster_arrive_relaxed();
+    }
 
     // Stage 1: the first step, and the queries. What is needed first, and what is small, goes ahead.
     Walk<SPREAD> now(team.index * RANKS + (SPREAD ? team.rank : 0), cut), next = now;
@@ -281,20 +262,20 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
     const int stride = cache.key_heads * D;
     const __nv_bfloat16* const k = cache.k + row.key_head * D + 8 * t;
     const __nv_bfloat16* const v = cache.v + row.key_head * D + first_column<C>();
-    extern __shared__ uint4 memory[];
-    ValueRing<C>& values = *reinterpret_cast<ValueRing<C>*>(memory);
-    Keys<C> keys;
+    Step<C> step;
     source.begin(shared.q, row);
-    end_copies();
-    Places places = pages.places(cache, row, now.token, lane, is_bad);
-    Places next_places(cache, row, next.token, lane, is_bad);
+    Places places = pages.places(cache, row.length, now.token, lane, is_bad);
+    // Of the context alone: its last entry stands for what lies beyond.
+    const int entries = row.length > 0 ? cache.page_of(row.length - 1) + 1 : 0;
+    auto pages_of = [&](int token) { return Pages(cache, row.table, entries, min(token, row.length), lane); };
+    Pages next_pages = pages_of(next.token);
     if (now.piece != NO_PIECE) {
         const KeyPointers from(k, stride, places, warp, g);
 #pragma unroll
-        for (int c = 0; c < C; ++c) keys.load(from, c);
-        values.fetch(0, v, stride, places, t);
+        for (int c = 0; c < C; ++c) step.load_k(from, c);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) step.load_v(v, stride, places, true, w, t);
     }
-    end_copies();
     Gates<C> gates;  // of one piece, or of what a rank combines
     RankColumns<C, SPREAD> own(team.rank);
     if (SPREAD && cut.pieces <= 1) gates.load(row);
@@ -319,28 +300,24 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         while (now.piece == piece) {
             const int token = now.token + TILE * warp;
             const bool has_next = next.piece != NO_PIECE;
-            int fresh_from = TOKENS;  // the token of this step, if it is there, that memory may not have yet
             if constexpr (Source::IS_FRESH) {
-                if ((u32)(replaced - now.token) < TOKENS) {
-                    fresh_from = replaced - now.token;
-                    keys.replace(fresh_from, fresh.key, warp, g, t);
-                }
+                if ((u32)(replaced - now.token) < TOKENS)
+                    step.replace(replaced - now.token, fresh.key, fresh.value, warp, g, t);
             }
             now = next;
-            places = next_places;
+            places = next_pages.places(cache, row.length, now.token, lane, is_bad);
             if (has_next) next.advance(row, team, cut);
-            next_places = Places(cache, row, next.token, lane, is_bad);
+            next_pages = pages_of(next.token);
+            const bool is_whole = row.length - now.token >= TOKENS;
 
             // The warp's own tile: scores, and weights as if there were no others.
             const KeyPointers from(k, stride, places, warp, g);
             float parts[2][C][4] = {};  // each 64 d a sum of their own: products that wait for each other take long
 #pragma unroll
             for (int c = 0; c < C; ++c) {
-                score<C>(parts, shared.q, keys, c, lane);
-                if (has_next) keys.load(from, c);
+                score<C>(parts, shared.q, step, c, lane);
+                if (has_next) step.load_k(from, c);
             }
-            if (has_next) values.fetch(buffer ^ 1, v, stride, places, t);
-            end_copies();
             float s[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -361,14 +338,11 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
             const float tops[WARPS] = {seen.x, seen.y, seen.z, seen.w};
             float shares[WARPS];
             softmax.see(tops, t, shares);
-            wait_for_copies<1>();
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) {
                 const float2* const p = reinterpret_cast<const float2*>(&shared.weights[buffer][g][TILE * w + 2 * t]);
-                Words<C> tile[4];
-                values.read(tile, buffer, w);
-                if constexpr (Source::IS_FRESH) values.replace(tile, w, t, fresh_from, fresh.value);
-                softmax.add(p[0], p[4], shares[w], tile);
+                softmax.add(p[0], p[4], shares[w], step.v[w]);
+                if (has_next) step.load_v(v, stride, places, is_whole, w, t);
             }
             buffer ^= 1;
         }
@@ -382,9 +356,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
             return;
         }
         if constexpr (SPREAD) {
-#if __CUDA_ARCH__ >= 900
             cluster_wait();
-#endif
             push_piece<C, SPREAD>(shared.incoming, softmax.o, stats, team.rank);
             break;
         }
@@ -411,10 +383,8 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
         return;
     }
     if constexpr (SPREAD) {
-#if __CUDA_ARCH__ >= 900
-        if (team.index * RANKS + team.rank >= cut.pieces) cluster_wait();  // what was announced ends here
-#endif
-        cluster_barrier();
+        if (team.index * RANKS + team.rank >= cut.pieces) cluster_wait();
+        await_bytes(&shared.incoming.arrival);
         combine_ranks<C, SPREAD>(shared.incoming, own, row, team, cut);
     } else {
         if (team.sharing > 1) {
@@ -428,7 +398,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, const
 }
 
 template <int C, bool SPREAD>
-__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const FirstPages& pages, float scale,
+__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const Pages& pages, float scale,
                                        const Team& team) {
     Stored<C> source;
     attend<C, SPREAD>(cache, row, pages, scale, team, source);

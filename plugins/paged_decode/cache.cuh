@@ -32,6 +32,16 @@ __device__ __forceinline__ void load_words_if(bool exists, Words<4>& v, const __
         "@exists ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
         : "+r"(v.at[0]), "+r"(v.at[1]), "+r"(v.at[2]), "+r"(v.at[3]) : "l"(p), "r"((u32)exists));
 }
+__device__ __forceinline__ void load_words_if(bool exists, Words<2>& v, const __nv_bfloat16* p) {
+    asm volatile(
+        "{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];\n}"
+        : "+r"(v.at[0]), "+r"(v.at[1]) : "l"(p), "r"((u32)exists));
+}
+__device__ __forceinline__ void load_words_if(bool exists, Words<1>& v, const __nv_bfloat16* p) {
+    asm volatile(
+        "{\n.reg .pred exists;\nsetp.ne.u32 exists, %2, 0;\n@exists ld.global.L1::no_allocate.u32 %0, [%1];\n}"
+        : "+r"(v.at[0]) : "l"(p), "r"((u32)exists));
+}
 
 __device__ __forceinline__ int load_entry(const int* p) {
     int v;
@@ -79,38 +89,30 @@ __device__ __forceinline__ int checked_length(int length, const Cache& cache, in
 struct Places {
     int at[2] = {NOWHERE, NOWHERE};
 
-    __device__ __forceinline__ Places() {}
-    __device__ __forceinline__ Places(const Cache& cache, const Row& row, int first, int lane, bool& is_bad) {
-        if (first >= row.length) return;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int token = first + 32 * i + lane;
-            if (token < row.length) at[i] = cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad);
-        }
-    }
     // The place of token 16 * tile + offset of the step.
     __device__ __forceinline__ int of(int tile, int offset) const {
         return __shfl_sync(0xffffffffu, at[tile >> 1], (tile & 1) * TILE + offset);
     }
 };
 
-// What the table says of a block's first step, read before the length of the context is known: the pages of this lane's
-// tokens.
-struct FirstPages {
+// What the table says of these tokens. Nothing looks at it until it is needed, a step later, or once the length of the
+// context is known: whoever looks waits for it.
+struct Pages {
     int own[2] = {-1, -1};
 
-    __device__ __forceinline__ FirstPages(const Cache& cache, const int* table, int entries, int token, int lane) {
+    __device__ __forceinline__ Pages() {}
+    __device__ __forceinline__ Pages(const Cache& cache, const int* table, int entries, int first, int lane) {
         if (entries <= 0 || cache.page_size <= 0) return;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) own[i] = load_entry(table + min(cache.page_of(token + 32 * i + lane), entries - 1));
+        for (int i = 0; i < 2; ++i) own[i] = load_entry(table + min(cache.page_of(first + 32 * i + lane), entries - 1));
     }
-    __device__ __forceinline__ Places places(const Cache& cache, const Row& row, int token, int lane, bool& is_bad) const {
+    __device__ __forceinline__ Places places(const Cache& cache, int length, int first, int lane, bool& is_bad) const {
         Places found;
-        if (token >= row.length) return found;  // what is no token at all, too
+        if (first >= length) return found;  // what is no token at all, too
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int wanted = token + 32 * i + lane;
-            if (wanted < row.length) found.at[i] = cache.place(own[i], wanted, is_bad);
+            const int token = first + 32 * i + lane;
+            if (token < length) found.at[i] = cache.place(own[i], token, is_bad);
         }
         return found;
     }

@@ -32,7 +32,7 @@
         const int* const table = block_table + (size_t)at.row * L;                                                 \
         wait_for_previous_launch();                                                                                \
         const int slot = slots[at.row];                                                                            \
-        const FirstPages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
+        const Pages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
         const int length = checked_length(context_lens[at.row], cache, L);                                         \
         const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                   \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                 \

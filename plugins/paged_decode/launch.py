@@ -22,9 +22,8 @@ LARGEST_HEAD_DIM = 1024
 _HEADS_A_BLOCK = 8
 _MOST_ROWS = 2**31 - 1
 _NO_ARRAY = 0  # a null pointer
-# pieces.cuh and cache.cuh: the fewest tokens of a piece, and those of a step.
+# pieces.cuh: the fewest tokens of a piece.
 _PIECE_TOKENS = 64
-_STEP_TOKENS = 64
 # A row has pieces for so many blocks: all of an H200 run at once, and none is without a step from 16 k tokens on.
 _MOST_BLOCKS, _MOST_PIECES = 256, 128
 # Up to so many blocks of one piece each a launch is spread over clusters; with more, a block takes a group of pieces.
@@ -112,8 +111,7 @@ def _shared_launch(
         slices = teams * ceil_div(most, ranks)
         workspace = Scratch(slices * slice_bytes, "slices"), Counters(4 * teams * ranks, "counts")
     arguments = (*tensors, *workspace, *numbers, teams, shares.sharing, most)
-    chosen = spread if shares.is_spread else f"{name}_d{dims['D']}"
-    return LaunchPlan(chosen, grid, arguments, dynamic_shared_bytes=_shared_bytes(dims["D"]))
+    return LaunchPlan(spread if shares.is_spread else f"{name}_d{dims['D']}", grid, arguments)
 
 
 def entry_points(name: str, pointers: int, sizes: int) -> tuple[EntryPoint, ...]:
@@ -124,16 +122,7 @@ def entry_points(name: str, pointers: int, sizes: int) -> tuple[EntryPoint, ...]
 
 def _shared_entries(name: str, parameters: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     forms = name, f"{name}_spread"
-    return tuple(
-        EntryPoint(f"{form}_d{head_dim}", parameters, _shared_bytes(head_dim))
-        for head_dim in HEAD_DIMS
-        for form in forms
-    )
-
-
-def _shared_bytes(head_dim: int) -> int:
-    """Return the size of attention.cuh's ValueRing: two steps of 64 values."""
-    return 2 * _STEP_TOKENS * head_dim * 2
+    return tuple(EntryPoint(f"{form}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for form in forms)
 
 
 _INPUTS = ("q", "k_cache", "v_cache", "block_table", "context_lens")

@@ -20,7 +20,7 @@
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
         const int* const table = block_table + (size_t)at.row * L;                                                 \
         wait_for_previous_launch();                                                                                \
-        const FirstPages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
+        const Pages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
         const int length = checked_length(context_lens[at.row], cache, L);                                         \
         const Row row{q + first, out + first, table, at.heads, at.key_head, length, gate ? gate + first : nullptr}; \
         attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts)); \

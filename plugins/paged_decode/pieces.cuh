@@ -31,15 +31,17 @@ __device__ __forceinline__ u32 address_in_rank(const void* p, int rank) {
 #endif
     return address;
 }
-__device__ __forceinline__ void push(u32 address, float2 value) {
+// Both addresses are those of that block; its barrier counts the bytes.
+__device__ __forceinline__ void push(u32 address, float2 v, u32 arrival) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+                 "f"(v.x), "f"(v.y), "r"(arrival) : "memory");
 #endif
 }
-__device__ __forceinline__ void push(u32 address, float4 v) {
+__device__ __forceinline__ void push(u32 address, float4 v, u32 arrival) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(arrival) : "memory");
 #endif
 }
 
@@ -216,6 +218,8 @@ struct Incoming {
     static constexpr int SENDERS = SPREAD ? RANKS : 1, COLUMNS = C * CHUNK / RANKS;
     alignas(16) float2 columns[SENDERS][SPREAD ? HEADS : 1][SPREAD ? COLUMNS / 2 : 1];
     Stats of_rank[SENDERS][SPREAD ? HEADS : 1];
+    Arrival arrival;
+    static constexpr int PIECE_BYTES = HEADS * (COLUMNS * 4 + (int)sizeof(Stats));  // that a rank gets of each piece
 };
 
 // Pushes the rank that combines them this lane's columns of a piece, and every rank the statistics.
@@ -226,15 +230,17 @@ __device__ __forceinline__ void push_piece(Incoming<C, SPREAD>& incoming, const 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const u32 at = address_in_rank(&incoming.columns[rank][2 * t + h][column % Incoming<C, SPREAD>::COLUMNS / 2], to);
-        if constexpr (C == 1) push(at, make_float2(o[0][h], o[0][2 + h]));
+        const u32 arrival = address_in_rank(&incoming.arrival, to);
+        if constexpr (C == 1) push(at, make_float2(o[0][h], o[0][2 + h]), arrival);
 #pragma unroll
         for (int j = 0; j + 1 < C; j += 2)
-            push(at + 8 * j, make_float4(o[j][h], o[j][2 + h], o[j + 1][h], o[j + 1][2 + h]));
+            push(at + 8 * j, make_float4(o[j][h], o[j][2 + h], o[j + 1][h], o[j + 1][2 + h]), arrival);
     }
     const int lane = threadIdx.x & 31, other = threadIdx.x / 32 * 2 + (lane >> 2 & 1);  // 4 warps, 2 ranks each
     if (lane < 8 && other < RANKS)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) push(address_in_rank(&incoming.of_rank[rank][2 * t + h], other), stats[h]);
+        for (int h = 0; h < 2; ++h)
+            push(address_in_rank(&incoming.of_rank[rank][2 * t + h], other), stats[h], address_in_rank(&incoming.arrival, other));
 }
 
 // The pair of columns of one head that a thread of a rank combines, and its gate.

@@ -43,7 +43,7 @@ struct Prefix {
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                     \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                        \
-        const FirstPages pages(cache, table, S > 0 ? L : 0, at.first_token(), threadIdx.x & 31);                   \
+        const Pages pages(cache, table, S > 0 ? L : 0, at.first_token(), threadIdx.x & 31);                   \
         const int length = checked_length(prefix.length, cache, L);                                                \
         const Row row{q + first, out + first, table, at.heads, at.key_head, length, nullptr};                      \
         attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts)); \
