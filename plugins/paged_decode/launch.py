@@ -24,8 +24,8 @@ _MOST_ROWS = 2**31 - 1
 _NO_ARRAY = 0  # a null pointer
 # pieces.cuh: the fewest tokens of a piece.
 _PIECE_TOKENS = 64
-# A row has pieces for so many blocks: all of an H200 run at once, and none is without a step from 16 k tokens on.
-_MOST_BLOCKS, _MOST_PIECES = 256, 128
+# A row has pieces for so many blocks: clusters of 8 of them fit an H200 at once (of 256 they do not).
+_MOST_BLOCKS, _MOST_PIECES = 128, 64
 # Up to so many blocks of one piece each a launch is spread over clusters; with more, a block takes a group of pieces.
 _SPREAD_BLOCKS = 1024
 # So many blocks keep a device busy: with fewer rows several share one.
