@@ -28,7 +28,6 @@ from kernel_muster.registry.watch import cause_chain, one_line
 
 # A vector load of 16 bytes is the widest that kernels use.
 ALIGNMENT = 16
-_PLAIN_SHARED_BYTES = 48 * 1024
 
 
 class BuildRunner:
@@ -206,7 +205,8 @@ class _Module:
 
     def _function(self, driver: Any, entry: EntryPoint) -> Any:
         function = checked(driver.cuModuleGetFunction(self.handle, entry.name.encode()), entry.name)
-        if entry.dynamic_shared_bytes > _PLAIN_SHARED_BYTES:
+        # Without this a launch has 48 KiB at most, its static arrays counted in.
+        if entry.dynamic_shared_bytes:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(driver.cuFuncSetAttribute(function, attribute, entry.dynamic_shared_bytes), entry.name)
         return function

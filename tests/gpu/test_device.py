@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import kernel_muster as km
@@ -40,13 +41,14 @@ FAMILY = (
 )
 
 
-def plan(bound, entries):
+def plan(bound, entries, dynamic_shared_bytes=0):
     rows = bound.dims["M"]
     grid = (-(-rows // THREADS), 1, 1)
-    return LaunchPlan("twice", grid, (bound.views["x"], rows, bound.views["out"]))
+    arguments = (bound.views["x"], rows, bound.views["out"])
+    return LaunchPlan("twice", grid, arguments, dynamic_shared_bytes=dynamic_shared_bytes)
 
 
-def plugin(folder, text, **options):
+def plugin(folder, text, dynamic_shared_bytes=0, **options):
     """Return a plugin with ``acme::twice`` from this source, and ``acme::good``."""
     params = (km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out"))
     contract = km.Contract(
@@ -61,7 +63,9 @@ def plugin(folder, text, **options):
     for name, source in (("twice", text), ("good", GOOD)):
         path = folder / f"{name}.cu"
         path.write_text(source)
-        backend = CudaKernel(path, (EntryPoint("twice", ("ptr", "i32", "ptr")),), plan)
+        shared = dynamic_shared_bytes if name == "twice" else 0
+        entry = EntryPoint("twice", ("ptr", "i32", "ptr"), shared)
+        backend = CudaKernel(path, (entry,), partial(plan, dynamic_shared_bytes=shared))
         more = options if name == "twice" else {}
         common = {"contract": "acme_twice", "archs": ("sm_80+",), "backend": backend}
         specs.append(km.KernelSpec(key=f"acme::{name}", **common, **more))
@@ -352,6 +356,16 @@ def test_broken_kernel_trips_exactly_its_code_on_the_device(tmp_path, cache, cod
     session = boot(tmp_path, cache, "acme::twice", "acme::good", local={"acme": plugin(tmp_path, text)})
     assert codes(session) == [(code, "acme::twice")]
     assert {row.key: row.stage for row in session.report.kernels} == {"acme::twice": "loaded", "acme::good": "proven"}
+
+
+def test_static_and_dynamic_shared_memory_may_exceed_48_kib_together(tmp_path, cache):
+    text = HEAD + INDEX + (
+        "  __shared__ float fixed[8192];\n  extern __shared__ float asked[];\n"
+        "  fixed[8191 - threadIdx.x] = i < n ? x[i] : 0; asked[8191 - (threadIdx.x ^ 1)] = 2;\n  __syncthreads();\n"
+        "  if (i < n) out[i] = fixed[8191 - threadIdx.x] * asked[8191 - threadIdx.x];\n}\n"
+    )  # fmt: skip
+    local = {"acme": plugin(tmp_path, text, dynamic_shared_bytes=32768)}
+    assert codes(boot(tmp_path, cache, "acme::twice", local=local)) == []
 
 
 def test_claim_of_other_bits_is_broken_on_the_device(tmp_path, cache):
