@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of
-from kernel_muster.plugins._cuda.nvfp4_layout import SUPERTILE_BYTES, TILE_K, TILE_N
+from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.plugins.moe.expert_launch import PAIRWISE_WARPS, SPLITS, Split, split_of, weights_of
 from kernel_muster.plugins.w4a16_gemv import launch as gemv
 from kernel_muster.registry.arrays import view_of
@@ -29,12 +29,11 @@ _ORDERS = {
 }
 _INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # of the form that serves gate and up together
 _BLOCKS_A_MULTIPROCESSOR = 2  # fused_shared.cu
-# Tiles of a choice that a team has, by choices: all blocks fit an H200 at once.
-_REPEATS = ((8, 1), (16, 2), (24, 3), (1 << 62, 4))
-# Blocks that have the shared expert alone, where choices leave fewer free: its weights come early, so that few suffice.
-_LEAST_SHARED_BLOCKS = 8
-# The split of K in whose blocks a tile of the shared expert may lie beside the chosen ones, in so much shared memory.
-_STAGED, _STAGED_BYTES = "k2048", 2 * 2048 // TILE_K * SUPERTILE_BYTES
+# By choices: tiles of a choice that a team has, so that all blocks fit an H200 at once, and the least blocks that have
+# the shared expert where choices leave fewer free. Its weights come early, so that few suffice; more are faster where
+# the others end soon. H200, cold L2, us with the router, 8 / 32 blocks of the shared expert: 8 choices 15.1 / 14.5,
+# 16 17.3 / 17.7, 24 25.1 / 23.7, 32 27.6 / 28.7.
+_SHARES = ((8, 1, 32), (16, 2, 8), (24, 3, 32), (1 << 62, 4, 8))
 
 
 def gemv_order(features: int, depth: int, is_dual: bool) -> tuple[int, int]:
@@ -45,30 +44,22 @@ def gemv_order(features: int, depth: int, is_dual: bool) -> tuple[int, int]:
 
 @frozen
 class Shares:
-    """How blocks share gate and up out: ``blocks`` a choice, ``repeats`` tiles a team, behind ``shared_blocks``.
-
-    With a ``stride`` every so many-th block of a choice has a tile of the shared expert too, and the blocks in front
-    have its gate, one a token; with 0 these have all of it.
-    """
+    """How blocks share gate and up out: behind the shared expert's, ``blocks`` a choice, ``repeats`` tiles a team."""
 
     repeats: int
     blocks: int
     shared_blocks: int
-    stride: int
     grid: tuple[int, int, int]
 
 
 def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
-    """Return the shares of ``M T`` choices and of the shared expert."""
-    slots, split = dims["M"] * dims["T"], split_of(dims["H"])
-    repeats = next(repeats for most, repeats in _REPEATS if slots <= most)
-    blocks = ceil_div(ceil_div(dims["I"], TILE_N), split.teams(PAIRWISE_WARPS) * repeats)
-    routed, tiles = blocks * slots, ceil_div(dims["J"], TILE_N)
-    most = _BLOCKS_A_MULTIPROCESSOR * multiprocessors  # at once
-    if split.name == _STAGED and tiles <= routed <= most:
-        return Shares(repeats, blocks, dims["M"], routed // tiles, (dims["M"] + routed, 1, 1))
-    shared_blocks = min(tiles, max(_LEAST_SHARED_BLOCKS, most - routed))
-    return Shares(repeats, blocks, shared_blocks, 0, (shared_blocks + routed, 1, 1))
+    """Return the shares of ``M T`` choices, and of the shared expert in the blocks that they leave free."""
+    slots, teams = dims["M"] * dims["T"], split_of(dims["H"]).teams(PAIRWISE_WARPS)
+    repeats, least = next((repeats, least) for most, repeats, least in _SHARES if slots <= most)
+    blocks = ceil_div(ceil_div(dims["I"], TILE_N), teams * repeats)
+    free = _BLOCKS_A_MULTIPROCESSOR * multiprocessors - blocks * slots
+    shared_blocks = min(ceil_div(dims["J"], TILE_N), max(least, free))
+    return Shares(repeats, blocks, shared_blocks, (shared_blocks + blocks * slots, 1, 1))
 
 
 def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -83,11 +74,9 @@ def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
         *(weight.global_scale_decode for weight in shared),
     )
     sizes = (views["logits"].dtype == numpy_dtype("f32"), *(dims[name] for name in "METIHJ"))
-    parts = (shares.repeats, shares.blocks, shares.shared_blocks, shares.stride)
-    arguments = (*arrays, *sizes, *parts, *gemv_order(2 * dims["J"], dims["H"], True))
-    staged_bytes = _STAGED_BYTES if shares.stride else 0
-    entry = f"fused_gate_up_{split_of(dims['H']).name}"
-    return LaunchPlan(entry, shares.grid, arguments, dynamic_shared_bytes=staged_bytes)
+    parts = (shares.repeats, shares.blocks, shares.shared_blocks)
+    order = gemv_order(2 * dims["J"], dims["H"], True)
+    return LaunchPlan(f"fused_gate_up_{split_of(dims['H']).name}", shares.grid, (*arrays, *sizes, *parts, *order))
 
 
 def _plan_down(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -105,9 +94,8 @@ def _plan_down(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(f"fused_down_{split.name}", (ceil_div(dims["H"], TILE_N), dims["M"], 1), (*arrays, *sizes))
 
 
-_GATE_UP = ("ptr",) * 14 + ("f32",) * 2 + ("i32",) * 13
 _ENTRIES = (
-    *(EntryPoint(f"fused_gate_up_{s.name}", _GATE_UP, _STAGED_BYTES if s.name == _STAGED else 0) for s in SPLITS),
+    *(EntryPoint(f"fused_gate_up_{s.name}", ("ptr",) * 14 + ("f32",) * 2 + ("i32",) * 12) for s in SPLITS),
     *(EntryPoint(f"fused_down_{s.name}", ("ptr",) * 9 + ("f32",) + ("i32",) * 7) for s in SPLITS),
 )
 FUSED_GATE_UP = cuda_kernel(_FOLDER / "fused_shared.cu", _ENTRIES, _plan_gate_up)

@@ -1,14 +1,11 @@
 // A step's experts of up to four tokens in two launches: the router's choice and gate and up of what it chose, then down,
 // each with the shared expert as one more expert. Launched by fused_launch.py. sm_80 and newer.
 //
-// Gate and up: every block chooses for itself (topk.cuh), which takes less time than a launch that chooses for all; then it has
-// some tiles of one choice's expert, for all choices of it, unless an earlier choice is of the same expert. A supertile of each
-// matrix is on its way. The shared expert's weights do not depend on the choice:
-//   stride > 0  every stride-th of these blocks has one of its tiles too, in shared memory before the launch ahead has ended,
-//               multiplied while the chosen expert's weights are on their way. The first blocks, one a token, have its gate.
-//   stride 0    the first blocks have its tiles in turn, the first one on its way and the others on theirs to L2 before the launch
-//               ahead has ended, and its gate
-// Grid: shared blocks + ceil(tiles / teams / repeats) * M T.
+// Gate and up: the first blocks have the shared expert. Its weights do not depend on the choice: the first tile is on its way,
+// and the others are on theirs to L2, before the launch ahead has ended. They also have the shared expert's gate, a token a
+// block. Every other block chooses for itself (topk.cuh), which takes less time than a launch that chooses for all; then it has
+// some tiles of one choice's expert, for all choices of it, unless an earlier choice is of the same expert. Grid:
+// shared blocks + ceil(tiles / teams / repeats) * M T. A supertile of each matrix is on its way.
 // Down: pairwise.cuh. Grid: (tiles, M).
 //
 // Numerics: topk.cuh, pairwise.cuh, and for the gate combine.cu; every result has the bits of the launches that compute it
@@ -38,55 +35,18 @@ struct SharedExpert {
     bf16* out;                  // [M, J]
     float* out_gate;            // [M]
     int J, blocks;
-    GemvOrder order;
 };
 
-// The sums of chains of one tile of the shared expert's gate and up, where they meet.
-struct SharedSums {
-    float at[2][MOST_CHAINS][MOST_TOKENS][TILE_N];
-
-    static __device__ __forceinline__ SharedSums& of_block() {
-        __shared__ SharedSums sums;
-        return sums;
-    }
-    template <class F>
-    __device__ __forceinline__ void keep(const float (&c)[2][2][1][4], int chain, int M, const Place<F>& place) {
+// sigmoid(x . gate_weight) of one row, summed as combine.cu does. For all threads of a block.
+__device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_weight, int H,
+                                             float (&partial)[PAIRWISE_WARPS]) {
+    float dot = 0.0f;
+    for (int piece = threadIdx.x; piece < H / 8; piece += PAIRWISE_THREADS) {
+        const Values<8> v = load<8>(x, piece), w = load<8>(gate_weight, piece);
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int own = 2 * place.t + (i & 1);
-                if (own < M) at[m][chain][own][place.g + 8 * (i >> 1)] = c[m][0][0][i] + c[m][1][0][i];
-            }
+        for (int i = 0; i < 8; ++i) dot = fmaf(v.at[i], w.at[i], dot);
     }
-    // For all threads of a block, behind a barrier.
-    __device__ __forceinline__ void store(const SharedExpert& shared, int tile, int M, int there) const {
-        for (int i = threadIdx.x; i < M * TILE_N; i += PAIRWISE_THREADS) {
-            const int own = i / TILE_N, column = i % TILE_N, output = tile * TILE_N + column;
-            const float g = shared.order.total(there, [&](int c) { return at[0][c][own][column]; });
-            const float u = shared.order.total(there, [&](int c) { return at[1][c][own][column]; });
-            if (output < shared.J)
-                shared.out[(size_t)own * shared.J + output] =
-                    activated(g * (shared.gate_scale * EXPONENT_GAP), u * (shared.up_scale * EXPONENT_GAP));
-        }
-    }
-};
-
-// The gates sigmoid(x . gate_weight) of tokens blockIdx.x, blockIdx.x + blocks, ..., summed as combine.cu does. For all
-// threads of a block.
-__device__ __forceinline__ void shared_gates(const SharedExpert& shared, const bf16* x, int M, int H) {
-    __shared__ float partial[PAIRWISE_WARPS];
-    for (int token = blockIdx.x; token < M; token += shared.blocks) {
-        float dot = 0.0f;
-        for (int piece = threadIdx.x; piece < H / 8; piece += PAIRWISE_THREADS) {
-            const Values<8> v = load<8>(x + (size_t)token * H, piece), w = load<8>(shared.gate_weight, piece);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) dot = fmaf(v.at[i], w.at[i], dot);
-        }
-        const float gate = sigmoid(block_sum(dot, partial));
-        if (threadIdx.x == 0) shared.out_gate[token] = gate;
-        __syncthreads();
-    }
+    return sigmoid(block_sum(dot, partial));
 }
 
 // The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little apart, so
@@ -126,10 +86,10 @@ struct Rows {
 
 // Tiles blockIdx.x, blockIdx.x + blocks, ... of the shared expert's gate and up, a chain a warp at a time.
 template <class F>
-__device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const bf16* x, int M, int H) {
-    SharedSums& sums = SharedSums::of_block();
+__device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const bf16* x, int M, int H, GemvOrder order) {
+    __shared__ float partial[2][MOST_CHAINS][MOST_TOKENS][TILE_N], sums[PAIRWISE_WARPS];
     const Place<F> at(shared.J, H);
-    const int warp = threadIdx.x >> 5, chains = shared.order.chains, there = min(chains, at.supertiles);
+    const int warp = threadIdx.x >> 5, there = min(order.chains, at.supertiles);
     const auto place = [&](int tile, int s) { return ((size_t)tile * at.supertiles + s) * SUPERTILE_BYTES; };
     Supertile gate, up;
     if (warp < there) {
@@ -154,8 +114,8 @@ __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const
         for (int chain = warp; chain < there; chain += PAIRWISE_WARPS) {
             float c[2][2][1][4] = {};
 #pragma unroll 1
-            for (int s = chain; s < at.supertiles; s += chains) {
-                int next_tile = tile, next = s + chains;  // of this chain, else of the next one, else of the next tile
+            for (int s = chain; s < at.supertiles; s += order.chains) {
+                int next_tile = tile, next = s + order.chains;  // of this chain, else of the next one, else of the next tile
                 if (next >= at.supertiles) {
                     next = chain + PAIRWISE_WARPS;
                     if (next >= there) next = warp, next_tile += shared.blocks;
@@ -180,64 +140,31 @@ __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const
                     up.scales = load_scales(next_up + CODE_BYTES + at.lane * 8);
                 }
             }
-            sums.keep(c, chain, M, at);
-        }
-        __syncthreads();
-        sums.store(shared, tile, M, there);
-        __syncthreads();
-    }
-    shared_gates(shared, x, M, H);
-}
-
-// A tile of the shared expert that a block of chosen experts has beside its own: in shared memory before the choice is known,
-// and multiplied while the chosen expert's weights are on their way.
-template <class F>
-struct StagedTile {
-    static constexpr int SUPERTILES = F::STATIC_K / TILE_K, BYTES = SUPERTILES * SUPERTILE_BYTES;  // of each matrix
-
-    static __device__ __forceinline__ u32 place(int m) {
-        extern __shared__ __align__(16) u8 staged[];
-        return (u32)__cvta_generic_to_shared(staged) + m * BYTES;
-    }
-    static __device__ __forceinline__ void fetch(const SharedExpert& shared, int tile) {
-        const size_t from = (size_t)tile * BYTES;
-#pragma unroll 1
-        for (int i = threadIdx.x * 16; i < BYTES; i += PAIRWISE_THREADS * 16) {
-            copy_to_shared(place(0) + i, reinterpret_cast<const bf16*>(shared.gate + from + i));
-            copy_to_shared(place(1) + i, reinterpret_cast<const bf16*>(shared.up + from + i));
-        }
-    }
-    // For all threads of a block; it has a barrier.
-    static __device__ __forceinline__ void multiply(const SharedExpert& shared, int tile, const Rows<F>& rows, int M) {
-        SharedSums& sums = SharedSums::of_block();
-        const Place<F> at(shared.J, F::STATIC_K);
-        const int chains = shared.order.chains, there = min(chains, SUPERTILES);
-        auto row = rows.of(at.g < M ? at.g : -1);
-#pragma unroll 1
-        for (int chain = threadIdx.x >> 5; chain < there; chain += PAIRWISE_WARPS) {
-            float c[2][2][1][4] = {};
-#pragma unroll 1
-            for (int s = chain; s < SUPERTILES; s += chains) {
-                const u32 codes = place(0) + s * SUPERTILE_BYTES + at.lane * 16;
-                const u32 scales = place(0) + s * SUPERTILE_BYTES + CODE_BYTES + at.lane * 8;
-                row.begin(s, at);
 #pragma unroll
-                for (int b = 0; b < 4; ++b) {
-                    const auto& xs = row.block(b, at);
+            for (int m = 0; m < 2; ++m)
 #pragma unroll
-                    for (int m = 0; m < 2; ++m) {
-                        const u32 word = load_shared_word(scales + m * BYTES + (b >> 1) * 4);
-                        multiply_block<1>(c[m], load_shared(codes + m * BYTES + b * 512), scale_pair(word, 2 * (b & 1)),
-                                          scale_pair(word, 2 * (b & 1) + 1), xs);
-                    }
+                for (int i = 0; i < 4; ++i) {
+                    const int own = 2 * at.t + (i & 1);
+                    if (own < M) partial[m][chain][own][at.g + 8 * (i >> 1)] = c[m][0][0][i] + c[m][1][0][i];
                 }
-            }
-            sums.keep(c, chain, M, at);
         }
         __syncthreads();
-        sums.store(shared, tile, M, there);
+        for (int i = threadIdx.x; i < M * TILE_N; i += PAIRWISE_THREADS) {
+            const int own = i / TILE_N, column = i % TILE_N, output = tile * TILE_N + column;
+            const float g = order.total(there, [&](int c) { return partial[0][c][own][column]; });
+            const float u = order.total(there, [&](int c) { return partial[1][c][own][column]; });
+            if (output < shared.J)
+                shared.out[(size_t)own * shared.J + output] =
+                    activated(g * (shared.gate_scale * EXPONENT_GAP), u * (shared.up_scale * EXPONENT_GAP));
+        }
+        __syncthreads();
     }
-};
+    for (int token = blockIdx.x; token < M; token += shared.blocks) {
+        const float gate_of_token = shared_gate(x + (size_t)token * H, shared.gate_weight, H, sums);
+        if (threadIdx.x == 0) shared.out_gate[token] = gate_of_token;
+        __syncthreads();
+    }
+}
 
 // Where the router's choices come from and go to.
 struct Routing {
@@ -268,13 +195,8 @@ struct Routing {
     }
 };
 
-// Where a block has one tile at a time, and K is known.
 template <class F>
-constexpr bool IS_STAGED = F::TEAMS == 1 && F::STATIC_K > 0;
-
-template <class F>
-__device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], const Routing& routing,
-                                               const SharedExpert& shared, int staged_tile, const bf16* x, bf16* out,
+__device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], const Routing& routing, const bf16* x, bf16* out,
                                                int block, int M, int E, int T, int I, int H, int repeats, int blocks) {
     __shared__ Exchange<F, 2> exchange;
     __shared__ int ids[MOST_TOKENS * MOST_CHOICES];
@@ -291,8 +213,6 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
         scales[m] = experts[m].data + at.offset(0, first) + CODE_BYTES + at.lane * 8;
         asm volatile("" : "+l"(codes[m]), "+l"(scales[m]));
     }
-    if constexpr (IS_STAGED<F>)
-        if (staged_tile >= 0) StagedTile<F>::fetch(shared, staged_tile);
     OwnChoice choice;
     u32 largest = 0;
     wait_for_previous_launch();
@@ -320,8 +240,6 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     const bool has_work = base + __ffs(mask) - 1 == own && first < tile_end;
     if (M > 1 && has_work) start();
     if (block == 0 && warp < M) routing.store(warp, choice, largest, T, at.lane);
-    if constexpr (IS_STAGED<F>)
-        if (staged_tile >= 0) StagedTile<F>::multiply(shared, staged_tile, rows, M);
     if (!has_work) return;  // all of its team: no barrier of theirs follows
     const auto row_of = [&](int token) { return rows.of(token); };
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
@@ -344,24 +262,17 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
         bf16* __restrict__ out_shared,         /* [M, J] */                                                        \
         float* __restrict__ out_gate,          /* [M] */                                                           \
         float shared_gate_scale, float shared_up_scale, int is_f32, int M, int E, int T, int I, int H, int J,      \
-        int repeats, int blocks, int shared_blocks, int stride, int gemv_chains, int gemv_ranks) {                 \
+        int repeats, int blocks, int shared_blocks, int gemv_chains, int gemv_ranks) {                             \
         using F = Form<CHAINS, STATIC_K, PAIRWISE_WARPS>;                                                          \
         allow_next_launch();                                                                                       \
-        const SharedExpert shared{shared_gate, shared_up,     shared_gate_scale, shared_up_scale,                  \
-                                  gate_weight, out_shared,    out_gate,          J,                                \
-                                  shared_blocks, GemvOrder(gemv_chains, gemv_ranks)};                              \
-        const int block = blockIdx.x - shared_blocks;                                                              \
-        if (block >= 0) {                                                                                          \
+        if (blockIdx.x < shared_blocks) {                                                                          \
+            const SharedExpert shared{shared_gate, shared_up, shared_gate_scale, shared_up_scale,                  \
+                                      gate_weight, out_shared, out_gate, J, shared_blocks};                        \
+            shared_gate_up<F>(shared, x, M, H, GemvOrder(gemv_chains, gemv_ranks));                                \
+        } else {                                                                                                   \
             const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                       \
             const Routing routing{logits, is_f32 != 0, ids, weights};                                              \
-            const int tile = stride > 0 && block % stride == 0 ? block / stride : -1;                              \
-            routed_gate_up<F>(experts, routing, shared, tile < (J + TILE_N - 1) / TILE_N ? tile : -1, x, out,      \
-                              block, M, E, T, I, H, repeats, blocks);                                              \
-        } else if (stride > 0) {                                                                                   \
-            wait_for_previous_launch();                                                                            \
-            shared_gates(shared, x, M, H);                                                                         \
-        } else {                                                                                                   \
-            shared_gate_up<F>(shared, x, M, H);                                                                    \
+            routed_gate_up<F>(experts, routing, x, out, blockIdx.x - shared_blocks, M, E, T, I, H, repeats, blocks); \
         }                                                                                                          \
     }                                                                                                              \
     extern "C" __global__ void DOWN_BOUNDS fused_down_##NAME(                                                      \

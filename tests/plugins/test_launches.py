@@ -101,22 +101,14 @@ def test_every_split_of_the_gemv_has_an_order():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "repeats", "blocks"), [(1, 1, 8 * 32), (2, 2, 16 * 16), (3, 3, 24 * 11), (4, 4, 32 * 8)]
+    ("tokens", "repeats", "shared", "blocks"),
+    [(1, 1, 32, 8 * 32), (2, 2, 8, 16 * 16), (3, 3, 32, 24 * 11), (4, 4, 8, 32 * 8)],
 )
-def test_step_of_experts_has_the_shared_one_in_blocks_of_chosen_ones(tokens, repeats, blocks):
+def test_step_of_experts_has_few_blocks_of_the_shared_one_beside_the_chosen(tokens, repeats, shared, blocks):
     dims = {"M": tokens, "E": 256, "T": 8, "H": 2048, "I": 512, "J": 512}
     shares = fused_launch.shares_of(dims, 132)
-    assert (shares.repeats, shares.shared_blocks, shares.grid) == (repeats, tokens, (tokens + blocks, 1, 1))
-    assert shares.stride == 8
-    assert fused_launch.shares_of({**dims, "J": 16 * blocks}, 132).stride == 1
-
-
-def test_step_of_experts_has_the_shared_one_in_blocks_of_its_own_where_it_is_large_or_k_is_no_models():
-    dims = {"M": 1, "E": 256, "T": 8, "H": 2048, "I": 512, "J": 512}
-    for changed, blocks in (({"J": 16 * 257}, 8 + 256), ({"H": 4096}, 8 + 256), ({"H": 4096, "J": 16}, 1 + 256)):
-        shares = fused_launch.shares_of({**dims, **changed}, 132)
-        assert (shares.stride, shares.grid) == (0, (blocks, 1, 1))
-    assert fused_launch.shares_of(dims, 48).grid == (8 + 256, 1, 1)  # more blocks than the device has at once
+    assert (shares.repeats, shares.shared_blocks, shares.grid) == (repeats, shared, (shared + blocks, 1, 1))
+    assert fused_launch.shares_of({**dims, "J": 16}, 132).shared_blocks == 1
 
 
 def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
