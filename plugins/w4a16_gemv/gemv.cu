@@ -2,3 +2,4 @@
 #include "gemv.cuh"
 
 FOR_EACH_SPLIT(GEMV, 8)
+GEMV(k4096_early, K4096Early, 8)

@@ -6,9 +6,10 @@
 
 // A split of K with another way to work: of each weight a tile a warp, or with two sides the first half of a block's warps
 // for the gate and the second half for up.
-template <class SPLIT, int SIDES, int AHEAD, int RESIDENT_WARPS, int STATIC_K>
-struct Joint : Split<SPLIT::WARPS, SPLIT::CLUSTER, Shape<2 / SIDES, AHEAD, RESIDENT_WARPS / SIDES, STATIC_K>, void> {
+template <class SPLIT, int SIDES, class SHAPE>
+struct Joint : Split<SPLIT::WARPS, SPLIT::CLUSTER, SHAPE, void> {
     static constexpr int THREADS = SIDES * SPLIT::WARPS * 32;
+    static_assert(SIDES * SHAPE::TILES == 2);
 };
 
 __device__ __forceinline__ __nv_bfloat16 activated(float gate, float up) {
@@ -21,8 +22,8 @@ __device__ __forceinline__ __nv_bfloat16 activated(float gate, float up) {
 #define JOINT_BOUNDS(P) __launch_bounds__(P::THREADS, (P::template BLOCKS<1>))
 #endif
 
-#define GEMV_DUAL_SILU(NAME, SPLIT, SIDES, AHEAD, RESIDENT_WARPS, STATIC_K)                                      \
-    using Joint_##NAME = Joint<SPLIT, SIDES, AHEAD, RESIDENT_WARPS, STATIC_K>;                                   \
+#define GEMV_DUAL_SILU(NAME, SPLIT, SIDES, ...)                                                                  \
+    using Joint_##NAME = Joint<SPLIT, SIDES, __VA_ARGS__>;                                                       \
     extern "C" __global__ void JOINT_BOUNDS(Joint_##NAME) gemv_dual_silu_##NAME##_m8(                            \
         const u8* __restrict__ gate,           /* [ceil(N/16)][ceil(K/256)][2304] */                             \
         const u8* __restrict__ up,             /* the same */                                                    \
@@ -44,8 +45,8 @@ __device__ __forceinline__ __nv_bfloat16 activated(float gate, float up) {
             });                                                                                                  \
     }
 
-GEMV_DUAL_SILU(any, AnyK, 1, 1, 16, 0)
-GEMV_DUAL_SILU(k2048_few, K2048Few, 1, 1, 16, 2048)
-GEMV_DUAL_SILU(k2048, K2048, 1, 1, 20, 2048)
-GEMV_DUAL_SILU(k5120_few, K5120Few, 1, 1, 20, 5120)
-GEMV_DUAL_SILU(k5120, K5120, 2, 4, 24, 5120)
+GEMV_DUAL_SILU(any, AnyK, 1, Shape<2, 1, 16, 0>)
+GEMV_DUAL_SILU(k2048_few, K2048Few, 1, Shape<2, 1, 16, 2048>)
+GEMV_DUAL_SILU(k2048, K2048, 1, Shape<2, 1, 20, 2048>)
+GEMV_DUAL_SILU(k5120_few, K5120Few, 1, Shape<2, 1, 20, 5120>)
+GEMV_DUAL_SILU(k5120, K5120, 2, OnHopper<Shape<1, 1, 12, 5120, 2>, Shape<1, 4, 12, 5120>>)

@@ -22,7 +22,7 @@ _STATIC_K = (2048, 4096, 5120, 6144, 17408)
 _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
-_SPLITS_16 = (*_SPLITS, "k5120_many")
+_SPLITS_8, _SPLITS_16 = (*_SPLITS, "k4096_early"), (*_SPLITS, "k5120_many")
 # Query and gate with key and value, by the splits of both; splits that no block suits are two launches.
 _QGKV_SPLITS = {
     ("any", "any"): "any",
@@ -38,6 +38,8 @@ _QGKV_APART = {
 _JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 # From so many features on it no longer counts how evenly the last tiles fill the device.
 _MANY_FEATURES = 100_000
+# So few that each multiprocessor of an H200 has one tile at most, whose warps may use all registers.
+_ONE_A_MULTIPROCESSOR = 132 * TILE_N
 # BF16 weights of so few features (gates, routers) are shared by the blocks of a cluster; like the split, by N alone.
 DENSE_FEW_FEATURES = 512
 # gemv_gdn_in.cu: heads whose gates a block makes.
@@ -55,7 +57,8 @@ def shape_of(features: int, depth: int, rows: int) -> tuple[str, int]:
     """Return which entry point of a split serves up to 8 rows, or up to 16, and how many tiles a warp of it takes.
 
     Two tiles a warp read x once, and their blocks are fewer and live longer: of an H200's multiprocessors each holds
-    four. No bit of a result depends on it.
+    four. Where a block has a multiprocessor for itself, its warps decode weights before they wait for the launch ahead.
+    No bit of a result depends on it.
     """
     split = split_of(features, depth)
     if split == "k5120":
@@ -65,11 +68,13 @@ def shape_of(features: int, depth: int, rows: int) -> tuple[str, int]:
         return ("k5120_pair", 2) if (10560 if rows == 8 else 8448) < features <= 16896 else (split, 1)
     if split == "k2048" and features > (12672 if rows == 8 else 10560):
         return "k2048_pair", 2
+    if split == "k4096" and rows == 8 and features <= _ONE_A_MULTIPROCESSOR:
+        return "k4096_early", 1
     return split, 1
 
 
 def _entries(form: str, parameters: tuple[str, ...], rows: int) -> tuple[EntryPoint, ...]:
-    splits = _INPUT_SPLITS if form != "gemv" else _SPLITS if rows == 8 else _SPLITS_16
+    splits = _INPUT_SPLITS if form != "gemv" else _SPLITS_8 if rows == 8 else _SPLITS_16
     return tuple(EntryPoint(f"{form}_{split}_m{rows}", parameters) for split in splits)
 
 

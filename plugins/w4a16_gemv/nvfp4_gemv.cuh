@@ -15,12 +15,14 @@
 #include "pinned.cuh"
 
 // How a warp works, which changes no bit of the result: how many row tiles share what it loads of x, how many blocks of
-// 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), and a
-// depth K that is known when compiled, whose loop is unrolled; 0 is any depth.
-template <int TILES_, int AHEAD_, int RESIDENT_WARPS_, int STATIC_K_>
+// 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), a
+// depth K that is known when compiled, whose loop is unrolled (0 is any depth), and how many blocks of 64 k are decoded
+// before the launch ahead is waited for: at most one supertile, and only at a known depth.
+template <int TILES_, int AHEAD_, int RESIDENT_WARPS_, int STATIC_K_, int EARLY_ = 0>
 struct Shape {
     static constexpr int TILES = TILES_, AHEAD = AHEAD_, RESIDENT_WARPS = RESIDENT_WARPS_, STATIC_K = STATIC_K_;
-    static_assert(STATIC_K % TILE_K == 0);
+    static constexpr int EARLY = EARLY_;
+    static_assert(STATIC_K % TILE_K == 0 && (EARLY == 0 || STATIC_K > 0));
 };
 
 // How K is split, the same for any number of rows: WARPS warps of CLUSTER blocks take supertiles in turn. The shapes are
@@ -75,15 +77,21 @@ struct Arrival {
 
 constexpr int ACCUMULATORS = 2;  // of a warp for one output; four cost registers, and one is slower at one row
 
-// multiply_block on so many accumulators: the mma of all rows follow each other, so that none waits for the one before it.
+// A block of 64 k of a supertile, decoded: what a lane feeds to its four mma.
+using Decoded = u32[4][4];
+
+__device__ __forceinline__ void decode_block(Decoded& a, const Supertile& tile, int block) {
+    const u32 scales = block < 2 ? tile.scales.x : tile.scales.y;
+    const u32 low = scale_pair(scales, 2 * (block & 1)), high = scale_pair(scales, 2 * (block & 1) + 1);
+    decode(tile.codes[block].x, low, high, a[0]);
+    decode(tile.codes[block].y, low, high, a[1]);
+    decode(tile.codes[block].z, low, high, a[2]);
+    decode(tile.codes[block].w, low, high, a[3]);
+}
+
+// The mma of all rows follow each other, so that none waits for the one before it.
 template <int NT>
-__device__ __forceinline__ void multiply_block(float (&c)[ACCUMULATORS][NT][4], uint4 q, u32 scale_low, u32 scale_high,
-                                               const uint4 (&x)[NT][2]) {
-    u32 a[4][4];
-    decode(q.x, scale_low, scale_high, a[0]);
-    decode(q.y, scale_low, scale_high, a[1]);
-    decode(q.z, scale_low, scale_high, a[2]);
-    decode(q.w, scale_low, scale_high, a[3]);
+__device__ __forceinline__ void multiply_decoded(float (&c)[ACCUMULATORS][NT][4], const Decoded& a, const uint4 (&x)[NT][2]) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
 #pragma unroll
@@ -169,9 +177,9 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
             if (b > 0 && ahead < 4) rows.load(xs[ahead], k + ahead * 64, end);
 #pragma unroll
             for (int j = 0; j < S::TILES; ++j) {
-                const u32 scales = b < 2 ? weights[j].scales.x : weights[j].scales.y;
-                multiply_block<NT>(c[j], weights[j].codes[b], scale_pair(scales, 2 * (b & 1)),
-                                   scale_pair(scales, 2 * (b & 1) + 1), xs[b]);
+                Decoded a;
+                decode_block(a, weights[j], b);
+                multiply_decoded<NT>(c[j], a, xs[b]);
                 if (has_next) weights[j].load_block(tile[j] + next, b, lane);
             }
         }
@@ -189,6 +197,80 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
     } else {
 #pragma unroll 1
         for (int r = 0; first + r * P::STEP < count; ++r) round(r, first + (r + 1) * P::STEP < count);
+    }
+}
+
+// Whether a block begins while blocks of the launch ahead may still run: those that begin later take the place of others
+// of their own launch.
+__device__ __forceinline__ bool is_in_first_wave(int blocks_a_multiprocessor) {
+    u32 multiprocessors;
+    asm volatile("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+    return blockIdx.x < multiprocessors * blocks_a_multiprocessor;
+}
+
+// accumulate with S::EARLY blocks of weights decoded before the wait, which leaves mma alone to be done for them when x is
+// there; a block that has nothing to wait for decodes them while x is under way. x is loaded S::AHEAD blocks before its
+// turn over all rounds.
+template <int NT, class P, class S, class Meanwhile>
+__device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&tile)[S::TILES],
+                                                 const __nv_bfloat16* __restrict__ x, int stride, int M, int first,
+                                                 int lane, Meanwhile& meanwhile) {
+    constexpr int COUNT = S::STATIC_K / TILE_K, ROUNDS = (COUNT + P::STEP - 1) / P::STEP;
+    static_assert(COUNT >= P::STEP && S::EARLY <= 4);  // every warp has a supertile, and loads it first
+    const int mine = COUNT % P::STEP == 0 ? ROUNDS : (COUNT - first + P::STEP - 1) / P::STEP;
+    const LaneRows<NT> rows(x, stride, M, lane >> 2, first * TILE_K + (lane & 3) * 16);
+    Supertile weights[S::TILES];
+#pragma unroll
+    for (int j = 0; j < S::TILES; ++j) {
+        tile[j] += (size_t)first * SUPERTILE_BYTES;
+        load_early(weights[j], tile[j], lane);
+    }
+    meanwhile.ahead();
+    // Blocks are counted over all rounds; a block of the next supertile takes the place of one that is used up.
+    auto decode_next = [&](Decoded& a, int j, int block, bool is_pinned) {
+        const int r = block / 4 + 1, b = block % 4;
+        decode_block(a, weights[j], b);
+        if (r >= ROUNDS || r >= mine) return;
+        const u8* next = tile[j] + r * P::STEP * SUPERTILE_BYTES;
+        const u8 *codes = next + b * 512 + lane * 16, *scales = next + CODE_BYTES + lane * 8;
+        weights[j].codes[b] = is_pinned ? load_codes_now(codes) : load_codes(codes);
+        if (b == 3) weights[j].scales = is_pinned ? load_scales_now(scales) : load_scales(scales);
+    };
+    Decoded early[S::EARLY][S::TILES];
+    auto decode_early = [&] {
+#pragma unroll
+        for (int block = 0; block < S::EARLY; ++block)
+#pragma unroll
+            for (int j = 0; j < S::TILES; ++j)
+                decode_next(early[block][j], j, block, true);
+    };
+    const bool waits = is_in_first_wave(P::template BLOCKS<NT>);
+    if (waits) decode_early();
+    wait_for_previous_launch();
+    meanwhile.begin();
+    uint4 xs[S::AHEAD][NT][2];
+    auto load_x = [&](int block) {
+        const int r = block / 4;
+        if (r < ROUNDS && r < mine) rows.load(xs[block % S::AHEAD], r * P::STEP * TILE_K + block % 4 * 64, 1 << 30);
+    };
+#pragma unroll
+    for (int block = 0; block < S::AHEAD; ++block) load_x(block);
+    if (!waits) decode_early();
+#pragma unroll
+    for (int block = 0; block < 4 * ROUNDS; ++block) {
+        if (block / 4 >= mine) continue;
+#pragma unroll
+        for (int j = 0; j < S::TILES; ++j) {
+            if (block < S::EARLY) {
+                multiply_decoded<NT>(c[j], early[block < S::EARLY ? block : 0][j], xs[block % S::AHEAD]);
+            } else {
+                Decoded a;
+                decode_next(a, j, block, false);
+                multiply_decoded<NT>(c[j], a, xs[block % S::AHEAD]);
+            }
+        }
+        load_x(block + S::AHEAD);
+        if (block == 3) meanwhile.go_on();
     }
 }
 
@@ -217,7 +299,9 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
 
     // Stage 1: each warp sums its share of K.
     float c[S::TILES][ACCUMULATORS][NT][4] = {};
-    accumulate<NT, P, S>(c, tiles, x, stride, M, K, rank * P::WARPS + warp, lane, meanwhile);
+    const int first = rank * P::WARPS + warp;
+    if constexpr (S::EARLY > 0) accumulate_early<NT, P, S>(c, tiles, x, stride, M, first, lane, meanwhile);
+    else accumulate<NT, P, S>(c, tiles, x, stride, M, K, first, lane, meanwhile);
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j)
 #pragma unroll

@@ -1,6 +1,7 @@
 """What the GEMV's launcher decides: the split of K, how many tiles a warp takes, and the grid that follows."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -53,6 +54,8 @@ def plan(backend, name, **dims):
         (12288, 2048, ("k2048", 1), ("k2048_pair", 2)),
         (248320, 2048, ("k2048_pair", 2), ("k2048_pair", 2)),
         (512, 2048, ("k2048_few", 1), ("k2048_few", 1)),
+        (2048, 4096, ("k4096_early", 1), ("k4096", 1)),
+        (2113, 4096, ("k4096", 1), ("k4096", 1)),
         (5120, 17408, ("k17408", 1), ("k17408", 1)),
         (5120, 6144, ("k6144", 1), ("k6144", 1)),
         (14336, 5104, ("any", 1), ("any", 1)),
@@ -61,7 +64,7 @@ def plan(backend, name, **dims):
 def test_shape_depends_on_the_rows_and_the_split_of_k_does_not(features, depth, at_8, at_16):
     assert [launch.shape_of(features, depth, rows) for rows in (8, 16)] == [at_8, at_16]
     split = launch.split_of(features, depth)
-    assert {name.removesuffix("_pair").removesuffix("_many") for name, _ in (at_8, at_16)} == {split}
+    assert {re.sub("_(pair|many|early)$", "", name) for name, _ in (at_8, at_16)} == {split}
 
 
 @pytest.mark.parametrize(
