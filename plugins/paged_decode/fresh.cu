@@ -7,18 +7,18 @@
 
 #define PAGED_DECODE_FRESH(NAME, D, SPREAD, BOUNDS)                                                                \
     extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
-        const bf16* __restrict__ q,            /* [S, Hq, D] */                                                    \
-        const bf16* __restrict__ k,            /* [S, Hk, D] */                                                    \
-        const bf16* __restrict__ v,            /* [S, Hk, D] */                                                    \
+        const bf16* q,                         /* [S, Hq, D] */                                                    \
+        const bf16* k,                         /* [S, Hk, D] */                                                    \
+        const bf16* v,                         /* [S, Hk, D] */                                                    \
         const bf16* __restrict__ q_weight,     /* [D] */                                                           \
         const bf16* __restrict__ k_weight,     /* [D] */                                                           \
-        const int* __restrict__ positions,     /* [S] */                                                           \
-        const int* __restrict__ slots,         /* [S] */                                                           \
+        const int* positions,                  /* [S] */                                                           \
+        const int* slots,                      /* [S] */                                                           \
         bf16* k_cache,                         /* [P, B, Hk, D], in and out */                                     \
         bf16* v_cache,                         /* [P, B, Hk, D], in and out */                                     \
-        const int* __restrict__ block_table,   /* [S, L] */                                                        \
-        const int* __restrict__ context_lens,  /* [S] */                                                           \
-        const bf16* __restrict__ gate,         /* [S, Hq, D], or none */                                           \
+        const int* block_table,                /* [S, L] */                                                        \
+        const int* context_lens,               /* [S] */                                                           \
+        const bf16* gate,                      /* [S, Hq, D], or none */                                           \
         bf16* __restrict__ out,                /* [S, Hq, D] */                                                    \
         float* slices, int* counts, /* where several share a row */                                                \
         float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, int Hk,      \

@@ -106,12 +106,12 @@ __device__ __forceinline__ void copy(bf16* to, const bf16* from, const Raw<WIDTH
 #define QK_NORM_ROPE_APPEND(WIDTH)                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_append_w##WIDTH(                          \
         bf16* q,                           /* [M, Hq, D], in and out */                                          \
-        const bf16* __restrict__ k,        /* [M, Hk, D] */                                                      \
-        const bf16* __restrict__ v,        /* [M, Hk, D] */                                                      \
+        const bf16* k,                     /* [M, Hk, D] */                                                      \
+        const bf16* v,                     /* [M, Hk, D] */                                                      \
         const bf16* __restrict__ q_weight, /* [D] */                                                             \
         const bf16* __restrict__ k_weight, /* [D] */                                                             \
-        const int* __restrict__ positions, /* [M] */                                                             \
-        const int* __restrict__ slots,     /* [M] */                                                             \
+        const int* positions,              /* [M] */                                                             \
+        const int* slots,                  /* [M] */                                                             \
         bf16* __restrict__ k_cache,        /* [P * B, Hk, D] */                                                  \
         bf16* __restrict__ v_cache,        /* [P * B, Hk, D] */                                                  \
         float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step) {   \

@@ -115,12 +115,13 @@ __device__ __forceinline__ u32 drawn(const Row& row, const Limits& limits, const
 }
 
 extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
-    const bf16* __restrict__ logits,        // [M, V]
-    const float* __restrict__ temperature,  // [M]
-    const int* __restrict__ top_k,          // [M]
-    const float* __restrict__ top_p,        // [M]
-    const float* __restrict__ uniform,      // [M]
-    int* __restrict__ out,                  // [M]
+    // Not restrict: the launch before may write them, and loads of what is restrict may be moved before the wait.
+    const bf16* logits,        // [M, V]
+    const float* temperature,  // [M]
+    const int* top_k,          // [M]
+    const float* top_p,        // [M]
+    const float* uniform,      // [M]
+    int* out,                  // [M]
     float unit, int V) {
     __shared__ Ranking shared;
     allow_next_launch();
