@@ -100,7 +100,7 @@ def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differ
     )  # fmt: skip
     one, four = model["rows"]
     assert one["kernels"]["differing"] == []
-    assert {"w4a16::w4a16_gemm_t_p3", "w4a16_gemv::w4a16_gemv_dual_batch3"} <= {*four["kernels"]["differing"]}
+    assert {"w4a16::w4a16_gemm_t_p3", "w4a16_gemv::w4a16_gemv_qgkv_batch3"} <= {*four["kernels"]["differing"]}
     # ... and what a lever alone selects is held against its contract too.
     proven = {proof["key"]: proof for proof in model["proofs"]}
     assert {*four["kernels"]["differing"]} <= {*proven}

@@ -332,7 +332,7 @@ def test_checks_given_a_broken_kernel_say_what_is_broken(kernel, expected):
 
 def test_checks_cover_every_row_wise_contract():
     """The others route by slots (compared in test_moe.py) or take rows of several sequences (in test_mixers.py)."""
-    slotted = {"transpose_nvfp4", "moe_sort_by_expert", "moe_unpermute_reduce_indexed"}
+    slotted = {"transpose_nvfp4", "moe_sort_by_expert", "moe_unpermute_reduce_indexed", "moe_unpermute_shared_add"}
     slotted |= {"quantize_bf16_to_nvfp4", "quantize_bf16_to_nvfp4_t"}
     grouped = {name for name in CONTRACTS if name.startswith("moe_w4a16_grouped")}
     ragged = {name for name, contract in CONTRACTS.items() if "cu_rows" in contract.signature.names}
