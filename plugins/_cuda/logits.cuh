@@ -27,9 +27,9 @@ __device__ __forceinline__ u32 word_of_rank(const u32* p, u32 rank) {
     return __float_as_uint(load_from_rank(reinterpret_cast<const float*>(p), rank));
 }
 
-// As for_each_logit, for rows of so many pieces of WIDTH. PARALLEL loads are in flight; only the first is visited, then the
-// others move up: a visit of each in code of its own is four times as much to compile and to fetch.
-template <int WIDTH, int THREADS, class Visit>
+// As for_each_logit, for rows of so many pieces of WIDTH. PARALLEL loads are in flight. AT_ONCE of them are visited in code
+// of their own, then the others move up: what is long would be four times as much to compile, and to fetch.
+template <int WIDTH, int AT_ONCE, int THREADS, class Visit>
 __device__ __forceinline__ void for_each_of_pieces(const bf16* row, int pieces, u32 rank, Visit visit) {
     constexpr int PARALLEL = 4;
     const int share = (pieces + TEAM - 1) / TEAM;
@@ -40,24 +40,28 @@ __device__ __forceinline__ void for_each_of_pieces(const bf16* row, int pieces, 
         for (int i = 0; i < PARALLEL; ++i)
             if (first + i * THREADS < end) raw[i] = load_raw<WIDTH>(row, first + i * THREADS);
 #pragma unroll 1
-        for (int at = first; at < min(end, first + PARALLEL * THREADS); at += THREADS) {
-            const unsigned short* bits = reinterpret_cast<const unsigned short*>(&raw[0]);
+        for (int at = first; at < min(end, first + PARALLEL * THREADS); at += AT_ONCE * THREADS) {
 #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) visit(at * WIDTH + e, (u32)bits[e]);
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (i > 0 && at + i * THREADS >= end) continue;
+                const unsigned short* bits = reinterpret_cast<const unsigned short*>(&raw[i]);
 #pragma unroll
-            for (int i = 1; i < PARALLEL; ++i) raw[i - 1] = raw[i];
+                for (int e = 0; e < WIDTH; ++e) visit((at + i * THREADS) * WIDTH + e, (u32)bits[e]);
+            }
+#pragma unroll
+            for (int i = AT_ONCE; i < PARALLEL; ++i) raw[i - AT_ONCE] = raw[i];
         }
     }
 }
 
 // Calls ``visit(index, bits)`` for this block's share of a row, each thread in rising order of index. A row whose length
-// is a multiple of 8 begins at a multiple of 16 bytes.
-template <int THREADS, class Visit>
+// is a multiple of 8 begins at a multiple of 16 bytes. A short visit may be in the code 4 times as often, AT_ONCE.
+template <int THREADS, int AT_ONCE = 1, class Visit>
 __device__ __forceinline__ void for_each_logit(const bf16* row, int V, u32 rank, Visit visit) {
     if (V % 8 == 0)
-        for_each_of_pieces<8, THREADS>(row, V / 8, rank, visit);
+        for_each_of_pieces<8, AT_ONCE, THREADS>(row, V / 8, rank, visit);
     else
-        for_each_of_pieces<1, THREADS>(row, V, rank, visit);
+        for_each_of_pieces<1, AT_ONCE, THREADS>(row, V, rank, visit);
 }
 
 // The largest logit, of equal ones that of the lowest index. NaN is no number: it is passed over.
@@ -83,7 +87,7 @@ template <int THREADS>
 __device__ __forceinline__ Best best_of_row(const bf16* row, int V, u32 rank, Best (&shared)[THREADS / 32 + 1]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Best best = no_best();
-    for_each_logit<THREADS>(row, V, rank, [&](int index, u32 bits) {
+    for_each_logit<THREADS, 4>(row, V, rank, [&](int index, u32 bits) {
         const float value = __uint_as_float(bits << 16);
         if (value > best.value) best = {value, index};
     });

@@ -84,7 +84,7 @@ __device__ __forceinline__ u32 list_largest(const Row& row, u32 least) {
     const u32 reach = key_to_reach(shared, least);
     if (threadIdx.x == 0) shared.selected = 0;
     __syncthreads();
-    row.each([&](int index, u32 bits) {
+    row.each<4>([&](int index, u32 bits) {
         const u32 key = key_of(bits);
         if (key >= reach && reach != 0) {
             const u32 place = atomicAdd(&shared.selected, 1u);

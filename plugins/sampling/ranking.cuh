@@ -119,9 +119,9 @@ struct Row {
     u32 rank;
     Ranking& shared;
 
-    template <class Visit>
+    template <int AT_ONCE = 1, class Visit>
     __device__ __forceinline__ void each(Visit visit) const {
-        for_each_logit<THREADS>(logits, V, rank, visit);
+        for_each_logit<THREADS, AT_ONCE>(logits, V, rank, visit);
     }
 
     // Counts bins, once for a row. Ends with the sum over the row in every thread.
