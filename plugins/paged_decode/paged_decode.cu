@@ -5,12 +5,12 @@
 
 #define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                      \
     extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
-        const __nv_bfloat16* __restrict__ q,       /* [S, Hq, D] */                                                \
-        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
-        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
-        const int* __restrict__ block_table,       /* [S, L] */                                                    \
-        const int* __restrict__ context_lens,      /* [S] */                                                       \
-        const __nv_bfloat16* __restrict__ gate,    /* [S, Hq, D], or none */                                       \
+        const __nv_bfloat16* q,                    /* [S, Hq, D] */                                                \
+        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                             \
+        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                             \
+        const int* block_table,                    /* [S, L] */                                                    \
+        const int* context_lens,                   /* [S] */                                                       \
+        const __nv_bfloat16* gate,                 /* [S, Hq, D], or none */                                       \
         __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                \
         float* slices, int* counts, /* where several share a row */                                                \
         float scale, int L, int P, int B, int Hk, int per_key, int teams, int sharing, int most) {                 \
@@ -35,12 +35,12 @@ PAGED_DECODE(paged_decode_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
 
 // Any D up to 1024. Grid: S * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
-    const __nv_bfloat16* __restrict__ q,       // [S, Hq, D]
-    const __nv_bfloat16* __restrict__ k_cache, // [P, B, Hk, D]
-    const __nv_bfloat16* __restrict__ v_cache, // [P, B, Hk, D]
-    const int* __restrict__ block_table,       // [S, L]
-    const int* __restrict__ context_lens,      // [S]
-    const __nv_bfloat16* __restrict__ gate,    // [S, Hq, D], or none
+    const __nv_bfloat16* q,                    // [S, Hq, D]
+    const __nv_bfloat16* k_cache,              // [P, B, Hk, D]
+    const __nv_bfloat16* v_cache,              // [P, B, Hk, D]
+    const int* block_table,                    // [S, L]
+    const int* context_lens,                   // [S]
+    const __nv_bfloat16* gate,                 // [S, Hq, D], or none
     __nv_bfloat16* __restrict__ out,           // [S, Hq, D]
     float scale, int L, int P, int B, int Hk, int per_key, int D) {
     allow_next_launch();

@@ -27,12 +27,12 @@ struct Prefix {
 
 #define PREFILL_PAGED(NAME, D, SPREAD, BOUNDS)                                                                     \
     extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
-        const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
-        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
-        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
-        const int* __restrict__ block_table,       /* [S, L] */                                                    \
-        const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
-        const int* __restrict__ context_lens,      /* [S] */                                                       \
+        const __nv_bfloat16* q,                    /* [M, Hq, D] */                                                \
+        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                             \
+        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                             \
+        const int* block_table,                    /* [S, L] */                                                    \
+        const int* cu_rows,                        /* [S + 1] */                                                   \
+        const int* context_lens,                   /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
         float* slices, int* counts, /* where several share a row */                                                \
         float scale, int S, int L, int P, int B, int Hk, int per_key, int teams, int sharing, int most) {          \
@@ -58,12 +58,12 @@ PREFILL_PAGED(prefill_paged_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
-    const __nv_bfloat16* __restrict__ q,       // [M, Hq, D]
-    const __nv_bfloat16* __restrict__ k_cache, // [P, B, Hk, D]
-    const __nv_bfloat16* __restrict__ v_cache, // [P, B, Hk, D]
-    const int* __restrict__ block_table,       // [S, L]
-    const int* __restrict__ cu_rows,           // [S + 1]
-    const int* __restrict__ context_lens,      // [S]
+    const __nv_bfloat16* q,                    // [M, Hq, D]
+    const __nv_bfloat16* k_cache,              // [P, B, Hk, D]
+    const __nv_bfloat16* v_cache,              // [P, B, Hk, D]
+    const int* block_table,                    // [S, L]
+    const int* cu_rows,                        // [S + 1]
+    const int* context_lens,                   // [S]
     __nv_bfloat16* __restrict__ out,           // [M, Hq, D]
     float scale, int S, int L, int P, int B, int Hk, int per_key, int D) {
     allow_next_launch();
