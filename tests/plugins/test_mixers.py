@@ -207,7 +207,8 @@ def test_norm_turn_append_is_the_three_after_each_other():
 
 
 @pytest.mark.parametrize(("positions", "slots", "what"), [
-    ((1, -2), (0, 1), r"positions\[1\] is -2"), ((1, 2), (0, 12), r"slots\[1\] is 12"), ((1, 2), (5, 5), r"slots\[0, 1\] are both 5"),
+    ((1, -2), (0, 1), r"positions\[1\] is -2"), ((1, 2), (0, 12), r"slots\[1\] is 12"),
+    ((1, 2), (5, 5), r"slots\[0, 1\] are both 5"),
 ])  # fmt: skip
 def test_norm_turn_append_of_what_its_parts_refuse_changes_nothing(positions, slots, what):
     arguments = fused_arguments(positions, slots)
