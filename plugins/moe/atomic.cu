@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) clear_sums(float* __
     if (i < count) sums[i] = 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const float* __restrict__ sums,  // [M, H]
+extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const float* sums,               // [M, H]
                                                                        bf16* __restrict__ out,          // [M, H]
                                                                        int count) {
     allow_next_launch();
@@ -26,10 +26,10 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const flo
     extern "C" __global__ void GROUPED_BOUNDS grouped_down_atomic_##NAME(                                          \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
-        const bf16* __restrict__ h,            /* [S, I] */                                                        \
-        const int* __restrict__ slots,         /* [S] */                                                           \
-        const int* __restrict__ work,          /* [E, 4] */                                                        \
-        const float* __restrict__ weights,     /* [S] */                                                           \
+        const bf16* h,                         /* [S, I] */                                                        \
+        const int* slots,                      /* [S] */                                                           \
+        const int* work,                       /* [E, 4] */                                                        \
+        const float* weights,                  /* [S] */                                                           \
         float* __restrict__ sums,              /* [S / top_k, H] */                                                \
         int E, int S, int top_k, int H, int I, int repeats, int is_early) {                                        \
         const Experts experts[1] = {{down, down_scale}};                                                           \

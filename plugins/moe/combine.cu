@@ -1,5 +1,6 @@
 // Back from experts to tokens: the weighted sum of a token's choices, and the shared expert behind its gate.
 // Numerics: FP32, sums in a fixed order, one rounding to BF16. Launched by router_launch.py. sm_80 and newer.
+// What a launch before may write is not __restrict__: its loads might be moved before the wait.
 #include "bf16.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -116,18 +117,18 @@ __device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* s
 
 #define COMBINE(WIDTH)                                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_reduce_w##WIDTH(                               \
-        const bf16* __restrict__ y,         /* [S, H] */                                                           \
-        const int* __restrict__ slots,      /* [S] */                                                              \
-        const float* __restrict__ weights,  /* [M, T] */                                                           \
+        const bf16* y,                      /* [S, H] */                                                           \
+        const int* slots,                   /* [S] */                                                              \
+        const float* weights,               /* [M, T] */                                                           \
         bf16* __restrict__ out,             /* [M, H] */                                                           \
         int S, int T, int H) {                                                                                     \
         unpermute_reduce<WIDTH>(y, slots, weights, out, S, T, H);                                                  \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) shared_gate_add_w##WIDTH(                                \
-        const bf16* __restrict__ x,            /* [M, H] */                                                        \
+        const bf16* x,                         /* [M, H] */                                                        \
         const bf16* __restrict__ gate_weight,  /* [H] */                                                           \
-        const bf16* __restrict__ shared,       /* [M, H] */                                                        \
-        bf16* __restrict__ out,                /* [M, H] */                                                        \
+        const bf16* shared,                    /* [M, H] */                                                        \
+        bf16* out,                             /* [M, H] */                                                        \
         int H) {                                                                                                   \
         shared_gate_add<WIDTH>(x, gate_weight, shared, out, H);                                                    \
     }                                                                                                              \

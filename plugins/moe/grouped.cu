@@ -34,10 +34,10 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
         const u8* __restrict__ up,             /* the same */                                                      \
         const float* __restrict__ gate_scale,  /* [E] */                                                           \
         const float* __restrict__ up_scale,    /* [E] */                                                           \
-        const bf16* __restrict__ x,            /* [S / top_k, H] */                                                \
-        const int* __restrict__ slots,         /* [S] */                                                           \
-        const int* __restrict__ offsets,       /* [E + 1] */                                                       \
-        const int* __restrict__ work,          /* [E, 4] */                                                        \
+        const bf16* x,                         /* [S / top_k, H] */                                                \
+        const int* slots,                      /* [S] */                                                           \
+        const int* offsets,                    /* [E + 1] */                                                       \
+        const int* work,                       /* [E, 4] */                                                        \
         bf16* __restrict__ out,                /* [S, I] */                                                        \
         int E, int S, int top_k, int I, int H, int repeats) {                                                      \
         const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                           \
@@ -48,9 +48,9 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
     extern "C" __global__ void GROUPED_BOUNDS grouped_down_##NAME(                                                 \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
-        const bf16* __restrict__ h,            /* [S, I] */                                                        \
-        const int* __restrict__ offsets,       /* [E + 1] */                                                       \
-        const int* __restrict__ work,          /* [E, 4] */                                                        \
+        const bf16* h,                         /* [S, I] */                                                        \
+        const int* offsets,                    /* [E + 1] */                                                       \
+        const int* work,                       /* [E, 4] */                                                        \
         bf16* __restrict__ out,                /* [S, H] */                                                        \
         int E, int S, int H, int I, int repeats, int is_early) {                                                   \
         const Experts experts[1] = {{down, down_scale}};                                                           \

@@ -32,7 +32,7 @@ __device__ __forceinline__ int rank_of(const u32* has_slots, int expert, int lan
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
-    const int* __restrict__ ids,  // [slots]
+    const int* ids,               // [slots]
     int* __restrict__ sorted,     // [slots]
     int* __restrict__ offsets,    // [experts + 1]
     int* __restrict__ work,       // [experts, 4]
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
 
 // Ids counted from expert ``first`` on, -1 for those of other experts: the same routing as a slice of the experts sees it.
 extern "C" __global__ void __launch_bounds__(256) local_ids(
-    const int* __restrict__ ids,  // [count]
+    const int* ids,               // [count]
     int* __restrict__ out,        // [count]
     int count, int first, int experts) {
     allow_next_launch();
