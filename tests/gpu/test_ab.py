@@ -17,41 +17,50 @@ from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 
 pytestmark = pytest.mark.gpu
 
-# A SiLU with the constant of a well-known approximation, or the right one.
-SILU = """
+# The norm that every layer begins its FFN with; a wrong one is too large.
+NORM = """
 #include <cuda_bf16.h>
-extern "C" __global__ void __launch_bounds__(256) planted_silu(
-    const __nv_bfloat16* gate, const __nv_bfloat16* up, __nv_bfloat16* out, long long rows, long long columns,
-    long long gate_stride, long long up_stride) {
-    const long long at = blockIdx.x * 256LL + threadIdx.x;
-    if (at >= rows * columns) return;
-    const long long row = at / columns, column = at % columns;
-    const float x = __bfloat162float(gate[row * gate_stride + column]);
-    const float y = __bfloat162float(up[row * up_stride + column]);
-    out[at] = __float2bfloat16_rn(x / (1.0f + expf(-CONSTANT * x)) * y);
+extern "C" __global__ void __launch_bounds__(256) planted_norm(
+    const __nv_bfloat16* x, __nv_bfloat16* residual, const __nv_bfloat16* weight, __nv_bfloat16* out, float eps,
+    float offset, int columns) {
+    __shared__ float squares[256];
+    const long long row = (long long)blockIdx.x * columns;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < columns; i += 256) {
+        const __nv_bfloat16 v = __float2bfloat16_rn(__bfloat162float(residual[row + i]) + __bfloat162float(x[row + i]));
+        residual[row + i] = v;
+        sum += __bfloat162float(v) * __bfloat162float(v);
+    }
+    squares[threadIdx.x] = sum;
+    __syncthreads();
+    for (int step = 128; step; step /= 2) {
+        if (threadIdx.x < step) squares[threadIdx.x] += squares[threadIdx.x + step];
+        __syncthreads();
+    }
+    const float scale = FACTOR / sqrtf(squares[0] / columns + eps);
+    for (int i = threadIdx.x; i < columns; i += 256)
+        out[row + i] = __float2bfloat16_rn(
+            __bfloat162float(residual[row + i]) * scale * (offset + __bfloat162float(weight[i])));
 }
 """
 
 
-def _stride(view: Any) -> int:
-    return view.strides[0] // view.dtype.itemsize if view.shape[0] > 1 else view.shape[1]
-
-
 def _plan(bound: Any, entries: Any) -> LaunchPlan:
-    gate, up, out = (bound.views[name] for name in ("gate", "up", "out"))
-    rows, columns = out.shape
-    arguments = (gate, up, out, rows, columns, _stride(gate), _stride(up))
-    return LaunchPlan("planted_silu", (-(-rows * columns // 256), 1, 1), arguments, may_overlap=False)
+    views = bound.views
+    rows, columns = views["out"].shape
+    arrays = (views["x"], views["residual"], views["weight"], views["out"])
+    scalars = (bound.arguments["eps"], bound.arguments["weight_offset"], columns)
+    return LaunchPlan("planted_norm", (rows, 1, 1), (*arrays, *scalars), may_overlap=False)
 
 
-def planted(folder: Path, constant: str) -> Any:
-    source = folder / "silu.cu"
-    source.write_text(SILU.replace("CONSTANT", constant))
-    entries = (EntryPoint("planted_silu", ("ptr", "ptr", "ptr", "i64", "i64", "i64", "i64")),)
-    backend = CudaKernel(source, entries, _plan, strided=frozenset({"gate", "up"}))
+def planted(folder: Path, factor: str) -> Any:
+    source = folder / "norm.cu"
+    source.write_text(NORM.replace("FACTOR", factor))
+    entries = (EntryPoint("planted_norm", ("ptr", "ptr", "ptr", "ptr", "f32", "f32", "i32")),)
     spec = km.KernelSpec(
-        key="silu::silu_mul", contract="silu_mul", archs=("sm_80+",), backend=backend, overrides="kernel-muster"
-    )
+        key="norm::rms_norm_residual", contract="rms_norm_residual", archs=("sm_80+",),
+        backend=CudaKernel(source, entries, _plan), overrides="kernel-muster",
+    )  # fmt: skip
     return type("Planted", (), {"muster_kernels": staticmethod(km.hookimpl(lambda: [spec]))})()
 
 
@@ -103,7 +112,11 @@ def test_right_kernel_of_another_hand_agrees_on_the_device(tmp_path: Path) -> No
 
 
 def test_wrong_kernel_is_caught_and_named_on_the_device(tmp_path: Path) -> None:
-    found = compare(local_plugins={"planted": planted(tmp_path, "1.702f")})
+    found = compare(local_plugins={"planted": planted(tmp_path, "1.2f")})
     assert found.verdict == "differ"
     assert {"contract", "kl"} <= failed(found)
-    assert any("silu::silu_mul of arm B" in check.text for check in found.models[0].checks if check.outcome == "failed")
+    assert any(
+        "norm::rms_norm_residual of arm B" in check.text
+        for check in found.models[0].checks
+        if check.outcome == "failed"
+    )
