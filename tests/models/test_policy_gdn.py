@@ -3,7 +3,8 @@ from kernel_muster.models.policy.gdn import decode_arm, verify_arm
 
 
 @pytest.mark.parametrize(("sequences", "strided", "norm_strided", "arm"), [
-    (0, True, False, "single"), (1, True, True, "norm_strided"), (1, True, False, "single"), (2, True, False, "strided"),
+    (0, True, False, "single"), (1, True, True, "norm_strided"), (1, True, False, "single"),
+    (2, True, False, "strided"),
     (2, True, True, "norm_strided"), (128, False, True, "norm_strided"), (2, False, False, "single"),
 ])  # fmt: skip
 def test_decode_arm_by_sequences_and_kernels(sequences: int, strided: bool, norm_strided: bool, arm: str) -> None:
