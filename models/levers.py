@@ -4,7 +4,7 @@ from kernel_muster.models.policy.attention import ASKED_ARMS, PREFILL_MMA_ROWS, 
 from kernel_muster.models.policy.evidence import Threshold
 from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
-from kernel_muster.models.policy.moe import GROUPED_ROWS
+from kernel_muster.models.policy.moe import FUSED_ROWS, GROUPED_ROWS
 from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
 from kernel_muster.models.policy.projection import HOPPER_FROM, SMALL_FROM, SMALL_MI
 from kernel_muster.models.policy.tile import (
@@ -153,7 +153,7 @@ MOE_LEVERS = (
         kind="bool",
         default=False,
         doc="Never decode experts grouped; beats MUSTER_MOE_GROUPED_DECODE. Prefill stays grouped.",
-        evidence=str(GROUPED_ROWS.evidence),
+        evidence=GROUPED_ROWS.all_evidence(),
         effects={True: "grouped decode off at every row count", False: "grouped decode kept"},
     ),
     Lever(
@@ -161,11 +161,12 @@ MOE_LEVERS = (
         kind="bool",
         default=False,
         doc="Force grouped expert decode below its edge.",
-        evidence=str(GROUPED_ROWS.evidence),
+        evidence=GROUPED_ROWS.all_evidence(),
         diagnostic=True,
         effects={
             True: "grouped decode at every row count",
-            False: f"grouped decode from {GROUPED_ROWS.per_arch('rows')}",
+            False: f"grouped decode from {GROUPED_ROWS.per_arch('rows')}; "
+            f"from {FUSED_ROWS + 1} at least where moe_fused_shared serves",
         },
     ),
     Lever(
@@ -220,7 +221,8 @@ ATTENTION_LEVERS = (
     _kill(
         "MUSTER_NO_PREFILL_MMA",
         "prefill_paged::prefill_paged_attn_mma",
-        "Attend with every row of a prompt as decode does, with its bits, instead of in tiles of rows.",
+        "Attend with every row of a prompt as decode does, with its bits; else passes of "
+        f"{PREFILL_MMA_ROWS.value} rows and more go in tiles.",
         str(PREFILL_MMA_ROWS.evidence),
     ),
 )

@@ -51,6 +51,10 @@ class Threshold:
         measured = [f"{value} on {_DEVICES.get(arch, arch)}" for arch, (value, _) in self.measured.items()]
         return "; ".join([f"{self.value} {unit}", *measured])
 
+    def all_evidence(self) -> str:
+        """Return the evidence of the inherited edge and of each that was measured, for texts about no target."""
+        return "; ".join([str(self.evidence), *(str(evidence) for _, evidence in self.measured.values())])
+
     def note(self, arch: str) -> str:
         """Say where the edge for this architecture comes from, if it was measured elsewhere."""
         return "" if arch in self.measured else self.evidence.note(arch)

@@ -24,7 +24,10 @@ Models = Annotated[
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", help="Measure this shape (gemv: NxK) of the one family named; repeatable.", show_default=False
+        "--shape",
+        show_default=False,
+        help="Measure this shape of the one family named (gemv, gemm: NxK; moe: EXPERTSxTOP_KxHIDDENxINTERMEDIATE; "
+        "small: none); repeatable.",
     ),
 ]
 Rows = Annotated[

@@ -372,5 +372,7 @@ def test_no_threshold_of_another_chip_is_in_use_unmarked_on_an_h200():
         row = rows[setting.lever.name]
         if row.origin == "table":
             assert row.evidence.startswith("NVIDIA H200 (sm_90a, 132 SMs), table nvidia-h200 of ")
+        elif "sm_90a" in row.evidence:
+            assert foreign_evidence(row, "sm_90a") == ""
         elif "GB10" in row.evidence:
             assert foreign_evidence(row, "sm_90a") == "GB10 (sm_121a, 48 SMs)"
