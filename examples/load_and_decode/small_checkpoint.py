@@ -115,6 +115,10 @@ def _module(path: str, value: Any, format: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["compressed-tensors"], ["modelopt"]):
+    if (
+        len(sys.argv) not in (2, 3)
+        or sys.argv[1].startswith("-")
+        or sys.argv[2:] not in ([], ["compressed-tensors"], ["modelopt"])
+    ):
         raise SystemExit(__doc__)
     print(write_checkpoint(Path(sys.argv[1]), format=sys.argv[2] if sys.argv[2:] else FORMATS[0]))

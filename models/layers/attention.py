@@ -64,7 +64,7 @@ class Attention(AttentionProjections):
     def _attend(self, rows: QkvRows, batch: Batch, cache: KvCache) -> tuple[Any, Any | None]:
         """Return attended heads ``(M, Hq, D)``, and the gate unless it is in them; the tokens are in the cache then."""
         gate, is_decode = rows.gate, batch.phase == "decode"
-        attended = np.empty_like(rows.q).reshape(rows.q.shape[0], -1, self.dims.head_dim)
+        attended = np.empty_like(rows.q).reshape(rows.q.shape[0], self.dims.q_heads, self.dims.head_dim)
         if gate is not None and self._together.attends(batch):
             q, k, v = self._by_head(rows)
             self._together.attend(q, k, v, gate.reshape(q.shape), batch, cache, attended)
@@ -86,7 +86,10 @@ class Attention(AttentionProjections):
 
     def _by_head(self, rows: QkvRows) -> tuple[Any, ...]:
         """Return projected queries, keys and values as heads ``(M, H, D)``."""
-        return tuple(part.reshape(part.shape[0], -1, self.dims.head_dim) for part in (rows.q, rows.k, rows.v))
+        dims = self.dims
+        heads = (dims.q_heads, dims.kv_heads, dims.kv_heads)
+        parts = zip((rows.q, rows.k, rows.v), heads, strict=True)
+        return tuple(part.reshape(part.shape[0], count, dims.head_dim) for part, count in parts)
 
     def _placed(self, rows: QkvRows, batch: Batch, cache: KvCache) -> Any:
         """Return the queries ``(M, Hq, D)`` to attend with; keys and values are in the cache then."""

@@ -6,6 +6,7 @@ import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
 from kernel_muster.models.layers.context import LayerContext, needed
+from kernel_muster.models.policy.attention import FRESH_HEAD_DIMS
 from kernel_muster.models.state import KvCache
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle
@@ -68,7 +69,7 @@ class NormTurnAppend:
         if not dims.qk_norm or dims.rope is None or dims.rope.yarn is not None:
             return
         self._kernel = ctx.kernels.try_kernel("rope", "qk_norm_rope_append", when=f"{_NORMED}, {_PLAIN}")
-        if dims.gated:
+        if dims.gated and (ctx.kernels.target.is_cpu or dims.head_dim in FRESH_HEAD_DIMS):
             self._attend = ctx.kernels.try_kernel(
                 "paged_decode", "paged_decode_attn_fresh", when=f"{_GATED}, {_NORMED}, {_PLAIN}"
             )

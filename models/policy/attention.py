@@ -91,6 +91,8 @@ PrefillArm = Literal["rows", "mma"]
 PREFILL_ARMS: tuple[PrefillArm, ...] = get_args(PrefillArm)
 #: The head sizes that tiles of rows are compiled for.
 MMA_HEAD_DIMS = (128, 256)
+#: The head sizes that attention from projections on is compiled for; the host takes any.
+FRESH_HEAD_DIMS = (64, 128, 256)
 # One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
 PREFILL_MMA_ROWS = Threshold(
     "least rows of a prefill whose attention takes tiles of rows",

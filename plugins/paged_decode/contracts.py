@@ -272,7 +272,7 @@ DECODE_FRESH = Contract(
             _OUT,
         ),
         (*GROUPED_HEADS, ("rotary_dim", 2)),
-        (("rotary_dim", "D"),),
+        (("rotary_dim", "D"), ("Hk", "Hq")),
     ),
     _exact_fresh,
     (

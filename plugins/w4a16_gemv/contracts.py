@@ -253,7 +253,16 @@ def _gemm_cases() -> tuple[Case, ...]:
     """Return cases of a few rows and of many: whole tiles and one above, few features and many, K of any step."""
     few = ((3, 256, 2048), (16, 520, 2048), (9, 1030, 272), (16, 96, 5120))
     many = ((128, 640, 256), (129, 513, 264), (257, 520, 1016), (70, 1, 8), (65, 1030, 2048), (300, 96, 5120))
-    sizes = (*few, *many, (1100, 70, 400), (1030, 4100, 64), (1030, 3500, 200), (500, 4800, 72), (200, 5000, 72))
+    sizes = (
+        *few,
+        *many,
+        (1100, 70, 400),
+        (1030, 4100, 64),
+        (1030, 3500, 200),
+        (500, 4800, 72),
+        (200, 5000, 72),
+        (100, 600, 0),
+    )
     return tuple(Case(f"m_{m}_n_{n}_k_{k}", {"M": m, "N": n, "K": k}, tolerance=dot_tolerance(k)) for m, n, k in sizes)
 
 

@@ -68,7 +68,8 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources], has_wgmma: bool =
     _check_size(x, stride, weight)
     if rows <= GEMV_ROWS and depth % GEMV_DEPTH == 0 and stride % VECTOR == 0:
         return plan_dense("dense_gemm", bound, entries)
-    is_aligned = depth % VECTOR == 0 and stride % VECTOR == 0
+    # Rows that overlap, and no K at all, are what bulk copies cannot bring.
+    is_aligned = depth > 0 and depth % VECTOR == 0 and stride % VECTOR == 0 and stride >= depth
     tile = tile_of(rows, features) if is_aligned else "any"
     if tile == "wide" and has_wgmma:
         return _plan_wgmma(x, weight, bound.views["out"], depth)

@@ -10,6 +10,7 @@ from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.closure import read_closure
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
+from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import Backend
 from kernel_muster.registry.values import frozen
@@ -118,5 +119,8 @@ def path_problems(source: object, include_dirs: Iterable[object] = ()) -> list[s
 
 
 def row_stride(view: ArrayView) -> int:
-    """Return the distance of two rows of a matrix in elements."""
-    return view.strides[0] // view.dtype.itemsize if view.shape[0] > 1 else view.shape[1]
+    """Return the distance of two rows of a matrix in elements; ContractError where they come in falling order."""
+    stride = view.strides[0] // view.dtype.itemsize if view.shape[0] > 1 else view.shape[1]
+    if stride < 0:
+        raise ContractError(f"rows are {stride} elements apart, expected each behind the one before: copy the slice")
+    return stride

@@ -205,6 +205,16 @@ def test_fp8_weights_are_refused_and_never_requantised(make_context: Make) -> No
         attention(make_context({f"{LABEL}.q_proj": Fp8()}))
 
 
+@pytest.mark.parametrize("phase", ["decode", "verify", "prefill"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_no_rows_give_no_rows(make_context: Make, exact: Any, phase: Any, gated: bool) -> None:
+    layer = attention(make_context(), gated)
+    none = np.zeros(0, np.int32)
+    batch = Batch(phase, none, none, np.zeros(1, np.int32), none, np.zeros((0, 1), np.int32), none, none)
+    cache = KvCache(layer.dims, 4, PAGE)
+    assert layer.forward(exact.rows(1, H)[:0], batch, cache).shape == (0, H)
+
+
 def test_norms_match_float64(make_context: Make, exact: Any) -> None:
     layer = attention(make_context())
     x, residual = exact.rows(5, H), exact.rows(5, H, 1)
