@@ -5,9 +5,16 @@ from typing import Any
 
 from kernel_muster.models.layers.activation import activation_kernel
 from kernel_muster.models.layers.context import LayerContext, new_rows
-from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.layers.families import (
+    batch_tiers,
+    bf16_kernels,
+    dual_silu_tiers,
+    dual_tiers,
+    exact_tiers,
+    tile_kernels,
+)
 from kernel_muster.models.layers.ffn import forced_arm
-from kernel_muster.models.layers.swiglu import How, SwiGlu, bf16_swiglu, dual_silu_tiers, nvfp4_swiglu
+from kernel_muster.models.layers.swiglu import How, SwiGlu, bf16_swiglu, nvfp4_swiglu
 from kernel_muster.models.policy.ffn import BATCHED_ROWS, DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
 from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase

@@ -63,6 +63,17 @@ def dual_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
 
 
 @track_caller
+def dual_silu_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV kernels of gate, up and SiLU in one launch, at 1, 2, 3 and up to 8 rows."""
+    return {
+        1: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu", when=when),
+        2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch2", when=when),
+        3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch3", when=when),
+        8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch8", when=when),
+    }
+
+
+@track_caller
 def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
     """Look up the W4A16 GEMMs. A kill switch takes its kernel out of the chain: no lookup, no finding.
 

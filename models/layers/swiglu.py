@@ -15,8 +15,6 @@ from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.policy.gemv import gemv_tier
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.handles import AnyHandle
-from kernel_muster.registry.lookups import Lookups
-from kernel_muster.registry.sites import track_caller
 
 # exact: one launch for gate and up, at most 3 rows; gemv: tiers; gemm: one GEMM over all rows; auto: by policy.
 How = Literal["exact", "gemv", "gemm", "auto"]
@@ -96,17 +94,6 @@ def _project(linear: Linear, x: Any, out: Any, how: How, phase: Phase) -> None:
         linear.gemm(x, out, phase)
     else:
         linear.gemv(x, out)
-
-
-@track_caller
-def dual_silu_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
-    """Look up the GEMV kernels of gate, up and SiLU in one launch, at 1, 2, 3 and up to 8 rows."""
-    return {
-        1: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu", when=when),
-        2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch2", when=when),
-        3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch3", when=when),
-        8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch8", when=when),
-    }
 
 
 def nvfp4_swiglu(

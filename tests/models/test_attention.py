@@ -1,12 +1,15 @@
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from kernel_muster.models.batch import Batch
-from kernel_muster.models.dims import AttentionDims, ModelDims
+from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.rotary import NormTurnAppend
 from kernel_muster.models.policy.attention import PREFILL_MMA_ROWS, QKV_ARMS
 from kernel_muster.models.state import KvCache
 from kernel_muster.models.weights import SyntheticWeights, WeightSpec, fuse_rows
@@ -203,6 +206,19 @@ def test_fp8_weights_are_refused_and_never_requantised(make_context: Make) -> No
 
     with pytest.raises(UsageError, match="q_proj is quantised as fp8, expected nvfp4 or bf16"):
         attention(make_context({f"{LABEL}.q_proj": Fp8()}))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "is_cpu", "asks"), [(256, False, True), (96, False, False), (96, True, True), (64, False, True)]
+)
+def test_attention_in_one_launch_is_asked_for_where_its_kernel_takes_the_heads(head_dim, is_cpu, asks) -> None:
+    asked = []
+    target = SimpleNamespace(is_cpu=is_cpu)
+    kernels = SimpleNamespace(target=target, try_kernel=lambda module, func, **_: asked.append(func))
+    model, own = dims(head_dim=head_dim)
+    own = replace(own, qk_norm=True, rope=RopeDims(1e7, 16))
+    NormTurnAppend(SimpleNamespace(kernels=kernels), model, own, None, None)  # type: ignore[arg-type]
+    assert asked == ["qk_norm_rope_append", *["paged_decode_attn_fresh"] * asks]
 
 
 @pytest.mark.parametrize("phase", ["decode", "verify", "prefill"])

@@ -228,6 +228,8 @@ def test_attention_from_projections_is_shared_out_like_attention():
 def test_attention_from_projections_with_an_uncommon_head_size_is_refused():
     with pytest.raises(ContractError, match=r"paged_decode_fresh: head_dim is 96, expected one of \(64, 128, 256\)"):
         paged_launch.DECODE_FRESH.plan(fresh(D=96), {})
+    with pytest.raises(ContractError, match="Hk"):
+        fresh(Hq=0)
 
 
 def test_attention_of_no_rows_launches_nothing():
