@@ -379,8 +379,8 @@ Builder = builder.Builder
 class OtherCode(Builder):
     """A compiler whose code no driver of this device takes."""
 
-    def build(self, request):
-        return self.changed(super().build(request), request)
+    def finish(self, begun):
+        return self.changed(super().finish(begun), begun.request)
 
 
 class Corrupted(OtherCode):
