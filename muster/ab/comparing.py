@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from kernel_muster.ab.drafting import boot_drafter
 from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.locating import locate
-from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, margin, unrelated_kl
+from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, gap, margin, unrelated_kl
 from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
@@ -30,6 +30,7 @@ from kernel_muster.ab.result import (
     Side,
     Speculation,
     Speed,
+    Thresholds,
 )
 from kernel_muster.ab.runs import FLOOR, ArmStopped, Run, Timed, stops
 from kernel_muster.ab.sizes import size_text
@@ -66,12 +67,11 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
                 target=report.target, device=report.device, refused=tuple(refused),
             )  # fmt: skip
 
-        def boot_floor() -> Booted:
-            floor = boot_arm(A, wanted[A], building, nudge_seed=plan.seed)
-            stack.callback(_close, floor)
-            return floor
-
-        return _Comparing(plan, booted[A], booted[B], boot_floor).result()
+        comparing = _Comparing(
+            plan, booted[A], booted[B], lambda: boot_arm(A, wanted[A], building, nudge_seed=plan.seed)
+        )
+        stack.callback(comparing.close)
+        return comparing.result()
 
 
 def _close(booted: Booted) -> None:
@@ -101,6 +101,8 @@ class _Comparing:
         self._plan, self._a, self._b, self._boot_floor = plan, a, b, boot_floor
         self._floor: Booted | None = None
         self._alone = {name: _Alone(partial(self._generate, name)) for name in (A, B)}
+        self._plain: dict[int, Decoded] = {}  # the reference's run at this row's number of sequences
+        self._turns: dict[int, float | None] = {}
         self._busier: dict[str, str] = {}
         self._code_a, self._code_b = a.all_kernels, b.all_kernels
         self._changed = frozenset(
@@ -138,6 +140,11 @@ class _Comparing:
             checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds)),
         )  # fmt: skip
 
+    def close(self) -> None:
+        """Give back what was booted to see what rounding does."""
+        if self._floor is not None:
+            _close(self._floor)
+
     def _code(self) -> Iterator[tuple[str, str, str]]:
         for key in sorted(self._changed):
             yield key, self._code_a.get(key, "(not asked for)"), self._code_b.get(key, "(not asked for)")
@@ -161,6 +168,7 @@ class _Comparing:
         self._b.meter.restart()
         a = self._generate(A, prompts, keep_logits=True)
         b = self._generate(B, prompts, keep_logits=True)
+        self._plain = {count: a}
         differing = self._differing(count)
         found = distance(a.logits, b.logits, a.tokens, b.tokens, plan.thresholds.top_k)
         is_measured = bool(differing) and plan.thresholds.max_kl is None
@@ -172,11 +180,10 @@ class _Comparing:
             sequences=count, prompts=len({*prompts}),
             a=self._side(A, prompts, a, timed.a, timed.agree[0]), b=self._side(B, prompts, b, timed.b, timed.agree[1]),
             speed=statistics.median(ratios), speed_low=min(ratios), speed_high=max(ratios), kernels=kernels,
-            distance=found, floor=floor, allowed=self._allowed(a, floor),
+            distance=found, floor=floor, allowed=self._allowed(a, floor, plan.thresholds),
         )  # fmt: skip
 
-    def _allowed(self, a: Decoded, floor: Distance | None) -> Allowed:
-        limits = self._plan.thresholds
+    def _allowed(self, a: Decoded, floor: Distance | None, limits: Thresholds) -> Allowed:
         return allowed_of(
             limits, floor, unrelated=unrelated_kl(a.logits, limits.top_k), routes=self._a.sized.model.moe is not None
         )
@@ -216,13 +223,17 @@ class _Comparing:
         with stops(FLOOR, f"C={len(prompts)}"):
             if self._floor is None:
                 self._floor = self._boot_floor()
-            nudger = self._floor.nudger
-            assert nudger is not None  # noqa: S101  (it was booted with one)
-            nudger.keys = frozenset(differing)
-            # As far as it is not prepared: a graph moves what was to be moved when it was captured.
-            self._floor.prepare(len(prompts))
-            moved = self._floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
+            moved = self._moved(self._floor, prompts, frozenset(differing))
         return distance(a.logits, moved.logits, a.tokens, moved.tokens, self._plan.thresholds.top_k)
+
+    def _moved(self, floor: Booted, prompts: Sequence[Prompt], keys: frozenset[str]) -> Decoded:
+        """Decode with the results of some kernels moved."""
+        nudger = floor.nudger
+        assert nudger is not None  # noqa: S101  (it was booted with one)
+        nudger.keys = keys
+        # As far as it is not prepared: a graph moves what was to be moved when it was captured.
+        floor.prepare(len(prompts))
+        return floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
 
     def _timed(self, prompts: Sequence[Prompt], first: tuple[Decoded, Decoded]) -> Timed:
         """Run both arms in turn, A first and B first by turns, so that whatever drifts hits both alike."""
@@ -281,8 +292,39 @@ class _Comparing:
             proposer="mtp" if self._a.drafting is None else "dflash", drafts=self._drafts, steps=found.verify_steps,
             step_ms=1e3 * statistics.median(found.verify_s) if found.verify_s else 0.0, accepted=found.accepted,
             drafted=found.drafted, same_tokens=plain.tokens == found.tokens,
-            parted=worst[1:] if worst[0] > NEAR_TIE else None, margin=worst[0],
+            **self._parting(prompts, plain, found, worst),
         )  # fmt: skip
+
+    def _parting(
+        self, prompts: Sequence[Prompt], plain: Decoded, found: Decoded, worst: tuple[float, int, int]
+    ) -> dict[str, Any]:
+        """Return where drafting chose another token that is no near tie, and how far down rounding explains that."""
+        ratio, sequence, token = worst
+        if ratio <= NEAR_TIE:
+            return {"parted": None, "margin": ratio}
+        down = gap(plain.logits[sequence][token], found.tokens[sequence][token])
+        most = self._turned_by_rounding(prompts)
+        return {"parted": (sequence, token), "margin": ratio, "gap": down, "allowed": most}
+
+    def _turned_by_rounding(self, prompts: Sequence[Prompt]) -> float | None:
+        """Return how many nats apart tokens may change places where every kernel rounds otherwise, measured once.
+
+        A verify pass has more rows than a step, and kernels for more rows may sum in another order.
+        """
+        count = len(prompts)
+        if count not in self._turns:
+            plain = self._plain[count]
+            self._plan.say(f"what rounding in every kernel does at {count} sequences")
+            with stops(FLOOR, f"C={count}"):
+                floor = self._boot_floor()
+                try:
+                    moved = self._moved(floor, prompts, frozenset(floor.all_kernels))
+                finally:
+                    _close(floor)
+            limits = replace(self._plan.thresholds, max_kl=None)
+            found = distance(plain.logits, moved.logits, plain.tokens, moved.tokens, limits.top_k)
+            self._turns[count] = self._allowed(plain, found, limits).gap
+        return self._turns[count]
 
     def _suspects(self) -> dict[str, tuple[tuple[str, Booted], ...]]:
         """Return the keys to prove, each with its arms: equal code is proven once, where it runs more."""

@@ -9,9 +9,10 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/ab"
-#: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; who drafts, and the drafter. All
-#: names are in tests/muster/test_ab_document.py: another name or meaning takes another major version.
-VERSION = "2.0"
+#: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; who drafts, and the drafter. 2.1:
+#: a speculation's ``gap`` and ``allowed``. All names are in tests/muster/test_ab_document.py: another name or meaning
+#: takes another major version.
+VERSION = "2.1"
 
 #: Who drafts: the model's own head, or a block-diffusion drafter beside it.
 ProposerName = Literal["mtp", "dflash"]
@@ -48,8 +49,9 @@ class Speed:
 class Speculation:
     """What drafting did: ``steps`` are sequences times verify passes.
 
-    ``parted`` is the first sequence, and its first token, that differ from plain decode although that token
-    there is no near tie with the likeliest; ``margin`` is how far the other token is below, relative to the larger.
+    ``parted`` is the sequence and token that differ from plain decode where plain decode was decided most, no near tie;
+    ``margin`` is how far the other token is below the likeliest there, relative to it, ``gap`` the same in nats, and
+    ``allowed`` how many nats rounding explains, None where nothing needs it.
     """
 
     proposer: ProposerName
@@ -61,6 +63,8 @@ class Speculation:
     same_tokens: bool
     parted: tuple[int, int] | None
     margin: float
+    gap: float = 0.0
+    allowed: float | None = None
 
     @property
     def acceptance(self) -> float:

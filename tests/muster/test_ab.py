@@ -253,6 +253,17 @@ def test_drafting_reports_its_verify_steps(cli: Any) -> None:
     assert spoken["same_tokens"]
 
 
+def test_kernel_that_is_wrong_in_verify_passes_alone_is_caught_by_drafting(planted: Callable[..., Any]) -> None:
+    # Three rows of one sequence are a verify pass of two drafts: plain decode takes no tier of three.
+    three = ("w4a16_gemv_batch3",)
+    ran, found = planted("out[...] = -right", "--drafts", "2", names=three, sequences="1")
+    assert ran.code == 1
+    assert "drafting" in failed(found)
+    spoken = found["models"][0]["rows"][0]["b"]["speculation"]
+    assert spoken["gap"] > spoken["allowed"] > 0
+    assert found["models"][0]["rows"][0]["a"]["speculation"]["same_tokens"]
+
+
 def test_drafting_that_hardly_ran_proves_nothing(cli: Any) -> None:
     common = ("ab", "qwen3.6-27b", "--target", "cpu", "--repeats", "1", "--sequences", "1", "--format", "json")
     ran = cli(*common, "--tokens", "6", "--drafts", "2")

@@ -20,7 +20,7 @@ NAMES = {
     "models.rows": "sequences prompts a b speed speed_low speed_high kernels distance floor allowed",
     "models.rows.a": "speed is_identical broken place repeats_agree repeated loop speculation",
     "models.rows.a.speed": "per_sequence low high aggregate prefill_s",
-    "models.rows.a.speculation": "proposer drafts steps step_ms accepted drafted same_tokens parted margin",
+    "models.rows.a.speculation": "proposer drafts steps step_ms accepted drafted same_tokens parted margin gap allowed",
     "models.rows.kernels": "differing seconds_a seconds_b method",
     "models.rows.distance": _DISTANCE,
     "models.rows.floor": _DISTANCE,

@@ -142,13 +142,19 @@ def test_repeats_that_differ_fail() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("parted", "outcome"), [(None, "informs"), ((5, 9), "failed")])
-def test_drafts_may_turn_near_ties_only(parted: tuple[int, int] | None, outcome: str) -> None:
-    drafted = replace(DRAFTED, same_tokens=False, parted=parted, margin=0.12)
+@pytest.mark.parametrize(
+    ("parted", "allowed", "outcome"),
+    [(None, None, "informs"), ((5, 9), None, "failed"), ((5, 9), 0.69, "failed"), ((5, 9), 0.7, "informs")],
+)
+def test_drafts_may_turn_near_ties_and_what_rounding_turns(
+    parted: tuple[int, int] | None, allowed: float | None, outcome: str
+) -> None:
+    drafted = replace(DRAFTED, same_tokens=False, parted=parted, margin=0.12, gap=0.7, allowed=allowed)
     found, text = checks(replace(ROW, b=replace(SIDE, speculation=drafted)))["drafting"]
     assert found == outcome
     if parted is not None:
-        assert "in sequence 5 at token 9, where its logit is 12.0% below the largest" in text
+        assert "in sequence 5 at token 9, where its logit is 12.0% below the largest, by 0.7 nats" in text
+        assert text.endswith(f"rounding in every kernel may turn {allowed or 0:.2g}")
 
 
 @pytest.mark.parametrize(("steps", "fails"), [(15, True), (16, False)])
