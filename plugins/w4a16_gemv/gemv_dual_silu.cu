@@ -1,5 +1,5 @@
 // Gate and up of a SwiGLU in one launch, with the activation: out = silu(x gate^T) * (x up^T), each product rounded to BF16
-// first. A block owns a tile of 16 rows of both weights, with the split of K that gemv_dual.cu has: its sums have the bits
+// first. A block owns a tile of 16 rows of both weights, with the split of K that gemv_parts.cu has: its sums have the bits
 // of that one's, and the activation those of silu_mul. Grid: ceil(N / 16) tiles (times the cluster).
 #include "silu.cuh"
 #include "splits.cuh"

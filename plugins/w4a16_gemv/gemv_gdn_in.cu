@@ -2,10 +2,10 @@
 // convolution of q, k and v, and the gates decay and beta of a BF16 projection.
 //
 // Work: the first blocks own HEADS heads each: beta's and alpha's rows of ``ba``, and so the gates. The others own tiles of
-// the fused projection as gemv_qkvz.cu has them; the thread that has a channel's sum rounds it, convolves it with the last
+// the fused projection as gemv_parts.cu has them; the thread that has a channel's sum rounds it, convolves it with the last
 // three inputs of the channel, which lie in the slot of ``state``, and moves these on. z is stored as it is.
 //
-// Numerics: the bits of gemv_qkvz.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
+// Numerics: the bits of gemv_parts.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
 // rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
 // sm_80 and newer. Launched by launch.py.
 #include "ahead.cuh"

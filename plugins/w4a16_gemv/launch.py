@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div
@@ -23,18 +24,11 @@ _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
 _SPLITS_8, _SPLITS_16 = (*_SPLITS, "k4096_early"), (*_SPLITS, "k5120_many")
-# Query and gate with key and value, by the splits of both; splits that no block suits are two launches.
-_QGKV_SPLITS = {
-    ("any", "any"): "any",
-    ("k2048_few", "k2048_few"): "k2048_few",
-    ("k2048", "k2048_few"): "k2048_and_few",
-    ("k2048", "k2048"): "k2048",
-    ("k5120", "k5120"): "k5120",
-}
-_QGKV_APART = {
-    "qg": ("k2048_few", "k5120_few", "k5120", "k5120_pair"),
-    "dual": ("k2048", "k5120_few", "k5120", "k5120_pair"),
-}
+# Two splits of gemv_parts.cu whose blocks are of one size; others that differ are two launches.
+_K2048_AND_FEW = "k2048_and_few"
+# What stands in each place of gemv_parts.cu.
+_WEIGHTS = (("w",), ("w_a",), ("w_b",))
+_OUTPUTS = (("out_q", "out_qkv"), ("out_gate", "out_z"), ("out_a",), ("out_b",))
 _JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 # From so many features on it no longer counts how evenly the last tiles fill the device.
 _MANY_FEATURES = 100_000
@@ -78,14 +72,6 @@ def _entries(form: str, parameters: tuple[str, ...], rows: int) -> tuple[EntryPo
     return tuple(EntryPoint(f"{form}_{split}_m{rows}", parameters) for split in splits)
 
 
-def _entry(form: str, features: int, depth: int, rows: int) -> tuple[str, int]:
-    """Return the entry point that serves a shape, and how many tiles a warp of it takes."""
-    shape, share = shape_of(features, depth, rows)
-    if form != "gemv" and shape not in _INPUT_SPLITS:
-        shape, share = _input_split(features, depth), 1
-    return f"{form}_{shape}_m{rows}", share
-
-
 def _input_split(features: int, depth: int) -> str:
     """Return the split of K of the forms that layers' inputs go through."""
     split = split_of(features, depth)
@@ -112,30 +98,71 @@ def _x(bound: Bound) -> tuple[ArrayView, int]:
 
 def _plan_gemv(rows: int, bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    entry, share = _entry("gemv", dims["N"], dims["K"], rows)
+    shape, share = shape_of(dims["N"], dims["K"], rows)
+    entry = f"gemv_{shape}_m{rows}"
     arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
     sizes = (dims["M"], dims["N"], dims["K"])
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"], share)), (*arguments, *sizes))
 
 
+def _input_form(features: int, depth: int) -> tuple[str, int]:
+    """Return the split that features of a layer's input go through, and how many tiles a warp takes."""
+    shape, share = shape_of(features, depth, 8)
+    return (shape, share) if shape in _INPUT_SPLITS else (_input_split(features, depth), 1)
+
+
+def _parts(
+    bound: Bound, entries: Entries, form: tuple[str, int], rows: tuple[int, int, int], head: tuple[int, int] = (1, 0)
+) -> LaunchPlan:
+    """Return the launch of gemv_parts.cu for a split, the tiles that a warp takes, and the rows of its weights.
+
+    ``head`` is the key and value dimension of the weight whose rows stand head by head.
+    """
+    (x, stride), (split, share), dims = _x(bound), form, bound.dims
+    weights, outputs = _given(bound.arguments, _WEIGHTS), _given(bound.views, _OUTPUTS)
+    scales = (*(weight.global_scale_decode for weight in weights), stride)
+    shares = (2 if split == _K2048_AND_FEW else share, share, share)
+    tiles = sum(_tiles(features, each) for features, each in zip(rows, shares, strict=True))
+    tensors = (*(view_of(weight.data) for weight in weights), x, *outputs)
+    entry = f"gemv_parts_{split}_m8"
+    return LaunchPlan(entry, _grid(entries, entry, tiles), (*tensors, *scales, dims["M"], *rows, dims["K"], *head))
+
+
+def _given(arguments: Mapping[str, Any], names: tuple[tuple[str, ...], ...]) -> list[Any]:
+    """Return one argument for each place; what is missing has no rows, and any other may stand there."""
+    found = [next((arguments[name] for name in each if name in arguments), None) for each in names]
+    there = next(one for one in found if one is not None)
+    return [there if one is None else one for one in found]
+
+
 def _plan_qg(bound: Bound, entries: Entries) -> LaunchPlan:
-    (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    entry, share = _entry("gemv_qg", 2 * dims["Q"], dims["K"], 8)
-    outputs = (bound.views["out_q"], bound.views["out_gate"])
-    sizes = (dims["M"], dims["Q"], dims["K"], dims["head_dim"])
-    arguments = (view_of(weight.data), x, *outputs, weight.global_scale_decode, stride, *sizes)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(2 * dims["Q"], share)), arguments)
+    features = 2 * bound.dims["Q"]
+    form = _input_form(features, bound.dims["K"])
+    return _parts(bound, entries, form, (features, 0, 0), (bound.dims["head_dim"], 0))
 
 
 def _plan_qkvz(bound: Bound, entries: Entries) -> LaunchPlan:
-    (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    features = weight.shape[0]
-    entry, share = _entry("gemv_qkvz", features, dims["K"], 8)
-    group_values = dims["value_heads"] // dims["key_heads"] * dims["value_dim"]
-    outputs = (bound.views["out_qkv"], bound.views["out_z"])
-    sizes = (dims["M"], dims["K"], dims["key_heads"], dims["key_dim"], group_values)
-    arguments = (view_of(weight.data), x, *outputs, weight.global_scale_decode, stride, *sizes)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(features, share)), arguments)
+    dims, features = bound.dims, bound.arguments["w"].shape[0]
+    head = (dims["key_dim"], dims["value_heads"] // dims["key_heads"] * dims["value_dim"])
+    return _parts(bound, entries, _input_form(features, dims["K"]), (features, 0, 0), head)
+
+
+def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
+    a, b = bound.dims["A"], bound.dims["B"]
+    return _parts(bound, entries, _input_form(a + b, bound.dims["K"]), (0, a, b))
+
+
+def _plan_qgkv(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
+    dims, depth = bound.dims, bound.dims["K"]
+    rows = (2 * dims["Q"], dims["A"], dims["B"])
+    splits = (_input_split(rows[0], depth), _input_split(rows[1] + rows[2], depth))
+    if splits == ("k2048", "k2048_few"):
+        form = (_K2048_AND_FEW, 1)
+    elif splits[0] != splits[1]:
+        return _plan_qg(bound, entries), _plan_dual(bound, entries)
+    else:
+        form = _input_form(sum(rows), depth) if splits[0] == "k5120" else (splits[0], 1)
+    return _parts(bound, entries, form, rows, (dims["head_dim"], 0))
 
 
 def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
@@ -143,7 +170,8 @@ def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPla
     if dims["M"] == 0:  # no state moves
         return ()
     features, heads = weight.shape[0], dims["value_heads"]
-    entry, share = _entry("gemv_gdn_in", features, dims["K"], 8)
+    split, share = _input_form(features, dims["K"])
+    entry = f"gemv_gdn_in_{split}_m8"
     # Blocks of the gates come first, to begin first; whole clusters of them.
     ranks = _grid(entries, entry, 1)[0]
     gate_blocks = ceil_div(ceil_div(heads, GATE_HEADS), ranks) * ranks
@@ -152,37 +180,6 @@ def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPla
     sizes = (dims["K"], dims["key_heads"], dims["key_dim"], heads // dims["key_heads"] * dims["value_dim"])
     arguments = (view_of(weight.data), *tensors, weight.global_scale_decode, *sizes, heads, dims["R"], gate_blocks)
     return LaunchPlan(entry, (gate_blocks + _tiles(features, share) * ranks, 1, 1), arguments)
-
-
-def _plan_dual(bound: Bound, entries: Entries) -> LaunchPlan:
-    (x, stride), dims = _x(bound), bound.dims
-    a, b = bound.arguments["w_a"], bound.arguments["w_b"]
-    entry, share = _entry("gemv_dual", dims["A"] + dims["B"], dims["K"], 8)
-    outputs = (bound.views["out_a"], bound.views["out_b"])
-    scales = (a.global_scale_decode, b.global_scale_decode)
-    sizes = (dims["M"], dims["A"], dims["B"], dims["K"])
-    arguments = (view_of(a.data), view_of(b.data), x, *outputs, *scales, stride, *sizes)
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["A"], share) + _tiles(dims["B"], share)), arguments)
-
-
-def _plan_qgkv(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
-    (x, stride), dims, depth = _x(bound), bound.dims, bound.dims["K"]
-    rows = (2 * dims["Q"], dims["A"], dims["B"])
-    form = _QGKV_SPLITS.get((_input_split(rows[0], depth), _input_split(rows[1] + rows[2], depth)))
-    if form is None:
-        return _plan_qg(bound, entries), _plan_dual(bound, entries)
-    if form == "k5120":
-        form, _ = shape_of(sum(rows), depth, 8)
-    share = 2 if form == "k5120_pair" else 1
-    weights = [bound.arguments[name] for name in ("w", "w_a", "w_b")]
-    tensors = (*(view_of(weight.data) for weight in weights), x)
-    outputs = (*(bound.views[name] for name in ("out_q", "out_gate", "out_a", "out_b")),)
-    scales = (*(weight.global_scale_decode for weight in weights), stride)
-    sizes = (*(dims[name] for name in ("M", "Q", "A", "B", "K", "head_dim")),)
-    # Two tiles of query and gate share a block of k2048_and_few.
-    shares = (2 if form == "k2048_and_few" else share, share, share)
-    blocks = sum(_tiles(features, each) for features, each in zip(rows, shares, strict=True))
-    return LaunchPlan(f"gemv_qgkv_{form}_m8", (blocks, 1, 1), (*tensors, *outputs, *scales, *sizes))
 
 
 def _plan_dual_silu(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -218,27 +215,18 @@ _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x
 _GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
 GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), partial(_plan_gemv, 8))
 GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), partial(_plan_gemv, 16))
-_QG, _DUAL = ("ptr",) * 4 + ("f32",) + ("i32",) * 5, ("ptr",) * 5 + ("f32",) * 2 + ("i32",) * 5
-QG = _kernel(_FOLDER / "gemv_qg.cu", _entries("gemv_qg", _QG, 8), _plan_qg)
-QKVZ = _kernel(_FOLDER / "gemv_qkvz.cu", _entries("gemv_qkvz", ("ptr",) * 4 + ("f32",) + ("i32",) * 6, 8), _plan_qkvz)
+_PARTS = tuple(
+    EntryPoint(f"gemv_parts_{split}_m8", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 8)
+    for split in (*_INPUT_SPLITS, _K2048_AND_FEW)
+)
+QG, QKVZ, DUAL, QGKV = (
+    _kernel(_FOLDER / "gemv_parts.cu", _PARTS, planner) for planner in (_plan_qg, _plan_qkvz, _plan_dual, _plan_qgkv)
+)
 GDN_IN = CudaKernel(
     _FOLDER / "gemv_gdn_in.cu",
     _entries("gemv_gdn_in", ("ptr",) * 12 + ("f32",) + ("i32",) * 7, 8),
     _plan_gdn_in,
     include_dirs=(INCLUDE_DIR,),
-)
-DUAL = _kernel(_FOLDER / "gemv_dual.cu", _entries("gemv_dual", _DUAL, 8), _plan_dual)
-QGKV = _kernel(
-    _FOLDER / "gemv_qgkv.cu",
-    (
-        *(
-            EntryPoint(f"gemv_qgkv_{form}_m8", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 7)
-            for form in (*_QGKV_SPLITS.values(), "k5120_pair")
-        ),
-        *(EntryPoint(f"gemv_qg_{split}_m8", _QG) for split in _QGKV_APART["qg"]),
-        *(EntryPoint(f"gemv_dual_{split}_m8", _DUAL) for split in _QGKV_APART["dual"]),
-    ),
-    _plan_qgkv,
 )
 DUAL_SILU = _kernel(
     _FOLDER / "gemv_dual_silu.cu",

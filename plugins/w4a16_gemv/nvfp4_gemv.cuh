@@ -319,6 +319,7 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     }
 #endif
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
         const int row = i / PLACES, column = i % PLACES;
         float sums[JOINT] = {};
@@ -342,6 +343,7 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     if constexpr (P::CLUSTER > 1) {
         if (rank != 0) return;
         arrival.wait();
+#pragma unroll 1
         for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
             const int row = i / PLACES, column = i % PLACES;
             float sums[JOINT] = {};

@@ -1,6 +1,5 @@
 """What the GEMV's launcher decides: the split of K, how many tiles a warp takes, and the grid that follows."""
 
-import itertools
 import re
 
 import numpy as np
@@ -14,6 +13,7 @@ from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, WeightParam, evaluate_dim
 
+SHAPES = [(n, k) for n in (1, 2048, 12288, 17408, 248320) for k in (16, 2048, 4096, 5120, 6144, 17408)]
 CONTRACTS = {contract.name: contract for contract in w4a16_gemv.muster_contracts()}
 PLAIN, CLUSTER = EntryResources(1, 0, 0, 128, None, (), 3), EntryResources(1, 0, 0, 128, (2, 1, 1), (), 3)
 
@@ -25,8 +25,8 @@ class Entries(dict):
         return CLUSTER if "6144" in name or "17408" in name or "5120_few" in name else PLAIN
 
 
-def plan(backend, name, **dims):
-    """Plan a launch, or several; of a weight the launcher needs no more than its shape and where it lies."""
+def launches(backend, name, **dims):
+    """Plan launches; of a weight the launcher needs no more than its shape and where it lies."""
     signature = CONTRACTS[name].signature
     given = {}
     for param in signature.params:
@@ -36,9 +36,19 @@ def plan(backend, name, **dims):
         shape = tuple(evaluate_dim(dim, dims) for dim in param.shape)
         weight = MmaWeight(np.zeros(16, np.uint8), 1.0, shape)
         given[param.name] = weight if isinstance(param, WeightParam) else np.zeros(shape, numpy_dtype(param.dtype))
-    made = backend.plan(signature.bind("test", (), given), Entries())
-    found = [(one.entry, one.grid) for one in made]
+    return backend.plan(signature.bind("test", (), given), Entries())
+
+
+def plan(backend, name, **dims):
+    """Return entry point and grid of a launch, or of several."""
+    found = [(one.entry, one.grid) for one in launches(backend, name, **dims)]
     return found if len(found) > 1 else found[0] if found else None
+
+
+def arguments(backend, name, **dims):
+    """Return the arguments of the one launch."""
+    (one,) = launches(backend, name, **dims)
+    return one.arguments
 
 
 @pytest.mark.parametrize(
@@ -82,47 +92,57 @@ def test_grid_covers_every_feature_once(features, depth, expected):
 
 def test_grid_of_two_weights_covers_each_alone():
     made = plan(launch.DUAL, "w4a16_gemv_dual", M=1, A=10561, B=17, K=5120)
-    assert made == ("gemv_dual_k5120_pair_m8", (331 + 1, 1, 1))
+    assert made == ("gemv_parts_k5120_pair_m8", (331 + 1, 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("form", "backend"),
-    [("gemv", launch.GEMV8), ("gemv", launch.GEMV16), ("gemv_qg", launch.QG), ("gemv_qkvz", launch.QKVZ),
-     ("gemv_gdn_in", launch.GDN_IN), ("gemv_dual", launch.DUAL)],
-)  # fmt: skip
-def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(form, backend):
+@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16])
+def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(backend):
     names = {entry.name for entry in backend.request(parse_arch("sm_90a")).entries}
-    rows = 16 if backend is launch.GEMV16 else 8
-    shapes = [(n, k) for n in (1, 2048, 12288, 17408, 248320) for k in (16, 2048, 4096, 5120, 6144, 17408)]
-    assert {launch._entry(form, n, k, rows)[0] for n, k in shapes} == names
+    chosen = {plan(backend, "w4a16_gemv", M=1, N=n, K=k)[0] for n, k in SHAPES}
+    assert chosen == names
+
+
+def test_every_form_of_a_layers_input_has_an_entry_point_and_every_entry_point_serves_one():
+    splits = {launch._input_form(n, k)[0] for n, k in SHAPES}
+    for backend, form in ((launch.GDN_IN, "gemv_gdn_in"), (launch.QG, "gemv_parts")):
+        names = {entry.name for entry in backend.request(parse_arch("sm_90a")).entries}
+        assert {f"{form}_{split}_m8" for split in splits} == names - {"gemv_parts_k2048_and_few_m8"}
+
+
+def test_forms_of_a_layers_input_are_compiled_once():
+    requests = {each.request(parse_arch("sm_90a")) for each in (launch.QG, launch.QKVZ, launch.DUAL, launch.QGKV)}
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [((6144, 1024, 1024, 5120), ("gemv_qgkv_k5120_pair_m8", (384 + 64, 1, 1))),
-     ((1024, 1024, 1024, 5120), ("gemv_qgkv_k5120_m8", (128 + 128, 1, 1))),
-     ((4096, 512, 512, 2048), ("gemv_qgkv_k2048_and_few_m8", (256 + 64, 1, 1))),
-     ((4096, 1024, 1024, 2048), ("gemv_qgkv_k2048_m8", (512 + 128, 1, 1))),
-     ((8, 512, 512, 2048), ("gemv_qgkv_k2048_few_m8", (1 + 64, 1, 1))),
-     ((4096, 512, 512, 4096), ("gemv_qgkv_any_m8", (512 + 64, 1, 1))),
-     ((6144, 512, 512, 5120), [("gemv_qg_k5120_pair_m8", (384, 1, 1)), ("gemv_dual_k5120_few_m8", (128, 1, 1))]),
-     ((8, 1024, 1024, 5120), [("gemv_qg_k5120_few_m8", (2, 1, 1)), ("gemv_dual_k5120_m8", (128, 1, 1))]),
-     ((8, 17, 16, 5120), [("gemv_qg_k5120_few_m8", (2, 1, 1)), ("gemv_dual_k5120_few_m8", (6, 1, 1))]),
-     ((8, 1024, 1024, 2048), [("gemv_qg_k2048_few_m8", (1, 1, 1)), ("gemv_dual_k2048_m8", (128, 1, 1))])],
+    [((6144, 1024, 1024, 5120), ("gemv_parts_k5120_pair_m8", (384 + 64, 1, 1))),
+     ((1024, 1024, 1024, 5120), ("gemv_parts_k5120_m8", (128 + 128, 1, 1))),
+     ((4096, 512, 512, 2048), ("gemv_parts_k2048_and_few_m8", (256 + 64, 1, 1))),
+     ((4096, 1024, 1024, 2048), ("gemv_parts_k2048_m8", (512 + 128, 1, 1))),
+     ((8, 512, 512, 2048), ("gemv_parts_k2048_few_m8", (1 + 64, 1, 1))),
+     ((4096, 512, 512, 4096), ("gemv_parts_any_m8", (512 + 64, 1, 1))),
+     ((8, 17, 16, 5120), ("gemv_parts_k5120_few_m8", (2 * (1 + 2 + 1), 1, 1))),
+     ((6144, 512, 512, 5120), [("gemv_parts_k5120_pair_m8", (384, 1, 1)), ("gemv_parts_k5120_few_m8", (128, 1, 1))]),
+     ((8, 1024, 1024, 5120), [("gemv_parts_k5120_few_m8", (2, 1, 1)), ("gemv_parts_k5120_m8", (128, 1, 1))]),
+     ((8, 1024, 1024, 2048), [("gemv_parts_k2048_few_m8", (1, 1, 1)), ("gemv_parts_k2048_m8", (128, 1, 1))])],
 )  # fmt: skip
 def test_query_key_and_value_share_a_launch_where_a_block_suits_both_splits(sizes, expected):
     dims = dict(zip(("Q", "A", "B", "K"), sizes, strict=True))
     assert plan(launch.QGKV, "w4a16_gemv_qgkv", M=1, head_dim=8, **dims) == expected
 
 
-def test_every_launch_of_query_key_and_value_has_an_entry_point():
-    names = {entry.name for entry in launch.QGKV.request(parse_arch("sm_90a")).entries}
-    chosen = set()
-    for q, kv, depth in itertools.product((8, 1024, 6144, 20000), (16, 1024, 20000), (16, 2048, 4096, 5120)):
-        made = plan(launch.QGKV, "w4a16_gemv_qgkv", M=1, head_dim=8, Q=q, A=kv, B=kv, K=depth)
-        chosen |= {entry for entry, _ in (made if isinstance(made, list) else [made])}
-    assert chosen <= names
-    assert names - chosen <= {"gemv_qg_k5120_m8", "gemv_dual_k5120_pair_m8"}  # of other sizes
+def test_parts_that_are_missing_have_no_rows():
+    sizes = {"M": 1, "Q": 24, "A": 17, "B": 16, "K": 80, "key_heads": 1, "key_dim": 8}
+    sizes |= {"value_heads": 1, "value_dim": 4, "head_dim": 8}
+    backends = {"qg": launch.QG, "qkvz": launch.QKVZ, "dual": launch.DUAL, "qgkv": launch.QGKV}
+    tails = {form: arguments(backend, f"w4a16_gemv_{form}", **sizes)[-8:] for form, backend in backends.items()}
+    assert tails == {
+        "qg": (80, 1, 48, 0, 0, 80, 8, 0),  # x_stride, M, rows of w, of w_a, of w_b, K, head
+        "qkvz": (80, 1, 24, 0, 0, 80, 8, 4),
+        "dual": (80, 1, 0, 17, 16, 80, 1, 0),
+        "qgkv": (80, 1, 48, 17, 16, 80, 8, 0),
+    }
 
 
 @pytest.mark.parametrize(
@@ -134,8 +154,8 @@ def test_fused_activation_has_the_split_of_two_weights_and_a_block_for_a_tile_of
     split, blocks = expected
     made = plan(launch.DUAL_SILU, "w4a16_gemv_dual_silu", M=1, N=features, K=depth)
     assert made == (f"gemv_dual_silu_{split}_m8", (blocks, 1, 1))
-    dual, _ = launch._entry("gemv_dual", 2 * features, depth, 8)
-    assert dual.removesuffix("_m8").removesuffix("_pair") == f"gemv_dual_{split}"
+    dual, _ = launch._input_form(2 * features, depth)
+    assert dual.removesuffix("_pair") == split
 
 
 @pytest.mark.parametrize(
