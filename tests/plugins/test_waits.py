@@ -1,0 +1,176 @@
+"""Kernels that begin before the launch ahead has ended read nothing that it may write until they have waited.
+
+A load of a ``const __restrict__`` parameter may be moved over the wait, by the compiler or by ptxas, and the tokens are
+then wrong now and then: tests of results do not see it. So the machine code is asked.
+"""
+
+from fnmatch import fnmatchcase
+
+import pytest
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel
+from kernel_muster.registry.backends.pool import build_all
+from kernel_muster.registry.backends.request import BuildRequest, EntryPoint
+from kernel_muster.registry.discovery import discover
+
+ARCH = "sm_90a"
+
+# What entries read before they wait: parameters by position, of which no launch writes any. They are weights: a model's
+# parameters are there before its first launch. Of several patterns the first that fits an entry counts.
+AHEAD = {
+    "causal_conv1d_one_w8": {1: "weight"},
+    "compute_gdn_gates": {2: "a_log", 3: "dt_bias"},
+    "delta_rule_norm_*_128": {4: "weight"},
+    "dense_gem[mv]_m*": {0: "weight"},
+    "dense_gem[mv]_few_m*": {0: "weight"},
+    "fused_down_*": {0: "down", 1: "down_scale", 2: "shared"},
+    "fused_gate_up_*": {4: "shared_gate", 5: "shared_up"},
+    "gemm_t*": {1: "weight"},
+    "gemv_any_m*": {0: "weight"},
+    "gemv_dual_silu_*": {0: "gate", 1: "up"},
+    "gemv_gdn_in_*": {0: "weight", 1: "ba", 3: "a_log", 4: "dt_bias", 5: "taps"},
+    "gemv_k*": {0: "weight"},
+    "gemv_parts_*": {0: "weight", 1: "weight_a", 2: "weight_b"},
+    "grouped_down_*": {0: "down"},
+    "paged_decode_fresh_*": {3: "q_weight", 4: "k_weight"},
+    "pairwise_down_*": {0: "down", 1: "down_scale"},
+    "rms_norm_gated_*_w8": {2: "weight"},
+    "rms_norm_residual_*_w8": {2: "weight"},
+    "rms_norm_*_w8": {1: "weight"},
+    "w4a16_*": {0: "codes", 1: "scales"},
+}
+# What entries look at early (peek() in ahead.cuh), to bring memory into L2, and read again behind the wait.
+PEEKED = {
+    "causal_conv1d_one_w8": {3: "slots"},
+    "delta_rule_norm_*_128": {6: "slots"},
+    "delta_rule_one_128": {4: "slots"},
+    "fused_down_*": {5: "ids"},
+    "gemv_gdn_in_*": {7: "slots"},
+    "grouped_down_*": {4: "work"},
+    "pairwise_down_*": {3: "ids"},
+}
+# On a way through the code that no thread goes: loader 0 alone brings x, and it has waited (w4a16_hopper/gemm.cuh).
+NOT_TAKEN = {"gemm_t*": {0: "x"}}
+TABLES = (AHEAD, PEEKED, NOT_TAKEN)
+
+PLANTED = """\
+extern "C" __global__ void __launch_bounds__(128) planted(const float* x, const float* weight, float* out, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  %s
+}
+"""
+WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+# The last value comes from memory that is written, so that the compiler must not read it later.
+PINNED = 'float w; asm volatile("ld.global.f32 %0, [%1];" : "=f"(w) : "l"(weight + i));'
+
+
+def allowed(table, entry):
+    """Return the positions that a table allows an entry, by the first pattern that fits."""
+    return next((set(positions) for pattern, positions in table.items() if fnmatchcase(entry, pattern)), set())
+
+
+def complaint(entry, access):
+    """Say what is wrong with an access before the wait; nothing if it is declared."""
+    positions = (
+        allowed(AHEAD, entry) | allowed(NOT_TAKEN, entry) | (allowed(PEEKED, entry) if access.is_peek else set())
+    )
+    if access.parameters and access.parameters <= positions:
+        return ""
+    made_of = f"parameters {sorted(access.parameters)}" if access.parameters else "nothing that is known"
+    return f"{entry}: {access.text}: its address is made of {made_of}; declared are {sorted(positions)}"
+
+
+@pytest.fixture(scope="module")
+def read(machine_code, tmp_path_factory):
+    """Build requests and follow each entry up to its wait: (entry, what it does before)."""
+    if machine_code.disassembler() is None:
+        pytest.skip("nvidia-cuda-nvdisasm, of the extra test, is not installed")
+    folder = tmp_path_factory.mktemp("code")
+
+    def read(builder, requests):
+        outcomes = build_all(builder, requests)
+        assert [str(outcome.failure) for outcome in outcomes if outcome.failure] == []
+        codes = machine_code.read_entries(ARCH, [outcome.built for outcome in outcomes], folder)
+        for outcome, code in zip(outcomes, codes, strict=True):
+            for entry in outcome.request.entries:
+                offsets = outcome.built.entries[entry.name].parameters
+                base = machine_code.PARAMETERS_AT[ARCH]
+                yield entry, machine_code.before_wait(code[entry.name], entry, offsets, base)
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def entries(read, build_cache):
+    """Return all entries of the built-in sources."""
+    backends = [r.spec.backend for r in discover().kernels if isinstance(r.spec.backend, CudaKernel)]
+    assert len(backends) > 50
+    return list(read(Builder(build_cache), [backend.request(parse_arch(ARCH)) for backend in backends]))
+
+
+@pytest.fixture
+def planted(read, tmp_path):
+    def planted(body):
+        source = tmp_path / "planted.cu"
+        source.write_text(PLANTED % body)
+        entry = EntryPoint("planted", ("ptr", "ptr", "ptr", "i32"))
+        ((_, found),) = read(Builder(), [BuildRequest("planted", source, parse_arch(ARCH), (entry,))])
+        return found
+
+    return planted
+
+
+def test_kernels_read_and_write_nothing_before_their_wait_but_what_is_declared(entries):
+    said = [complaint(entry.name, access) for entry, before in entries for access in before.accesses]
+    assert [text for text in said if text] == []
+
+
+def test_kernels_all_wait_as_any_of_them_may_be_launched_early(entries):
+    assert [entry.name for entry, before in entries if not before.waits] == []
+
+
+def test_what_is_declared_is_a_pointer_of_an_entry_that_reads_ahead(entries):
+    reading = {entry.name: entry.parameters for entry, before in entries if before.accesses}
+    for pattern, positions in (row for table in TABLES for row in table.items()):
+        fitting = [parameters for name, parameters in reading.items() if fnmatchcase(name, pattern)]
+        assert fitting, f"no entry that reads ahead fits {pattern}"
+        assert {parameters[at] for parameters in fitting for at in positions} <= {"ptr", "tensormap"}
+
+
+@pytest.mark.parametrize(
+    ("body", "positions"),
+    [
+        (f"{WAIT} if (i < n) out[i] = x[i] * weight[i];", []),
+        (f"{PINNED} {WAIT} if (i < n) out[i] = x[i] * w;", [1]),
+        (f"float a = *(volatile const float*)(x + i); {WAIT} if (i < n) out[i] = a * weight[i];", [0]),
+        (f"out[i] = n; {WAIT}", [2]),
+        (f"atomicAdd(out + i, 1.0f); {WAIT}", [2]),
+        (f"if (i < 7) {{ {WAIT} }} if (i < n) out[i] = *(volatile const float*)(x + i);", [0, 2]),
+        (f"if (threadIdx.x) {{ {WAIT} }} else {{ {WAIT} }} out[i] = x[i];", []),
+        (f"const float* p = *(const float* volatile*)weight; out[i] = p[i]; {WAIT}", [-1, 1, 2]),
+    ],
+)  # fmt: skip
+def test_planted_access_before_the_wait_is_found_with_the_parameter_that_it_goes_by(planted, body, positions):
+    found = planted(body)
+    assert found.waits
+    assert sorted({min(access.parameters, default=-1) for access in found.accesses}) == positions
+
+
+def test_planted_load_that_is_not_declared_is_complained_about(planted):
+    (access,) = planted(f"{PINNED} {WAIT} if (i < n) out[i] = x[i] * w;").accesses
+    assert "planted: LDG" in complaint("planted", access)
+    assert "is made of parameters [1]; declared are []" in complaint("planted", access)
+    assert complaint("causal_conv1d_one_w8", access) == ""
+    assert "declared are [0]" in complaint("gemv_any_m8", access)
+
+
+def test_planted_kernel_that_never_waits_is_found(planted):
+    assert not planted("if (i < n) out[i] = x[i];").waits
+
+
+def test_planted_peek_is_told_from_a_load(planted):
+    found = planted(
+        f'int g; asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(g) : "l"(x)); {WAIT} out[i] = g;'
+    )
+    assert [(access.is_peek, set(access.parameters)) for access in found.accesses] == [(True, {0})]
