@@ -23,8 +23,8 @@ from kernel_muster.registry.tape import beside
 from kernel_muster.registry.weights import BF16_ROW_MAJOR
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
-# Inputs that a convolution of the fused input launch has: three states and the newest.
-_FUSED_TAPS = 4
+# Inputs that a convolution of the fused input launch has: three states and the newest; and the rows that it takes.
+_FUSED_TAPS, _FUSED_ROWS = 4, 8
 
 
 class Gdn:
@@ -101,11 +101,11 @@ class Gdn:
     def project(self, x: Any, phase: Phase, states: Recurrent | None = None, slots: Any = None) -> GdnInputs:
         """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it.
 
-        The small kernels of the gates run beside that, until what needs them joins them. A decode step of one sequence
-        whose states are given makes everything in one launch, and moves the convolution's state on.
+        The small kernels of the gates run beside that, until what needs them joins them. A decode step of few sequences
+        whose states are given makes everything in one launch, and moves the convolution's states on.
         """
-        if self._in_one is not None and states is not None and phase == "decode" and x.shape[0] == 1:
-            return self._project_one(self._in_one, x, states, slots)
+        if self._in_one is not None and states is not None and phase == "decode" and x.shape[0] <= _FUSED_ROWS:
+            return self._project_in_one(self._in_one, x, states, slots)
         dims = self.dims
         ba = new_rows(x, dims.ba_rows)
         with beside() as side:
@@ -122,10 +122,10 @@ class Gdn:
                 self._split_qkvz(qkvz=fused, **into)
         return found
 
-    def _project_one(self, kernel: AnyHandle, x: Any, states: Recurrent, slots: Any) -> GdnInputs:
-        """Project one row, make its gates and convolve it."""
+    def _project_in_one(self, kernel: AnyHandle, x: Any, states: Recurrent, slots: Any) -> GdnInputs:
+        """Project rows of one sequence each, make their gates and convolve them."""
         dims = self.dims
-        decay = np.empty_like(x, dtype=np.float32, shape=(1, dims.value_heads))
+        decay = np.empty_like(x, dtype=np.float32, shape=(x.shape[0], dims.value_heads))
         beta = np.empty_like(decay)
         qkv, z = new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim)
         kernel(

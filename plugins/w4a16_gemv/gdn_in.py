@@ -1,4 +1,4 @@
-"""The contract of all that a gated delta net makes of one row of its input."""
+"""The contract of all that a gated delta net makes of rows of its input, one a sequence."""
 
 from typing import Any
 
@@ -97,8 +97,8 @@ def _case(name: str, heads: tuple[int, int, int, int], depth: int, slots: int = 
 
 GDN_IN = Contract(
     "w4a16_gemv_gdn_in",
-    "GDN's inputs of one row: z and the convolved q|k|v of the fused projection, and the gates of a BF16 one; slot -1 "
-    "is padding",
+    "GDN's inputs of rows of one sequence each: z and the convolved q|k|v of the fused projection, and the gates of a "
+    "BF16 one; slot -1 is padding",
     Signature(
         (
             TensorParam("x", "bf16", ("M", "K")),
@@ -116,7 +116,7 @@ GDN_IN = Contract(
             TensorParam("out_beta", "f32", ("M", "value_heads"), "out"),
         ),
         multiples=(("K", nvfp4.GROUP), ("value_heads", "key_heads")),
-        limits=(("M", 1),),
+        limits=(("M", 8),),
     ),
     _exact,
     (
@@ -129,6 +129,10 @@ GDN_IN = Contract(
         *(_case(f"few_k_{k}", (2, 33, 6, 35), k, slots=2) for k in DEPTHS),
         *(_case(f"k_{k}", (2, 130, 4, 66), k, slots=2) for k in DEPTHS),
         _case("heads_of_one_model", (16, 32, 48, 32), 2048, slots=2),
+        _case("two_rows", (2, 8, 6, 8), 112, slots=3, rows=2),
+        _case("rows_beside_padding", (2, 5, 4, 7), 80, slots=3, rows=5),
+        *(_case(f"four_rows_of_k_{k}", (2, 130, 4, 66), k, slots=4, rows=4) for k in DEPTHS),
+        *(_case(f"eight_rows_of_k_{k}", (2, 130, 6, 66), k, slots=9, rows=8) for k in DEPTHS),
     ),
     _projected(DEEPEST_K),
     inputs=_inputs,

@@ -1,9 +1,9 @@
-// What a gated delta net makes of one row of x, in one launch: the fused projection [q | k | v | z] of NVFP4 weights, the
-// convolution of q, k and v, and the gates decay and beta of a BF16 projection.
+// What a gated delta net makes of up to 8 rows of x, each of a sequence of its own, in one launch: the fused projection
+// [q | k | v | z] of NVFP4 weights, the convolution of q, k and v, and the gates decay and beta of a BF16 projection.
 //
 // Work: the first blocks own HEADS heads each: beta's and alpha's rows of ``ba``, and so the gates. The others own tiles of
-// the fused projection as gemv_parts.cu has them; the thread that has a channel's sum rounds it, convolves it with the last
-// three inputs of the channel, which lie in the slot of ``state``, and moves these on. z is stored as it is.
+// the fused projection as gemv_parts.cu has them; the thread that has a row's sum of a channel rounds it, convolves it with
+// the last three inputs of the channel, which lie in the row's slot of ``state``, and moves these on. z is stored as it is.
 //
 // Numerics: the bits of gemv_parts.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
 // rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
@@ -20,14 +20,14 @@ constexpr int HEADS = 4;
 constexpr int SHARES = Few::RANKS * Few::WARPS;  // of K, in dense_gemv.cuh
 constexpr int ROUND_K = SHARES * BLOCK_K;
 
-// Two shares of K stand in one mma: rows 0..7 of A are the block's rows of ba (four of beta, four of alpha) at the first,
-// rows 8..15 the same rows at the second; columns 0 and 1 of B are x at the first and at the second. A warp takes every
-// WARPS-th pair of shares.
+// Two shares of K stand in the rows of one A: rows 0..7 are the block's rows of ba (four of beta, four of alpha) at the
+// first, rows 8..15 the same rows at the second. Each has an mma with x at its share, in which the other's rows are zeros,
+// which leave sums as they are. A warp takes every WARPS-th pair of shares.
 template <int WARPS, int DEPTH>
 __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba, const __nv_bfloat16* __restrict__ x,
                                            const float* __restrict__ a_log, const float* __restrict__ dt_bias,
-                                           float* __restrict__ decay, float* __restrict__ beta, int K, int heads) {
-    __shared__ float partial[SHARES][2 * HEADS];
+                                           float* __restrict__ decay, float* __restrict__ beta, int M, int K, int heads) {
+    __shared__ float partial[SHARES][8][2 * HEADS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int first = blockIdx.x * HEADS, head = first + g % HEADS;
     const __nv_bfloat16* row = ba + (size_t)(g < HEADS ? head : heads + head) * K;
@@ -45,8 +45,7 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
         return v;
     };
     const int own = threadIdx.x % HEADS + first;
-    const bool is_alpha = threadIdx.x / HEADS == 1, is_there = own < heads;
-    const float rate = is_alpha && is_there ? expf(a_log[own]) : 0.0f, bias = is_alpha && is_there ? dt_bias[own] : 0.0f;
+    if (threadIdx.x < HEADS && own < heads) bring_into_l2(a_log + own), bring_into_l2(dt_bias + own);
     Rows16 ring[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) ring[d] = load(d);
@@ -57,34 +56,40 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (unit + d >= units) continue;
-            const int round = (unit + d) % rounds, k = k_of(unit + d) + g * BLOCK_K;
+            const int round = (unit + d) % rounds, k = k_of(unit + d);
             if (round == 0)
 #pragma unroll
                 for (int i = 0; i < 16; ++i) c[i / 4][0][i % 4] = 0.0f;
-            uint4 xs[1][2] = {};
-            if (g < 2 && k < K) xs[0][0] = load_now(x + k), xs[0][1] = load_now(x + k + 8);
-            multiply<1>(c, ring[d], xs);
+            uint4 xs[1][2];
+            load_rows<1>(xs, x, K, M, K, g, k);
+            multiply<1>(c, Rows16{{ring[d].low[0], ring[d].low[1]}, {}}, xs);
+            load_rows<1>(xs, x, K, M, K, g, k + BLOCK_K);
+            multiply<1>(c, Rows16{{}, {ring[d].high[0], ring[d].high[1]}}, xs);
             ring[d] = load(unit + d + DEPTH);
-            if (round == rounds - 1 && t == 0) {
-                const int share = 2 * (warp + (unit + d) / rounds * WARPS);
-                partial[share][g] = (c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0]);
-                partial[share + 1][g] = (c[0][0][3] + c[1][0][3]) + (c[2][0][3] + c[3][0][3]);
-            }
+            if (round < rounds - 1) continue;
+            const int share = 2 * (warp + (unit + d) / rounds * WARPS);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (2 * t + (i & 1) < M)
+                    partial[share + i / 2][2 * t + (i & 1)][g] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
         }
 
     // Stage 2: sums over the warps of a rank, then over ranks, in rising order; then the gates.
     __syncthreads();
-    if (threadIdx.x >= 2 * HEADS || !is_there) return;
+    const int m = threadIdx.x / (2 * HEADS), i = threadIdx.x % (2 * HEADS);
+    if (m >= M || own >= heads) return;
+    const bool is_alpha = i >= HEADS;
+    const float rate = is_alpha ? expf(a_log[own]) : 0.0f, bias = is_alpha ? dt_bias[own] : 0.0f;
     float sum = 0.0f;
 #pragma unroll
     for (int r = 0; r < Few::RANKS; ++r) {
         float of_rank = 0.0f;
 #pragma unroll
-        for (int w = 0; w < Few::WARPS; ++w) of_rank += partial[r * Few::WARPS + w][threadIdx.x];
+        for (int w = 0; w < Few::WARPS; ++w) of_rank += partial[r * Few::WARPS + w][m][i];
         sum = Few::RANKS == 1 ? of_rank : sum + of_rank;
     }
-    if (is_alpha) decay[own] = decay_of(rounded(sum), rate, bias);
-    else beta[own] = beta_of(rounded(sum));
+    if (is_alpha) decay[(size_t)m * heads + own] = decay_of(rounded(sum), rate, bias);
+    else beta[(size_t)m * heads + own] = beta_of(rounded(sum));
 }
 
 // --- channels ---
@@ -112,10 +117,10 @@ __device__ __forceinline__ uint2 load_taps(const __nv_bfloat16* p) {
     return v;
 }
 
-// What the thread of a channel needs beside its sum: it is under way while the weights are multiplied. Before the launch
-// ahead has ended, the slot is only a guess at what to bring into L2.
+// What the thread of a row's channel needs beside its sum: it is under way while the weights are multiplied. Before the
+// launch ahead has ended, the slot is only a guess at what to bring into L2.
 struct Channel {
-    const int* slots;
+    const int* row_slot;
     const __nv_bfloat16* taps;
     __nv_bfloat16* state;
     int place, channels, pool;  // the channel is none where place is not below channels
@@ -131,10 +136,10 @@ struct Channel {
     __device__ __forceinline__ void ahead() {
         if (!is_one()) return;
         own_taps = load_taps(taps + (size_t)place * TAPS);
-        slot = peek(slots);
+        slot = peek(row_slot);
         if (has_slot()) bring_into_l2(own());
     }
-    __device__ __forceinline__ void begin() { slot = is_one() ? *slots : -1; }
+    __device__ __forceinline__ void begin() { slot = is_one() ? *row_slot : -1; }
     __device__ __forceinline__ void go_on() {
         if (!has_slot()) return;
 #pragma unroll
@@ -145,7 +150,8 @@ struct Channel {
 __device__ __forceinline__ float low_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
-// Stores what the projection gave for the thread's channel, convolved, and the channel's last three inputs.
+// Stores what the projection gave for the thread's channel, convolved, in the row of ``qkv``, and the channel's last three
+// inputs.
 __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
     float value = 0.0f;
     if (channel.has_slot()) {
@@ -164,31 +170,33 @@ __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 n
     extern "C" __global__ void SPLIT_BOUNDS(SPLIT, 8) gemv_gdn_in_##NAME##_m8(                                   \
         const u8* __restrict__ weight,           /* [ceil(N/16)][ceil(K/256)][2304], N = key_heads * group */    \
         const __nv_bfloat16* __restrict__ ba,    /* [2 * heads, K], beta of all heads, then alpha of all */      \
-        const __nv_bfloat16* x,                  /* [K] */                                                       \
+        const __nv_bfloat16* x,                  /* [M, K] */                                                    \
         const float* __restrict__ a_log,         /* [heads] */                                                   \
         const float* __restrict__ dt_bias,       /* [heads] */                                                   \
         const __nv_bfloat16* __restrict__ taps,  /* [C, 4], C = key_heads * (2 * key_dim + group_values) */      \
         __nv_bfloat16* state,                    /* [R, C, 3], in and out */                                     \
-        const int* slots,                        /* [1] */                                                       \
-        __nv_bfloat16* __restrict__ qkv,         /* [C], convolved */                                            \
-        __nv_bfloat16* __restrict__ z,           /* [key_heads * group_values] */                                \
-        float* __restrict__ decay,               /* [heads] */                                                   \
-        float* __restrict__ beta,                /* [heads] */                                                   \
-        float scale, int K, int key_heads, int key_dim, int group_values, int heads, int R, int gate_blocks) {   \
+        const int* slots,                        /* [M] */                                                       \
+        __nv_bfloat16* __restrict__ qkv,         /* [M, C], convolved */                                         \
+        __nv_bfloat16* __restrict__ z,           /* [M, key_heads * group_values] */                             \
+        float* __restrict__ decay,               /* [M, heads] */                                                \
+        float* __restrict__ beta,                /* [M, heads] */                                                \
+        float scale, int M, int K, int key_heads, int key_dim, int group_values, int heads, int R, int gate_blocks) {   \
         const Place<SPLIT> at;                                                                                   \
         if ((int)blockIdx.x < gate_blocks) {                                                                     \
-            make_gates<SPLIT::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, K, heads);                       \
+            make_gates<SPLIT::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, M, K, heads);                    \
             return;                                                                                              \
         }                                                                                                        \
         const Order order{key_heads, key_dim, group_values};                                                     \
         const int N = order.features(), channels = order.channels(), group = at.group - gate_blocks / SPLIT::CLUSTER; \
         constexpr int COLUMNS = SPLIT::template ShapeOf<1>::TILES * TILE_N;                                      \
-        const int own = group * COLUMNS + threadIdx.x;  /* a thread stores at most this feature */               \
-        Channel channel{slots, taps, state, threadIdx.x < COLUMNS && own < N ? order.place(own) : channels, channels, R}; \
-        gemv_tiles<1, SPLIT>(weight, x, 0, scale * EXPONENT_GAP, 1, N, K, group, at.rank,                        \
+        /* A thread stores at most one feature of one row: launch.py gives no more rows than that allows. */     \
+        const int own = group * COLUMNS + threadIdx.x % COLUMNS, m = threadIdx.x / COLUMNS;                      \
+        const int place = m < M && own < N ? order.place(own) : channels;                                        \
+        Channel channel{slots + m, taps, state, place, channels, R};                                             \
+        gemv_tiles<1, SPLIT>(weight, x, K, scale * EXPONENT_GAP, M, N, K, group, at.rank,                        \
                              [&](int, int, float value) {                                                        \
-                                 if (channel.is_one()) convolve(channel, rounded(value), qkv);                   \
-                                 else z[channel.place - channels] = rounded(value);                              \
+                                 if (channel.is_one()) convolve(channel, rounded(value), qkv + (size_t)m * channels); \
+                                 else z[(size_t)m * (N - channels) + place - channels] = rounded(value);         \
                              }, channel);                                                                        \
     }
 

@@ -38,6 +38,8 @@ _ONE_A_MULTIPROCESSOR = 132 * TILE_N
 DENSE_FEW_FEATURES = 512
 # gemv_gdn_in.cu: heads whose gates a block makes.
 GATE_HEADS = 4
+# Rows for which a thread of a block of two tiles has one result at most.
+_PAIR_ROWS = 4
 
 
 def split_of(features: int, depth: int) -> str:
@@ -171,13 +173,15 @@ def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPla
         return ()
     features, heads = weight.shape[0], dims["value_heads"]
     split, share = _input_form(features, dims["K"])
+    if dims["M"] > _PAIR_ROWS and share == 2:  # the same sums by blocks of one tile
+        split, share = split.removesuffix("_pair"), 1
     entry = f"gemv_gdn_in_{split}_m8"
     # Blocks of the gates come first, to begin first; whole clusters of them.
     ranks = _grid(entries, entry, 1)[0]
     gate_blocks = ceil_div(ceil_div(heads, GATE_HEADS), ranks) * ranks
     names = ("w_ba", "x", "a_log", "dt_bias", "conv_weight", "state", "slots")
     tensors = (*(views[name] for name in (*names, "out_qkv", "out_z", "out_decay", "out_beta")),)
-    sizes = (dims["K"], dims["key_heads"], dims["key_dim"], heads // dims["key_heads"] * dims["value_dim"])
+    sizes = (dims["M"], dims["K"], dims["key_heads"], dims["key_dim"], heads // dims["key_heads"] * dims["value_dim"])
     arguments = (view_of(weight.data), *tensors, weight.global_scale_decode, *sizes, heads, dims["R"], gate_blocks)
     return LaunchPlan(entry, (gate_blocks + _tiles(features, share) * ranks, 1, 1), arguments)
 
@@ -224,7 +228,7 @@ QG, QKVZ, DUAL, QGKV = (
 )
 GDN_IN = CudaKernel(
     _FOLDER / "gemv_gdn_in.cu",
-    _entries("gemv_gdn_in", ("ptr",) * 12 + ("f32",) + ("i32",) * 7, 8),
+    _entries("gemv_gdn_in", ("ptr",) * 12 + ("f32",) + ("i32",) * 8, 8),
     _plan_gdn_in,
     include_dirs=(INCLUDE_DIR,),
 )

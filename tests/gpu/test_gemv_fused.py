@@ -80,7 +80,7 @@ def test_query_gate_key_and_value_in_one_launch_have_the_bits_of_two(kernels, qu
 class GdnInputs:
     """What the input launches of one layer read, of random numbers, and both ways to launch them."""
 
-    def __init__(self, kernels, key_heads, key_dim, value_heads, value_dim, depth):
+    def __init__(self, kernels, key_heads, key_dim, value_heads, value_dim, depth, rows=6):
         import cupy
         from kernel_muster.bench.data import make_dense_data
         from kernel_muster.registry.weights import Bf16Weight
@@ -88,7 +88,7 @@ class GdnInputs:
         self.kernels, self.cupy, self.heads = kernels, cupy, value_heads
         self.shape = {"key_heads": key_heads, "key_dim": key_dim, "value_heads": value_heads, "value_dim": value_dim}
         self.channels, self.values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
-        data = make_dense_data(self.channels + self.values, depth, 6)
+        data = make_dense_data(self.channels + self.values, depth, max(rows, 6))
         self.fused = kernels.kernel("w4a16_gemv", "w4a16_gemv_gdn_in")
         self.w, self.x = self.fused.prepare_weight(data.weight), data.x
         rng = np.random.default_rng(3)
@@ -99,17 +99,17 @@ class GdnInputs:
 
         # Gates of such rows are neither all open nor all shut.
         self.w_ba, self.taps = bf16(2 * value_heads, depth, scale=depth**-0.5), bf16(self.channels, 4)
-        self.pool = bf16(4, self.channels, 3)
+        self.pool = bf16(max(rows, 4), self.channels, 3)
         self.a_log = cupy.asarray(np.log(rng.uniform(0.01, 16.0, value_heads)).astype(np.float32))
         self.dt_bias = cupy.asarray(rng.standard_normal(value_heads).astype(np.float32))
         self.ba_weight = Bf16Weight(self.w_ba)
 
-    def outputs(self):
-        rows = [poisoned(self.cupy, self.x, (1, columns)) for columns in (self.channels, self.values)]
-        return rows + [poisoned(self.cupy, self.x, (1, self.heads), np.float32) for _ in range(2)]
+    def outputs(self, count):
+        rows = [poisoned(self.cupy, self.x, (count, columns)) for columns in (self.channels, self.values)]
+        return rows + [poisoned(self.cupy, self.x, (count, self.heads), np.float32) for _ in range(2)]
 
     def together(self, x, state, slots):
-        qkv, z, decay, beta = found = self.outputs()
+        qkv, z, decay, beta = found = self.outputs(len(x))
         self.fused(
             x=x, w=self.w, w_ba=self.w_ba, **self.shape, a_log=self.a_log, dt_bias=self.dt_bias, conv_weight=self.taps,
             state=state, slots=slots, out_qkv=qkv, out_z=z, out_decay=decay, out_beta=beta,
@@ -117,7 +117,7 @@ class GdnInputs:
         return found
 
     def apart(self, x, state, slots):
-        qkv, z, decay, beta = found = self.outputs()
+        qkv, z, decay, beta = found = self.outputs(1)
         raw, ba = poisoned(self.cupy, qkv, qkv.shape), poisoned(self.cupy, qkv, (1, 2 * self.heads))
         find = self.kernels.kernel
         find("w4a16_gemv", "w4a16_gemv_qkvz")(x=x, w=self.w, **self.shape, out_qkv=raw, out_z=z)
@@ -143,6 +143,21 @@ def test_inputs_of_a_gated_delta_net_in_one_launch_have_the_bits_of_four(kernels
         assert same(*pools)
     assert same(pools[0][3], inputs.pool[3])
     assert not same(pools[0][:3], inputs.pool[:3])
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("sizes", GDN)
+def test_inputs_of_rows_in_one_launch_have_the_bits_of_each_alone(kernels, sizes, rows):
+    inputs = GdnInputs(kernels, *sizes, rows=rows)
+    cupy, pools = inputs.cupy, [inputs.pool.copy() for _ in range(2)]
+    for step in range(3):
+        slots = np.roll(np.arange(-1, rows, dtype=np.int32), step)[:rows]
+        found = inputs.together(inputs.x[:rows], pools[0], cupy.asarray(slots))
+        for row, slot in enumerate(slots):
+            alone = inputs.apart(inputs.x[row : row + 1], pools[1], cupy.asarray(slots[row : row + 1]))
+            assert all(same(whole[row : row + 1], one) for whole, one in zip(found, alone, strict=True)), (row, slot)
+        assert same(*pools)
+    assert not same(pools[0], inputs.pool)
 
 
 @pytest.mark.parametrize("wrong", [-7, 3, 1000, 2**31 - 1, -(2**31)])

@@ -92,7 +92,7 @@ class Watched:
 def test_gates_are_joined_behind_the_convolution_and_before_the_rule(
     make_context: Make, exact: Any, phase: Any
 ) -> None:
-    layer, states = gdn(make_context()), Recurrent(GDN, 2)
+    layer, states = gdn(make_context(without=("w4a16_gemv::w4a16_gemv_gdn_in",))), Recurrent(GDN, 2)
     index = np.arange(2, dtype=np.int32)
     batch = Batch(phase, index, index, np.arange(3, dtype=np.int32), index, index[:, None], index + 1, index)
     watched = Watched(states)
@@ -102,11 +102,11 @@ def test_gates_are_joined_behind_the_convolution_and_before_the_rule(
     assert watched.moved == [(True, False)]
 
 
-def decode_of(slot: int) -> Batch:
-    """Return a decode step of one sequence."""
-    zero = np.zeros(1, np.int32)
-    slots = np.array([slot], np.int32)
-    return Batch("decode", zero, zero, np.arange(2, dtype=np.int32), zero, zero[:, None], zero + 1, slots)
+def decode_of(*slots: int) -> Batch:
+    """Return a decode step of sequences with these slots."""
+    count = len(slots)
+    zero, starts = np.zeros(count, np.int32), np.arange(count + 1, dtype=np.int32)
+    return Batch("decode", zero, zero, starts, zero, zero[:, None], zero + 1, np.array(slots, np.int32))
 
 
 @pytest.mark.parametrize("taps", [4, 3])
@@ -126,11 +126,26 @@ def test_gdn_decode_of_one_row_in_one_launch_has_the_bits_of_four(make_context: 
     assert apart.used == {"qkvz": 6}
 
 
-@pytest.mark.parametrize(("phase", "rows"), [("verify", 1), ("prefill", 1), ("decode", 2)])
-def test_gdn_in_one_launch_is_for_a_decode_step_of_one_sequence(
+@pytest.mark.parametrize("rows", [2, 3, 8])
+def test_gdn_decode_of_rows_in_one_launch_has_the_bits_of_parts(make_context: Make, exact: Any, rows: int) -> None:
+    without = ("w4a16_gemv::w4a16_gemv_gdn_in",)
+    fused, apart = (gdn(make_context(without=names)) for names in ((), without))
+    pools = [Recurrent(GDN, rows + 1) for _ in (fused, apart)]
+    for step in range(5):
+        x, slots = exact.rows(rows, H, step), [(step + row) % (rows + 1) for row in range(rows - 1)]
+        layers = zip((fused, apart), pools, strict=True)
+        one, other = (layer.forward(x, decode_of(*slots, -1), pool).tobytes() for layer, pool in layers)
+        assert one == other
+    assert pools[0].conv.tobytes() == pools[1].conv.tobytes()
+    assert pools[0].ssm.tobytes() == pools[1].ssm.tobytes()
+    assert (fused.used, apart.used) == ({"gdn_in": 5}, {})
+
+
+@pytest.mark.parametrize(("phase", "rows"), [("verify", 1), ("prefill", 1), ("decode", 9)])
+def test_gdn_in_one_launch_is_for_a_decode_step_of_few_sequences(
     make_context: Make, exact: Any, phase: Any, rows: int
 ) -> None:
-    layer, pool = gdn(make_context()), Recurrent(GDN, 3)
+    layer, pool = gdn(make_context()), Recurrent(GDN, 9)
     found = layer.project(exact.rows(rows, H), phase, pool, np.arange(rows, dtype=np.int32))
     assert found.convolved is None
     assert "gdn_in" not in layer.used
