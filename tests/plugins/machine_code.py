@@ -19,16 +19,16 @@ from kernel_muster.registry.backends.request import Built, EntryPoint
 PARAMETERS_AT = {"sm_90a": 0x210}
 _WAIT = "ACQBULK"
 # What reads or writes memory that other launches see. A prefetch into L2 does not count: all see the same there.
-_ACCESSES = frozenset(
-    "LD LDG LDGSTS LDGMC UBLKCP UTMALDG ATOM ATOMG RED REDG UREDGR ST STG UTMASTG UBLKRED UTMAREDG UTMAREDL".split()
-)
-_BY_UNIFORM = frozenset("UBLKCP UTMALDG UTMASTG UBLKRED UTMAREDG UTMAREDL".split())
-_LOADED = frozenset("LD LDG LDS LDL LDSM ATOM ATOMG ATOMS S2R S2UR CS2R".split())  # results that are no address of ours
-_NOT_WRITING = (
-    frozenset("ST STG STS STL RED REDG BAR SYNCS MEMBAR CCTL BSSY BSYNC BREAK WARPSYNC".split()) | _BY_UNIFORM
-)
+_BULK = frozenset({"UBLKCP", "UTMALDG", "UTMASTG", "UBLKRED", "UTMAREDG"})
+_STORES = frozenset({"ST", "STG", "RED", "REDG", "UREDGR"})
+_LOADS = frozenset({"LD", "LDG", "LDGMC", "ATOM", "ATOMG"})
+_ACCESSES = _LOADS | _STORES | _BULK | {"LDGSTS"}
+# Results that are no address made of a parameter.
+_READ = _LOADS | {"LDS", "LDL", "LDSM", "ATOMS", "S2R", "S2UR", "CS2R"}
+# The first operand of these is no result.
+_NOT_WRITING = _STORES | _BULK | {"STS", "STL", "BAR", "SYNCS", "MEMBAR", "CCTL", "BSSY", "BSYNC", "BREAK", "WARPSYNC"}
 _JUMPS = ("BRA", "JMP", "CALL", "BSSY", "WARPSYNC")
-_INDIRECT = frozenset("BRX BRXU JMX JMXU".split())
+_INDIRECT = frozenset(["BRX", "BRXU", "JMX", "JMXU"])
 _ALIGN = 128
 _INSTRUCTION = 16
 
@@ -144,6 +144,7 @@ def before_wait(code: list[Instruction], entry: EntryPoint, offsets: Iterable[tu
         if kind in ("ptr", "tensormap")
         for word in range(base + offset, base + offset + size, 4)
     }
+    maps = frozenset(position for position, kind in enumerate(entry.parameters) if kind == "tensormap")
     found: dict[int, Origin] = {}
     states: dict[int, State] = {0: {}}
     work = [0]
@@ -153,7 +154,9 @@ def before_wait(code: list[Instruction], entry: EntryPoint, offsets: Iterable[tu
         if one.name == _WAIT and not one.guard:
             continue
         if one.base in _ACCESSES:
-            found[place] = found.get(place, _NOTHING) | _origin(_address(one), one.guard, state, pointers)
+            origin = _origin(_address(one), one.guard, state, pointers)
+            # The address of a tensor map, which is a parameter itself, is not read from the constant bank.
+            found[place] = found.get(place, _NOTHING) | (origin or (maps if one.base.startswith("UTMA") else _NOTHING))
         after = _written(one, state, pointers)
         for following in _following(one, code):
             if _merge(states, following, after):
@@ -197,8 +200,8 @@ def _merge(states: dict[int, State], place: int, state: State) -> bool:
 
 
 def _address(one: Instruction) -> str:
-    """Return the operands that an address is made of: those in brackets but for the descriptor, or all of a bulk copy."""
-    if one.base in _BY_UNIFORM:
+    """Return what an address is made of: the operands in brackets but for the descriptor, or all of a bulk copy."""
+    if one.base in _BULK:
         return one.operands
     return " ".join(part for part in re.findall(r"(?<!desc)\[[^\]]*\]", one.operands))
 
@@ -212,14 +215,14 @@ def _written(one: Instruction, state: State, pointers: Mapping[int, int]) -> Sta
     """Return the state behind an instruction: what it writes is made of all that it reads."""
     state = _without_guards(state, one)
     target, _, rest = (part.strip() for part in one.operands.partition(","))
-    if _PREDICATE.match(target) and one.base in _LOADED | {"SHFL"}:  # a predicate stands before the register
+    if _PREDICATE.match(target) and one.base in _READ | {"SHFL"}:  # a predicate stands before the register
         target, _, rest = (part.strip() for part in rest.partition(","))
     match = re.fullmatch(r"(U?R)(\d+)(?:\.\w+)*", target)
     if match is None or one.base in _NOT_WRITING:
         return state
     parts = one.name.split(".")
     width = 4 if "128" in parts else 2 if {"64", "WIDE"} & {*parts} or one.base in ("DADD", "DFMA", "DMUL") else 1
-    origin = _NOTHING if one.base in _LOADED else _origin(rest, one.guard, state, pointers)
+    origin = _NOTHING if one.base in _READ else _origin(rest, one.guard, state, pointers)
     for number in range(int(match[2]), int(match[2]) + width):
         state = _set(state, f"{match[1]}{number}", one.guard, origin)
     return state
