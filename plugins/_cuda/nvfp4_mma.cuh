@@ -24,23 +24,28 @@ constexpr int SUPERTILE_BYTES = CODE_BYTES + TILE_N * TILE_K / 16;
 constexpr u32 SCALE_BASE = 0x70007000u;
 constexpr float EXPONENT_GAP = 256.0f;
 
-// --- instruction wrappers (PTX ISA 8.0) ---
+// --- PTX (ISA 8.0): one statement for what belongs together compiles faster than C++, to the same machine code ---
 
-__device__ __forceinline__ u32 multiply_bf16x2(u32 a, u32 b) {
-    u32 d;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#define PRODUCT(D, A, B) "mul.rn.bf16x2 " D ", " A ", " B ";\n"
 #else  // adding -0 changes no product
-    asm volatile("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
+#define PRODUCT(D, A, B) "fma.rn.bf16x2 " D ", " A ", " B ", minus_zero;\n"
 #endif
-    return d;
-}
+#define MMA(C, A, B) "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {" C "}, {" A "}, {" B "}, {" C "};\n"
+
+// 8 codes -> the A operand: {row g, k..}, {row g + 8, k..}, {row g, k + 8..}, {row g + 8, k + 8..}.
+#define DECODE(A0, A1, A2, A3, CODES, LOW, HIGH)                                                                    \
+    "and.b32 t, " CODES ", 0x81C081C0;\n" PRODUCT(A0, "t", LOW)                                                     \
+    "shl.b32 t, " CODES ", 3;\nand.b32 t, t, 0x81C081C0;\n" PRODUCT(A1, "t", HIGH)                                  \
+    "shl.b32 t, " CODES ", 6;\nand.b32 t, t, 0x81C081C0;\n" PRODUCT(A2, "t", LOW)                                   \
+    "shr.u32 t, " CODES ", 3;\nand.b32 t, t, 0x01800180;\nshr.u32 u, " CODES ", 7;\nand.b32 u, u, 0x00400040;\n"     \
+    "or.b32 t, t, u;\nshl.b32 u, " CODES ", 1;\nand.b32 u, u, 0x80008000;\nor.b32 t, t, u;\n" PRODUCT(A3, "t", HIGH)
+#define TEMPORARIES ".reg .b32 t, u, minus_zero;\nmov.b32 minus_zero, 0x80008000;\n"
 
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(MMA("%0, %1, %2, %3", "%4, %5, %6, %7", "%8, %9")
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Weights are read once: keep them out of L1, where x lives.
@@ -64,15 +69,9 @@ __device__ __forceinline__ u32 scale_pair(u32 scales, int byte) {
     return __byte_perm(scales, 0, 0x4040 | (byte << 8) | byte) * 16u + SCALE_BASE;
 }
 
-// 8 codes -> the A operand: {row g, k..}, {row g + 8, k..}, {row g, k + 8..}, {row g + 8, k + 8..}.
 __device__ __forceinline__ void decode(u32 codes, u32 scale_low, u32 scale_high, u32 (&a)[4]) {
-    constexpr u32 MASK = 0x81C081C0u;
-    a[0] = multiply_bf16x2(codes & MASK, scale_low);
-    a[1] = multiply_bf16x2((codes << 3) & MASK, scale_high);
-    a[2] = multiply_bf16x2((codes << 6) & MASK, scale_low);
-    const u32 scattered =
-        ((codes >> 3) & 0x01800180u) | ((codes >> 7) & 0x00400040u) | ((codes << 1) & 0x80008000u);
-    a[3] = multiply_bf16x2(scattered, scale_high);
+    asm volatile("{\n" TEMPORARIES DECODE("%0", "%1", "%2", "%3", "%4", "%5", "%6") "}"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(codes), "r"(scale_low), "r"(scale_high));
 }
 
 struct Supertile {
@@ -104,16 +103,19 @@ __device__ __forceinline__ void load_x(uint4 (&v)[NT][2], const __nv_bfloat16* _
     }
 }
 
-// 64 k of one supertile: four words decoded into registers of their own before their mma, on A accumulators. A decode that
-// reuses the registers of the last mma would wait for it.
-template <int NT, int A>
-__device__ __forceinline__ void multiply_block(float (&c)[A][NT][4], uint4 q, u32 scale_low, u32 scale_high,
-                                               const uint4 (&x)[NT][2]) {
-    u32 a[4][4];
+// Four words of codes, decoded: what a lane feeds to the four mma of 64 k.
+using Decoded = u32[4][4];
+
+__device__ __forceinline__ void decode_block(Decoded& a, uint4 q, u32 scale_low, u32 scale_high) {
     decode(q.x, scale_low, scale_high, a[0]);
     decode(q.y, scale_low, scale_high, a[1]);
     decode(q.z, scale_low, scale_high, a[2]);
     decode(q.w, scale_low, scale_high, a[3]);
+}
+
+// On A accumulators. The mma of all rows follow each other, so that none waits for the one before it.
+template <int NT, int A>
+__device__ __forceinline__ void multiply_decoded(float (&c)[A][NT][4], const Decoded& a, const uint4 (&x)[NT][2]) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
 #pragma unroll
@@ -122,4 +124,35 @@ __device__ __forceinline__ void multiply_block(float (&c)[A][NT][4], uint4 q, u3
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[2 % A][n], a[2], x[n][1].x, x[n][1].y);
 #pragma unroll
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[3 % A][n], a[3], x[n][1].z, x[n][1].w);
+}
+
+// Both, in registers of their own: a decode that reused those of the last mma would wait for it.
+#define DECODE_BLOCK(Q0, Q1, Q2, Q3, LOW, HIGH)                                                                         \
+    "{\n.reg .b32 a<16>;\n" TEMPORARIES                                                                                \
+    DECODE("a0", "a1", "a2", "a3", Q0, LOW, HIGH) DECODE("a4", "a5", "a6", "a7", Q1, LOW, HIGH)                         \
+    DECODE("a8", "a9", "a10", "a11", Q2, LOW, HIGH) DECODE("a12", "a13", "a14", "a15", Q3, LOW, HIGH)
+#define C_OPERAND(I) "+f"(c[I][0][0]), "+f"(c[I][0][1]), "+f"(c[I][0][2]), "+f"(c[I][0][3])
+#define BLOCK_OPERANDS "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w), "r"(scale_low), "r"(scale_high), "r"(x[0][0].x), \
+    "r"(x[0][0].y), "r"(x[0][0].z), "r"(x[0][0].w), "r"(x[0][1].x), "r"(x[0][1].y), "r"(x[0][1].z), "r"(x[0][1].w)
+
+template <int NT, int A>
+__device__ __forceinline__ void multiply_block(float (&c)[A][NT][4], uint4 q, u32 scale_low, u32 scale_high,
+                                               const uint4 (&x)[NT][2]) {
+    if constexpr (NT == 1 && A == 2) {
+        asm volatile(DECODE_BLOCK("%8", "%9", "%10", "%11", "%12", "%13")
+                     MMA("%0, %1, %2, %3", "a0, a1, a2, a3", "%14, %15") MMA("%4, %5, %6, %7", "a4, a5, a6, a7", "%16, %17")
+                     MMA("%0, %1, %2, %3", "a8, a9, a10, a11", "%18, %19")
+                     MMA("%4, %5, %6, %7", "a12, a13, a14, a15", "%20, %21") "}"
+                     : C_OPERAND(0), C_OPERAND(1) : BLOCK_OPERANDS);
+    } else if constexpr (NT == 1 && A == 4) {
+        asm volatile(DECODE_BLOCK("%16", "%17", "%18", "%19", "%20", "%21")
+                     MMA("%0, %1, %2, %3", "a0, a1, a2, a3", "%22, %23") MMA("%4, %5, %6, %7", "a4, a5, a6, a7", "%24, %25")
+                     MMA("%8, %9, %10, %11", "a8, a9, a10, a11", "%26, %27")
+                     MMA("%12, %13, %14, %15", "a12, a13, a14, a15", "%28, %29") "}"
+                     : C_OPERAND(0), C_OPERAND(1), C_OPERAND(2), C_OPERAND(3) : BLOCK_OPERANDS);
+    } else {
+        Decoded a;
+        decode_block(a, q, scale_low, scale_high);
+        multiply_decoded(c, a, x);
+    }
 }

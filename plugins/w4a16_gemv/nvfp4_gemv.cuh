@@ -77,29 +77,12 @@ struct Arrival {
 
 constexpr int ACCUMULATORS = 2;  // of a warp for one output; four cost registers, and one is slower at one row
 
-// A block of 64 k of a supertile, decoded: what a lane feeds to its four mma.
-using Decoded = u32[4][4];
-
-__device__ __forceinline__ void decode_block(Decoded& a, const Supertile& tile, int block) {
-    const u32 scales = block < 2 ? tile.scales.x : tile.scales.y;
-    const u32 low = scale_pair(scales, 2 * (block & 1)), high = scale_pair(scales, 2 * (block & 1) + 1);
-    decode(tile.codes[block].x, low, high, a[0]);
-    decode(tile.codes[block].y, low, high, a[1]);
-    decode(tile.codes[block].z, low, high, a[2]);
-    decode(tile.codes[block].w, low, high, a[3]);
+// The scales of block ``block`` of a supertile, of both row halves.
+__device__ __forceinline__ u32 scale_low(const Supertile& tile, int block) {
+    return scale_pair(block < 2 ? tile.scales.x : tile.scales.y, 2 * (block & 1));
 }
-
-// The mma of all rows follow each other, so that none waits for the one before it.
-template <int NT>
-__device__ __forceinline__ void multiply_decoded(float (&c)[ACCUMULATORS][NT][4], const Decoded& a, const uint4 (&x)[NT][2]) {
-#pragma unroll
-    for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) mma_16x8x16(c[1][n], a[1], x[n][0].z, x[n][0].w);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) mma_16x8x16(c[0][n], a[2], x[n][1].x, x[n][1].y);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) mma_16x8x16(c[1][n], a[3], x[n][1].z, x[n][1].w);
+__device__ __forceinline__ u32 scale_high(const Supertile& tile, int block) {
+    return scale_pair(block < 2 ? tile.scales.x : tile.scales.y, 2 * (block & 1) + 1);
 }
 
 // The rows of x that a lane feeds to its mma: row g of each group of eight, from its first k on. Addresses that the
@@ -177,9 +160,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
             if (b > 0 && ahead < 4) rows.load(xs[ahead], k + ahead * 64, end);
 #pragma unroll
             for (int j = 0; j < S::TILES; ++j) {
-                Decoded a;
-                decode_block(a, weights[j], b);
-                multiply_decoded<NT>(c[j], a, xs[b]);
+                multiply_block(c[j], weights[j].codes[b], scale_low(weights[j], b), scale_high(weights[j], b), xs[b]);
                 if (has_next) weights[j].load_block(tile[j] + next, b, lane);
             }
         }
@@ -229,7 +210,7 @@ __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATO
     // Blocks are counted over all rounds; a block of the next supertile takes the place of one that is used up.
     auto decode_next = [&](Decoded& a, int j, int block, bool is_pinned) {
         const int r = block / 4 + 1, b = block % 4;
-        decode_block(a, weights[j], b);
+        decode_block(a, weights[j].codes[b], scale_low(weights[j], b), scale_high(weights[j], b));
         if (r >= ROUNDS || r >= mine) return;
         const u8* next = tile[j] + r * P::STEP * SUPERTILE_BYTES;
         const u8 *codes = next + b * 512 + lane * 16, *scales = next + CODE_BYTES + lane * 8;
@@ -262,11 +243,11 @@ __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATO
 #pragma unroll
         for (int j = 0; j < S::TILES; ++j) {
             if (block < S::EARLY) {
-                multiply_decoded<NT>(c[j], early[block < S::EARLY ? block : 0][j], xs[block % S::AHEAD]);
+                multiply_decoded(c[j], early[block < S::EARLY ? block : 0][j], xs[block % S::AHEAD]);
             } else {
                 Decoded a;
                 decode_next(a, j, block, false);
-                multiply_decoded<NT>(c[j], a, xs[block % S::AHEAD]);
+                multiply_decoded(c[j], a, xs[block % S::AHEAD]);
             }
         }
         load_x(block + S::AHEAD);
