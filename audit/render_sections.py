@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from kernel_muster.audit.render_folded import cause_text, folded, key_lines, remedy_texts
 from kernel_muster.audit.render_plain import fold_layers, plural, size_text
 from kernel_muster.audit.report import FindingRow, KernelRow, LeverRow, Report
+from kernel_muster.registry.levers import concerns
 from kernel_muster.registry.values import frozen
 
 #: What is cut in a finding unless all of it is asked for; the JSON report always has everything.
@@ -209,8 +210,9 @@ def _levers(report: Report, verbose: bool) -> Iterator[Section]:
     shown = [row for row in report.levers if verbose or row.origin != "built-in"]
     lines = [lever_text(row) for row in shown] or ["all at their built-in values"]
     elsewhere: dict[str, list[str]] = {}
+    asked = {key for row in report.kernels for key in (row.key, *row.chain)}
     for row in report.levers:
-        if chip := foreign_evidence(row, report.arch):
+        if (chip := foreign_evidence(row, report.arch)) and concerns(row.keys, asked):
             elsewhere.setdefault(chip, []).append(row.name)
     lines += [
         f"thresholds measured on {chip}, not on {report.arch}; measure again: {', '.join(names)}"

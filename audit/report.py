@@ -62,7 +62,7 @@ class WaiverRow:
 
 @frozen(kw_only=True)
 class LeverRow:
-    """One lever as this boot read it."""
+    """One lever as this boot read it. ``keys``: which kernels it drops or chooses among, one pattern for each side."""
 
     name: str
     value: bool | int | str | None
@@ -70,6 +70,7 @@ class LeverRow:
     effect: str
     evidence: str
     diagnostic: bool
+    keys: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -18,7 +18,7 @@ from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.findings import CODES, Profile, Severity
 from kernel_muster.registry.layouts import LayoutPlan
-from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.levers import Levers, Setting
 from kernel_muster.registry.records import LookupRow
 
 
@@ -156,16 +156,19 @@ def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
 
 def lever_rows(levers: Levers) -> tuple[LeverRow, ...]:
     """Return the levers of a boot as report rows."""
-    return tuple(
-        LeverRow(
-            name=setting.lever.name,
-            value=setting.value,
-            origin=setting.origin,
-            effect=setting.effect,
-            evidence=setting.evidence,
-            diagnostic=setting.lever.diagnostic,
-        )
-        for setting in levers.settings
+    return tuple(map(lever_row, levers.settings))
+
+
+def lever_row(setting: Setting) -> LeverRow:
+    """Return one lever of a boot as a report row."""
+    return LeverRow(
+        name=setting.lever.name,
+        value=setting.value,
+        origin=setting.origin,
+        effect=setting.effect,
+        evidence=setting.evidence,
+        diagnostic=setting.lever.diagnostic,
+        keys=setting.lever.keys,
     )
 
 

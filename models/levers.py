@@ -19,17 +19,25 @@ from kernel_muster.models.policy.tile import (
 from kernel_muster.registry.levers import Lever, Tuning, Value
 
 
+# Which kernels levers choose among: one side of the choice each.
+_M128 = "w4a16*::w4a16_gemm_t_m128*"
+_DEEP = ("w4a16::w4a16_gemm_t_k64*", "w4a16::w4a16_gemm_t|w4a16::w4a16_gemm_t_p3")
+_HOPPER = ("w4a16_hopper::*", "w4a16_gemv::*")
+_PROJECTIONS = ("w4a16_gemv::*", "w4a16*::*gemm*")
+_EXPERTS = ("moe_w4a16::moe_w4a16_grouped_*", "moe_fused_*::*")
+
+
 def _kill(name: str, key: str, doc: str, evidence: str) -> Lever:
     """Declare a kill switch: while it is on, the kernel is not even looked up."""
     effects: dict[Value, str] = {True: f"{key} dropped, never looked up", False: "kernel kept"}
-    return Lever(name=name, kind="bool", default=False, doc=doc, evidence=evidence, effects=effects)
+    return Lever(name=name, kind="bool", default=False, doc=doc, evidence=evidence, effects=effects, keys=(key,))
 
 
-def _edge(name: str, edge: Threshold, tuning: Tuning, doc: str, least: int = 0) -> Lever:
-    """Declare a threshold that a device's measured table may move."""
+def _edge(name: str, edge: Threshold, tuning: Tuning, doc: str, keys: tuple[str, ...] = (), least: int = 0) -> Lever:
+    """Declare a threshold between kernels that a device's measured table may move."""
     return Lever(
         name=name, kind="int", default=edge.value, minimum=least, maximum=1 << 20, doc=doc, evidence=str(edge.evidence),
-        tuning=tuning,
+        tuning=tuning, keys=keys,
     )  # fmt: skip
 
 
@@ -46,12 +54,14 @@ TILE_LEVERS = (
             "v2": "v2 serves attention projections, dense-FFN prefill and batched GDN decode",
             "v3": "v3 serves prefill; the other sites stay on v1",
         },
+        keys=(_M128,),
     ),
     _edge(
         "MUSTER_W4A16_K64_MIN_K",
         DEEP_K,
         "same_bits",
         "Least K of the deep-K tile (K step 64). Set on purpose, it beats MUSTER_NO_W4A16_K64.",
+        _DEEP,
         least=64,
     ),
     _edge(
@@ -59,24 +69,28 @@ TILE_LEVERS = (
         NARROW_BLOCKS,
         "same_bits",
         "Most blocks of the wide grid, ceil(N/128) * ceil(M/64), that the narrow-N twin of the deep-K tile serves.",
+        ("w4a16::w4a16_gemm_t_k64*",),
     ),
     _edge(
         "MUSTER_W4A16_M128_ABOVE",
         M128_ABOVE,
         "same_bits",
         "Most rows of the 64-row tile GEMMs; more take the 128-row one.",
+        ("w4a16::w4a16_gemm_t*", _M128),
     ),
     _edge(
         "MUSTER_W4A16_CHUNKED_ROWS",
         CHUNKED_ROWS,
         "other_bits",
         "Most rows of decode in chunks of 16 through a GEMV, where tile GEMMs serve more.",
+        ("w4a16_gemv::w4a16_gemv_batch16", "w4a16::*"),
     ),
     _edge(
         "MUSTER_W4A16_HOPPER_FROM",
         HOPPER_FROM,
         "other_bits",
         "Least rows of the Hopper GEMM, on sm_90a; fewer go through GEMV tiers, above 16 in chunks.",
+        _HOPPER,
         least=1,
     ),
     _edge(
@@ -84,6 +98,7 @@ TILE_LEVERS = (
         SMALL_FROM,
         "other_bits",
         "The same for small weights: see MUSTER_W4A16_HOPPER_SMALL_MI.",
+        _HOPPER,
         least=1,
     ),
     _edge(
@@ -91,12 +106,14 @@ TILE_LEVERS = (
         SMALL_MI,
         "other_bits",
         "Most elements N * K, in units of 2^20, of a weight that counts as small for the Hopper GEMM.",
+        _HOPPER,
     ),
     _edge(
         "MUSTER_W4A16_HOPPER_TINY_MI",
         TINY_MI,
         "other_bits",
         "Most elements N * K, in units of 2^20, of a weight that tile GEMMs serve instead of the Hopper GEMM.",
+        ("w4a16_hopper::*", "w4a16::*"),
     ),
     Lever(
         name="MUSTER_W4A16_ARM",
@@ -112,6 +129,7 @@ TILE_LEVERS = (
             "tile": "tile GEMMs; the Hopper GEMM is not looked up",
             "hopper": "the Hopper GEMM",
         },
+        keys=_PROJECTIONS,
     ),
     _kill(
         "MUSTER_NO_W4A16_HOPPER",
@@ -126,6 +144,7 @@ TILE_LEVERS = (
         doc=f"Bring back the legacy edge of the deep-K tile, K >= {LEGACY_DEEP_K}; MUSTER_W4A16_K64_MIN_K beats it.",
         evidence=str(DEEP_K.evidence),
         effects={True: f"deep-K tile from K = {LEGACY_DEEP_K}", False: "kernel kept at the measured edge"},
+        keys=_DEEP,
     ),
     _kill(
         "MUSTER_NO_TGEMM_PIPELINE3",
@@ -155,6 +174,7 @@ MOE_LEVERS = (
         doc="Never decode experts grouped; beats MUSTER_MOE_GROUPED_DECODE. Prefill stays grouped.",
         evidence=GROUPED_ROWS.all_evidence(),
         effects={True: "grouped decode off at every row count", False: "grouped decode kept"},
+        keys=_EXPERTS,
     ),
     Lever(
         name="MUSTER_MOE_GROUPED_DECODE",
@@ -168,6 +188,7 @@ MOE_LEVERS = (
             False: f"grouped decode from {GROUPED_ROWS.per_arch('rows')}; "
             f"from {FUSED_ROWS + 1} at least where moe_fused_shared serves",
         },
+        keys=_EXPERTS,
     ),
     Lever(
         name="MUSTER_FP32_ROUTING",
@@ -175,6 +196,7 @@ MOE_LEVERS = (
         default=False,
         doc="Keep router logits in FP32 (MoE models only).",
         effects={True: "router logits in FP32", False: "router logits in BF16"},
+        keys=("moe::moe_router_logits_f32", "gemm::dense_gemm_bf16"),
     ),
     Lever(
         name="MUSTER_FFN_ARM",
@@ -184,6 +206,7 @@ MOE_LEVERS = (
         doc="Force one arm of every FFN, at every row count.",
         diagnostic=True,
         effects={"auto": "policy chooses by rows"},
+        keys=("moe*::*|w4a16_gemv::w4a16_gemv_dual*|silu::*",),
     ),
 )
 
@@ -201,12 +224,14 @@ PROJECTION_LEVERS = (
             "wide": "one GEMM over all rows",
             "per_seq": "row by row",
         },
+        keys=_PROJECTIONS,
     ),
     _edge(
         "MUSTER_QKV_TIER_ROWS",
         TIER_ROWS,
         "same_bits",
         "Most rows of decode whose QKV and output projections go through one GEMV tier each; more go in tiles of 3.",
+        ("w4a16_gemv::w4a16_gemv_batch*",),
     ),
     Lever(
         name="MUSTER_FP4_PROJ_DECODE",
@@ -214,6 +239,7 @@ PROJECTION_LEVERS = (
         default=False,
         doc="Requantise BF16 attention weights to NVFP4 at load; on weights that are NVFP4 already it refuses.",
         effects={True: "BF16 attention weights requantised to NVFP4", False: "attention weights kept as stored"},
+        keys=("quantize_nvfp4::quantize_bf16_to_nvfp4",),
     ),
 )
 

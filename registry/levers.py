@@ -1,8 +1,9 @@
 """Levers: declared overrides with one grammar, read once into a frozen snapshot."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Literal
 
@@ -19,6 +20,7 @@ Tuning = Literal["", "same_bits", "other_bits"]
 
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _NAME = re.compile(r"MUSTER_[A-Z][A-Z0-9_]*\Z")
+_KEYS = re.compile(r"[a-z*][a-z0-9_*]*::[a-z*][a-z0-9_*]*(?:\|[a-z*][a-z0-9_*]*::[a-z*][a-z0-9_*]*)*\Z")
 # What a container platform puts into the environment beside a service whose name begins with MUSTER.
 _NOISE = re.compile(r"MUSTER_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT.*|PORT(?:_.*)?)\Z")
 
@@ -30,7 +32,8 @@ class Lever:
     ``effects`` says what a value does, for reports: ``{True: "kernel dropped", False: "kernel kept"}``. ``evidence``
     names the measurement behind a threshold. ``diagnostic`` levers are for experiments, not for serving. ``tuning``
     lets a device's measured table set the lever: ``same_bits`` where every value gives the same bits, ``other_bits``
-    where it does not, so that the value belongs to the set hash.
+    where it does not, so that the value belongs to the set hash. ``keys`` names the kernels that it drops or chooses
+    among: keys, patterns (``moe::*``), or several with ``|`` between. It concerns a model that asks for one of each.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Lever:
     effects: Mapping[Value, str] = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
     tuning: Tuning = ""
+    keys: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
@@ -59,6 +63,8 @@ class Lever:
         found.extend(self._bound_problems())
         if self.tuning not in ("", "same_bits", "other_bits"):
             found.append(f"tuning is {self.tuning!r}, expected same_bits, other_bits or nothing")
+        if not isinstance(self.keys, tuple) or not all(isinstance(one, str) and _KEYS.match(one) for one in self.keys):
+            found.append(f"keys are {self.keys!r}, expected a tuple of module::func, in which * stands for any letters")
         if not isinstance(self.doc, str) or not self.doc.strip():
             found.append("doc is empty")
         if not found and self.default is not None:
@@ -87,6 +93,10 @@ class Lever:
     def built_in(self) -> Value | None:
         """The default as a value: ``"off"`` is a boolean lever's False, as it is in the environment."""
         return None if self.default is None else self.parse(self.default)
+
+    def names(self, key: str) -> bool:
+        """Whether it says that it drops this key, or chooses between it and others."""
+        return any(names_key(one, key) for one in self.keys)
 
     @property
     def grammar(self) -> str:
@@ -216,6 +226,16 @@ class Levers:
     def settings(self) -> tuple[Setting, ...]:
         """All settings, sorted by name."""
         return tuple(self._settings[name] for name in sorted(self._settings))
+
+
+def names_key(pattern: str, key: str) -> bool:
+    """Whether one of a lever's ``keys`` is this key, or a pattern that it fits."""
+    return any(fnmatchcase(key, one) for one in pattern.split("|"))
+
+
+def concerns(keys: Iterable[str], asked: Collection[str]) -> bool:
+    """Whether a lever that names these keys has something to decide where those are asked for: one of each."""
+    return all(any(names_key(pattern, key) for key in asked) for pattern in keys)
 
 
 def is_lever_noise(name: str) -> bool:

@@ -108,14 +108,14 @@ class Selector:
     """Decides each key once, for one target and one set of levers."""
 
     def __init__(self, catalog: Catalog, target: Target, levers: Levers) -> None:
-        self.catalog, self.target, self._levers = catalog, target, levers
+        self.catalog, self.target, self.levers = catalog, target, levers
         self._decisions: dict[KernelKey, Decision] = {}
         self.disabled = frozenset(parse_key_list(str(levers["MUSTER_DISABLE"] or ""))[0])
         self.prefer = parse_prefer(str(levers["MUSTER_PREFER"] or ""))[0]
 
     def is_for(self, catalog: Catalog, target: Target, levers: Levers) -> bool:
         """Whether its decisions hold for exactly these."""
-        return self.catalog is catalog and self.target is target and self._levers is levers
+        return self.catalog is catalog and self.target is target and self.levers is levers
 
     def decide(self, key: KernelKey) -> Decision:
         """Return the decision about a key; the same object each time."""

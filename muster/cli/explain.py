@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from kernel_muster.audit.render_sections import Entry, Section
     from kernel_muster.registry.contracts import Contract
+    from kernel_muster.registry.levers import Setting
     from kernel_muster.registry.selection import Candidate, Decision, Selector
     from kernel_muster.registry.specs import KernelSpec
 
@@ -29,8 +30,9 @@ def explain(
 ) -> int:
     """Explain who serves a key on a target, and why nobody else does.
 
-    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the contract: what
-    a kernel of this key gets, writes and has to keep. --verbose adds the contract's cases and the rest of each spec.
+    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the levers that drop
+    the key or choose between it and others, as they stand here, and the contract: what a kernel of this key gets,
+    writes and has to keep. --verbose adds the contract's cases and the rest of each spec.
 
     Exit code: 0 a kernel serves, 1 none does.
     """
@@ -64,6 +66,8 @@ def _trouble(decision: "Decision") -> str:
 
 
 def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
+    from kernel_muster.audit.render_sections import value_text
+
     return {
         "key": str(decision.key),
         "renamed_to": str(decision.renamed_to or ""),
@@ -87,6 +91,17 @@ def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
             }
             for c in decision.candidates
         ],
+        "levers": [
+            {
+                "name": setting.lever.name,
+                "value": setting.value,
+                "origin": setting.origin,
+                "grammar": setting.lever.grammar,
+                "doc": setting.lever.doc,
+                "effects": {value_text(value): effect for value, effect in setting.lever.effects.items()},
+            }
+            for setting in _settings(decision, selector)
+        ],
         "contracts": [contract_data(contract) for contract in _contracts(decision, selector)],
     }
 
@@ -94,6 +109,24 @@ def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
 def _contracts(decision: "Decision", selector: "Selector") -> "list[Contract]":
     names = sorted({c.registered.spec.contract for c in decision.candidates})
     return [selector.catalog.contracts[name] for name in names]
+
+
+def _settings(decision: "Decision", selector: "Selector") -> "list[Setting]":
+    """Return the levers that drop the key, or choose between it and others, as they stand here."""
+    return [setting for setting in selector.levers.settings if setting.lever.names(str(decision.key))]
+
+
+def _lever_lines(decision: "Decision", selector: "Selector") -> "Iterator[str]":
+    from kernel_muster.audit.render_sections import lever_text, value_text
+    from kernel_muster.audit.reporting import lever_row
+
+    for setting in _settings(decision, selector):
+        yield lever_text(lever_row(setting))
+        yield f"    {setting.lever.doc} ({setting.lever.grammar})"
+        for value, effect in setting.lever.effects.items():
+            if value != setting.value:
+                yield f"    {setting.lever.name}={value_text(value)} -> {effect}"
+    yield f"MUSTER_DISABLE={decision.key} -> absent, which refuses a boot that asks for it [not for serving]"
 
 
 def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Iterator[Section]":
@@ -113,6 +146,7 @@ def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Ite
         return
     entries = tuple(_entry(n, c, decision, selector, verbose) for n, c in enumerate(decision.candidates, 1))
     yield Section(f"Candidates: {len(entries)}", entries=entries)
+    yield Section("Levers that switch it off, or choose another kernel", lines=tuple(_lever_lines(decision, selector)))
     for contract in _contracts(decision, selector):
         yield contract_section(contract, verbose=verbose)
 

@@ -191,6 +191,25 @@ def test_text_says_which_thresholds_were_measured_on_another_chip() -> None:
     assert "thresholds measured on GB10 (sm_121a, 48 SMs), not on sm_90a; measure again: MUSTER_NO_X" in text
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_named"),
+    [
+        (("acme::norm",), True),
+        (("moe::*", "acme::norm"), False),
+        (("acme::slow|moe::*", "acme::*"), True),
+        (("acme::*", "acme::n*m"), True),
+        (("moe::*",), False),
+    ],
+)
+def test_text_names_thresholds_only_of_levers_that_concern_what_was_asked_for(
+    keys: tuple[str, ...], is_named: bool
+) -> None:
+    row = lever(evidence="GB10 (sm_121a, 48 SMs): 20 1.74x", keys=keys)
+    asked = kernel(chain=("acme::norm", "acme::slow"))
+    text = render_text(report(levers=(row,), kernels=(asked,), target="sm_90a", arch="sm_90a"))
+    assert ("measure again: MUSTER_NO_X" in text) is is_named
+
+
 def test_text_gives_reasons_of_waivers_and_all_rows_on_verbose_only() -> None:
     waiver = WaiverRow(key="w4a4::gemm", reason="nobody ships it", where="MODEL.toml:9", until="2027-01-01")
     full = report(waivers=(waiver,), kernels=(kernel(chain=("acme::fast", "acme::norm"), outcome="fallback"),))

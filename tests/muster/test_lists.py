@@ -215,6 +215,27 @@ def test_explain_verbose_adds_the_cases_and_the_rest_of_the_spec(cli: Any) -> No
     assert "deterministic  yes" in ran.out
 
 
+def test_explain_names_the_levers_that_drop_the_key_or_choose_another(cli: Any) -> None:
+    cli.monkeypatch.setenv("MUSTER_NO_K64_N64", "1")
+    ran = cli("explain", "w4a16::w4a16_gemm_t_k64_n64_p3", "--target", "cpu")
+    section = ran.out[ran.out.index("Levers that switch it off, or choose another kernel") :]
+    assert "  MUSTER_NO_K64_N64=1 (environment) -> w4a16::w4a16_gemm_t_k64_n64_p3 dropped, never looked up\n" in section
+    assert "    MUSTER_NO_K64_N64=0 -> kernel kept\n" in section
+    assert "  MUSTER_W4A16_NARROW_BLOCKS=" in section
+    assert "MUSTER_DISABLE=w4a16::w4a16_gemm_t_k64_n64_p3 -> absent" in section
+    assert "MOE" not in section
+
+
+def test_explain_json_has_the_levers_with_what_each_value_does(cli: Any) -> None:
+    found = cli("explain", "prefill_paged::prefill_paged_attn_mma", "--target", "cpu", "--format", "json").json[
+        "levers"
+    ]
+    assert [(lever["name"], lever["value"], lever["origin"]) for lever in found] == [
+        ("MUSTER_NO_PREFILL_MMA", False, "built-in")
+    ]
+    assert found[0]["effects"]["1"] == "prefill_paged::prefill_paged_attn_mma dropped, never looked up"
+
+
 def test_explain_json_holds_the_contract(cli: Any) -> None:
     cli.acme()
     (contract,) = cli("explain", "acme::double", "--target", "cpu", "--format", "json").json["contracts"]

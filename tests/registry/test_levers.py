@@ -187,6 +187,9 @@ def test_snapshot_does_not_follow_its_source():
         ({"maximum": "2"}, "maximum is '2', expected an integer or None"),
         ({"kind": "int", "default": 1, "maximum": 2.5}, "maximum is 2.5, expected an integer or None"),
         ({"kind": "int", "default": None, "minimum": 3, "maximum": 2}, "minimum 3 is above maximum 2"),
+        ({"keys": "acme::norm"}, "keys are 'acme::norm', expected a tuple of module::func"),
+        ({"keys": ("acme::norm", "acme")}, "in which * stands for any letters"),
+        ({"keys": ("acme::norm|",)}, "in which * stands for any letters"),
     ],
 )
 def test_malformed_declaration_is_named(options, problem):
@@ -226,3 +229,20 @@ def test_default_is_read_by_the_grammar_of_the_environment(default, value):
 def test_lever_that_would_be_ignored_as_noise_cannot_be_declared(name):
     (problem,) = Lever(name=name, kind="int", default=1, doc="A port.").problems()
     assert "is ignored" in problem
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "is_named"),
+    [
+        ("acme::norm", "acme::norm", True),
+        ("acme::norm", "acme::norm_2", False),
+        ("acme::*", "acme::norm_2", True),
+        ("acme*::n*m", "acme_2::norm", True),
+        ("acme::a|acme::b", "acme::b", True),
+        ("acme::a|acme::b", "acme::c", False),
+    ],
+)
+def test_keys_of_a_lever_are_keys_patterns_or_several(pattern, key, is_named):
+    lever = Lever(name="MUSTER_X", kind="bool", default=False, doc="X.", keys=("other::x", pattern))
+    assert lever.problems() == []
+    assert lever.names(key) is is_named
