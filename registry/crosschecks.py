@@ -45,6 +45,7 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
     _aliases(plugins, rejected)
     _contracts(plugins, unsound, rejected)
     _functions(plugins, rejected)
+    _weight_layouts(plugins, rejected)
     check_overrides(plugins, rejected, unsound)
     return rejected
 
@@ -190,6 +191,20 @@ def _functions(plugins: Sequence[Plugin], rejected: Rejected) -> None:
                 remedies = ("give the function the contract's parameters, by their names",)
                 finding = Finding("BAD_SPEC", row.name, f"{spec.key}: {problem}", (_where(row),), remedies)
                 rejected.add(finding, (row.name,))
+
+
+def _weight_layouts(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """A kernel that takes a weight says in which layout: what reads no copy that a plan knows would never be used."""
+    known = {contract.name: contract for _, items in plugins for contract in contracts_of(items)}
+    for row, items in plugins:
+        for spec in _specs(items):
+            contract = known.get(spec.contract)
+            if contract is None or spec.weight_layout is not None or not contract.signature.weights:
+                continue
+            names = ", ".join(param.name for param in contract.signature.weights)
+            why = f"{spec.key}: contract {contract.name} takes the weights {names}, but weight_layout is not given"
+            remedies = ("name the layout that the kernel reads: weight_layout=",)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
 def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequence[Plugin] = ()) -> None:

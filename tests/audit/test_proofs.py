@@ -162,9 +162,9 @@ def moved(weight):
 @pytest.mark.parametrize(
     ("function", "options", "said"),
     [
-        (times_weight, {}, None),
+        (times_weight, {"weight_layout": "bf16_row_major"}, None),
         (times_weight, {"weight_layout": "copied", "prepare": copied}, None),
-        (zeroes_its_weight, {}, "changed its input w.values"),
+        (zeroes_its_weight, {"weight_layout": "bf16_row_major"}, "changed its input w.values"),
         (zeroes_its_weight, {"weight_layout": "copied", "prepare": copied}, "changed its input prepared w.values"),
         (times_weight, {"weight_layout": "copied", "prepare": moved}, "changed its input w.values"),
     ],

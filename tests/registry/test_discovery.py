@@ -3,6 +3,7 @@
 import itertools
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -147,6 +148,18 @@ def test_broken_plugin_is_one_finding_and_registers_nothing(case):
     assert "(local)" in found.where[0]
     assert [str(key) for key in catalog.by_key] == ["fine::mul"]  # none of its kernels, all of the healthy one's
     assert {row.name: row.status for row in catalog.plugins} == {"acme": "failed", "fine": "loaded"}
+
+
+def test_kernel_that_takes_a_weight_and_names_no_layout_is_refused():
+    weight, out = km.WeightParam("w", "nvfp4", ("N", "K")), km.TensorParam("out", "f32", ("N",), role="out")
+    takes = plugin(
+        muster_contracts=[replace(contract(), signature=km.Signature((weight, out)))],
+        muster_kernels=[spec(backend=km.PythonKernel(lambda w, out: None))],
+    )
+    catalog = look(acme=takes)
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert catalog.findings[0].why == "acme::mul: contract acme_c takes the weights w, but weight_layout is not given"
+    assert catalog.kernels == ()
 
 
 @pytest.mark.parametrize(
