@@ -9,6 +9,7 @@ from kernel_muster.registry.running import Launch, LaunchOptions, Runner
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec, Provider
 from kernel_muster.registry.tape import open_tape
+from kernel_muster.registry.watch import one_line
 
 
 class Handle:
@@ -33,10 +34,26 @@ class Handle:
         return self.spec.weight_layout
 
     def prepare_weight(self, weight: Any) -> Any:
-        """Return a logical weight in this kernel's layout; the logical weight itself is left as it is."""
+        """Return a logical weight in this kernel's layout; the logical weight itself is left as it is.
+
+        ContractError says whose ``prepare`` failed, or gave something else; memory that does not suffice stays
+        MemoryError.
+        """
         if self.spec.prepare is None or getattr(weight, "layout", None) == self.spec.weight_layout:
             return weight
-        return self.spec.prepare(weight)
+        try:
+            prepared = self.spec.prepare(weight)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # (a plugin's code may raise anything, SystemExit too)
+            raise ContractError(f"{self.key}: prepare of {self.provider} failed: {one_line(error)}") from error
+        _, quant, shape = _facts(weight)
+        if _facts(prepared) != (self.spec.weight_layout, quant, shape):
+            raise ContractError(
+                f"{self.key}: prepare of {self.provider} returned {type(prepared).__name__} with layout, quant and "
+                f"shape {_facts(prepared)}, expected {(self.spec.weight_layout, quant, shape)}"
+            )
+        return prepared
 
     def prepare(self, *args: Any, overlap: bool = False, scratch: Any = None, **kwargs: Any) -> Launch:
         """Check the arguments once and return ``launch(stream=None)``, which only enqueues.
@@ -88,6 +105,12 @@ class Handle:
                 raise ContractError(
                     f"{self.key}: {param.name} has weight layout {layout}, expected {wanted}; use handle.prepare_weight"
                 )
+
+
+def _facts(weight: Any) -> tuple[str | None, ...]:
+    """Return layout, quantisation and shape, as text: what a plugin gives may be anything."""
+    found = (getattr(weight, name, None) for name in ("layout", "quant", "shape"))
+    return tuple(None if fact is None else str(fact) for fact in found)
 
 
 def _launch_nothing(stream: object | None = None) -> None:

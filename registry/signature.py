@@ -265,7 +265,7 @@ def _check_tensor(owner: str, param: TensorParam, value: Any, dims: dict[str, in
 
 
 def _check_weight(owner: str, param: WeightParam, value: Any, dims: dict[str, int]) -> None:
-    if not hasattr(value, "layout") or not hasattr(value, "shape"):
+    if not all(hasattr(value, name) for name in ("layout", "quant", "shape")):
         raise ContractError(
             f"{owner}: {param.name} is {type(value).__name__}, expected a prepared {param.quant} weight"
         )

@@ -81,7 +81,10 @@ class AttentionProjections:
             tiles = tile_kernels(kernels, _NVFP4)
             # An FP4 x FP4 tile that nobody ships: manifests declare it. It gets an arm when one is measured.
             self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm_mfast", when=_NVFP4)
-            self.linears = AttentionLinears.nvfp4(ctx, model.hidden, dims, tiers, tiles, self._qg, self._dual, quantize)
+            q_readers, kv_readers = ([*own.values(), *self._qgkv.values()] for own in (self._qg, self._dual))
+            self.linears = AttentionLinears.nvfp4(
+                ctx, model.hidden, dims, tiers, tiles, q_readers, kv_readers, quantize
+            )
             qkv = (self.linears.q, self.linears.k, self.linears.v)
             self._qgkv = {m: one for m, one in self._qgkv.items() if all(w.weight.serves(one) for w in qkv)}
         else:

@@ -1,6 +1,6 @@
 """The four projections of attention, from whatever weights were found: NVFP4, BF16, or BF16 requantised."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from kernel_muster.models.dims import AttentionDims
@@ -48,10 +48,11 @@ class AttentionLinears:
     @classmethod
     def nvfp4(
         cls, ctx: LayerContext, hidden: int, dims: AttentionDims, tiers: Tiers, tiles: Tiles,
-        qg: Mapping[int, AnyHandle], dual: Mapping[int, AnyHandle], quantize: AnyHandle | None,
+        q_readers: Sequence[AnyHandle], kv_readers: Sequence[AnyHandle], quantize: AnyHandle | None,
     ) -> "AttentionLinears":  # fmt: skip
         """Take NVFP4 weights, requantised from BF16 with ``quantize``.
 
+        ``q_readers`` and ``kv_readers`` are kernels of several projections that read Q, and K and V, too.
         Q, K and V share one copy for tile GEMMs if their global scales are equal (one GEMM with many blocks instead of
         three, two of them tiny); otherwise each has its own.
         """
@@ -61,17 +62,18 @@ class AttentionLinears:
         whole = fuse_rows(inputs)
         own_tiles: Tiles = {} if whole is not None else tiles
 
-        def make(name: str, tiles: Tiles, readers: Mapping[int, AnyHandle]) -> Nvfp4Linear:
+        def make(name: str, tiles: Tiles, readers: Sequence[AnyHandle] = ()) -> Nvfp4Linear:
             spec = ctx.spec(name, *shapes[name], "nvfp4")
-            return Nvfp4Linear(ctx, spec, tiers, tiles, readers.values(), values[name])
+            return Nvfp4Linear(ctx, spec, tiers, tiles, readers, values[name])
 
         fused = None
         if whole is not None:
             fused = Nvfp4Linear(
                 ctx, ctx.spec("qkv_proj", dims.q_rows + 2 * dims.kv_dim, hidden, "nvfp4"), {}, tiles, value=whole
             )
-        q, o = make("q_proj", own_tiles, qg), make("o_proj", tiles, {})
-        return cls(q, make("k_proj", own_tiles, dual), make("v_proj", own_tiles, dual), o, fused)
+        q, o = make("q_proj", own_tiles, q_readers), make("o_proj", tiles)
+        k, v = (make(name, own_tiles, kv_readers) for name in ("k_proj", "v_proj"))
+        return cls(q, k, v, o, fused)
 
 
 def _value(ctx: LayerContext, name: str, shape: tuple[int, int], quantize: AnyHandle | None) -> Any | None:

@@ -1,9 +1,12 @@
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.MODEL_toml import load_manifest, manifest_folder
+from kernel_muster.models.build import build_model
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.weights import (
@@ -15,9 +18,14 @@ from kernel_muster.models.weights import (
     stack_experts,
 )
 from kernel_muster.registry import nvfp4
-from kernel_muster.registry.errors import NullKernelError, UsageError
+from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.errors import ContractError, NullKernelError, UsageError
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.layouts import LayoutPlan
+from kernel_muster.registry.levers import read_levers
+from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.specs import KernelSpec
+from kernel_muster.registry.target import CPU_TARGET
 
 Make = Callable[..., LayerContext]
 SPEC = WeightSpec("layers.0.w", (4, 32), "nvfp4")
@@ -57,6 +65,66 @@ def test_plan_does_not_build_a_copy_that_no_kernel_can_make(make_context: Make) 
     assert not weight.serves(handle)
     with pytest.raises(UsageError, match="no copy in layout supertiles, which w4a16::w4a16_gemm_t reads"):
         weight.copy_for(handle)
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-27b", "qwen3.6-35b-a3b"])
+def test_plan_knows_every_kernel_that_a_step_of_few_rows_reads_weights_with(catalog: Catalog, name: str) -> None:
+    def is_of_few_rows(spec: KernelSpec) -> bool:
+        return spec.kernel_key.module in ("w4a16_gemv", "moe_fused_batch2", "moe_fused_batch3", "moe_fused_shared")
+
+    kernels = tuple(
+        replace(row, spec=replace(row.spec, weight_layout=f"tiles_of_{row.spec.kernel_key.func}", prepare=None))
+        if is_of_few_rows(row.spec) else row for row in catalog.kernels
+    )  # fmt: skip
+    levers, _ = read_levers(catalog.levers, [])
+    session = LookupSession(replace(catalog, kernels=kernels), CPU_TARGET, levers)
+    manifest, problems = load_manifest(manifest_folder() / name / "MODEL.toml")
+    assert problems == []
+    build_model(manifest, Lookups(session))
+    asked = {key for entry in session.entries("boot") for key in entry.members}
+    served = {key for key in asked if (handle := session.handle_of(key)) and is_of_few_rows(handle.spec)}
+    assert "w4a16_gemv::w4a16_gemv_qgkv_batch3" in map(str, served)
+    assert served == {key for copy in session.layouts.missing for key in copy.readers}
+
+
+def otherwise(layout: str, **changed: Any) -> Callable[[Any], Any]:
+    return lambda weight: SimpleNamespace(**{"layout": layout, "quant": weight.quant, "shape": weight.shape} | changed)
+
+
+def fails(error: BaseException) -> Callable[[Any], Any]:
+    def prepare(weight: Any) -> Any:
+        raise error
+
+    return prepare
+
+
+@pytest.mark.parametrize(("prepare", "message"), [
+    (fails(KeyError("no tile")), "failed: KeyError: 'no tile'"),
+    (fails(SystemExit(7)), "failed: SystemExit: 7"),
+    (lambda weight: None, "returned NoneType with layout, quant and shape .*, expected .'supertiles', 'nvfp4', "),
+    (lambda weight: weight, "returned Nvfp4Weight .*'nvfp4_row_major'.*, expected .'supertiles'"),
+    (otherwise("supertiles", quant="bf16"), "returned SimpleNamespace .*'bf16'.*, expected .*'nvfp4'"),
+    (otherwise("supertiles", shape=(4, 64)), r"returned SimpleNamespace .*\(4, 64\).*, expected .*\(4, 32\)"),
+])  # fmt: skip
+def test_weight_that_a_kernel_prepares_wrongly_is_refused_when_it_is_planned(
+    make_context: Make, prepare: Callable[[Any], Any], message: str
+) -> None:
+    _, transposed, _ = handles(make_context)
+    spec = replace(transposed.spec, weight_layout="supertiles", prepare=prepare)
+    handle = Handle(transposed.key, spec, transposed.contract, transposed.provider, transposed._runner)
+    with pytest.raises(ContractError, match=rf"^w4a16::w4a16_gemm_t: prepare of .* {message}"):
+        WeightPlanner(LayoutPlan(), SyntheticWeights()).plan(SPEC, {"decode": [handle]})
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()])
+def test_weight_that_does_not_fit_into_memory_or_an_interrupt_is_no_fault_of_the_kernel(
+    make_context: Make, error: BaseException
+) -> None:
+    _, transposed, _ = handles(make_context)
+    spec = replace(transposed.spec, weight_layout="supertiles", prepare=fails(error))
+    handle = Handle(transposed.key, spec, transposed.contract, transposed.provider, transposed._runner)
+    with pytest.raises(type(error)):
+        WeightPlanner(LayoutPlan(), SyntheticWeights()).plan(SPEC, {"decode": [handle]})
 
 
 @pytest.mark.parametrize(("spec", "size"), [
