@@ -1,11 +1,10 @@
-// The entry points of one key: its tile for many rows (whole) and for few, and the latter for any N and K.
-// WHOLE, FEW, their shared memory and WEIGHTS come from launch.py, which sizes the launch by them.
+// The entry points of keys that share a source: their tiles, each compiled once, and one of them for any N and K.
+// WEIGHTS and ENTRIES come from launch.py, which sizes the launches by them: ENTRY(name, even rows, shared memory, tile) ...
 #include "gemm.cuh"
 
-using Whole = Tile<WHOLE, Weights::WEIGHTS>;
-using Few = Tile<FEW, Weights::WEIGHTS>;
-static_assert(Whole::SHARED_BYTES == WHOLE_SHARED && Few::SHARED_BYTES == FEW_SHARED);
+#define ENTRY(NAME, EVEN, SHARED, ...)                       \
+    using Of_##NAME = Tile<__VA_ARGS__, Weights::WEIGHTS>;   \
+    static_assert(Of_##NAME::SHARED_BYTES == SHARED);        \
+    W4A16_ENTRY(NAME, Of_##NAME, EVEN)
 
-W4A16_ENTRY(w4a16_whole, Whole, true)
-W4A16_ENTRY(w4a16_few, Few, true)
-W4A16_ENTRY(w4a16_any, Few, false)
+ENTRIES

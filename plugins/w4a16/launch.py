@@ -17,6 +17,7 @@ _SOURCE = Path(__file__).parent / "gemm.cu"
 _PARAMETERS = ("ptr",) * 4 + ("f32",) + ("i32",) * 4
 _PIECE_BYTES = 16  # what one asynchronous copy brings
 _CODE_PADDING_BYTES = 32  # tile.cuh
+_UNEVEN = "w4a16_any"
 
 
 @frozen
@@ -35,9 +36,15 @@ class Tile:
     blocks: int
 
     @property
-    def macro(self) -> str:
-        """The tile as arguments of the template."""
-        return f"{self.m},{self.n},{self.k},{self.warp_m},{self.warp_n},{self.stages},{self.blocks}"
+    def entry(self) -> str:
+        """The entry point of this tile."""
+        return f"w4a16_m{self.m}_n{self.n}_k{self.k}_s{self.stages}"
+
+    def macro(self, entry: str, is_even: bool, row_major: bool) -> str:
+        """Return an entry point of this tile as gemm.cu takes it."""
+        numbers = (self.m, self.n, self.k, self.warp_m, self.warp_n, self.stages, self.blocks)
+        given = (entry, "true" if is_even else "false", self.shared_bytes(row_major), *numbers)
+        return f"ENTRY({','.join(map(str, given))})"
 
     def shared_bytes(self, row_major: bool) -> int:
         """Return the shared memory of a block: per stage x, codes and scales; and three stages of decoded scales."""
@@ -48,7 +55,7 @@ class Tile:
 
 @frozen
 class Tiles:
-    """The tiles of one key: for many rows, and for at most as many as the other has, or for uneven rows of a layout."""
+    """The tiles of one key: for many rows, and for at most as many as the other has."""
 
     whole: Tile
     few: Tile
@@ -60,7 +67,7 @@ def _has_even_rows(dims: Mapping[str, int], row_major: bool) -> bool:
     return dims["K"] % (4 * GROUP) == 0 if row_major else dims["N"] % _PIECE_BYTES == 0
 
 
-def _plan(tiles: Tiles, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+def _plan(tiles: Tiles, uneven: Tile, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     weight, x, dims = bound.arguments["w"], bound.views["x"], bound.dims
     stride = row_stride(x)
     if stride % VECTOR:
@@ -68,9 +75,10 @@ def _plan(tiles: Tiles, bound: Bound, entries: Mapping[str, EntryResources]) -> 
     codes, scales = view_of(weight.packed), view_of(weight.block_scale)
     if not (codes.is_contiguous and scales.is_contiguous):
         raise ContractError("w has gaps between its rows, expected none: copy the slice")
-    entry, tile = "w4a16_any", tiles.few
+    entry, tile = _UNEVEN, uneven
     if _has_even_rows(dims, tiles.row_major):
-        entry, tile = ("w4a16_few", tiles.few) if dims["M"] <= tiles.few.m else ("w4a16_whole", tiles.whole)
+        tile = tiles.few if dims["M"] <= tiles.few.m else tiles.whole
+        entry = tile.entry
     blocks = ceil_div(dims["M"], tile.m) * ceil_div(dims["N"], tile.n)
     arguments = (codes, scales, x, bound.views["out"], float(weight.global_scale_decode), stride)
     return LaunchPlan(
@@ -81,21 +89,22 @@ def _plan(tiles: Tiles, bound: Bound, entries: Mapping[str, EntryResources]) -> 
     )
 
 
-def _kernel(tiles: Tiles) -> CudaKernel:
-    whole, few = tiles.whole.shared_bytes(tiles.row_major), tiles.few.shared_bytes(tiles.row_major)
-    sizes = (("w4a16_whole", whole), ("w4a16_few", few), ("w4a16_any", few))
-    weights = "ROW_MAJOR" if tiles.row_major else "TRANSPOSED"
-    return cuda_kernel(
-        _SOURCE,
-        tuple(EntryPoint(name, _PARAMETERS, dynamic_shared_bytes=size) for name, size in sizes),
-        partial(_plan, tiles),
-        options=(
-            f"-DWEIGHTS={weights}",
-            *(f"-DWHOLE={tiles.whole.macro}", f"-DWHOLE_SHARED={whole}"),
-            *(f"-DFEW={tiles.few.macro}", f"-DFEW_SHARED={few}"),
-        ),
-        strided=frozenset({"x"}),
-    )
+def _kernels(tiles: Mapping[str, Tiles]) -> dict[str, CudaKernel]:
+    """Return the kernels of keys that share a source, so that no tile of theirs is compiled twice.
+
+    Rows of a layout that are uneven are rare: the first key's tile for few rows serves them all.
+    """
+    first = next(iter(tiles.values()))
+    row_major, uneven = first.row_major, first.few
+    distinct = dict.fromkeys(tile for each in tiles.values() for tile in (each.whole, each.few))
+    entries = (*((tile.entry, tile, True) for tile in distinct), (_UNEVEN, uneven, False))
+    macros = " ".join(tile.macro(name, is_even, row_major) for name, tile, is_even in entries)
+    points = tuple(EntryPoint(name, _PARAMETERS, tile.shared_bytes(row_major)) for name, tile, _ in entries)
+    options = (f"-DWEIGHTS={'ROW_MAJOR' if row_major else 'TRANSPOSED'}", f"-DENTRIES={macros}")
+    return {
+        key: cuda_kernel(_SOURCE, points, partial(_plan, each, uneven), options=options, strided=frozenset({"x"}))
+        for key, each in tiles.items()
+    }
 
 
 # Measured on an H200 (records/). Of the stages one is multiplied, one is complete, and the others are under way: three
@@ -110,4 +119,12 @@ TILES = {
     "w4a16::w4a16_gemm_t_k64_n64_p3": Tiles(Tile(64, 64, 128, 64, 16, 4, 2), Tile(32, 64, 128, 32, 16, 4, 3)),
     "w4a16_v2::w4a16_gemm_t_m128_v2": Tiles(Tile(128, 256, 64, 128, 32, 3, 1), Tile(64, 128, 64, 64, 32, 5, 2)),
 }
-KERNELS = {key: _kernel(tiles) for key, tiles in TILES.items()}
+# Keys that a model asks for together: those of its policy, and their parents, which levers ask for.
+_GROUPS = (
+    ("w4a16_gemm_t_p3", "w4a16_gemm_t_k64_p3", "w4a16_gemm_t_k64_n64_p3", "w4a16_gemm_t_m128"),
+    ("w4a16_gemm_t", "w4a16_gemm_t_k64"),
+)
+_TOGETHER = [{f"w4a16::{name}": TILES[f"w4a16::{name}"] for name in group} for group in _GROUPS]
+_ALONE = [{key: tiles} for key, tiles in TILES.items() if not any(key in group for group in _TOGETHER)]
+_MADE = {key: kernel for group in (*_TOGETHER, *_ALONE) for key, kernel in _kernels(group).items()}
+KERNELS = {key: _MADE[key] for key in TILES}

@@ -1,5 +1,6 @@
 """What the launcher of the tile GEMMs decides before a launch, and the transposed copy that it reads."""
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -16,6 +17,8 @@ from kernel_muster.registry.signature import WeightParam
 
 BASE, ONE_ORDER = "w4a16::w4a16_gemm", "w4a16::w4a16_gemm_t"
 KEYS = pytest.mark.parametrize("key", sorted(TILES))
+ALL_OPTIONS = {kernel.options for kernel in KERNELS.values()}
+SHARING = {options: [key for key in TILES if KERNELS[key].options == options] for options in ALL_OPTIONS}
 
 
 def weight(rows, columns):
@@ -35,9 +38,9 @@ def planned(key, m, n, k, **changes):
 def test_tile_covers_every_output_with_one_block_each(key):
     whole, few = TILES[key].whole, TILES[key].few
     at_the_edge, above, many = planned(key, few.m, 272, 64), planned(key, few.m + 1, 272, 64), planned(key, 513, 16, 64)
-    assert (at_the_edge.entry, at_the_edge.grid) == ("w4a16_few", (-(-272 // few.n), 1, 1))
-    assert (above.entry, above.grid) == ("w4a16_whole", (-(-(few.m + 1) // whole.m) * -(-272 // whole.n), 1, 1))
-    assert (many.entry, many.grid) == ("w4a16_whole", (-(-513 // whole.m), 1, 1))
+    assert (at_the_edge.entry, at_the_edge.grid) == (few.entry, (-(-272 // few.n), 1, 1))
+    assert (above.entry, above.grid) == (whole.entry, (-(-(few.m + 1) // whole.m) * -(-272 // whole.n), 1, 1))
+    assert (many.entry, many.grid) == (whole.entry, (-(-513 // whole.m), 1, 1))
 
 
 @KEYS
@@ -50,10 +53,19 @@ def test_launch_has_the_shared_memory_that_its_entry_point_declares(key):
 
 @KEYS
 def test_rows_that_copies_cannot_begin_at_are_gathered(key):
-    few, (n, k) = TILES[key].few, (64, 80) if TILES[key].row_major else (65, 64)
+    tile_m, tile_n = map(int, re.search(r"ENTRY\(w4a16_any,false,\d+,(\d+),(\d+),", KERNELS[key].options[1]).groups())
+    n, k = (64, 80) if TILES[key].row_major else (65, 64)
     for m in (3, 300):
         plan = planned(key, m, n, k)
-        assert (plan.entry, plan.grid) == ("w4a16_any", (-(-m // few.m) * -(-n // few.n), 1, 1))
+        assert (plan.entry, plan.grid) == ("w4a16_any", (-(-m // tile_m) * -(-n // tile_n), 1, 1))
+
+
+def test_keys_that_are_asked_for_together_are_compiled_once_and_no_tile_of_theirs_twice():
+    assert sorted(len(keys) for keys in SHARING.values()) == [1, 1, 2, 4]
+    for options in SHARING:
+        tiles = re.findall(r"ENTRY\(\w+,(\w+),\d+,([\d,]+)\)", options[1])
+        assert len(tiles) == len({*tiles})
+        assert all(len(KERNELS[key].entries) == len(tiles) for key in SHARING[options])
 
 
 @KEYS
