@@ -6,7 +6,7 @@ from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
 from kernel_muster.models.policy.moe import FUSED_ROWS, GROUPED_ROWS
 from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
-from kernel_muster.models.policy.projection import HOPPER_FROM, SMALL_FROM, SMALL_MI
+from kernel_muster.models.policy.projection import GEMV_MI, HOPPER_FROM, SMALL_FROM, SMALL_MI
 from kernel_muster.models.policy.tile import (
     DEEP_K,
     LEGACY_DEEP_K,
@@ -82,14 +82,14 @@ TILE_LEVERS = (
         "MUSTER_W4A16_CHUNKED_ROWS",
         CHUNKED_ROWS,
         "other_bits",
-        "Most rows of decode in chunks of 16 through a GEMV, where tile GEMMs serve more.",
+        "Most rows of decode through a GEMV, in one launch or in chunks of 16, where tile GEMMs serve more.",
         ("w4a16_gemv::w4a16_gemv_batch16", "w4a16::*"),
     ),
     _edge(
         "MUSTER_W4A16_HOPPER_FROM",
         HOPPER_FROM,
         "other_bits",
-        "Least rows of the Hopper GEMM, on sm_90a; fewer go through GEMV tiers, above 16 in chunks.",
+        "Least rows of the Hopper GEMM, on sm_90a; fewer go through GEMV tiers.",
         _HOPPER,
         least=1,
     ),
@@ -109,6 +109,13 @@ TILE_LEVERS = (
         _HOPPER,
     ),
     _edge(
+        "MUSTER_W4A16_GEMV_MI",
+        GEMV_MI,
+        "other_bits",
+        "Most elements N * K, in units of 2^20, of a weight that GEMVs serve up to 256 rows, beside the Hopper GEMM.",
+        _HOPPER,
+    ),
+    _edge(
         "MUSTER_W4A16_HOPPER_TINY_MI",
         TINY_MI,
         "other_bits",
@@ -125,7 +132,7 @@ TILE_LEVERS = (
         diagnostic=True,
         effects={
             "auto": "policy chooses by rows",
-            "gemv": "GEMV tiers, in chunks of 16",
+            "gemv": "GEMV tiers, in chunks of what one launch takes",
             "tile": "tile GEMMs; the Hopper GEMM is not looked up",
             "hopper": "the Hopper GEMM",
         },

@@ -27,6 +27,7 @@ _SIDES = _OF_ROWS | {
     "MUSTER_W4A16_K64_MIN_K": (("t",), ("k64", "k64_n64")),
     "MUSTER_W4A16_NARROW_BLOCKS": (("k64_n64",), ("k64", "m128")),
     "MUSTER_W4A16_HOPPER_SMALL_MI": (("gemv",), ("hopper",)),
+    "MUSTER_W4A16_GEMV_MI": (("gemv",), ("hopper",)),
     "MUSTER_W4A16_HOPPER_TINY_MI": (_TILES, ("hopper",)),
 }
 

@@ -15,7 +15,7 @@ from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual
 from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
 from kernel_muster.models.memory import copy_rows
 from kernel_muster.models.policy.attention import BUILT_IN_EDGES, QKV_TILE, QkvArm, QkvEdges, qkv_arm, qkv_edges
-from kernel_muster.models.policy.gemv import row_tiles
+from kernel_muster.models.policy.gemv import WIDE_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import covers_rows, hopper_from
 from kernel_muster.registry.handles import AnyHandle
@@ -119,7 +119,8 @@ class AttentionProjections:
         if not isinstance(linears.o, Nvfp4Linear):
             return BUILT_IN_EDGES
         features = sum(linear.weight.spec.shape[0] for linear in (linears.q, linears.k, linears.v))
-        edge = hopper_from(self._levers, features, linears.q.weight.spec.shape[1])
+        has_wide = isinstance(linears.q, Nvfp4Linear) and WIDE_TIER in linears.q.tiers
+        edge = hopper_from(self._levers, features, linears.q.weight.spec.shape[1], has_wide)
         return qkv_edges(self._levers, edge if "hopper" in linears.o.tiles else 0)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:

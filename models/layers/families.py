@@ -41,7 +41,7 @@ def exact_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
 
 @track_caller
 def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
-    """Look up the GEMV tiers of 4 to 8 and of 16 rows."""
+    """Look up the GEMV tiers of 4 to 8 and of 16 rows, and the wide one."""
     return {
         4: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch4", when=when),
         5: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch5", when=when),
@@ -49,6 +49,7 @@ def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
         7: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch7", when=when),
         8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch8", when=when),
         16: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch16", when=when),
+        256: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch256", when=when),
     }
 
 

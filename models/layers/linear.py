@@ -11,7 +11,7 @@ from typing import Any
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
 from kernel_muster.models.layout import PlannedWeight
-from kernel_muster.models.policy.gemv import bf16_arm, gemv_chunks, gemv_tier, row_tiles
+from kernel_muster.models.policy.gemv import bf16_arm, chunk_tier, gemv_chunks, row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
 from kernel_muster.models.policy.tile import GemmShape, choose_tile, reachable_tiles
@@ -56,10 +56,10 @@ class Nvfp4Linear:
             self.gemm(x, out, phase)
 
     def gemv(self, x: Any, out: Any) -> None:
-        """Project through GEMV tiers, in chunks of at most 16 rows."""
+        """Project through GEMV tiers: in one launch where one covers all rows, else in chunks."""
         start = 0
         for size in gemv_chunks(x.shape[0], self.tiers):
-            tier = gemv_tier(size, self.tiers) or size
+            tier = chunk_tier(size, self.tiers) or size
             handle = self.tiers[tier]
             handle(x=x[start : start + size], w=self.weight.copy_for(handle), out=out[start : start + size])
             self.used[f"gemv{tier}"] += 1
@@ -69,7 +69,7 @@ class Nvfp4Linear:
         """Project all rows with one GEMM; where there is none, through the GEMV tiers."""
         if x.shape[0] == 0:
             return
-        if not self.tiles:  # a target without tile GEMMs still prefills, 16 rows at a time
+        if not self.tiles:  # a target without tile GEMMs still prefills
             self.gemv(x, out)
             return
         name = choose_tile(GemmShape(x.shape[0], *self.weight.spec.shape), phase, self.tiles, self._levers)

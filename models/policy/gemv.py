@@ -10,6 +10,8 @@ from kernel_muster.registry.levers import Levers
 #: Row counts that a tier is compiled for.
 TIERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 WIDEST_TIER = 16
+#: Most rows of the one launch that takes more than that, 32 at a time. It covers what the tiers leave to chunks.
+WIDE_TIER = 256
 
 # N = K = 5120, us, on the part named below (its SIMT kernels paid about 80 instructions for each unused row):
 #   M      4: batch4 70.5 (76.6% of peak), batch8 74.8     M 5: batch8 89.0     M 6: batch8 91.5
@@ -29,7 +31,7 @@ CHUNKED_ROWS = Threshold(
 
 
 def gemv_tier(rows: int, available: Collection[int]) -> int | None:
-    """Return the tier for M rows, or None where a tile GEMM must serve them.
+    """Return the tier for M rows, or None for more than 16 and where no tier covers them.
 
     1, 2 and 3 rows are exact; 4 to 8 take the narrowest tier that covers them; 9 to 16 take the 16-row one.
     """
@@ -37,7 +39,7 @@ def gemv_tier(rows: int, available: Collection[int]) -> int | None:
         return rows if rows in available else None
     if not 4 <= rows <= WIDEST_TIER:
         return None
-    return min((tier for tier in available if tier >= rows), default=None)
+    return min((tier for tier in available if rows <= tier <= WIDEST_TIER), default=None)
 
 
 def row_tiles(rows: int, widest: int = 3) -> tuple[int, ...]:
@@ -48,8 +50,15 @@ def row_tiles(rows: int, widest: int = 3) -> tuple[int, ...]:
     return (widest,) * full + ((rest,) if rest else ())
 
 
+def chunk_tier(rows: int, available: Collection[int]) -> int | None:
+    """Return what serves a chunk of M rows in one launch: a tier, or above 16 rows the wide one."""
+    if WIDEST_TIER < rows <= WIDE_TIER and WIDE_TIER in available:
+        return WIDE_TIER
+    return gemv_tier(rows, available)
+
+
 def gemv_chunks(rows: int, available: Collection[int]) -> tuple[int, ...]:
-    """Cut M rows into chunks that tiers serve: of the widest one, and a rest that some tier covers.
+    """Cut M rows into chunks that one launch serves: as many as the widest takes, and a rest that some tier covers.
 
     UsageError if there is no tier at all; a rest that no tier covers is cut on.
     """
@@ -57,16 +66,21 @@ def gemv_chunks(rows: int, available: Collection[int]) -> tuple[int, ...]:
         raise UsageError(f"gemv_chunks({rows}): no GEMV tier is available")
     chunks: list[int] = []
     while rows:
-        size = rows if gemv_tier(rows, available) else max(tier for tier in available if tier <= rows)
+        size = rows if chunk_tier(rows, available) else max(tier for tier in available if tier <= rows)
         chunks.append(size)
         rows -= size
     return tuple(chunks)
 
 
 def is_chunked(rows: int, phase: Phase, available: Collection[int], levers: Levers) -> bool:
-    """Whether more than 16 rows of decode go through the 16-row tier, and not through one tile GEMM."""
+    """Whether more than 16 rows of decode go through the wide tier, or in chunks of 16, and not through a tile GEMM."""
     most = int(levers["MUSTER_W4A16_CHUNKED_ROWS"] or 0)
-    return phase == "decode" and WIDEST_TIER in available and WIDEST_TIER < rows <= most
+    return phase == "decode" and covers_many(available) and WIDEST_TIER < rows <= most
+
+
+def covers_many(available: Collection[int]) -> bool:
+    """Whether more than 16 rows have a GEMV: the wide tier, or chunks of 16."""
+    return WIDE_TIER in available or WIDEST_TIER in available
 
 
 def bf16_arm(rows: int, has_batch: bool, has_gemm: bool = True) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from kernel_muster.models.policy.evidence import H200, Evidence, Threshold
-from kernel_muster.models.policy.gemv import WIDEST_TIER, gemv_tier, is_chunked
+from kernel_muster.models.policy.gemv import WIDE_TIER, WIDEST_TIER, covers_many, gemv_tier, is_chunked
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.tile import GemmShape, TileName
 from kernel_muster.registry.levers import Levers
@@ -39,10 +39,17 @@ SMALL_MI = Threshold(
     8,
     Evidence(H200, "the Hopper GEMM wins from M=48 for 1 and 5 Mi, M=32 for 8 Mi, M=17 for 18 Mi and more", "9..17 Mi"),
 )
+GEMV_MI = Threshold(
+    "most elements of a weight that GEMVs serve up to 256 rows, in units of 2^20",
+    1,
+    Evidence(H200, "time of the Hopper GEMM over GEMV, weights of 1 Mi: M=48 1.3x, M=256 1.2x", "2..4 Mi"),
+)
 
 
-def hopper_from(levers: Levers, n: int, k: int) -> int:
-    """Return the least rows of the Hopper GEMM for a weight ``(N, K)``."""
+def hopper_from(levers: Levers, n: int, k: int, has_wide: bool = True) -> int:
+    """Return the least rows of the Hopper GEMM for a weight ``(N, K)``: of a tiny one, those that no GEMV covers."""
+    if has_wide and n * k <= int(levers["MUSTER_W4A16_GEMV_MI"] or 0) << 20:
+        return WIDE_TIER + 1
     is_small = n * k <= int(levers["MUSTER_W4A16_HOPPER_SMALL_MI"] or 0) << 20
     return int(levers["MUSTER_W4A16_HOPPER_FROM_SMALL" if is_small else "MUSTER_W4A16_HOPPER_FROM"] or 0)
 
@@ -67,13 +74,15 @@ def projection_arm(
 def is_gemv(shape: GemmShape, phase: Phase, tiers: Collection[int], has_hopper: bool, levers: Levers) -> bool:
     """Whether GEMV tiers serve a shape: up to the Hopper GEMM's edge, in any phase; else as far as tiers and chunks go.
 
-    A tile GEMM, for more rows than a tier covers, is what chunks of 16 are weighed against in decode alone.
+    A tile GEMM, for more rows than a tier covers, is what the wide tier or chunks of 16 are weighed against in decode
+    alone.
     """
     if has_hopper:
-        return shape.m < hopper_from(levers, shape.n, shape.k) and covers_rows(shape.m, tiers)
+        edge = hopper_from(levers, shape.n, shape.k, WIDE_TIER in tiers)
+        return shape.m < edge and covers_rows(shape.m, tiers)
     return gemv_tier(shape.m, tiers) is not None or is_chunked(shape.m, phase, tiers, levers)
 
 
 def covers_rows(rows: int, tiers: Collection[int]) -> bool:
-    """Whether one tier serves M rows, or above 16 rows chunks of 16 do."""
-    return gemv_tier(rows, tiers) is not None or (rows > WIDEST_TIER and WIDEST_TIER in tiers)
+    """Whether one tier serves M rows, or above 16 rows the wide one does or chunks of 16."""
+    return gemv_tier(rows, tiers) is not None or (rows > WIDEST_TIER and covers_many(tiers))

@@ -21,6 +21,7 @@ _FORMS = (
     (contracts.QGKV, cpu.w4a16_gemv_qgkv, launch.QGKV),
     (contracts.DUAL_SILU, cpu.w4a16_gemv_dual_silu, launch.DUAL_SILU),
 )
+_WIDER = {"w4a16_gemv_batch16": launch.GEMV16, f"w4a16_gemv_batch{contracts.WIDE_ROWS}": launch.GEMV_WIDE}
 _DENSE = (
     ("gemv::dense_gemv_bf16", contracts.DENSE_GEMV, ()),
     ("gemv::dense_gemv_bf16_batchm", contracts.DENSE_GEMV_BATCHM, ("gemv::dense_gemv_bf16",)),
@@ -55,7 +56,7 @@ def muster_kernels() -> Iterable[KernelSpec]:
         for tier in tiers:
             key = f"w4a16_gemv::{tier.name}"
             same = () if key == base else (base,)
-            device = launch.GEMV16 if tier is contracts.GEMV[-1] else backend
+            device = _WIDER.get(tier.name, backend)
             yield _host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
             yield _mma_spec(key=key, contract=tier.name, backend=device, bit_identical_to=same)
     inputs = (

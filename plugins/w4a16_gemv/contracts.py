@@ -20,6 +20,8 @@ from kernel_muster.registry.contracts import Arguments, Case, Contract, Toleranc
 from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
 
+#: Rows of the launch that takes 32 at a time.
+WIDE_ROWS = 256
 #: Depths of the models' projections, which kernels unroll for; the forms need them at few features and at more.
 DEPTHS = (2048, 5120)
 _X = TensorParam("x", "bf16", ("M", "K"))
@@ -46,6 +48,9 @@ def _rows_text(rows: int) -> str:
 def _gemv(rows: int) -> Contract:
     name, weight = _tier("w4a16_gemv", rows), WeightParam("w", "nvfp4", ("N", "K"))
     summary = f"out = x w^T for NVFP4 weights and at most {_rows_text(rows)} of BF16"
+    if rows == WIDE_ROWS:
+        most = Case("most_rows", {"M": rows, "N": 33, "K": 80})
+        return projection(name, summary, weight, (*projection_cases((1, 17, 32, 70)), *deep_cases(35), most), rows)
     # One, eight and sixteen rows stand for all tiers: these are what code is compiled for.
     deep = deep_cases(9 if rows == 16 else rows) if rows in (1, 8, 16) else ()
     return projection(name, summary, weight, (*projection_cases(_rows(rows)), *deep), rows)
@@ -266,8 +271,8 @@ def _gemm_cases() -> tuple[Case, ...]:
     return tuple(Case(f"m_{m}_n_{n}_k_{k}", {"M": m, "N": n, "K": k}, tolerance=dot_tolerance(k)) for m, n, k in sizes)
 
 
-#: By rows a launch: 1, 2 ... 8 and 16.
-GEMV = tuple(_gemv(rows) for rows in (*range(1, 9), 16))
+#: By rows a launch: 1, 2 ... 8, 16 and 256.
+GEMV = tuple(_gemv(rows) for rows in (*range(1, 9), 16, WIDE_ROWS))
 QG = tuple(_qg(rows) for rows in (1, 2, 3))
 QGKV = tuple(_qgkv(rows) for rows in (1, 2, 3))
 DUAL = tuple(_dual(rows) for rows in (1, 2, 3))

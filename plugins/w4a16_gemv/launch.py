@@ -7,7 +7,7 @@ from typing import Any
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div
-from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
+from kernel_muster.plugins._cuda.nvfp4_layout import TILE_K, TILE_N
 from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -24,6 +24,10 @@ _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
 _SPLITS_8, _SPLITS_16 = (*_SPLITS, "k4096_early"), (*_SPLITS, "k5120_many")
+# gemv_wide.cu: which of its entry points sums K as a split does.
+_WIDE = {"k2048": "4", "k5120": "4", "k6144": "4x2", "k17408": "4x2", "k5120_few": "10x2"}
+_WIDE_ENTRIES = ("any", "2", "4", "4x2", "10x2")
+_WIDE_ROWS = 32  # of a block
 # Two splits of gemv_parts.cu whose blocks are of one size; others that differ are two launches.
 _K2048_AND_FEW = "k2048_and_few"
 # What stands in each place of gemv_parts.cu.
@@ -137,6 +141,20 @@ def _given(arguments: Mapping[str, Any], names: tuple[tuple[str, ...], ...]) -> 
     return [there if one is None else one for one in found]
 
 
+def wide_of(features: int, depth: int) -> str:
+    """Return which entry point of gemv_wide.cu serves a shape: one whose warps add up K as those of its split do."""
+    return _WIDE.get(split_of(features, depth), "2" if depth <= 2 * TILE_K else "any")
+
+
+def _plan_wide(bound: Bound, entries: Entries) -> LaunchPlan:
+    (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
+    entry = f"gemv_wide_{wide_of(dims['N'], dims['K'])}"
+    arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
+    blocks, _, _ = _grid(entries, entry, _tiles(dims["N"]))
+    grid = (blocks, ceil_div(dims["M"], _WIDE_ROWS), 1)
+    return LaunchPlan(entry, grid, (*arguments, dims["M"], dims["N"], dims["K"]))
+
+
 def _plan_qg(bound: Bound, entries: Entries) -> LaunchPlan:
     features = 2 * bound.dims["Q"]
     form = _input_form(features, bound.dims["K"])
@@ -218,6 +236,9 @@ def dense_entries(name: str) -> tuple[EntryPoint, ...]:
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
 _GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
 GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), partial(_plan_gemv, 8))
+GEMV_WIDE = _kernel(
+    _FOLDER / "gemv_wide.cu", tuple(EntryPoint(f"gemv_wide_{name}", _GEMV) for name in _WIDE_ENTRIES), _plan_wide
+)
 GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), partial(_plan_gemv, 16))
 _PARTS = tuple(
     EntryPoint(f"gemv_parts_{split}_m8", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 8)

@@ -34,7 +34,7 @@ def run(tmp_path_factory) -> Callable[..., dict[str, int]]:
 
     def project(rows: int, phase: str = "decode", **levers: object) -> dict[str, int]:
         # No weight here is large: none shall count as small or tiny unless the test says so.
-        sizes = {"W4A16_HOPPER_SMALL_MI": 0, "W4A16_HOPPER_TINY_MI": 0}
+        sizes = {"W4A16_HOPPER_SMALL_MI": 0, "W4A16_HOPPER_TINY_MI": 0, "W4A16_GEMV_MI": 0}
         given = {f"MUSTER_{name}": value for name, value in (sizes | levers).items()}
         kernels = km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache, "MUSTER_TUNING_TABLE": "none", **given})
         memory = memory_of(kernels.target)
@@ -62,9 +62,10 @@ def is_hopper() -> bool:
 
 @pytest.mark.parametrize(("levers", "rows", "phase", "used"), [
     ({}, 1, "decode", {"gemv1": 1}), ({}, 16, "decode", {"gemv16": 1}),
-    ({"W4A16_ARM": "gemv"}, 33, "prefill", {"gemv16": 2, "gemv1": 1}),
+    ({"W4A16_ARM": "gemv"}, 33, "prefill", {"gemv256": 1}),
+    ({"W4A16_ARM": "gemv"}, 257, "prefill", {"gemv256": 1, "gemv1": 1}),
     ({"W4A16_ARM": "tile"}, 17, "decode", {"t": 1}), ({"NO_W4A16_HOPPER": "1"}, 33, "decode", {"t": 1}),
-    ({"NO_W4A16_HOPPER": "1"}, 32, "decode", {"gemv16": 2}), ({"NO_W4A16_HOPPER": "1"}, 64, "verify", {"t": 1}),
+    ({"NO_W4A16_HOPPER": "1"}, 32, "decode", {"gemv256": 1}), ({"NO_W4A16_HOPPER": "1"}, 64, "verify", {"t": 1}),
     ({"NO_W4A16_HOPPER": "1"}, 65, "verify", {"m128": 1}),
     ({"NO_W4A16_HOPPER": "1", "W4A16_K64_MIN_K": 64}, 33, "decode", {"k64_n64": 1}),
     ({"NO_W4A16_HOPPER": "1", "W4A16_K64_MIN_K": 64, "NO_K64_N64": "1"}, 33, "decode", {"k64": 1}),
@@ -77,9 +78,10 @@ def test_levers_choose_the_kernel_that_runs(
 
 
 @pytest.mark.parametrize(("levers", "rows", "used"), [
-    ({}, 17, {"hopper": 1}), ({"W4A16_HOPPER_FROM": 33}, 17, {"gemv16": 1, "gemv1": 1}),
+    ({}, 17, {"hopper": 1}), ({"W4A16_HOPPER_FROM": 33}, 17, {"gemv256": 1}),
     ({"W4A16_HOPPER_FROM": 4}, 4, {"hopper": 1}), ({"W4A16_ARM": "hopper"}, 1, {"hopper": 1}),
-    ({"W4A16_HOPPER_SMALL_MI": 1, "W4A16_HOPPER_FROM_SMALL": 49}, 48, {"gemv16": 3}),
+    ({"W4A16_HOPPER_SMALL_MI": 1, "W4A16_HOPPER_FROM_SMALL": 49}, 48, {"gemv256": 1}),
+    ({"W4A16_GEMV_MI": 1}, 256, {"gemv256": 1}), ({"W4A16_GEMV_MI": 1}, 257, {"hopper": 1}),
 ])  # fmt: skip
 def test_hopper_gemm_runs_from_its_edge(
     run: Callable[..., Any], is_hopper: bool, levers: dict[str, object], rows: int, used: dict[str, int]

@@ -168,19 +168,22 @@ def run(linear: Nvfp4Linear, exact: Any, rows: int, phase: str = "decode") -> di
 
 @pytest.mark.parametrize(("levers", "rows", "phase", "used"), [
     ({}, 16, "decode", {"gemv16": 1}), ({}, 17, "decode", {"hopper": 1}), ({}, 17, "verify", {"hopper": 1}),
-    ({}, 40, "prefill", {"hopper": 1}), ({"W4A16_HOPPER_FROM": 33}, 32, "verify", {"gemv16": 2}),
+    ({}, 40, "prefill", {"hopper": 1}), ({"W4A16_HOPPER_FROM": 33}, 32, "verify", {"gemv256": 1}),
     ({"W4A16_HOPPER_FROM": 33}, 33, "verify", {"hopper": 1}), ({"W4A16_HOPPER_FROM": 4}, 4, "decode", {"hopper": 1}),
     ({"W4A16_ARM": "hopper"}, 1, "decode", {"hopper": 1}),
-    ({"W4A16_ARM": "gemv"}, 33, "prefill", {"gemv16": 2, "gemv1": 1}),
+    ({"W4A16_ARM": "gemv"}, 33, "prefill", {"gemv256": 1}),
+    ({"W4A16_GEMV_MI": 1}, 4, "decode", {"gemv4": 1}), ({"W4A16_GEMV_MI": 1}, 256, "prefill", {"gemv256": 1}),
+    ({"W4A16_GEMV_MI": 1}, 257, "prefill", {"hopper": 1}),
+    ({"W4A16_GEMV_MI": 1, "W4A16_ARM": "hopper"}, 33, "prefill", {"hopper": 1}),
 ])  # fmt: skip
 def test_the_arm_that_ran_is_the_one_that_policy_and_levers_name(
     computing: Make, exact: Any, levers: dict[str, object], rows: int, phase: str, used: dict[str, int]
 ) -> None:
-    assert run(computing(**levers), exact, rows, phase) == used
+    assert run(computing(**{"W4A16_GEMV_MI": 0, "W4A16_HOPPER_SMALL_MI": 0} | levers), exact, rows, phase) == used
 
 
 @pytest.mark.parametrize(("levers", "rows", "used"), [
-    ({}, 33, {"t": 1}), ({"W4A16_CHUNKED_ROWS": 48}, 33, {"gemv16": 2, "gemv1": 1}),
+    ({}, 33, {"t": 1}), ({"W4A16_CHUNKED_ROWS": 48}, 33, {"gemv256": 1}),
     ({"W4A16_CHUNKED_ROWS": 16}, 17, {"t": 1}), ({"W4A16_ARM": "tile"}, 1, {"t": 1}),
     ({"W4A16_M128_ABOVE": 16}, 33, {"m128": 1}), ({"W4A16_K64_MIN_K": 64, "W4A16_NARROW_BLOCKS": 0}, 33, {"k64": 1}),
     ({"W4A16_K64_MIN_K": 64, "W4A16_NARROW_BLOCKS": 1}, 33, {"k64_n64": 1}),

@@ -34,6 +34,7 @@ EDGES = {
     "MUSTER_W4A16_HOPPER_FROM_SMALL": "other_bits",
     "MUSTER_W4A16_HOPPER_SMALL_MI": "other_bits",
     "MUSTER_W4A16_HOPPER_TINY_MI": "other_bits",
+    "MUSTER_W4A16_GEMV_MI": "other_bits",
 }  # fmt: skip
 KILLS = [
     "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64",
@@ -71,7 +72,7 @@ def test_kill_switch_off_says_that_the_kernel_is_kept(make_levers: Callable[...,
 
 @pytest.mark.parametrize("name", [*EDGES, "MUSTER_QKV_ARM", *(n for n in BY_NAME if n.startswith("MUSTER_NO_"))])
 def test_lever_over_a_threshold_names_the_measured_chip(name: str) -> None:
-    chip = "NVIDIA H200 (sm_90a" if "HOPPER" in name or "PREFILL" in name else "GB10 (sm_121a"
+    chip = "NVIDIA H200 (sm_90a" if any(one in name for one in ("HOPPER", "GEMV", "PREFILL")) else "GB10 (sm_121a"
     assert BY_NAME[name].evidence.startswith(chip)
 
 

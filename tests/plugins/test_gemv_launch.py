@@ -22,7 +22,7 @@ class Entries(dict):
     """Entry points as they are compiled: some splits take two blocks."""
 
     def __missing__(self, name):
-        return CLUSTER if "6144" in name or "17408" in name or "5120_few" in name else PLAIN
+        return CLUSTER if any(part in name for part in ("6144", "17408", "5120_few", "wide_4x2", "_10x2")) else PLAIN
 
 
 def launches(backend, name, **dims):
@@ -93,6 +93,18 @@ def test_grid_covers_every_feature_once(features, depth, expected):
 def test_grid_of_two_weights_covers_each_alone():
     made = plan(launch.DUAL, "w4a16_gemv_dual", M=1, A=10561, B=17, K=5120)
     assert made == ("gemv_parts_k5120_pair_m8", (331 + 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "depth", "expected"),
+    [(17, 9216, 2048, ("4", 576, 1)), (256, 512, 2048, ("any", 32, 8)), (33, 2048, 512, ("2", 128, 2)),
+     (32, 2048, 4096, ("any", 128, 1)), (65, 5120, 6144, ("4x2", 640, 3)), (32, 17, 17408, ("4x2", 4, 1)),
+     (1, 1024, 5120, ("10x2", 128, 1)), (1, 1025, 5120, ("4", 65, 1)), (200, 33, 528, ("any", 3, 7))],
+)  # fmt: skip
+def test_rows_of_the_wide_tier_are_blocks_of_32_that_add_up_k_as_one_row_does(rows, features, depth, expected):
+    entry, groups, chunks = expected
+    made = plan(launch.GEMV_WIDE, "w4a16_gemv_batch256", M=rows, N=features, K=depth)
+    assert made == (f"gemv_wide_{entry}", (groups, chunks, 1))
 
 
 @pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16])
@@ -171,7 +183,9 @@ def test_gates_have_whole_clusters_of_blocks_ahead_of_the_tiles(heads, depth, ex
     assert made == (f"gemv_gdn_in_{split}_m8", (blocks, 1, 1))
 
 
-@pytest.mark.parametrize("backend", [launch.GEMV8, launch.GEMV16, launch.DUAL_SILU, launch.GDN_IN, launch.QGKV])
+@pytest.mark.parametrize(
+    "backend", [launch.GEMV8, launch.GEMV16, launch.GEMV_WIDE, launch.DUAL_SILU, launch.GDN_IN, launch.QGKV]
+)
 def test_registers_hold_what_a_warp_works_on(backend):
     built = Builder().build(backend.request(parse_arch("sm_90a")))
     spilt = {name: entry.spill_store_bytes for name, entry in built.entries.items() if entry.spill_store_bytes}

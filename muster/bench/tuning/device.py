@@ -12,14 +12,14 @@ from kernel_muster.bench.peers import dense_peers
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.race import Row, free_memory, race
 from kernel_muster.bench.timing import Timer, copies_of
-from kernel_muster.bench.tuning.source import CUBLAS, GEMV, HOPPER, TILES_OF_3, Timing
-from kernel_muster.models.policy.gemv import TIERS, gemv_chunks, gemv_tier, row_tiles
+from kernel_muster.bench.tuning.source import CUBLAS, GEMV, HOPPER, MOST_CHUNKED, TILES_OF_3, Timing
+from kernel_muster.models.policy.gemv import TIERS, WIDE_TIER, chunk_tier, gemv_chunks, row_tiles
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.lookups import Lookups
 
-#: The rows up to which a GEMV in chunks is a contestant, and up to which tiles of 3 are.
-MOST_CHUNKED, MOST_TILED = 64, 16
+#: The rows up to which tiles of 3 are a contestant.
+MOST_TILED = 16
 _TILES = "w4a16"
 # Of a slot, the twin that dispatch prefers comes first.
 _TILE_KEYS = {
@@ -33,7 +33,7 @@ _CUBLAS_NAME = "cuBLAS bf16"
 
 def find_tiers(kernels: Lookups) -> dict[int, Handle]:
     """Return the GEMV tiers that the target has."""
-    names = {rows: "w4a16_gemv" if rows == 1 else f"w4a16_gemv_batch{rows}" for rows in TIERS}
+    names = {rows: "w4a16_gemv" if rows == 1 else f"w4a16_gemv_batch{rows}" for rows in (*TIERS, WIDE_TIER)}
     found = {rows: kernels.try_kernel("w4a16_gemv", name) for rows, name in names.items()}
     return {rows: handle for rows, handle in found.items() if isinstance(handle, Handle)}
 
@@ -109,7 +109,7 @@ class DeviceSource:
         return Timing(features, depth, rows, us, spread)
 
     def _contestants(self, data: DenseData, copies: _Copies, rows: int) -> Iterator[Contestant]:
-        if self._tiers and rows <= MOST_CHUNKED:
+        if self._tiers and rows <= (WIDE_TIER if WIDE_TIER in self._tiers else MOST_CHUNKED):
             yield self._gemv(GEMV, gemv_chunks(rows, self._tiers), data, copies, rows)
         if {1, 2, 3} <= set(self._tiers) and rows <= MOST_TILED:
             yield self._gemv(TILES_OF_3, row_tiles(rows), data, copies, rows)
@@ -123,7 +123,7 @@ class DeviceSource:
         parts: list[tuple[slice, Handle]] = []
         start = 0
         for size in chunks:
-            parts.append((slice(start, start + size), self._tiers[gemv_tier(size, self._tiers) or size]))
+            parts.append((slice(start, start + size), self._tiers[chunk_tier(size, self._tiers) or size]))
             start += size
         return self._contestant(arm, tuple(parts), data, copies, rows)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kernel_muster.bench.tuning.questions import (
     CHUNKED_EDGE,
     HOPPER_EDGE,
+    MANY_EDGE,
     QUESTIONS,
     SMALL_EDGE,
     SMALL_FROM_EDGE,
@@ -64,12 +65,13 @@ def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]
         if edge is not None:
             found[question.lever] = edge
     known = with_values(levers, {name: edge.value for name, edge in found.items()})
-    # Chunks of 16 are weighed against the tile GEMM where it serves: the Hopper one has an edge of its own. Where that
+    # A GEMV is weighed against the tile GEMM where that serves: the Hopper one has an edge of its own. Where that
     # serves everything, they are weighed for the case that it is switched off.
     tiled = [timing for timing in timings if not _takes_hopper(timing, known)]
     edge = _find(CHUNKED_EDGE, tiled or timings, known, int(levers[CHUNKED_EDGE.lever] or 0))
     yield from (*found.values(), *([] if edge is None else [edge]))
-    yield from hopper_edges([timing for timing in timings if _takes_hopper(timing, known)], levers)
+    edged = [one for one in timings if _takes_hopper(one, known) and size_mi(one) > int(known[MANY_EDGE.lever] or 0)]
+    yield from hopper_edges(edged, levers)
 
 
 def _takes_hopper(timing: Timing, levers: Levers) -> bool:

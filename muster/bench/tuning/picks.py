@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kernel_muster.bench.tuning.questions import choice_of, shape_of
 from kernel_muster.bench.tuning.source import CUBLAS, GEMV, TILES_OF_3, Timing
-from kernel_muster.models.policy.gemv import TIERS
+from kernel_muster.models.policy.gemv import TIERS, WIDE_TIER
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
 from kernel_muster.registry.levers import Levers
@@ -45,6 +45,7 @@ def pick(timing: Timing, levers: Levers, phase: Phase) -> str:
     """Return the arm that a projection takes which has every measured one."""
     gemm = choice_of(timing, levers)
     there = () if gemm is None else (gemm,)
-    if projection_arm(shape_of(timing), phase, TIERS if GEMV in timing.us else (), there, levers) == "gemv":
+    tiers = (*TIERS, WIDE_TIER) if GEMV in timing.us else ()
+    if projection_arm(shape_of(timing), phase, tiers, there, levers) == "gemv":
         return GEMV
     return str(gemm)

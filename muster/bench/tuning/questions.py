@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kernel_muster.bench.tuning.source import GEMV, HOPPER, TILES_OF_3, Timing
+from kernel_muster.bench.tuning.source import GEMV, HOPPER, MOST_CHUNKED, TILES_OF_3, Timing
 from kernel_muster.models.policy.tile import DEEP_K_STEP, GemmShape, TileName, choose_tile, is_deep
 from kernel_muster.registry.levers import Levers, Setting
 
@@ -69,6 +69,10 @@ def _hopper(timing: Timing, levers: Levers) -> tuple[str, str] | None:
     return GEMV, HOPPER
 
 
+def _many(timing: Timing, levers: Levers) -> tuple[str, str] | None:
+    return (GEMV, HOPPER) if timing.rows > MOST_CHUNKED else None  # fewer have edges of their own
+
+
 def _tiny(timing: Timing, levers: Levers) -> tuple[str, str] | None:
     tile = tile_of(timing, levers)
     return None if tile is None else (tile, HOPPER)
@@ -104,15 +108,17 @@ def _rows(timing: Timing) -> int:
 
 
 DEEP_EDGE = Question("MUSTER_W4A16_K64_MIN_K", "from", "t", "k64 or its narrow twin", "K", _deep, lambda t: t.depth)
+MANY_EDGE = Question("MUSTER_W4A16_GEMV_MI", "most", "GEMV", "Hopper GEMM", "Mi", _many, size_mi)
 QUESTIONS: tuple[Question, ...] = (
     Question("MUSTER_QKV_TIER_ROWS", "most", "one GEMV tier", "tiles of 3 rows", "M", _tiers, _rows),
     DEEP_EDGE,
     Question("MUSTER_W4A16_NARROW_BLOCKS", "most", "k64_n64", "k64 or m128", "blocks", _narrow, blocks),
     DEEP_EDGE,
     Question("MUSTER_W4A16_M128_ABOVE", "most", "t or k64", "m128", "M", _tall, _rows),
+    MANY_EDGE,
     Question("MUSTER_W4A16_HOPPER_TINY_MI", "most", "tile GEMM", "Hopper GEMM", "Mi", _tiny, size_mi),
 )
-CHUNKED_EDGE = Question("MUSTER_W4A16_CHUNKED_ROWS", "most", "GEMV in chunks of 16", "tile GEMM", "M", _chunked, _rows)
+CHUNKED_EDGE = Question("MUSTER_W4A16_CHUNKED_ROWS", "most", "GEMV", "tile GEMM", "M", _chunked, _rows)
 HOPPER_EDGE = Question("MUSTER_W4A16_HOPPER_FROM", "from", "GEMV", "Hopper GEMM", "M", _hopper, _rows)
 SMALL_FROM_EDGE = replace(HOPPER_EDGE, lever="MUSTER_W4A16_HOPPER_FROM_SMALL")
 SMALL_EDGE = replace(

@@ -4,8 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-#: Arms by the names that tables give them. GEMV: one tier, above 16 rows chunks of 16. Tiles of 3: batch3, batch2, one.
+#: Arms by the names that tables give them. GEMV: one tier, above 16 rows the wide one or chunks of 16. Tiles of 3:
+#: batch3, batch2, one.
 GEMV, TILES_OF_3, HOPPER, CUBLAS = "gemv", "tiles3", "hopper", "cublas_bf16"
+#: The rows up to which a GEMV in chunks of 16 is a contestant; the wide one is at all that it takes.
+MOST_CHUNKED = 64
 #: Tile GEMMs, by the slots of ``models.policy.tile``.
 TILE_ARMS = ("t", "k64", "k64_n64", "m128")
 
