@@ -3,6 +3,7 @@
 from kernel_muster.models.policy.attention import ASKED_ARMS, PREFILL_MMA_ROWS, TIER_ROWS, TILED_EVIDENCE
 from kernel_muster.models.policy.evidence import Threshold
 from kernel_muster.models.policy.ffn import FFN_ARMS
+from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
 from kernel_muster.models.policy.moe import FUSED_ROWS, GROUPED_ROWS
 from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
@@ -17,7 +18,6 @@ from kernel_muster.models.policy.tile import (
     V2_EVIDENCE,
 )
 from kernel_muster.registry.levers import Lever, Tuning, Value
-
 
 # Which kernels levers choose among: one side of the choice each.
 _M128 = "w4a16*::w4a16_gemm_t_m128*"
@@ -260,6 +260,16 @@ ATTENTION_LEVERS = (
     ),
 )
 
+GDN_LEVERS = (
+    _kill(
+        "MUSTER_NO_CHUNKED_PREFILL",
+        "gated_delta_rule::gated_delta_rule_prefill_chunked",
+        "Take every row of a prompt through the delta rule as decode does, with its bits; else passes of "
+        f"{CHUNKED_PREFILL_ROWS.value} rows and more go in chunks.",
+        str(CHUNKED_PREFILL_ROWS.evidence),
+    ),
+)
+
 SPECULATION_LEVERS = (
     Lever(
         name="MUSTER_MTP_GATE_FORCE",
@@ -285,4 +295,6 @@ SPECULATION_LEVERS = (
     ),
 )
 
-MODEL_LEVERS = (*TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *SPECULATION_LEVERS)
+MODEL_LEVERS = (
+    *TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *GDN_LEVERS, *SPECULATION_LEVERS,
+)  # fmt: skip

@@ -1,6 +1,7 @@
 """The recurrent part of a gated delta net: short convolution, then the gated delta rule.
 
-Every form advances a state by the same step, row by row: a state does not depend on how rows were cut into launches.
+Every form but one advances a state by the same step, row by row: a state does not depend on how rows were cut into
+launches. Long prompts go in chunks of rows, with bits of their own.
 """
 
 from typing import Any
@@ -9,8 +10,16 @@ import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
-from kernel_muster.models.policy.gdn import FUSED_VERIFY_ROWS, GdnArm, decode_arm, verify_arm
+from kernel_muster.models.policy.gdn import (
+    FUSED_VERIFY_ROWS,
+    GdnArm,
+    decode_arm,
+    is_chunked_size,
+    prefill_arm,
+    verify_arm,
+)
 from kernel_muster.models.state import Recurrent
+from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.tape import Beside
 from kernel_muster.registry.values import frozen
 
@@ -48,6 +57,12 @@ class DeltaRule:
         self._conv_verify = kernels.try_kernel("causal_conv1d", "causal_conv1d_verify_n")
         self._decode = kernels.kernel(rule, "gated_delta_rule_decode")
         self._prefill = kernels.kernel(rule, "gated_delta_rule_prefill")
+        self._chunked: AnyHandle | None = None
+        if is_chunked_size(dims.key_dim, dims.value_dim) and not ctx.levers.flag("MUSTER_NO_CHUNKED_PREFILL"):
+            self._chunked = kernels.try_kernel(
+                rule, "gated_delta_rule_prefill_chunked",
+                when="keys have 128 values and values 32 n, MUSTER_NO_CHUNKED_PREFILL is off",
+            )  # fmt: skip
         self._chunks = {
             2: kernels.kernel(rule, "gated_delta_rule_chunk2"),
             3: kernels.kernel(rule, "gated_delta_rule_chunk3"),
@@ -76,7 +91,8 @@ class DeltaRule:
         if batch.phase == "prefill":
             qkv = self._convolved(inputs.qkv, batch, states)
             inputs.join()
-            self._prefill(qkv=qkv, cu_rows=batch.cu_rows, **shared, slots=batch.state_slots, out=out)
+            prefill = self._chunked if arm == "prefill_chunked" and self._chunked else self._prefill
+            prefill(qkv=qkv, cu_rows=batch.cu_rows, **shared, slots=batch.state_slots, out=out)
             return out, False
         qkv = inputs.convolved
         if qkv is None:
@@ -98,7 +114,7 @@ class DeltaRule:
 
     def _arm(self, batch: Batch) -> GdnArm:
         if batch.phase == "prefill":
-            return "prefill"
+            return prefill_arm(batch.rows, bool(self._chunked))
         if batch.phase == "decode":
             return decode_arm(batch.sequences, bool(self._strided), bool(self._norm_strided))
         chunks = frozenset(rows for rows in FUSED_VERIFY_ROWS if self._chunks[rows])

@@ -1,13 +1,33 @@
-"""Which form of the gated delta rule serves a pass. All give the same bits; they differ in launches."""
+"""Which form of the gated delta rule serves a pass. All give the same bits but prefill_chunked."""
 
 from collections.abc import Collection
 from typing import Literal
 
+from kernel_muster.models.policy.evidence import H200, Evidence, Threshold
+
 # single: one launch a row; strided: one for all sequences; norm_strided: with the gated norm in it, in the bits of the
-# norm alone; chunk: the few rows of one sequence; verify_n: the rows of any number of sequences, with the state after
-# each.
-GdnArm = Literal["single", "strided", "norm_strided", "prefill", "chunk", "verify_n"]
+# norm alone; prefill: the rows of prompts one after the other; prefill_chunked: 64 of a prompt at once, within a bound;
+# chunk: the few rows of one sequence; verify_n: the rows of any number of sequences, with the state after each.
+GdnArm = Literal["single", "strided", "norm_strided", "prefill", "prefill_chunked", "chunk", "verify_n"]
 FUSED_VERIFY_ROWS = (2, 3)
+#: The heads that chunks are compiled for: keys of so many values, and values of a multiple of so many.
+CHUNKED_KEY_DIM, CHUNKED_VALUE_DIMS = 128, 32
+# One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
+CHUNKED_PREFILL_ROWS = Threshold(
+    "least rows of a prefill that the delta rule takes in chunks",
+    65,
+    Evidence(H200, "us a row of 32 heads, one after the other, 0.48", "fewer rows"),
+)
+
+
+def is_chunked_size(key_dim: int, value_dim: int) -> bool:
+    """Whether chunks are compiled for heads of this size."""
+    return key_dim == CHUNKED_KEY_DIM and value_dim % CHUNKED_VALUE_DIMS == 0
+
+
+def prefill_arm(rows: int, has_chunked: bool) -> GdnArm:
+    """Return the arm of a prefill of M rows: in chunks from the edge up."""
+    return "prefill_chunked" if has_chunked and rows >= CHUNKED_PREFILL_ROWS.value else "prefill"
 
 
 def decode_arm(sequences: int, has_strided: bool, has_norm_strided: bool) -> GdnArm:

@@ -66,6 +66,7 @@ def step_launches(
             for form in PAGED_FORMS:
                 yield count, partial(_one, paged, data, m, count, context, form)
     yield 2048, partial(_one, gdn_prefill, data, m, 2048)
+    yield 2048, partial(_one, partial(gdn_prefill, is_chunked=True), data, m, 2048)
     for rows, before in ((512, 0), (2048, 0), (512, 3584)):
         yield rows, partial(_one, prefill, data, m, rows, before)
         yield rows, partial(_one, partial(prefill, is_tiled=True), data, m, rows, before)

@@ -339,11 +339,11 @@ def _head_sizes(m: Sizes) -> Arguments:
     return {"key_heads": m.key_heads, "key_dim": m.gdn_dim, "value_heads": m.value_heads, "value_dim": m.gdn_dim}
 
 
-def gdn_prefill(data: Data, m: Sizes, rows: int) -> Workload:
-    """Return the delta rule over a prompt."""
+def gdn_prefill(data: Data, m: Sizes, rows: int, is_chunked: bool = False) -> Workload:
+    """Return the delta rule over a prompt, row by row or in chunks."""
     values = m.value_heads * m.gdn_dim
     return _whole(
-        m.name, "gated_delta_rule::gated_delta_rule_prefill", f"{rows} rows",
+        m.name, f"gated_delta_rule::gated_delta_rule_prefill{'_chunked' if is_chunked else ''}", f"{rows} rows",
         lambda: {
             "qkv": data.bf16(rows, m.channels), "cu_rows": data.i32([0, rows]),
             "decay": data.f32(rows, m.value_heads, low=0.5), "beta": data.f32(rows, m.value_heads, low=0.1),

@@ -1,7 +1,9 @@
 """The recurrent mixer of GDN layers: module ``gated_delta_rule``.
 
 The forms of many rows (prefill, chunk of 2 or 3, verify) are the step of one row in a loop, so that a state does not
-depend on how its rows were cut into launches.
+depend on how its rows were cut into launches. ``gated_delta_rule_prefill_chunked`` takes 64 rows of a sequence at a
+time, by mma.sync, with bits of its own: on a device those that a sequence has in any launch, whatever the others are,
+and wherever between chunks it was cut (as long as all numbers are finite).
 """
 
 from collections.abc import Iterable
@@ -24,7 +26,7 @@ _device_spec = partial(KernelSpec, archs=("sm_80+",), backend=launch.DELTA_RULE)
 def muster_contracts() -> Iterable[Contract]:
     """Return the contracts of every form."""
     yield from (contracts.DECODE, contracts.DECODE_STRIDED, contracts.DECODE_NORM_STRIDED)
-    yield from (contracts.PREFILL, contracts.CHUNK2, contracts.CHUNK3, contracts.VERIFY)
+    yield from (contracts.PREFILL, contracts.PREFILL_CHUNKED, contracts.CHUNK2, contracts.CHUNK3, contracts.VERIFY)
 
 
 @hookimpl
@@ -35,6 +37,7 @@ def muster_kernels() -> Iterable[KernelSpec]:
     yield _host_spec(strided, contracts.DECODE_STRIDED, cpu.gated_delta_rule_decode, bit_identical_to=(_DECODE,))
     yield _host_spec(norm_strided, contracts.DECODE_NORM_STRIDED, cpu.gated_delta_rule_decode_norm)
     yield _host_spec(_PREFILL, contracts.PREFILL, cpu.gated_delta_rule_prefill)
+    yield _host_spec(f"{_PREFILL}_chunked", contracts.PREFILL_CHUNKED, cpu.gated_delta_rule_prefill)
     for contract in (contracts.CHUNK2, contracts.CHUNK3):
         key = f"gated_delta_rule::{contract.name}"
         yield _host_spec(key, contract, cpu.gated_delta_rule_chunk, bit_identical_to=(_DECODE,))
@@ -44,7 +47,7 @@ def muster_kernels() -> Iterable[KernelSpec]:
 
 
 def _on_a_device() -> Iterable[KernelSpec]:
-    """Return every form as CUDA kernels: all but the one with a norm are one kernel."""
+    """Return every form as CUDA kernels: all but the one with a norm and the one in chunks are one kernel."""
     for contract, same in (
         (contracts.DECODE, ()),
         (contracts.DECODE_STRIDED, (_DECODE,)),
@@ -54,5 +57,8 @@ def _on_a_device() -> Iterable[KernelSpec]:
         (contracts.VERIFY, (_PREFILL,)),
     ):
         yield _device_spec(key=f"gated_delta_rule::{contract.name}", contract=contract.name, bit_identical_to=same)
-    norm = contracts.DECODE_NORM_STRIDED.name
-    yield _device_spec(key=f"gated_delta_rule::{norm}", contract=norm, backend=launch.DECODE_NORM)
+    for contract, backend in (
+        (contracts.DECODE_NORM_STRIDED, launch.DECODE_NORM),
+        (contracts.PREFILL_CHUNKED, launch.CHUNKED),
+    ):
+        yield _device_spec(key=f"gated_delta_rule::{contract.name}", contract=contract.name, backend=backend)

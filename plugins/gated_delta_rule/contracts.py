@@ -230,6 +230,49 @@ _RAGGED = (
 )
 _RAGGED_TOLERANCES = {name: _state_tolerance(_LONGEST) for name in ("state", "out_states")}
 
+# What a row may err by in chunks, in units of 2^-24, by six standard deviations: terms of random sign add up as roots
+# of sums of squares. v - k . S, of a unit key, a Gaussian state and a Gaussian v, is below 12 and so is what a row
+# learns; entries of T are below 1, and |T row| below sqrt(2), since sums of beta (k . steps . k)^2 are below 1.
+_PAIR = 2**6  # an FP32 operand as two BF16: 2^-18
+_ROW_SPREADS = {
+    "k S, its entries below 6": 6 * _PAIR,
+    "T (v - k S)": 3 * _PAIR * 12 * 2**0.5,
+    "the product of keys, 8 + 4 sums, at 64 rows before": 24 * 12 * 64**0.5,
+    "forward substitution, 64 sums of terms below 1, twice": 64**0.5 * 64**0.5 * 12,
+    "what a row learns as a pair": 12 * _PAIR,
+}
+# Sums of tensor cores cut off, by 2^-23 a step: 16 steps of k S below 2 sqrt(Dk), 12 of T (v - k S), 8 of the state.
+_ROW_CUTS = 2 * (16 * 2 * _DEEPEST**0.5 + 12 * 12 * 2**0.5 + 8 * 2 * _DEEPEST**0.5)
+_ROW_ERROR = (6 * sum(_ROW_SPREADS.values()) + _ROW_CUTS) * F32_ROUNDING
+
+
+def _chunked_tolerances(rows: int) -> tuple[Tolerance, Tolerance]:
+    """Return the bounds of outputs and state after some rows, whose errors no later row enlarges."""
+    state = rows**0.5 * _ROW_ERROR
+    parts = ", ".join(f"{name} {spread:.0f}" for name, spread in _ROW_SPREADS.items())
+    why = (
+        f"a row errs by six times, in units of 2^-24: {parts}; and by sums of tensor cores, {_ROW_CUTS:.0f}; {rows} "
+        "rows of random sign"
+    )
+    outs = (rows**0.5 + 3) * _ROW_ERROR / _DEEPEST**0.5
+    of_outs = f"one rounding to BF16 (2^-8); a query of length Dk^-0.5: {why}; its own, as three rows"
+    return Tolerance(BF16_ROUNDING, outs, of_outs), Tolerance(4 * F32_ROUNDING, state, why)
+
+
+_LONGEST_CHUNKED = 200
+_ONE_HEAD, _TWO_A_KEY = head_dims(1, _DEEPEST, 1, 32), head_dims(2, _DEEPEST, 4, 64)
+_CHUNKED = (
+    Case("one_row", {"M": 1, "S": 1, "R": 2, **_ONE_HEAD}),
+    Case("one_chunk", {"M": 64, "S": 1, "R": 2, **_ONE_HEAD}),
+    Case("one_above_a_chunk", {"M": 65, "S": 1, "R": 2, **_ONE_HEAD}),
+    Case("three_chunks", {"M": _LONGEST_CHUNKED, "S": 1, "R": 1, **head_dims(1, _DEEPEST, 3, 96)}),
+    Case("ragged", {"M": _LONGEST_CHUNKED, "S": 6, "R": 7, **_TWO_A_KEY}),
+    Case("model_35b", {"M": 66, "S": 2, "R": 3, **_MODEL_35B}),
+    Case("more_sequences_than_rows", {"M": 2, "S": 4, "R": 4, **_ONE_HEAD}),
+    Case("no_rows", {"M": 0, "S": 2, "R": 2, **_ONE_HEAD}),
+)
+_CHUNKED_OUT, _CHUNKED_STATE = _chunked_tolerances(_LONGEST_CHUNKED)
+
 PREFILL = Contract(
     "gated_delta_rule_prefill",
     "the step of one row, for all rows of each sequence in their order",
@@ -240,6 +283,16 @@ PREFILL = Contract(
     inputs=_ragged_inputs,
     output_tolerances={"state": _state_tolerance(_LONGEST)},
     by_rows={DECODE.name: rows_of_sequences(_BY_ROW)},
+)
+PREFILL_CHUNKED = Contract(
+    "gated_delta_rule_prefill_chunked",
+    "as gated_delta_rule_prefill, within a bound: rows are taken together; key_dim is 128, value_dim a multiple of 32",
+    Signature(_params("M", "S", first=(_CU_ROWS,)), _GROUPS),
+    _exact_prefill,
+    _CHUNKED,
+    _CHUNKED_OUT,
+    inputs=_ragged_inputs,
+    output_tolerances={"state": _CHUNKED_STATE},
 )
 VERIFY = Contract(
     "gated_delta_rule_verify_n",

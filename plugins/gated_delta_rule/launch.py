@@ -1,4 +1,4 @@
-"""Launching the gated delta rule: one source for all forms of one row or many, one for the form with a norm."""
+"""Launching the gated delta rule: a source for all forms of rows in turn, one for the norm, and one for chunks."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,7 +7,9 @@ from pathlib import Path
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.backends.workspace import Scratch
 from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
 _FOLDER = Path(__file__).parent
@@ -60,6 +62,40 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
     return LaunchPlan(entry, (heads * (cluster[0] if cluster else 1), 1, 1), arguments)
 
 
+# chunked.cuh: rows of a chunk, bytes that the first launch leaves of one and a head, shared memory of both launches.
+_CHUNK, _CHUNK_BYTES, _WITHIN_BYTES, _THROUGH_BYTES = 64, 21760, 55040, 99584
+# Chunks of a head that are in scratch at a time: 44 MB at 32 heads, which stay in the L2 of an H200.
+_MOST_CHUNKS = 64
+
+
+def _plan_chunked(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
+    """Plan pairs of launches, each over some of the places that chunks may have (first_place in chunked.cuh)."""
+    dims, views = bound.dims, bound.views
+    if dims["key_dim"] != KEY_DIM or dims["value_dim"] % COLUMNS:
+        raise ContractError(
+            f"gated_delta_rule_prefill_chunked: key_dim is {dims['key_dim']} and value_dim {dims['value_dim']}, "
+            f"expected {KEY_DIM} and a multiple of {COLUMNS}"
+        )
+    rows, heads = dims["M"], dims["value_heads"]
+    places = rows // _CHUNK + dims["S"] if rows and dims["S"] else 0
+    qkv, decay, beta, state, slots, cu_rows, out = (
+        views[name] for name in ("qkv", "decay", "beta", "state", "slots", "cu_rows", "out")
+    )
+    chunks = Scratch(min(places, _MOST_CHUNKS) * heads * _CHUNK_BYTES, "chunks")
+    sizes = (dims["key_heads"], heads, dims["value_dim"])
+    plans = []
+    for first in range(0, places, _MOST_CHUNKS):
+        last = min(first + _MOST_CHUNKS, places)
+        within = (qkv, decay, beta, cu_rows, chunks, rows, dims["S"], first, *sizes)
+        through = (qkv, state, slots, cu_rows, chunks, out, rows, first, last, dims["R"], *sizes)
+        grids = (last - first) * heads, dims["S"] * heads * dims["value_dim"] // COLUMNS
+        plans += [
+            LaunchPlan("delta_rule_within_chunks", (grids[0], 1, 1), within, dynamic_shared_bytes=_WITHIN_BYTES),
+            LaunchPlan("delta_rule_through_chunks", (grids[1], 1, 1), through, dynamic_shared_bytes=_THROUGH_BYTES),
+        ]
+    return tuple(plans)
+
+
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
 _PLAIN = ("ptr",) * 8 + ("i32",) * 7
 _NORM = ("ptr",) * 8 + ("f32",) + ("i32",) * 6
@@ -76,4 +112,12 @@ DECODE_NORM = _kernel(
     _FOLDER / "decode_norm.cu",
     tuple(EntryPoint(f"delta_rule_norm_{size}", _NORM) for size in ("few_128", "many_128", "any")),
     _plan_norm,
+)
+CHUNKED = _kernel(
+    _FOLDER / "chunked.cu",
+    (
+        EntryPoint("delta_rule_within_chunks", ("ptr",) * 5 + ("i32",) * 6, _WITHIN_BYTES),
+        EntryPoint("delta_rule_through_chunks", ("ptr",) * 6 + ("i32",) * 7, _THROUGH_BYTES),
+    ),
+    _plan_chunked,
 )

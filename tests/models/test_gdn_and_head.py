@@ -10,6 +10,7 @@ from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.lm_head import LmHead
+from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
 from kernel_muster.models.state import Recurrent
 from kernel_muster.models.weights import SyntheticWeights, WeightSpec
 from kernel_muster.registry.errors import ContractError, UsageError
@@ -150,6 +151,29 @@ def test_gdn_in_one_launch_is_for_a_decode_step_of_few_sequences(
     assert found.convolved is None
     assert "gdn_in" not in layer.used
     assert not pool.conv.any()
+
+
+CHUNKED = "gated_delta_rule::gated_delta_rule_prefill_chunked"
+
+
+@pytest.mark.parametrize(("key_dim", "rows", "more", "arm"), [
+    (128, CHUNKED_PREFILL_ROWS.value, {}, "prefill_chunked"), (128, CHUNKED_PREFILL_ROWS.value - 1, {}, "prefill"),
+    (8, CHUNKED_PREFILL_ROWS.value, {}, "prefill"),
+    (128, CHUNKED_PREFILL_ROWS.value, {"NO_CHUNKED_PREFILL": True}, "prefill"),
+    (128, CHUNKED_PREFILL_ROWS.value, {"without": (CHUNKED,)}, "prefill"),
+])  # fmt: skip
+def test_prompts_go_in_chunks_where_there_are_any_and_else_row_by_row(
+    make_context: Make, exact: Any, key_dim: int, rows: int, more: dict[str, Any], arm: str
+) -> None:
+    dims = replace(GDN, key_heads=1, key_dim=key_dim, value_heads=2, value_dim=32)
+    layer, states = gdn(make_context(max_rows=rows, **more), "bf16", dims), Recurrent(dims, 2)
+    at, none = np.arange(rows, dtype=np.int32), np.zeros(1, np.int32)
+    ends = np.array([0, rows], np.int32)
+    mixed = layer.forward(exact.rows(rows, H), Batch("prefill", at, at, ends, at, none[None], ends[1:], none), states)
+    assert layer.rule.used == {arm: 1}
+    assert np.isfinite(mixed.astype(np.float32)).all()
+    assert states.ssm[0].any()
+    assert not states.ssm[1].any()
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 40])

@@ -29,6 +29,7 @@ FP4 = "o w4a4::w4a4_gemm_mfast"
 SPLIT = {"r ssm_preprocess::deinterleave_qg"}
 ROPE, MROPE = {"r rope::rope_forward"}, {"o rope::rope_mrope_interleaved"}
 PREFILL_MMA = "o prefill_paged::prefill_paged_attn_mma"
+CHUNKED_PREFILL = "o gated_delta_rule::gated_delta_rule_prefill_chunked"
 PAGED = {
     "r kv_cache::kv_cache_append", "r paged_decode::paged_decode_attn", "r prefill_paged::prefill_paged_attn",
     PREFILL_MMA,
@@ -45,6 +46,7 @@ RULE = {
     "o causal_conv1d::causal_conv1d_verify_n",
     *(f"r gated_delta_rule::gated_delta_rule_{form}" for form in ("decode", "prefill", "chunk2", "chunk3")),
     *(f"o gated_delta_rule::gated_delta_rule_{f}" for f in ("decode_strided", "decode_norm_strided", "verify_n")),
+    CHUNKED_PREFILL,
     "r ssm_preprocess::deinterleave_qkvz",
     "r ssm_preprocess::compute_gdn_gates",
 }
@@ -163,6 +165,7 @@ def test_dispatch_sites_are_lines_of_layers_and_not_of_helpers(make_session: Mak
     ("NO_K64_PIPELINE3", K64_CHAIN, "r w4a16::w4a16_gemm_t_k64"),
     ("NO_K64_N64", N64, None),
     ("NO_PREFILL_MMA", PREFILL_MMA, None),
+    ("NO_CHUNKED_PREFILL", CHUNKED_PREFILL, None),
 ])  # fmt: skip
 def test_kill_switch_issues_no_lookup_and_off_keeps_it(
     make_session: Make, asked: Any, lever: str, gone: str, left: str | None

@@ -1,5 +1,12 @@
 import pytest
-from kernel_muster.models.policy.gdn import decode_arm, verify_arm
+from kernel_muster.models.decode.prefill import ROW_LADDER
+from kernel_muster.models.policy.gdn import (
+    CHUNKED_PREFILL_ROWS,
+    decode_arm,
+    is_chunked_size,
+    prefill_arm,
+    verify_arm,
+)
 
 
 @pytest.mark.parametrize(("sequences", "strided", "norm_strided", "arm"), [
@@ -20,3 +27,23 @@ def test_verify_arm_by_rows_and_kernels(
     rows: int, sequences: int, chunks: tuple[int, ...], has_verify: bool, arm: str
 ) -> None:
     assert verify_arm(rows, sequences, chunks, has_verify) == arm
+
+
+def test_prefill_arm_is_chunks_from_its_edge_up_and_where_they_are_there() -> None:
+    edge = CHUNKED_PREFILL_ROWS.value
+    assert [prefill_arm(rows, has_chunked=True) for rows in (1, edge - 1)] == ["prefill"] * 2
+    assert [prefill_arm(rows, has_chunked=True) for rows in (edge, 8192)] == ["prefill_chunked"] * 2
+    assert prefill_arm(8192, has_chunked=False) == "prefill"
+
+
+def test_prefill_arm_of_a_recorded_pass_is_that_of_its_rows() -> None:
+    for rows in range(1, ROW_LADDER[-1]):
+        rung = next(rung for rung in ROW_LADDER if rung >= rows)
+        assert prefill_arm(rung, has_chunked=True) == prefill_arm(rows, has_chunked=True)
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "is_chunked"), [
+    (128, 128, True), (128, 32, True), (128, 48, False), (64, 128, False), (256, 128, False),
+])  # fmt: skip
+def test_chunks_are_for_the_sizes_that_are_compiled(key_dim: int, value_dim: int, is_chunked: bool) -> None:
+    assert is_chunked_size(key_dim, value_dim) == is_chunked

@@ -27,6 +27,7 @@ def all_of(model, rows):
         workloads.prefill(data, model, 20, 30),
         workloads.prefill(data, model, 20, 30, is_tiled=True),
         workloads.gdn_prefill(data, model, 9),
+        workloads.gdn_prefill(data, model, 9, is_chunked=True),
         workloads.dense(data, model, 20, 96, "gemm::dense_gemm_bf16"),
     )
     return (*workloads.step(data, model, rows), *more)

@@ -173,14 +173,34 @@ def test_attention_cuts_a_context_by_the_heads_alone(teams_a_row, most):
     assert paged_launch.most_pieces(teams_a_row) == most
 
 
-def test_attention_shared_by_several_has_scratch_for_every_group_and_counts_them():
+def test_attention_shared_by_clusters_has_mail_for_every_group():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), ATTENTION)
-    (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
-    (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
+    (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
     teams, ranks, groups = 2 * 2 * 2, 8, 32 // 8
     assert plan.grid == (groups * teams * ranks, 1, 1)
-    assert slices.size_bytes == teams * groups * 4 * 8 * (128 + 2 * ranks)  # FP32 results of 8 heads, and statistics
-    assert counts.size_bytes == 4 * teams * ranks
+    assert mail.size_bytes == teams * groups * 4 * (
+        8 * 128 + 128 // 8 * 2 * 8
+    )  # FP32 of 8 heads; statistics with 8 columns
+
+
+def test_attention_shared_by_blocks_has_scratch_for_every_group_and_counts_them():
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), {})
+    (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
+    (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
+    teams, groups = 2 * 2 * 2, 32  # of one piece each
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (groups * teams, 1, 1))
+    assert slices.size_bytes == teams * groups * 4 * 8 * (128 + 2)
+    assert counts.size_bytes == 4 * teams
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 7, 16, 24, 1000, 2**30 + 1, 2**31 - 1])
+def test_tokens_are_divided_by_the_page_size_exactly(page_size):
+    factor, shift = paged_launch.division_by(page_size)
+    assert factor < 2**32
+    for quotient in (0, 1, 5, (2**31 - 1) // page_size):
+        for token in (quotient * page_size - 1, quotient * page_size, quotient * page_size + page_size - 1):
+            if 0 <= token < 2**31:
+                assert token * factor >> shift == token // page_size
 
 
 def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():
@@ -271,3 +291,34 @@ def test_delta_rule_of_several_rows_takes_the_kernel_that_looks_ahead(form):
         del dims["S"]
     (plan,) = delta_launch.DELTA_RULE.plan(bound(f"gated_delta_rule_{form}", dims), {})
     assert plan.entry == "delta_rule_rows_128"
+
+
+def chunked_plans(rows, sequences, heads, key_dim=128, value_dim=64):
+    sizes = {"key_heads": 1, "key_dim": key_dim, "value_heads": heads, "value_dim": value_dim}
+    dims = {"M": rows, "S": sequences, "R": sequences, **sizes}
+    return delta_launch.CHUNKED.plan(bound("gated_delta_rule_prefill_chunked", dims), {})
+
+
+@pytest.mark.parametrize(("rows", "sequences", "heads", "blocks"), [
+    (1, 1, 2, [2, 4]), (64, 1, 2, [4, 4]), (200, 3, 1, [6, 6]), (0, 2, 2, []), (5, 0, 1, []),
+    (64 * 64, 1, 1, [64, 2, 1, 2]),
+])  # fmt: skip
+def test_delta_rule_in_chunks_has_a_place_for_every_chunk_of_any_division(rows, sequences, heads, blocks):
+    plans = chunked_plans(rows, sequences, heads)
+    assert [plan.grid[0] for plan in plans] == blocks
+
+
+def test_delta_rule_in_chunks_hands_all_places_on_through_one_scratch():
+    plans = chunked_plans(20_000, 2, 2)
+    spans = [(plan.arguments[7], plan.arguments[8]) for plan in plans[1::2]]
+    assert [first for first, _ in spans] == [0, *(last for _, last in spans[:-1])]
+    assert spans[-1][1] == 20_000 // 64 + 2
+    assert [plan.arguments[7] for plan in plans[::2]] == [first for first, _ in spans]
+    scratch = {part for plan in plans for part in plan.arguments if isinstance(part, Scratch)}
+    assert [part.size_bytes for part in scratch] == [max(last - first for first, last in spans) * 2 * 21760]
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(64, 64), (128, 48), (256, 64)])
+def test_delta_rule_in_chunks_of_uncommon_sizes_is_refused(key_dim, value_dim):
+    with pytest.raises(ContractError, match="expected 128 and a multiple of 32"):
+        chunked_plans(70, 1, 1, key_dim, value_dim)

@@ -257,7 +257,8 @@ def test_gated_delta_rule_of_one_row_equals_torch():
 
 
 def test_gated_delta_rule_of_many_rows_equals_torch():
-    proven("gated_delta_rule_prefill", lambda a, dims: picked(mixed(a, dims, a.cu_rows), "out", "state"))
+    for form in ("prefill", "prefill_chunked"):
+        proven(f"gated_delta_rule_{form}", lambda a, dims: picked(mixed(a, dims, a.cu_rows), "out", "state"))
     proven("gated_delta_rule_verify_n", lambda a, dims: mixed(a, dims, a.cu_rows))
     for rows in (2, 3):
         proven(f"gated_delta_rule_chunk{rows}", lambda a, dims: mixed(a, dims, [0, dims["M"]]))

@@ -1,0 +1,463 @@
+// Prefill in chunks of 64 rows, by the tensor cores: chunked.cuh says how. Two launches, by launch.py. sm_80 and newer; Dk =
+// 128, Dv a multiple of 32.
+#include "chunked.cuh"
+
+// --- the first launch: T, P and factors of every chunk ---
+
+constexpr int WITHIN_BLOCKS = __CUDA_ARCH__ == 900 ? 4 : 3;  // an SM; a fourth one spills elsewhere, a third one there
+constexpr int WITHIN_THREADS = 256, COLUMN_STRIDE = CHUNK + 4, SOLVED_STRIDE = CHUNK + 8;
+
+struct Within {
+    union {
+        uint4 rows[2][ROWS_BYTES / 16];            // k, q
+        float columns[2][CHUNK][COLUMN_STRIDE];    // of A and P: [i][t]
+    };
+    float solved[CHUNK][SOLVED_STRIDE];            // (I + A)^-1, [t][i]
+    float decay[CHUNK], beta[CHUNK], unit[2][CHUNK], weight[CHUNK], gone[CHUNK], kept[CHUNK];  // unit: k, q
+};
+
+// The length of a row, inverted.
+__device__ __forceinline__ float unit_of(const uint4* tile, int row) {
+    float squares = 0.0f;
+#pragma unroll 4
+    for (int piece = 0; piece < KEY_DIM / 8; ++piece) {
+        const uint4 raw = tile[piece_at(row, piece) / 16];
+        const float4 low = widen(make_uint2(raw.x, raw.y)), high = widen(make_uint2(raw.z, raw.w));
+        squares += dot4(low, low) + dot4(high, high);
+    }
+    return rsqrtf(squares + LENGTH_EPS);
+}
+
+// Multiplies column i by G[t][i], the weights of its rows and ``own``; returns G[63][i]. Above the diagonal: zeros.
+__device__ __forceinline__ float weigh_column(float* column, const float* decay, const float* weight, float own, int i,
+                                              float* gone) {
+    float left = 0.0f;
+#pragma unroll 1
+    for (int t = 0; t < CHUNK; t += 4) {
+        float4* const at = reinterpret_cast<float4*>(column + t);
+        const float4 d = *reinterpret_cast<const float4*>(decay + t), w = *reinterpret_cast<const float4*>(weight + t);
+        const float4 x = *at;
+        const float ds[4] = {d.x, d.y, d.z, d.w}, ws[4] = {w.x, w.y, w.z, w.w};
+        float xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            left = t + e == i ? 1.0f : left * ds[e];
+            xs[e] = t + e < i ? 0.0f : xs[e] * (left * ws[e] * own);
+            if (gone && i == 0) gone[t + e] = left * decay[0];
+        }
+        *at = make_float4(xs[0], xs[1], xs[2], xs[3]);
+    }
+    return left;
+}
+
+// x -= 16 entries of a column of A, times what is known of their unknown; above ``from`` they do not count.
+__device__ __forceinline__ void take_off(float (&x)[16], const float* column, float known, int from) {
+#pragma unroll
+    for (int r = from & ~3; r < 16; r += 4) {
+        const float4 a = *reinterpret_cast<const float4*>(column + r);
+        if (r >= from) x[r] = fmaf(-a.x, known, x[r]);
+        if (r + 1 >= from) x[r + 1] = fmaf(-a.y, known, x[r + 1]);
+        if (r + 2 >= from) x[r + 2] = fmaf(-a.z, known, x[r + 2]);
+        if (r + 3 >= from) x[r + 3] = fmaf(-a.w, known, x[r + 3]);
+    }
+}
+
+// Column i of (I + A)^-1, by forward substitution, 16 rows at a time; ``first`` is the first row that is not 0, of a whole warp.
+__device__ __forceinline__ void solve_column(Within& w, int i, int first) {
+#pragma unroll 1
+    for (int begin = first; begin < CHUNK; begin += 16) {
+        float x[16];
+#pragma unroll
+        for (int r = 0; r < 16; ++r) x[r] = begin + r == i ? 1.0f : 0.0f;
+#pragma unroll 2
+        for (int j = first; j < begin; ++j) take_off(x, &w.columns[0][j][begin], w.solved[j][i], 0);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            w.solved[begin + j][i] = x[j];
+            take_off(x, &w.columns[0][begin + j][begin], x[j], j + 1);
+        }
+    }
+}
+
+// Writes a triangle as operands; ``value(t, i)`` gives its numbers. Each of WARPS warps takes tiles in turn.
+template <int WARPS, class Value>
+__device__ __forceinline__ void write_triangle(uint4 (*to)[32], int warp, int lane, Value value) {
+#pragma unroll 1
+    for (int index = warp; index < TRIANGLE_TILES; index += WARPS) {
+        const int step = index < 8 ? 0 : index < 14 ? 1 : index < 18 ? 2 : 3, tile = index - triangle_at(step, 0);
+        const int t = 8 * tile + (lane >> 2), i = 16 * step + 2 * (lane & 3);
+        uint4 words;
+        split(words.x, words.z, value(t, i), value(t, i + 1));
+        split(words.y, words.w, value(t, i + 8), value(t, i + 9));
+        to[index][lane] = words;
+    }
+}
+
+// Grid: places * value_heads.
+extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delta_rule_within_chunks(
+    const __nv_bfloat16* qkv,  // [M, 2 key_heads Dk + value_heads Dv]
+    const float* decay,        // [M, value_heads]
+    const float* beta,         // [M, value_heads]
+    const int* cu_rows,        // [S + 1]
+    Chunk* chunks,             // [places, value_heads]
+    int M, int S, int first, int key_heads, int value_heads, int value_dim) {
+    extern __shared__ __align__(1024) char memory[];
+    Within& w = *reinterpret_cast<Within*>(memory);
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int head = blockIdx.x % value_heads, place = first + blockIdx.x / value_heads;
+    int low = 0, high = S;  // the last sequence that begins here or before
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (first_place(min(max(cu_rows[middle], 0), M), middle) <= place) low = middle;
+        else high = middle;
+    }
+    const Rows rows(cu_rows, 0, low, M);
+    const int begin = rows.start + (place - first_place(rows.start, low)) * CHUNK, count = min(rows.stop - begin, CHUNK);
+    if (begin < rows.start || count <= 0) return;  // the whole block
+
+    // Stage 1: rows of k and q, and their lengths.
+    const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
+    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const u32 tiles = (u32)__cvta_generic_to_shared(w.rows);
+    const __nv_bfloat16* const q = qkv + begin * heads.width() + heads.key_head(head) * KEY_DIM;
+    fetch_rows<WITHIN_THREADS>(tiles, q + (size_t)key_heads * KEY_DIM, heads.width(), count, thread);
+    fetch_rows<WITHIN_THREADS>(tiles + ROWS_BYTES, q, heads.width(), count, thread);
+    commit_copies();
+    if (thread < CHUNK) {
+        const size_t at = (size_t)(begin + thread) * value_heads + head;
+        w.decay[thread] = thread < count ? decay[at] : 1.0f;
+        w.beta[thread] = thread < count ? beta[at] : 0.0f;
+    }
+    wait_for_copies();
+    __syncthreads();
+    if (thread < CHUNK) {
+        w.unit[0][thread] = unit_of(w.rows[0], thread);
+        w.weight[thread] = w.beta[thread] * w.unit[0][thread];
+    } else if (thread < 2 * CHUNK) {
+        w.unit[1][thread - CHUNK] = unit_of(w.rows[1], thread - CHUNK) * rsqrtf((float)KEY_DIM);
+    }
+
+    // Stage 2: k . k by four warps, q . k by the others, 16 rows each.
+    const int which = warp / STEPS, strip = warp % STEPS;
+    float products[4 * ROW_TILES] = {};
+#pragma unroll 1
+    for (int step = 0; step < KEY_STEPS; ++step) {
+        u32 a[4], b[4];
+        load_matrices(a, tiles + which * ROWS_BYTES + piece_at(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
+#pragma unroll
+        for (int p = 0; p < STEPS; ++p) {
+            keys_by_rows(b, tiles, step, p, lane);
+            mma(products + 8 * p, a, b[0], b[1]);
+            mma(products + 8 * p + 4, a, b[2], b[3]);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4 * ROW_TILES; ++i)
+        w.columns[which][8 * (i / 4) + 2 * (lane & 3) + (i & 1)][16 * strip + (lane >> 2) + 8 * (i >> 1 & 1)] = products[i];
+    __syncthreads();
+
+    // Stage 3: A and P.
+    if (thread < CHUNK) {
+        const float own = w.unit[0][thread];
+        w.kept[thread] = own * weigh_column(w.columns[0][thread], w.decay, w.weight, own, thread, w.gone);
+    } else if (thread < 2 * CHUNK) {
+        const int i = thread - CHUNK;
+        weigh_column(w.columns[1][i], w.decay, w.unit[1], w.unit[0][i], i, nullptr);
+    }
+    __syncthreads();
+
+    // Stage 4: T, and P beside it.
+    if (warp < 2) {
+        solve_column(w, thread, 32 * warp);
+    } else {
+        Chunk& to = chunks[blockIdx.x];
+        write_triangle<6>(to.for_outputs.p, warp - 2, lane, [&](int t, int i) { return w.columns[1][i][t]; });
+        if (thread >= 3 * CHUNK) {
+            const int t = thread - 3 * CHUNK;
+            to.for_state.read_k[t] = w.gone[t] * w.unit[0][t];
+            to.for_outputs.read_q[t] = w.gone[t] * w.unit[1][t];
+            to.for_state.keep[t] = w.kept[t];
+            if (t == CHUNK - 1) to.for_state.decay = w.gone[t];
+        }
+    }
+    __syncthreads();
+    write_triangle<8>(chunks[blockIdx.x].for_state.t, warp, lane, [&](int t, int i) { return w.solved[t][i] * w.beta[i]; });
+}
+
+// --- the second launch: chunk after chunk ---
+//
+// A block has 32 columns of a head's state, each 16 of them, transposed, in the accumulators of a warp, which are the next
+// product's operand. Beside each such warp stands one that makes the outputs: it gets state and D as operands.
+
+constexpr int STRIPS = 2, BLOCK_COLUMNS = STRIPS * STRIP, GROUP = STRIPS * 32, THROUGH_THREADS = 2 * GROUP;
+static_assert(BLOCK_COLUMNS == COLUMNS);
+
+struct Through {
+    uint4 k[2][ROWS_BYTES / 16], q[ROWS_BYTES / 16];
+    uint4 v[CHUNK][BLOCK_COLUMNS / 8];
+    uint4 states[STRIPS][KEY_STEPS][2][32], learnt[STRIPS][STEPS][2][32];  // operands
+    StateGiven for_state;
+    OutputGiven for_outputs;
+};
+
+// Named barriers: of each group, and of each pair of warps.
+enum Barrier { STATE_GROUP = 1, OUTPUT_GROUP, STATE_FULL, STATE_EMPTY = STATE_FULL + STRIPS, LEARNT_FULL = STATE_EMPTY + STRIPS,
+               LEARNT_EMPTY = LEARNT_FULL + STRIPS };
+constexpr int PAIR = 64;
+static_assert(LEARNT_EMPTY + STRIPS <= 16);
+
+// What a block works on, chunk by chunk.
+struct Walk {
+    Heads heads;
+    const __nv_bfloat16* qkv;
+    const Chunk* chunks;  // of this head, from the first chunk on
+    int head, column, row, stop, thread;  // of the group
+
+    __device__ __forceinline__ int count() const { return min(stop - row, CHUNK); }
+    __device__ __forceinline__ bool has_next() const { return row + CHUNK < stop; }
+    __device__ __forceinline__ void advance() { row += CHUNK, chunks += heads.value_heads; }
+
+    __device__ __forceinline__ void fetch_keys(const void* tile, bool is_q) const {
+        const size_t column = (size_t)((is_q ? 0 : heads.key_heads) + heads.key_head(head)) * KEY_DIM;
+        fetch_rows<GROUP>((u32)__cvta_generic_to_shared(tile), qkv + row * heads.width() + column, heads.width(), count(), thread);
+    }
+    __device__ __forceinline__ void fetch_values(uint4 (*tile)[BLOCK_COLUMNS / 8]) const {
+        constexpr int PIECES = BLOCK_COLUMNS / 8;
+        const __nv_bfloat16* const from = qkv + row * heads.width() + 2 * (size_t)heads.key_heads * KEY_DIM +
+                                          (size_t)head * heads.value_dim + column;
+#pragma unroll 1
+        for (int i = thread; i < CHUNK * PIECES; i += GROUP) {
+            const int r = i / PIECES, piece = i % PIECES;
+            copy_16((u32)__cvta_generic_to_shared(&tile[r][piece ^ (r >> 1 & 3)]),
+                    from + min(r, count() - 1) * heads.width() + piece * 8, r < count());
+        }
+    }
+    template <class T>
+    __device__ __forceinline__ void fetch_part(T& to, const T& from) const {
+        const u32 at = (u32)__cvta_generic_to_shared(&to);
+#pragma unroll 1
+        for (int i = thread; i < (int)sizeof(T) / 16; i += GROUP) copy_16(at + 16 * i, reinterpret_cast<const uint4*>(&from) + i, true);
+    }
+};
+
+// c += the state, as ``operand(step)`` gives it, times rows of k or q: columns by rows.
+template <class Get>
+__device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, int step, int lane, const Get& operand) {
+    u32 b[STEPS][4];
+#pragma unroll
+    for (int p = 0; p < STEPS; ++p) keys_by_rows(b[p], tile, step, p, lane);
+#pragma unroll
+    for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.high, b[p / 2][p % 2 * 2], b[p / 2][p % 2 * 2 + 1]);
+#pragma unroll
+    for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.low, b[p / 2][p % 2 * 2], b[p / 2][p % 2 * 2 + 1]);
+}
+
+// c += 16 rows of an operand (step) times a triangle.
+__device__ __forceinline__ void times_triangle(float (&c)[4 * ROW_TILES], const uint4* triangle, int step, int lane,
+                                               const Operand& a) {
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+        if (tile < 2 * step) continue;
+        const uint4 b = triangle[triangle_at(step, tile) * 32 + lane];
+        mma(c + 4 * tile, a.high, b.x, b.y);
+        mma(c + 4 * tile, a.low, b.x, b.y);
+        mma(c + 4 * tile, a.high, b.z, b.w);
+    }
+}
+
+// Keeps 16 columns of the state, transposed: lane (g, t) has of columns g and g + 8 keys 8 j + 2 t and + 1 in state[4 j ...].
+__device__ __forceinline__ void keep_state(Through& m, Walk walk, float* pool, int strip, int lane) {
+    int value_dim = walk.heads.value_dim;
+    const int g = lane >> 2, t = lane & 3;
+    float* const place = pool + (size_t)2 * t * value_dim + strip * STRIP + g;
+    float state[4 * KEY_TILES];
+    auto element = [&](int i) { return place + (size_t)(8 * (i / 4) + (i & 1)) * value_dim + 8 * (i >> 1 & 1); };
+    walk.fetch_keys(m.k[0], false);
+    walk.fetch_part(m.for_state, walk.chunks->for_state);
+    walk.fetch_values(m.v);
+    commit_copies();
+#pragma unroll
+    for (int i = 0; i < 4 * KEY_TILES; ++i) state[i] = *element(i);
+    const StateGiven& now = m.for_state;
+#pragma unroll 1
+    for (int parity = 0, is_first = 1;; parity ^= 1, is_first = 0) {
+        const bool has_next = walk.has_next();
+        wait_for_copies();
+        bar_sync(STATE_GROUP, GROUP);  // all is there; the other tile of k has been read
+        walk.advance();
+        if (has_next) walk.fetch_keys(m.k[parity ^ 1], false);
+        commit_copies();
+        const u32 k = (u32)__cvta_generic_to_shared(m.k[parity]);
+        make_opaque(lane);  // addresses made of it are not kept over all chunks
+
+        // Stage 1: k S, and the state for the outputs.
+        float learnt[4 * ROW_TILES] = {};
+        if (!is_first) bar_sync(STATE_EMPTY + strip, PAIR);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; ++step) {
+            const Operand operand(state + 8 * step);
+            operand.store(&m.states[strip][step][0][lane]);
+            times_keys(learnt, k, step, lane, operand);
+        }
+        bar_arrive(STATE_FULL + strip, PAIR);
+
+        // Stage 2: D = T (V - g k S).
+#pragma unroll
+        for (int p = 0; p < STEPS; ++p) {
+            u32 v[4];
+            const int row = 16 * p + (lane & 15);
+            load_transposed(v, (u32)__cvta_generic_to_shared(&m.v[row][(2 * strip + (lane >> 4)) ^ (row >> 1 & 3)]));
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float2 by = *reinterpret_cast<const float2*>(now.read_k + 16 * p + 8 * half + 2 * t);
+                float* const c = learnt + 8 * p + 4 * half;
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    c[2 * e] = fmaf(-by.x, c[2 * e], __uint_as_float(v[half + 2 * e] << 16));
+                    c[2 * e + 1] = fmaf(-by.y, c[2 * e + 1], __uint_as_float(v[half + 2 * e] & 0xffff0000u));
+                }
+            }
+        }
+        float delta[4 * ROW_TILES] = {};
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) times_triangle(delta, now.t[0], step, lane, Operand(learnt + 8 * step));
+        if (!is_first) bar_sync(LEARNT_EMPTY + strip, PAIR);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.learnt[strip][step][0][lane]);
+        bar_arrive(LEARNT_FULL + strip, PAIR);
+#pragma unroll
+        for (int p = 0; p < ROW_TILES; ++p) {
+            const float2 by = *reinterpret_cast<const float2*>(now.keep + 8 * p + 2 * t);
+            delta[4 * p] *= by.x, delta[4 * p + 1] *= by.y, delta[4 * p + 2] *= by.x, delta[4 * p + 3] *= by.y;
+        }
+        const float decay = now.decay;
+        bar_sync(STATE_GROUP, GROUP);  // T, factors and v have been read
+        if (has_next) {
+            walk.fetch_part(m.for_state, walk.chunks->for_state);
+            walk.fetch_values(m.v);
+        }
+        commit_copies();
+
+        // Stage 3: the state.
+#pragma unroll
+        for (int i = 0; i < 4 * KEY_TILES; ++i) state[i] *= decay;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            const Operand operand(delta + 8 * step);
+#pragma unroll
+            for (int p = 0; p < KEY_STEPS; p += 2) {
+                u32 b[2][4];
+                rows_by_keys(b[0], k, step, p, lane);
+                rows_by_keys(b[1], k, step, p + 1, lane);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+            }
+        }
+        if (!has_next) break;
+    }
+    make_opaque(value_dim);  // or its 64 addresses would be kept all the time
+#pragma unroll
+    for (int i = 0; i < 4 * KEY_TILES; ++i) *element(i) = state[i];
+}
+
+// Makes the outputs of 16 columns; lane (g, t) has of columns g and g + 8 rows 8 j + 2 t and + 1.
+__device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat16* out, int strip, int lane) {
+    const size_t width = (size_t)walk.heads.value_heads * walk.heads.value_dim;
+    out += walk.row * width + (size_t)walk.head * walk.heads.value_dim + walk.column + strip * STRIP + 2 * (lane & 3);
+    walk.fetch_keys(m.q, true);
+    walk.fetch_part(m.for_outputs, walk.chunks->for_outputs);
+    commit_copies();
+    const u32 q = (u32)__cvta_generic_to_shared(m.q);
+#pragma unroll 1
+    while (true) {
+        const bool has_next = walk.has_next();
+        const int count = walk.count();
+        wait_for_copies();
+        bar_sync(OUTPUT_GROUP, GROUP);
+        walk.advance();
+
+        // Stage 1: q S.
+        float mixed[4 * ROW_TILES] = {};
+        bar_sync(STATE_FULL + strip, PAIR);
+#pragma unroll 2
+        for (int step = 0; step < KEY_STEPS; ++step) {
+            Operand operand;
+            operand.load(&m.states[strip][step][0][lane]);
+            times_keys(mixed, q, step, lane, operand);
+        }
+        if (has_next) bar_arrive(STATE_EMPTY + strip, PAIR);
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) {
+            const float2 by = *reinterpret_cast<const float2*>(m.for_outputs.read_q + 8 * tile + 2 * (lane & 3));
+            float* const c = mixed + 4 * tile;
+            c[0] *= by.x, c[1] *= by.y, c[2] *= by.x, c[3] *= by.y;
+        }
+        bar_sync(OUTPUT_GROUP, GROUP);  // q has been read
+        if (has_next) walk.fetch_keys(m.q, true);
+        commit_copies();
+
+        // Stage 2: P D.
+        bar_sync(LEARNT_FULL + strip, PAIR);
+#pragma unroll 1
+        for (int step = 0; step < STEPS; ++step) {
+            Operand operand;
+            operand.load(&m.learnt[strip][step][0][lane]);
+            times_triangle(mixed, m.for_outputs.p[0], step, lane, operand);
+        }
+        if (has_next) bar_arrive(LEARNT_EMPTY + strip, PAIR);
+        bar_sync(OUTPUT_GROUP, GROUP);  // P and factors have been read
+        if (has_next) walk.fetch_part(m.for_outputs, walk.chunks->for_outputs);
+        commit_copies();
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) {
+            const int row = 8 * tile + (lane >> 2);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u32 word = transposed(pair_of(mixed[4 * tile + 2 * half], mixed[4 * tile + 2 * half + 1]));
+                if (row < count) *reinterpret_cast<u32*>(out + row * width + 8 * half) = word;
+            }
+        }
+        out += CHUNK * width;
+        if (!has_next) break;
+    }
+}
+
+// Grid: S * value_heads * Dv / 32. Of the places from ``first`` to ``last``.
+extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_through_chunks(
+    const __nv_bfloat16* qkv,  // [M, 2 key_heads Dk + value_heads Dv]
+    float* pool,               // [slots, value_heads, Dk, Dv]
+    const int* slots,          // [S]
+    const int* cu_rows,        // [S + 1]
+    const Chunk* chunks,       // [last - first, value_heads]
+    __nv_bfloat16* out,        // [M, value_heads Dv]
+    int M, int first, int last, int pool_slots, int key_heads, int value_heads, int value_dim) {
+    extern __shared__ __align__(1024) char memory[];
+    Through& m = *reinterpret_cast<Through*>(memory);
+    allow_next_launch();
+    wait_for_previous_launch();
+    const int tiles = value_dim / BLOCK_COLUMNS, column = blockIdx.x % tiles * BLOCK_COLUMNS;
+    const int head = blockIdx.x / tiles % value_heads, sequence = blockIdx.x / tiles / value_heads, slot = slots[sequence];
+    const Rows rows(cu_rows, 0, sequence, M);
+    const int begin = first_place(rows.start, sequence), skipped = max(first - begin, 0);
+    const int start = rows.start + skipped * CHUNK, stop = min(rows.stop, rows.start + (last - begin) * CHUNK);
+    if (start >= stop) return;  // the whole block
+    const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, strip = warp % STRIPS;
+    if ((u32)slot >= (u32)pool_slots) {  // padding
+        constexpr int WORDS = BLOCK_COLUMNS / 2;
+        for (int i = threadIdx.x; i < (stop - start) * WORDS; i += THROUGH_THREADS) {
+            const size_t at = ((size_t)(start + i / WORDS) * value_heads + head) * value_dim + column;
+            reinterpret_cast<u32*>(out + at)[i % WORDS] = 0;
+        }
+        return;
+    }
+    const Walk walk{heads, qkv, chunks + (size_t)(begin + skipped - first) * value_heads + head, head, column, start, stop,
+                    (int)threadIdx.x % GROUP};
+    if (warp < STRIPS)
+        keep_state(m, walk, pool + ((size_t)slot * value_heads + head) * heads.state_size() + column, strip, lane);
+    else make_outputs(m, walk, out, strip, lane);
+}

@@ -1,0 +1,19 @@
+"""What the compiler makes of the delta rule in chunks: nothing is spilled, and its memory fits every target."""
+
+import pytest
+from kernel_muster.plugins.gated_delta_rule import launch
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.builder import Builder
+
+# The most shared memory that a block has on every target from sm_80 on, of 99 KiB on some.
+MOST = 99 * 1024
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a", "sm_100a", "sm_121a"])
+def test_delta_rule_in_chunks_spills_nothing_and_its_memory_fits(arch, build_cache):
+    request = launch.CHUNKED.request(parse_arch(arch))
+    built = Builder(build_cache).build(request)
+    for entry in request.entries:
+        needs = built.entries[entry.name]
+        assert (entry.name, needs.spill_store_bytes) == (entry.name, 0)
+        assert needs.static_shared_bytes + entry.dynamic_shared_bytes <= MOST
