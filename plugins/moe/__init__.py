@@ -24,6 +24,7 @@ from kernel_muster.plugins.moe import (
 from kernel_muster.plugins.moe import router_contracts as router
 from kernel_muster.plugins.silu.launch import SILU_MUL
 from kernel_muster.registry import nvfp4, weights
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.specs import KernelSpec
@@ -134,10 +135,11 @@ def _on_a_device() -> Iterable[KernelSpec]:
 
 def _experts_on_a_device() -> Iterable[KernelSpec]:
     """Return the CUDA kernels of the experts, grouped and pairwise."""
-    for contract, backend in (
+    grouped: tuple[tuple[Contract, CudaKernel], ...] = (
         (experts.GROUPED_GATE_UP, expert_launch.GROUPED_GATE_UP),
         (experts.GROUPED_DOWN, expert_launch.GROUPED_DOWN),
-    ):
+    )
+    for contract, backend in grouped:
         key = f"moe_w4a16::{contract.name}"
         yield _expert_spec(key=key, contract=contract.name, backend=backend)
         # The same kernel: what it multiplies at a time is 64 k.

@@ -1,16 +1,22 @@
 """Launching the experts: which split of K serves a shape, and the arguments of each form."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
-from kernel_muster.registry.arrays import ArrayView, view_of
-from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
-from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.arch import Arch
+from kernel_muster.registry.arrays import HOST, ArrayView, view_of
+from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
+from kernel_muster.registry.backends.limits import KIB, LIMITS
+from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Scratch
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.target import read_devices
 from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
@@ -86,9 +92,74 @@ def shares_of(form: str, features: int, depth: int, experts: int, slots: int, mu
     return Shares(repeats, (ceil_div(tiles, teams * repeats), groups, 1))
 
 
+# Where experts have many rows, tiles are multiplied by many of them at once (grouped_many.cuh), for one depth of each.
+_MANY = {"gate_up": 2048, "down": 512}
+_MANY_ROWS_AN_EXPERT, _MANY_WARPS = 8, 8
+# Waves of blocks that a device should have at least, of one block a multiprocessor.
+_MANY_WAVES = 4
+_MOST_SLICES = {"gate_up": 4, "down": 8}
+_MOST_SHARED, _LEAST_SHARED = 163 * KIB, 99 * KIB
+
+
+@cache
+def _capability_of(device: int) -> tuple[int, int]:
+    return (9, 0) if device == HOST else read_devices()[device].capability
+
+
+def many_rows(capability: tuple[int, int]) -> int:
+    """Return how many rows a block of grouped_many.cuh has in shared memory."""
+    return 32 if LIMITS[capability].shared_bytes_per_block >= _MOST_SHARED else 16
+
+
+def _many_bytes(form: str, capability: tuple[int, int]) -> int:
+    return many_rows(capability) * (2 * _MANY[form] + 16)
+
+
+@frozen
+class GroupedKernel(CudaKernel):
+    """Grouped experts, whose blocks of many rows have what shared memory an architecture has for them."""
+
+    def request(self, arch: Arch) -> BuildRequest:
+        """Return what must be built for an architecture."""
+        asked = super().request(arch)
+        many = {f"grouped_many_{form}_k{depth}": form for form, depth in _MANY.items()}
+        entries = (
+            replace(entry, dynamic_shared_bytes=_many_bytes(many[entry.name], arch.capability))
+            if entry.name in many
+            else entry
+            for entry in asked.entries
+        )
+        return replace(asked, entries=tuple(entries))
+
+
+def has_many(form: str, depth: int, experts: int, slots: int) -> bool:
+    """Whether experts have so many rows on average that grouped_many.cuh serves them; no bit depends on it."""
+    return depth == _MANY[form] and slots >= _MANY_ROWS_AN_EXPERT * experts
+
+
+def many_grid(form: str, features: int, slots: int, rows: int, multiprocessors: int) -> tuple[int, int, int]:
+    """Return the slices of tiles, and the parts of ``rows`` slots each."""
+    parts = ceil_div(slots, rows)
+    if parts > _MOST_ON_AN_AXIS:
+        raise ContractError(f"{slots} choices, expected at most {_MOST_ON_AN_AXIS * rows}: launch in parts")
+    wanted = ceil_div(_MANY_WAVES * multiprocessors, parts)
+    return min(wanted, _MOST_SLICES[form], ceil_div(features, _MANY_WARPS * TILE_N)), parts, 1
+
+
+def _plan_many(form: str, bound: Bound, slots: int, features: int, arguments: tuple[object, ...]) -> LaunchPlan:
+    device = bound.views["offsets"].device
+    capability = _capability_of(device)
+    grid = many_grid(form, features, slots, many_rows(capability), multiprocessors_of(device))
+    size = _many_bytes(form, capability)
+    return LaunchPlan(f"grouped_many_{form}_k{_MANY[form]}", grid, arguments, dynamic_shared_bytes=size)
+
+
 def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["I"], dims["H"]
+    if has_many("gate_up", depth, experts, slots):
+        given = (*weights_of(bound, "w_gate", "w_up"), *(views[name] for name in ("x", "slots", "offsets", "out")))
+        return _plan_many("gate_up", bound, slots, features, (*given, experts, slots, dims["top_k"], features))
     shares = shares_of("gate_up", features, depth, experts, slots, multiprocessors_of(views["x"].device))
     arrays = tuple(views[name] for name in ("x", "slots", "offsets", "work", "out"))
     sizes = (experts, slots, dims["top_k"], features, depth, shares.repeats)
@@ -99,6 +170,9 @@ def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
 def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], dims["S"], dims["H"], dims["I"]
+    if has_many("down", depth, experts, slots):
+        given = (*weights_of(bound, "w_down"), *(views[name] for name in ("h", "offsets", "out")))
+        return _plan_many("down", bound, slots, features, (*given, experts, slots, features))
     shares = shares_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
     arrays = tuple(views[name] for name in ("h", "offsets", "work", "out"))
     # Where blocks come one after the other, most begin when the launch before has ended.
@@ -151,15 +225,22 @@ def _entries(form: str, pointers: int, integers: int) -> tuple[EntryPoint, ...]:
     return tuple(EntryPoint(f"{form}_{split.name}", ("ptr",) * pointers + ("i32",) * integers) for split in SPLITS)
 
 
-_GROUPED = (*_entries("grouped_gate_up", 9, 6), *_entries("grouped_down", 6, 6))
+_GROUPED = (
+    *_entries("grouped_gate_up", 9, 6),
+    *_entries("grouped_down", 6, 6),
+    EntryPoint("grouped_many_gate_up_k2048", ("ptr",) * 8 + ("i32",) * 4),
+    EntryPoint("grouped_many_down_k512", ("ptr",) * 5 + ("i32",) * 3),
+)
 _ATOMIC = (
     *_entries("grouped_down_atomic", 7, 7),
     EntryPoint("clear_sums", ("ptr", "i32")),
     EntryPoint("round_sums", ("ptr", "ptr", "i32")),
 )
 _PAIRWISE = (*_entries("pairwise_gate_up", 7, 6), *_entries("pairwise_down", 6, 4))
-GROUPED_GATE_UP = cuda_kernel(_FOLDER / "grouped.cu", _GROUPED, _plan_grouped_gate_up)
-GROUPED_DOWN = cuda_kernel(_FOLDER / "grouped.cu", _GROUPED, _plan_grouped_down)
+GROUPED_GATE_UP, GROUPED_DOWN = (
+    GroupedKernel(_FOLDER / "grouped.cu", _GROUPED, planner, include_dirs=(INCLUDE_DIR,))
+    for planner in (_plan_grouped_gate_up, _plan_grouped_down)
+)
 GROUPED_DOWN_ATOMIC = cuda_kernel(_FOLDER / "atomic.cu", _ATOMIC, _plan_grouped_down_atomic)
 PAIRWISE_GATE_UP = cuda_kernel(_FOLDER / "pairwise.cu", _PAIRWISE, _plan_pairwise_gate_up)
 PAIRWISE_DOWN = cuda_kernel(_FOLDER / "pairwise.cu", _PAIRWISE, _plan_pairwise_down)

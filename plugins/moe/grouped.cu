@@ -1,6 +1,7 @@
-// Grouped experts (grouped.cuh): gate and up with the activation, and down, in sorted order. Rows that no expert has are
-// zeros. Launched by expert_launch.py. sm_80 and newer.
+// Grouped experts (grouped.cuh, and grouped_many.cuh for many rows an expert): gate and up with the activation, and down, in
+// sorted order. Rows that no expert has are zeros. Launched by expert_launch.py. sm_80 and newer.
 #include "grouped.cuh"
+#include "grouped_many.cuh"
 
 // Zeros for the rows that no expert has, which are at the end.
 __device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E, int S, int N) {

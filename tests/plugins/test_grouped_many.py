@@ -1,0 +1,44 @@
+"""How grouped experts with many rows each are launched: when, in which parts, with how much shared memory."""
+
+import pytest
+from kernel_muster.plugins.moe import expert_launch
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.limits import LIMITS
+from kernel_muster.registry.errors import ContractError
+
+
+@pytest.mark.parametrize(
+    ("form", "depth", "experts", "slots", "expected"),
+    [("gate_up", 2048, 256, 2048, True), ("gate_up", 2048, 256, 2047, False), ("gate_up", 512, 256, 4096, False),
+     ("down", 512, 8, 64, True), ("down", 2048, 8, 64, False), ("down", 768, 8, 64, False)],
+)  # fmt: skip
+def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
+    assert expert_launch.has_many(form, depth, experts, slots) is expected
+
+
+@pytest.mark.parametrize(
+    ("form", "features", "slots", "grid"),
+    [("gate_up", 512, 2048, (4, 64, 1)), ("gate_up", 512, 16384, (2, 512, 1)), ("gate_up", 512, 65536, (1, 2048, 1)),
+     ("down", 2048, 2049, (8, 65, 1)), ("down", 2048, 32768, (1, 1024, 1)), ("down", 40, 2048, (1, 64, 1))],
+)  # fmt: skip
+def test_few_parts_are_cut_into_slices_until_the_device_has_four_waves(form, features, slots, grid):
+    assert expert_launch.many_grid(form, features, slots, 32, 132) == grid
+
+
+def test_more_slots_than_a_grid_has_parts_are_refused():
+    with pytest.raises(ContractError, match="2097121 choices, expected at most 2097120: launch in parts"):
+        expert_launch.many_grid("down", 2048, 65535 * 32 + 1, 32, 132)
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows"), [("sm_80", 32), ("sm_90a", 32), ("sm_100a", 32), ("sm_89", 16), ("sm_121a", 16)]
+)
+def test_rows_of_a_block_fit_the_shared_memory_of_the_architecture(arch, rows):
+    parsed = parse_arch(arch)
+    assert expert_launch.many_rows(parsed.capability) == rows
+    entries = {entry.name: entry for entry in expert_launch.GROUPED_DOWN.request(parsed).entries}
+    sizes = {name: entry.dynamic_shared_bytes for name, entry in entries.items() if entry.dynamic_shared_bytes}
+    assert sizes == {
+        "grouped_many_gate_up_k2048": rows * (2 * 2048 + 16), "grouped_many_down_k512": rows * (2 * 512 + 16),
+    }  # fmt: skip
+    assert max(sizes.values()) <= LIMITS[parsed.capability].shared_bytes_per_block
