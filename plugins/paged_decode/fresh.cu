@@ -5,46 +5,49 @@
 // outside the cache, which the contract refuses, has no token of its own: its context is what the cache holds.
 #include "fresh.cuh"
 
-#define PAGED_DECODE_FRESH(NAME, D, SPREAD, BOUNDS)                                                                \
-    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
-        const bf16* q,                         /* [S, Hq, D] */                                                    \
-        const bf16* k,                         /* [S, Hk, D] */                                                    \
-        const bf16* v,                         /* [S, Hk, D] */                                                    \
-        const bf16* __restrict__ q_weight,     /* [D] */                                                           \
-        const bf16* __restrict__ k_weight,     /* [D] */                                                           \
-        const int* positions,                  /* [S] */                                                           \
-        const int* slots,                      /* [S] */                                                           \
-        bf16* k_cache,                         /* [P, B, Hk, D], in and out */                                     \
-        bf16* v_cache,                         /* [P, B, Hk, D], in and out */                                     \
-        const int* block_table,                /* [S, L] */                                                        \
-        const int* context_lens,               /* [S] */                                                           \
-        const bf16* gate,                      /* [S, Hq, D], or none */                                           \
-        bf16* __restrict__ out,                /* [S, Hq, D] */                                                    \
-        float* slices, int* counts, /* where several share a row */                                                \
-        float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, int Hk,      \
-        int per_key, int teams, int sharing, int most) {                                                           \
-        allow_next_launch();                                                                                       \
-        Fresh<D / CHUNK> source(q_weight, k_weight, log2_step);                                                    \
-        const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                           \
-        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
-        const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                             \
-        const int* const table = block_table + (size_t)at.row * L;                                                 \
-        wait_for_previous_launch();                                                                                \
-        const int slot = slots[at.row];                                                                            \
-        const Pages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
-        const int length = checked_length(context_lens[at.row], cache, L);                                         \
-        const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                   \
-        const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                 \
-        source.row = {q + first, k + of_key, v + of_key, q_weight, k_weight, is_kept ? k_cache + to : nullptr,     \
-                      is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};              \
+#define PAGED_DECODE_FRESH(NAME, D, SPREAD, BOUNDS)                                                                 \
+    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
+        const bf16* q,                         /* [S, Hq, D] */                                                     \
+        const bf16* k,                         /* [S, Hk, D] */                                                     \
+        const bf16* v,                         /* [S, Hk, D] */                                                     \
+        const bf16* __restrict__ q_weight,     /* [D] */                                                            \
+        const bf16* __restrict__ k_weight,     /* [D] */                                                            \
+        const int* positions,                  /* [S] */                                                            \
+        const int* slots,                      /* [S] */                                                            \
+        bf16* k_cache,                         /* [P, B, Hk, D], in and out */                                      \
+        bf16* v_cache,                         /* [P, B, Hk, D], in and out */                                      \
+        const int* block_table,                /* [S, L] */                                                         \
+        const int* context_lens,               /* [S] */                                                            \
+        const bf16* gate,                      /* [S, Hq, D], or none */                                            \
+        bf16* __restrict__ out,                /* [S, Hq, D] */                                                     \
+        float* scratch, u32* zeros, /* where several share a row */                                                 \
+        float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, u32 factor, int shift, int Hk, \
+        int per_key, int teams, int sharing, int most) {                                                            \
+        allow_next_launch();                                                                                        \
+        Fresh<D> source(q_weight, k_weight, log2_step);                                                             \
+        const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
+        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                            \
+        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
+        const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
+        const int* const table = block_table + (size_t)at.row * L;                                                  \
+        wait_for_previous_launch();                                                                                 \
+        const int slot = slots[at.row];                                                                             \
+        const int entry = entry_of(cache, table, L, at.first_token());                                              \
+        const int length = checked_length(context_lens[at.row], cache, L);                                          \
+        const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                    \
+        const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
+        source.row = {q + first, k + of_key, v + of_key, q_weight, k_weight, is_kept ? k_cache + to : nullptr,      \
+                      is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};               \
         const Row row{q + first, out + first, table, at.heads, at.key_head, length, gate ? gate + first : nullptr}; \
-        attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts), source); \
+        attend<D, SPREAD>(cache, row, entry, scale, \
+                          at.team_of<D>(sharing, most, scratch, zeros), source);          \
     }
 
 PAGED_DECODE_FRESH(paged_decode_fresh, 64, false, ATTENTION_BOUNDS)
 PAGED_DECODE_FRESH(paged_decode_fresh, 128, false, ATTENTION_BOUNDS)
 PAGED_DECODE_FRESH(paged_decode_fresh, 256, false, ATTENTION_BOUNDS)
-PAGED_DECODE_FRESH(paged_decode_fresh_spread, 64, HAS_CLUSTERS, SPREAD_BOUNDS)
-PAGED_DECODE_FRESH(paged_decode_fresh_spread, 128, HAS_CLUSTERS, SPREAD_BOUNDS)
-PAGED_DECODE_FRESH(paged_decode_fresh_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
+#if __CUDA_ARCH__ >= 900
+PAGED_DECODE_FRESH(paged_decode_fresh_spread, 64, true, SPREAD_BOUNDS)
+PAGED_DECODE_FRESH(paged_decode_fresh_spread, 128, true, SPREAD_BOUNDS)
+PAGED_DECODE_FRESH(paged_decode_fresh_spread, 256, true, SPREAD_BOUNDS)
+#endif

@@ -19,10 +19,10 @@ struct Projected {
     int half;
 };
 
-template <int C>
+template <int D>
 struct Fresh {
     static constexpr bool IS_FRESH = true;
-    static constexpr int D = C * CHUNK, PIECES = D / 8, HEADS_A_WARP = HEADS / WARPS;
+    static constexpr int PIECES = D / 8, HEADS_A_WARP = HEADS / WARPS;
     struct Memory {
         alignas(16) bf16 key[D], value[D];
     };
@@ -38,7 +38,7 @@ struct Fresh {
     }
     __device__ __forceinline__ bool has_token() const { return row.k_out != nullptr; }
 
-    __device__ __forceinline__ void begin(Queries<C>& queries, const Row& of) {
+    __device__ __forceinline__ void begin(Queries<D>& queries, const Row& of) {
         const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_A_WARP;
         const bf16 *const key = row.k, *const value = row.v;
         if (lane >= PIECES) return;
@@ -57,8 +57,8 @@ struct Fresh {
     }
 
     // Where element i of a query head stands.
-    __device__ __forceinline__ static bf16* element(Queries<C>& queries, int head, int i) {
-        return reinterpret_cast<bf16*>(&queries[i / CHUNK][i / (CHUNK / 2) % 2][4 * head + i / 8 % 4]) + i % 8;
+    __device__ __forceinline__ static bf16* element(Queries<D>& queries, int head, int i) {
+        return reinterpret_cast<bf16*>(&queries.piece(head, i / 8)) + i % 8;
     }
     __device__ __forceinline__ static void turn(bf16* low, bf16* high, float cosine, float sine) {
         const float x = __bfloat162float(*low), y = __bfloat162float(*high);
@@ -66,7 +66,8 @@ struct Fresh {
         *high = __float2bfloat16_rn(turned_high(x, y, cosine, sine));
     }
 
-    __device__ __forceinline__ void end(Queries<C>& queries, Memory& memory, const Row& of, bool is_owner) {
+    template <int PENDING>
+    __device__ __forceinline__ void end(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
         const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_A_WARP;
         const bool has_piece = lane < PIECES, makes_token = is_owner && has_token();
         const bool makes_key = makes_token && of_block == WARPS - 1;

@@ -2,15 +2,20 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
-from kernel_muster.plugins._cuda.launching import ceil_div
+from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div
+from kernel_muster.registry.arch import Arch
+from kernel_muster.registry.arrays import HOST
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
-from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.target import read_devices
 from kernel_muster.registry.values import frozen
 
 FOLDER = Path(__file__).parent
@@ -20,7 +25,7 @@ Entries = Mapping[str, EntryResources]
 HEAD_DIMS = (64, 128, 256)
 LARGEST_HEAD_DIM = 1024
 _HEADS_A_BLOCK = 8
-_MOST_ROWS = 2**31 - 1
+_MOST_ROWS, _MOST_VECTORS = 2**31 - 1, 2**32 - 1
 _NO_ARRAY = 0  # a null pointer
 # pieces.cuh: the fewest tokens of a piece.
 _PIECE_TOKENS = 64
@@ -30,6 +35,42 @@ _MOST_BLOCKS, _MOST_PIECES = 128, 64
 _SPREAD_BLOCKS = 1024
 # So many blocks keep a device busy: with fewer rows several share one.
 _ENOUGH_BLOCKS = 528
+# attention.cuh: what a block has in shared memory for tiles, where two blocks have room for three of them a warp and
+# where they do not, and beside them.
+_TILES_BYTES, _FEWER_TILES_BYTES = 96 * 1024, 64 * 1024
+_SPREAD_BYTES, _BLOCK_BYTES = 15 * 1024, 6 * 1024
+_SMALLEST, _FIRST_WITH_CLUSTERS = (8, 0), (9, 0)
+_SPREAD = "_spread_"
+# pieces.cuh: the mail of a group, a column.
+_MAIL_BYTES = 40
+
+
+def _shared_bytes(is_spread: bool, capability: tuple[int, int]) -> int:
+    """Return the shared memory of a block."""
+    tiles = _TILES_BYTES if capability[0] in (9, 10) else _FEWER_TILES_BYTES
+    return tiles + (_SPREAD_BYTES if is_spread else _BLOCK_BYTES)
+
+
+@cache
+def _capability_of(device: int) -> tuple[int, int]:
+    return _SMALLEST if device == HOST else read_devices()[device].capability
+
+
+@frozen
+class AttentionKernel(CudaKernel):
+    """A kernel with what its architecture has: clusters, and shared memory for two blocks a multiprocessor."""
+
+    def request(self, arch: Arch) -> BuildRequest:
+        """Return what must be built for an architecture."""
+        asked = super().request(arch)
+        has_clusters = arch.capability >= _FIRST_WITH_CLUSTERS
+        entries = (
+            entry if entry.name.endswith("_any")
+            else replace(entry, dynamic_shared_bytes=_shared_bytes(_SPREAD in entry.name, arch.capability))
+            for entry in asked.entries
+            if has_clusters or _SPREAD not in entry.name
+        )  # fmt: skip
+        return replace(asked, entries=tuple(entries))
 
 
 def head_entry(name: str, bound: Bound) -> str:
@@ -46,6 +87,18 @@ def cache_sizes(bound: Bound) -> tuple[int, ...]:
     """Return pages, page size, key heads, and query heads a key head."""
     dims = bound.dims
     return (dims["P"], dims["B"], dims["Hk"], dims["Hq"] // dims["Hk"])
+
+
+def division_by(page_size: int) -> tuple[int, int]:
+    """Return ``(factor, shift)``: ``n * factor >> shift`` is ``n // page_size`` for every n below 2^31."""
+    shift = 31 + max(page_size - 1, 0).bit_length()
+    return (ceil_div(1 << shift, page_size), shift) if page_size else (0, 0)
+
+
+def paged_sizes(bound: Bound) -> tuple[int, ...]:
+    """Return pages, page size and how to divide by it, key heads, and query heads a key head."""
+    pages, page_size, *heads = cache_sizes(bound)
+    return (pages, page_size, *division_by(page_size), *heads)
 
 
 def in_base_two(scale: float) -> float:
@@ -98,26 +151,38 @@ def _shared_launch(
 ) -> LaunchPlan:
     """Return the launch of clusters or blocks over some rows, with what they combine their results in."""
     dims = bound.dims
+    vectors = dims["P"] * dims["B"] * dims["Hk"] * dims["D"] // VECTOR
+    if vectors > _MOST_VECTORS:
+        raise ContractError(f"{name}: the cache has {vectors} x 16 bytes, expected at most {_MOST_VECTORS}")
     spread = f"{name}_spread_d{dims['D']}"
-    cluster = entries[spread].cluster
+    cluster = entries[spread].cluster if spread in entries else None
     ranks = cluster[0] if cluster else 1
     teams_a_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_A_BLOCK)
     teams, most = rows * teams_a_row, most_pieces(teams_a_row)
     shares = shares_of(teams, dims["L"] * dims["B"], most, ranks)
     grid = (shares.sharing * teams * (ranks if shares.is_spread else 1), 1, 1)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
-    if shares.sharing > 1:
-        slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2 * ranks)
-        slices = teams * ceil_div(most, ranks)
-        workspace = Scratch(slices * slice_bytes, "slices"), Counters(4 * teams * ranks, "counts")
-    arguments = (*tensors, *workspace, *numbers, teams, shares.sharing, most)
-    return LaunchPlan(spread if shares.is_spread else f"{name}_d{dims['D']}", grid, arguments)
+    slices = teams * ceil_div(most, ranks)
+    if shares.sharing > 1 and shares.is_spread:
+        workspace = _NO_ARRAY, Counters(slices * _MAIL_BYTES * dims["D"], "mail")
+    elif shares.sharing > 1:
+        workspace = Scratch(slices * 4 * _HEADS_A_BLOCK * (dims["D"] + 2), "slices"), Counters(4 * teams, "counts")
+    return LaunchPlan(
+        spread if shares.is_spread else f"{name}_d{dims['D']}",
+        grid,
+        (*tensors, *workspace, *numbers, teams, shares.sharing, most),
+        dynamic_shared_bytes=_shared_bytes(shares.is_spread, _capability_of(bound.views["q"].device)),
+    )
 
 
-def entry_points(name: str, pointers: int, sizes: int) -> tuple[EntryPoint, ...]:
+_SIZES = ("i32", "i32", "u32", "i32", "i32", "i32")  # of paged_sizes
+
+
+def entry_points(name: str, pointers: int, counts: int) -> tuple[EntryPoint, ...]:
     """Return the entry points of a source: for each head size one of blocks and one of clusters; and one for any."""
-    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + ("f32",) + ("i32",) * (sizes + 3))
-    return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + ("f32",) + ("i32",) * (sizes + 1)))
+    numbers = ("f32", *("i32",) * counts, *_SIZES)
+    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + numbers + ("i32",) * 3)
+    return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + numbers + ("i32",)))
 
 
 def _shared_entries(name: str, parameters: tuple[str, ...]) -> tuple[EntryPoint, ...]:
@@ -131,12 +196,12 @@ _INPUTS = ("q", "k_cache", "v_cache", "block_table", "context_lens")
 def _plan_decode(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     views, dims = bound.views, bound.dims
     tensors = (*(views[name] for name in _INPUTS), views.get("gate", _NO_ARRAY), views["out"])
-    numbers = (in_base_two(bound.arguments["scale"]), dims["L"], *cache_sizes(bound))
+    numbers = (in_base_two(bound.arguments["scale"]), dims["L"], *paged_sizes(bound))
     return launches("paged_decode", bound, entries, dims["S"], tensors, numbers)
 
 
-DECODE = CudaKernel(
-    FOLDER / "paged_decode.cu", entry_points("paged_decode", 7, 5), _plan_decode, include_dirs=(INCLUDE_DIR,)
+DECODE = AttentionKernel(
+    FOLDER / "paged_decode.cu", entry_points("paged_decode", 7, 1), _plan_decode, include_dirs=(INCLUDE_DIR,)
 )
 
 
@@ -154,15 +219,16 @@ def _plan_fresh(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
         return ()
     half = dims["rotary_dim"] // 2
     scalars = (in_base_two(arguments["scale"]), arguments["eps"], arguments["weight_offset"])
-    numbers = (*scalars, math.log2(arguments["theta"]) / half, half, dims["L"], *cache_sizes(bound))
+    numbers = (*scalars, math.log2(arguments["theta"]) / half, half, dims["L"], *paged_sizes(bound))
     tensors = tuple(views[name] for name in _FRESH_TENSORS)
     return (_shared_launch("paged_decode_fresh", bound, entries, dims["S"], tensors, numbers),)
 
 
-DECODE_FRESH = CudaKernel(
+DECODE_FRESH = AttentionKernel(
     FOLDER / "fresh.cu",
     _shared_entries(
-        "paged_decode_fresh", ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64",) + ("i32",) * 9
+        "paged_decode_fresh",
+        ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64", "i32", "i32", *_SIZES) + ("i32",) * 3,
     ),
     _plan_fresh,
     include_dirs=(INCLUDE_DIR,),

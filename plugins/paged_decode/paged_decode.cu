@@ -3,35 +3,38 @@
 // sm_80 and newer; clusters from sm_90 on.
 #include "attention.cuh"
 
-#define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                      \
-    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
-        const __nv_bfloat16* q,                    /* [S, Hq, D] */                                                \
-        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                             \
-        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                             \
-        const int* block_table,                    /* [S, L] */                                                    \
-        const int* context_lens,                   /* [S] */                                                       \
-        const __nv_bfloat16* gate,                 /* [S, Hq, D], or none */                                       \
-        __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                \
-        float* slices, int* counts, /* where several share a row */                                                \
-        float scale, int L, int P, int B, int Hk, int per_key, int teams, int sharing, int most) {                 \
-        allow_next_launch();                                                                                       \
-        const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                           \
-        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
-        const int* const table = block_table + (size_t)at.row * L;                                                 \
-        wait_for_previous_launch();                                                                                \
-        const Pages pages(cache, table, L, at.first_token(), threadIdx.x & 31);                               \
-        const int length = checked_length(context_lens[at.row], cache, L);                                         \
+#define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                       \
+    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
+        const __nv_bfloat16* q,                    /* [S, Hq, D] */                                                 \
+        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                              \
+        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                              \
+        const int* block_table,                    /* [S, L] */                                                     \
+        const int* context_lens,                   /* [S] */                                                        \
+        const __nv_bfloat16* gate,                 /* [S, Hq, D], or none */                                        \
+        __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                 \
+        float* scratch, u32* zeros, /* where several share a row */                                                 \
+        float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, \
+        int teams, int sharing, int most) { \
+        allow_next_launch();                                                                                        \
+        const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
+        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                            \
+        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
+        const int* const table = block_table + (size_t)at.row * L;                                                  \
+        wait_for_previous_launch();                                                                                 \
+        const int entry = entry_of(cache, table, L, at.first_token());                                              \
+        const int length = checked_length(context_lens[at.row], cache, L);                                          \
         const Row row{q + first, out + first, table, at.heads, at.key_head, length, gate ? gate + first : nullptr}; \
-        attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts)); \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(sharing, most, scratch, zeros));                  \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 128, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 256, false, ATTENTION_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 64, HAS_CLUSTERS, SPREAD_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 128, HAS_CLUSTERS, SPREAD_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
+#if __CUDA_ARCH__ >= 900
+PAGED_DECODE(paged_decode_spread, 64, true, SPREAD_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 128, true, SPREAD_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 256, true, SPREAD_BOUNDS)
+#endif
 
 // Any D up to 1024. Grid: S * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
@@ -42,10 +45,10 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const int* context_lens,                   // [S]
     const __nv_bfloat16* gate,                 // [S, Hq, D], or none
     __nv_bfloat16* __restrict__ out,           // [S, Hq, D]
-    float scale, int L, int P, int B, int Hk, int per_key, int D) {
+    float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
     allow_next_launch();
     wait_for_previous_launch();
-    const Cache cache{k_cache, v_cache, P, B, Hk};
+    const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};
     const int sequence = blockIdx.x / (Hk * per_key), head = blockIdx.x % (Hk * per_key);
     const size_t first = (size_t)blockIdx.x * D;
     const int length = checked_length(context_lens[sequence], cache, L);

@@ -1,25 +1,25 @@
 // How a context is cut into pieces, who has which, and how their results become one row.
 //
-// A context is cut by its length alone: its steps go round pieces, RANKS pieces that follow each other are a group. Pieces
-// are taken in one after the other within a group, then groups. A row has the same bits however it is shared out:
+// A context is cut by its length alone: its steps go round pieces, RANKS pieces that follow each other are a group. The
+// warps of a piece are taken in one after the other, then pieces within a group, then groups. A row has the same bits
+// however it is shared out:
 //   one piece              the block that has it writes the result
 //   few rows, sm_90 on     a cluster a group, a block a piece; the blocks push each other their columns of all heads
 //   many rows              a block takes all pieces of a group, and group after group
-// Where several groups have several owners, the last one to be done combines them.
+// Where several groups have several owners, clusters send theirs to the last one, which waits for those before it and has
+// nobody behind it; of blocks the last one to be done combines them.
 #pragma once
 #include "cache.cuh"
 #include "cluster.cuh"
 
 #if __CUDA_ARCH__ >= 900
 constexpr int RANKS = 8;
-#define SPREAD_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
 #else
 constexpr int RANKS = 1;  // without clusters a group is one piece
-#define SPREAD_BOUNDS __launch_bounds__(THREADS, 2)
 #endif
+#define SPREAD_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
 // A piece has at least so many tokens (launch.py has the number too).
 constexpr int PIECE_TOKENS = 64;
-constexpr bool HAS_CLUSTERS = RANKS > 1;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
@@ -45,18 +45,46 @@ __device__ __forceinline__ void push(u32 address, float4 v, u32 arrival) {
 #endif
 }
 
+// Past L1, so that a look again finds what has come meanwhile.
+__device__ __forceinline__ uint2 look(const uint2* p) {
+    uint2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint4 look(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void put(uint2* p, uint2 v) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ void put(uint4* p, uint4 v) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 // Adds to a counter of the device, and returns what it was. What this block wrote before, up to its last barrier, is there
 // for whoever sees the sum; and so is here what others wrote before they added.
-__device__ __forceinline__ int add_after_all(int* p, int value) {
+__device__ __forceinline__ int add_after_all(u32* p, int value) {
     int before;
-    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
     return before;
+}
+
+// 2^x, where x <= 0 or -infinity: 2^-22 relative.
+__device__ __forceinline__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // --- device functions ---
 
-// -infinity: the score of what is not there.
+// The score of what is not there, and the largest of none: finite, so that what is not there counts 2^-infinity.
 __device__ __forceinline__ float no_score() { return __int_as_float(0xff800000); }
+constexpr float NO_TOP = -3.0e38f;
 
 // How a row is cut, by its length alone: ``most`` is the same for all rows of a launch, and of every launch with these heads.
 struct Cut {
@@ -67,32 +95,25 @@ struct Cut {
 };
 
 // A block among those that work on one row and key head: its first group, and how many take groups in turn; in a cluster
-// its rank. ``slices`` holds what several of them have to combine, ``counts`` how many groups are done (for each rank).
+// its rank. ``scratch`` and ``zeros`` are what they combine their results in; the second holds zeros between launches.
 struct Team {
     int rank, index, sharing, most;
-    float* slices;
-    int* counts;
+    float* scratch;
+    u32* zeros;
 };
-
-// 2^x, where x <= 0 or -infinity: 2^-22 relative.
-__device__ __forceinline__ float power(float x) { return exp2f(x); }
-
-// What counts of a partial result among others whose largest score is ``top``.
-__device__ __forceinline__ float share(float largest, float top) {
-    return largest == no_score() ? 0.0f : power(__fsub_rn(largest, top));
-}
 
 // Largest score and sum of weights; a sum of -1 for what has a page outside the cache.
 using Stats = float2;
 
 // Partial results, taken in one after the other, of one head.
 struct Running {
-    float top = no_score(), weight = 0.0f;
+    float top = NO_TOP, weight = 0.0f;
     bool is_bad = false;
 
     // Returns what the values so far, and the new ones, count.
     __device__ __forceinline__ float2 take(Stats part) {
-        const float largest = fmaxf(top, part.x), old_share = share(top, largest), new_share = share(part.x, largest);
+        const float largest = fmaxf(top, part.x);
+        const float old_share = power(__fsub_rn(top, largest)), new_share = power(__fsub_rn(part.x, largest));
         weight = __fmaf_rn(new_share, part.y, __fmul_rn(weight, old_share));
         top = largest;
         is_bad |= part.y < 0.0f;
@@ -104,237 +125,270 @@ struct Running {
 __device__ __forceinline__ float mix(float total, float value, float2 shares) {
     return __fmaf_rn(shares.y, value, __fmul_rn(total, shares.x));
 }
-__device__ __forceinline__ float2 mix(float2 total, float2 value, float2 shares) {
-    return make_float2(mix(total.x, value.x, shares), mix(total.y, value.y, shares));
-}
 
-// Two results as they are stored.
-struct Finish {
-    float inverse;
-    bool is_zero;
+// Where a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4) goes: two columns of one head.
+struct Target {
+    int head, column;
+    bool exists;
+    u32 gate = 0;
+    const Row& row;
 
-    __device__ __forceinline__ Finish(Stats stats) : inverse(__frcp_rn(stats.y)), is_zero(stats.y <= 0.0f) {}
-
-    __device__ __forceinline__ u32 operator()(float low, float high, bool is_gated, u32 gate) const {
-        const u32 rounded = is_zero ? 0u : bf16_pair(__fmul_rn(low, inverse), __fmul_rn(high, inverse));
-        if (!is_gated) return rounded;
-        const float own = __uint_as_float(rounded << 16), other = __uint_as_float(rounded & 0xffff0000u);
-        return bf16_pair(__fmul_rn(own, sigmoid(__uint_as_float(gate << 16))),
-                    __fmul_rn(other, sigmoid(__uint_as_float(gate & 0xffff0000u))));
+    __device__ __forceinline__ Target(const Row& row_, int columns) : row(row_) {
+        const int g = threadIdx.x >> 2 & 7;
+        head = 2 * (threadIdx.x & 3) + (g & 1);
+        column = columns + (g & ~1);
+        exists = head < row.heads;
+    }
+    template <int D>
+    __device__ __forceinline__ void load_gate() {
+        if (row.gate != nullptr && exists) gate = *reinterpret_cast<const u32*>(row.gate + head * D + column);
+    }
+    // By whole warps.
+    template <int D>
+    __device__ __forceinline__ void write(float2 of_heads, const Stats (&stats)[2]) const {
+        const bool is_odd = head & 1;
+        const float own = is_odd ? of_heads.y : of_heads.x;
+        const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
+        const float weight = is_odd ? stats[1].y : stats[0].y, inverse = __frcp_rn(weight);
+        const float low = __fmul_rn(is_odd ? got : own, inverse), high = __fmul_rn(is_odd ? own : got, inverse);
+        u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
+        if (row.gate != nullptr)
+            words = bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
+                              __fmul_rn(__uint_as_float(words & 0xffff0000u), sigmoid(__uint_as_float(gate & 0xffff0000u))));
+        if (exists) *reinterpret_cast<u32*>(row.out + head * D + column) = words;
     }
 };
 
-// What a lane (g, t) = (lane / 4, lane % 4) of a warp has of the result: o[j] = {(2t, d), (2t + 1, d), (2t, d + 1),
-// (2t + 1, d + 1)} as (head, d), d = 16 C warp + 2 C g + 2 j.
-template <int C>
-using Columns = float[C][4];
+// A warp's result: o[j] = {(2t, d), (2t + 1, d), (2t, d + 8), (2t + 1, d + 8)} as (head, d), d = 16 j + g. Of a block's
+// result, warp w has o[D / 64 * w] and following.
+template <int D>
+using Columns = float[D / 64][4];
 
-template <int C>
+template <int D>
 __device__ __forceinline__ int first_column() {
-    return (threadIdx.x >> 5) * (CHUNK / WARPS) * C + ((threadIdx.x & 31) >> 2) * 2 * C;
+    return threadIdx.x / 32 * (D / WARPS);
 }
 
-// Partial results in those columns, taken in one after the other.
-template <int C>
+// Partial results of a block, taken in one after the other.
+template <int D>
 struct Held {
-    Columns<C> total = {};
+    Columns<D> total = {};
     Running of_head[2];  // 2t and 2t + 1
 
-    __device__ __forceinline__ void take(const Columns<C>& part, const Stats (&stats)[2]) {
+    __device__ __forceinline__ void take(const Columns<D>& part, const Stats (&stats)[2]) {
         const float2 shares[2] = {of_head[0].take(stats[0]), of_head[1].take(stats[1])};
 #pragma unroll
-        for (int j = 0; j < C; ++j)
+        for (int j = 0; j < D / 64; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) total[j][i] = mix(total[j][i], part[j][i], shares[i & 1]);
     }
-};
 
-// The gate in those columns of heads 2t and 2t + 1.
-template <int C>
-struct Gates {
-    Words<C> of_head[2] = {};
-
-    __device__ __forceinline__ void load(const Row& row) {
-        if (row.gate == nullptr) return;
+    // Makes -0 0, as whoever is sent it reads it (Mail).
+    __device__ __forceinline__ void seal() {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int head = 2 * (threadIdx.x & 3) + h;
-            if (head < row.heads) load_words(of_head[h], row.gate + head * C * CHUNK + first_column<C>());
+        for (int j = 0; j < D / 64; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], 0.0f);
+    }
+
+    __device__ __forceinline__ void write(const Row& row) const {
+        const Stats stats[2] = {of_head[0].stats(), of_head[1].stats()};
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i) {
+            Target to(row, first_column<D>() + 8 * i);
+            to.load_gate<D>();
+            to.write<D>(make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), stats);
         }
     }
 };
 
-// Writes a row's result from where lanes have it.
-template <int C>
-__device__ __forceinline__ void write_row(const Row& row, const Columns<C>& total, const Stats (&stats)[2],
-                                          const Gates<C>& gates) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int head = 2 * (threadIdx.x & 3) + h;
-        if (head >= row.heads) continue;
-        const Finish finish(stats[h]);
-        Words<C> words;
-#pragma unroll
-        for (int j = 0; j < C; ++j)
-            words.at[j] = finish(total[j][h], total[j][2 + h], row.gate != nullptr, gates.of_head[h].at[j]);
-        *reinterpret_cast<Words<C>*>(row.out + head * C * CHUNK + first_column<C>()) = words;
-    }
-}
-template <int C>
-__device__ __forceinline__ void write_row(const Row& row, const Columns<C>& total, const Stats (&stats)[2]) {
-    Gates<C> gates;
-    gates.load(row);
-    write_row<C>(row, total, stats, gates);
-}
+// --- many rows: groups in scratch memory ---
 
-// What one group has of all heads: [HEADS, D], then statistics [RANKS, HEADS], of which each rank of a cluster writes its own.
-template <int C>
+// A group as the threads of a block have it, and statistics of all heads.
+template <int D>
 struct Slice {
-    static constexpr int D = C * CHUNK, FLOATS = HEADS * D + 2 * RANKS * HEADS;
-    float* at;
+    static constexpr int FLOATS = HEADS * (D + 2);
+    float4* const at;
 
-    __device__ __forceinline__ Slice(const Team& team, int group) : at(team.slices + (size_t)group * FLOATS) {}
-    __device__ __forceinline__ float* values(int head, int column) const { return at + head * D + column; }
-    __device__ __forceinline__ Stats* stats(int rank, int head) const {
-        return reinterpret_cast<Stats*>(at + HEADS * D) + rank * HEADS + head;
+    __device__ __forceinline__ Slice(const Team& team, int group)
+        : at(reinterpret_cast<float4*>(team.scratch + (size_t)group * FLOATS)) {}
+    __device__ __forceinline__ float4* stats() const { return at + HEADS * D / 4 + (threadIdx.x & 3); }
+
+    __device__ __forceinline__ void write(const Held<D>& held) const {
+        const Stats first = held.of_head[0].stats(), second = held.of_head[1].stats();
+#pragma unroll
+        for (int j = 0; j < D / 64; ++j)
+            at[j * THREADS + threadIdx.x] = make_float4(held.total[j][0], held.total[j][1], held.total[j][2], held.total[j][3]);
+        if (threadIdx.x < 4) *stats() = make_float4(first.x, first.y, second.x, second.y);
+    }
+    __device__ __forceinline__ void take(Held<D>& held) const {
+        const float4 both = __ldcg(stats());
+        const Stats of_head[2] = {make_float2(both.x, both.y), make_float2(both.z, both.w)};
+        Columns<D> part;
+#pragma unroll
+        for (int j = 0; j < D / 64; ++j) {
+            const float4 v = __ldcg(at + j * THREADS + threadIdx.x);
+            part[j][0] = v.x, part[j][1] = v.y, part[j][2] = v.z, part[j][3] = v.w;
+        }
+        held.take(part, of_head);
     }
 };
 
 // Whether this block, which has written ``added`` of ``all`` slices, is the last one to have done so.
-__device__ __forceinline__ bool is_last(int* count, int added, int all) {
-    __shared__ int before;
+__device__ __forceinline__ bool is_last(u32* count, int added, int all) {
+    bool is_all = false;
     __syncthreads();
     if (threadIdx.x == 0) {
-        before = add_after_all(count, added);
-        if (before + added == all) *count = 0;
+        is_all = add_after_all(count, added) + added == all;
+        if (is_all) *count = 0;
     }
-    __syncthreads();
-    return before + added == all;
+    return __syncthreads_or(is_all);
 }
 
-// What the blocks of a cluster push into each other's shared memory: pieces, of each head the columns that a rank combines.
-template <int C, bool SPREAD>
+// --- few rows: clusters ---
+
+// What the blocks of a cluster push into each other's shared memory: of each piece the columns that a rank combines, 8 of
+// them for each of its first UNITS warps, as lanes have them; and statistics.
+template <int D, bool SPREAD>
 struct Incoming {
-    static constexpr int SENDERS = SPREAD ? RANKS : 1, COLUMNS = C * CHUNK / RANKS;
-    alignas(16) float2 columns[SENDERS][SPREAD ? HEADS : 1][SPREAD ? COLUMNS / 2 : 1];
-    Stats of_rank[SENDERS][SPREAD ? HEADS : 1];
+    static constexpr int SENDERS = SPREAD ? RANKS : 1, UNITS = D / 8 / RANKS;
+    alignas(16) float2 columns[SENDERS][SPREAD ? UNITS * 32 : 2];
+    alignas(16) Stats of_rank[SENDERS][HEADS];
     Arrival arrival;
-    static constexpr int PIECE_BYTES = HEADS * (COLUMNS * 4 + (int)sizeof(Stats));  // that a rank gets of each piece
-};
+    static constexpr int PIECE_BYTES = HEADS * (8 * UNITS * 4 + (int)sizeof(Stats));  // that a rank gets of each piece
 
-// Pushes the rank that combines them this lane's columns of a piece, and every rank the statistics.
-template <int C, bool SPREAD>
-__device__ __forceinline__ void push_piece(Incoming<C, SPREAD>& incoming, const Columns<C>& o, const Stats (&stats)[2],
-                                           int rank) {
-    const int t = threadIdx.x & 3, column = first_column<C>(), to = column / Incoming<C, SPREAD>::COLUMNS;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const u32 at = address_in_rank(&incoming.columns[rank][2 * t + h][column % Incoming<C, SPREAD>::COLUMNS / 2], to);
-        const u32 arrival = address_in_rank(&incoming.arrival, to);
-        if constexpr (C == 1) push(at, make_float2(o[0][h], o[0][2 + h]), arrival);
-#pragma unroll
-        for (int j = 0; j + 1 < C; j += 2)
-            push(at + 8 * j, make_float4(o[j][h], o[j][2 + h], o[j + 1][h], o[j + 1][2 + h]), arrival);
+    // A lane has two units that follow each other in 16 bytes.
+    __device__ __forceinline__ static int place(int unit) {
+        const int lane = threadIdx.x & 31;
+        return UNITS > 1 ? unit / 2 * 64 + 2 * lane + unit % 2 : lane;
     }
-    const int lane = threadIdx.x & 31, other = threadIdx.x / 32 * 2 + (lane >> 2 & 1);  // 4 warps, 2 ranks each
-    if (lane < 8 && other < RANKS)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            push(address_in_rank(&incoming.of_rank[rank][2 * t + h], other), stats[h], address_in_rank(&incoming.arrival, other));
-}
 
-// The pair of columns of one head that a thread of a rank combines, and its gate.
-template <int C, bool SPREAD>
-struct RankColumns {
-    static constexpr int PAIRS = Incoming<C, SPREAD>::COLUMNS / 2;
-    int head, pair, column;
-    bool exist;
-    u32 gate = 0;
-
-    __device__ __forceinline__ explicit RankColumns(int rank)
-        : head(threadIdx.x / PAIRS), pair(threadIdx.x % PAIRS), column((rank * PAIRS + pair) * 2), exist(head < HEADS) {}
-    __device__ __forceinline__ int place() const { return head * C * CHUNK + column; }
-    __device__ __forceinline__ void load_gate(const Row& row) {
-        if (row.gate != nullptr && head < row.heads) gate = *reinterpret_cast<const u32*>(row.gate + place());
-    }
-};
-
-// A rank's columns of all heads: the pieces of the group, and of the last rank to be done the groups.
-template <int C, bool SPREAD>
-__device__ __forceinline__ void combine_ranks(const Incoming<C, SPREAD>& incoming, const RankColumns<C, SPREAD>& own,
-                                              const Row& row, const Team& team, const Cut& cut) {
-    constexpr int TOGETHER = 8;
-    const int head = own.head, pair = own.pair, column = own.column;
-    const bool has_columns = own.exist;
-    const int pieces = min(RANKS, cut.pieces - team.index * RANKS);
-    Running running;
-    float2 total = make_float2(0.0f, 0.0f);
-    if (has_columns) {
+    // Pushes the rank that combines them this thread's columns of a piece, and every rank the statistics.
+    __device__ __forceinline__ void push_piece(const Held<D>& piece, int rank) {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 #pragma unroll
-        for (int r = 0; r < RANKS; ++r)
-            if (r < pieces) total = mix(total, incoming.columns[r][head][pair], running.take(incoming.of_rank[r][head]));
-    }
-    if (cut.groups > 1) {
-        if (has_columns) {
-            const Slice<C> slice(team, team.index);
-            *reinterpret_cast<float2*>(slice.values(head, column)) = total;
-            if (pair == 0) *slice.stats(team.rank, head) = running.stats();
-        }
-        if (!is_last(team.counts + team.rank, 1, cut.groups)) return;
-        running = Running();
-        total = make_float2(0.0f, 0.0f);
-        if (has_columns) {
-#pragma unroll 1
-            for (int first = 0; first < cut.groups; first += TOGETHER) {
-                Stats stats[TOGETHER];
-                float2 values[TOGETHER];
-#pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) {
-                    if (first + i >= cut.groups) continue;
-                    const Slice<C> slice(team, first + i);
-                    stats[i] = __ldcg(slice.stats(team.rank, head));
-                    values[i] = __ldcg(reinterpret_cast<const float2*>(slice.values(head, column)));
-                }
-#pragma unroll
-                for (int i = 0; i < TOGETHER; ++i)
-                    if (first + i < cut.groups) total = mix(total, values[i], running.take(stats[i]));
+        for (int j = 0; j < D / 64; ++j) {
+            const int unit = 2 * (D / 64 * warp + j);
+            const float4 v = make_float4(piece.total[j][0], piece.total[j][1], piece.total[j][2], piece.total[j][3]);
+            const int to = unit / UNITS;
+            const u32 at = address_in_rank(&columns[rank][place(unit % UNITS)], to), counted = address_in_rank(&arrival, to);
+            if constexpr (UNITS > 1) push(at, v, counted);
+            else {
+                push(at, make_float2(v.x, v.y), counted);
+                push(address_in_rank(&columns[rank][place(0)], to + 1), make_float2(v.z, v.w), address_in_rank(&arrival, to + 1));
             }
         }
-    }
-    if (head >= row.heads) return;
-    *reinterpret_cast<u32*>(row.out + own.place()) =
-        Finish(running.stats())(total.x, total.y, row.gate != nullptr, own.gate);
-}
-
-// Writes a group's slice from where lanes have it, and takes one in from there.
-template <int C>
-__device__ __forceinline__ void write_slice(const Slice<C>& slice, const Held<C>& held) {
-    const int t = threadIdx.x & 3;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int j = 0; j < C; ++j)
-            *reinterpret_cast<float2*>(slice.values(2 * t + h, first_column<C>() + 2 * j)) =
-                make_float2(held.total[j][h], held.total[j][2 + h]);
-        if (threadIdx.x < 4) *slice.stats(0, 2 * t + h) = held.of_head[h].stats();
-    }
-}
-template <int C>
-__device__ __forceinline__ void take_slice(Held<C>& held, const Slice<C>& slice) {
-    const int t = threadIdx.x & 3;
-    Columns<C> part;
-    Stats stats[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        stats[h] = __ldcg(slice.stats(0, 2 * t + h));
-#pragma unroll
-        for (int j = 0; j < C; ++j) {
-            const float* const at = slice.values(2 * t + h, first_column<C>() + 2 * j);
-            const float2 value = __ldcg(reinterpret_cast<const float2*>(at));
-            part[j][h] = value.x, part[j][2 + h] = value.y;
+        const int to = 2 * warp + (lane >> 2);
+        if (lane < 8 && to < RANKS) {
+            const Stats first = piece.of_head[0].stats(), second = piece.of_head[1].stats();
+            push(address_in_rank(&of_rank[rank][2 * (lane & 3)], to), make_float4(first.x, first.y, second.x, second.y),
+                 address_in_rank(&arrival, to));
         }
     }
-    held.take(part, stats);
+};
+
+// A unit of a group, of heads 2t and 2t + 1 in one column.
+struct Unit {
+    float2 total = make_float2(0.0f, 0.0f);
+    Running of_head[2];
+
+    __device__ __forceinline__ void take(float2 value, float4 stats) {
+        total.x = mix(total.x, value.x, of_head[0].take(make_float2(stats.x, stats.y)));
+        total.y = mix(total.y, value.y, of_head[1].take(make_float2(stats.z, stats.w)));
+    }
+    // As Held has it.
+    __device__ __forceinline__ void seal() { total = make_float2(__fadd_rn(total.x, 0.0f), __fadd_rn(total.y, 0.0f)); }
+};
+
+// Where a lane of an earlier group leaves its unit for the same lane of the last one. A word that is zero has not come:
+// there is no counter, and nobody waits for more than the word itself. Whoever has read one makes it zero again.
+template <int D>
+struct Mail {
+    static constexpr int UNITS = D / 8 / RANKS, WORDS = UNITS * (64 + 2 * HEADS);  // of a group and rank
+    uint2* value;
+    uint4* stats;
+
+    __device__ __forceinline__ Mail(const Team& team, int group, int unit) {
+        u32* const at = team.zeros + ((size_t)group * RANKS + team.rank) * WORDS;
+        value = reinterpret_cast<uint2*>(at) + unit * 32 + (threadIdx.x & 31);
+        stats = reinterpret_cast<uint4*>(at + UNITS * 64) + unit * 4 + (threadIdx.x & 3);
+    }
+    __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
+    __device__ __forceinline__ static float read(u32 letter) { return __fadd_rn(__uint_as_float(letter), 0.0f); }
+
+    __device__ __forceinline__ void send(const Unit& unit) const {
+        put(value, make_uint2(letter(unit.total.x), letter(unit.total.y)));
+        const Stats first = unit.of_head[0].stats(), second = unit.of_head[1].stats();
+        if ((threadIdx.x & 31) < 4)
+            put(stats, make_uint4(letter(first.x), letter(first.y), letter(second.x), letter(second.y)));
+    }
+    __device__ __forceinline__ void clear() const {
+        put(value, make_uint2(0, 0));
+        if ((threadIdx.x & 31) < 4) put(stats, make_uint4(0, 0, 0, 0));
+    }
+};
+
+// Takes in what the groups before the last one send.
+template <int D>
+__device__ __forceinline__ void take_mail(Unit& unit, const Team& team, int of_rank, int groups) {
+    constexpr int TOGETHER = 8;
+#pragma unroll 1
+    for (int first = 0; first < groups; first += TOGETHER) {
+        uint2 values[TOGETHER];
+        uint4 stats[TOGETHER];
+        bool is_there;
+        do {
+            is_there = true;
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                if (first + i >= groups) continue;
+                const Mail<D> mail(team, first + i, of_rank);
+                values[i] = look(mail.value), stats[i] = look(mail.stats);
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                if (first + i >= groups) continue;
+                is_there &= values[i].x != 0 && values[i].y != 0 && stats[i].x != 0 && stats[i].y != 0 && stats[i].z != 0 &&
+                            stats[i].w != 0;
+            }
+        } while (!__all_sync(0xffffffffu, is_there));
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            if (first + i >= groups) continue;
+            unit.take(make_float2(Mail<D>::read(values[i].x), Mail<D>::read(values[i].y)),
+                      make_float4(Mail<D>::read(stats[i].x), Mail<D>::read(stats[i].y), Mail<D>::read(stats[i].z),
+                                  Mail<D>::read(stats[i].w)));
+            Mail<D>(team, first + i, of_rank).clear();
+        }
+    }
+}
+
+// A rank's columns of all heads: the pieces of the group, and in the last group the groups. Warps from UNITS on have none.
+template <int D, bool SPREAD>
+__device__ __forceinline__ void combine_ranks(const Incoming<D, SPREAD>& incoming, const Target& target, const Team& team,
+                                              const Cut& cut) {
+    const int warp = threadIdx.x >> 5, t = threadIdx.x & 3, pieces = min(RANKS, cut.pieces - team.index * RANKS);
+    if (warp >= Incoming<D, SPREAD>::UNITS) return;
+    Unit own;
+#pragma unroll
+    for (int r = 0; r < RANKS; ++r)
+        if (r < pieces)
+            own.take(incoming.columns[r][Incoming<D, SPREAD>::place(warp)],
+                     *reinterpret_cast<const float4*>(&incoming.of_rank[r][2 * t]));
+    if (cut.groups > 1) {
+        own.seal();
+        if (team.index + 1 < cut.groups) {
+            Mail<D>(team, team.index, warp).send(own);
+            return;
+        }
+        Unit all;
+        take_mail<D>(all, team, warp, cut.groups - 1);
+        const Stats first = own.of_head[0].stats(), second = own.of_head[1].stats();
+        all.take(own.total, make_float4(first.x, first.y, second.x, second.y));
+        own = all;
+    }
+    const Stats stats[2] = {own.of_head[0].stats(), own.of_head[1].stats()};
+    target.write<D>(own.total, stats);
 }
 
 // Which row, key head and eight of its query heads a block works on, and in which team. Grid: sharing * rows * key_heads *
@@ -355,13 +409,15 @@ struct BlockPlace {
         heads = min(HEADS, per_key - group * HEADS);
     }
 
-    // The first token of this block.
-    __device__ __forceinline__ int first_token() const { return (index * RANKS + rank) * TOKENS; }
+    // The first token of this thread's tile.
+    __device__ __forceinline__ int first_token() const {
+        return (index * RANKS + rank) * TOKENS + (threadIdx.x / 32) * TILE + threadIdx.x % TILE;
+    }
 
-    // This block's team; where several share a row it has scratch memory for ``most`` pieces, and counters.
-    template <int C>
-    __device__ __forceinline__ Team team_of(int sharing, int most, float* slices, int* counts) const {
-        const int groups = (most + RANKS - 1) / RANKS;
-        return {rank, index, sharing, most, slices + (size_t)team * groups * Slice<C>::FLOATS, counts + team * RANKS};
+    // This block's team; where several share a row it has scratch memory for ``most`` pieces, and counters or mail.
+    template <int D>
+    __device__ __forceinline__ Team team_of(int sharing, int most, float* scratch, u32* zeros) const {
+        const int groups = (most + RANKS - 1) / RANKS, words = SPREAD ? groups * RANKS * Mail<D>::WORDS : 1;
+        return {rank, index, sharing, most, scratch + (size_t)team * groups * Slice<D>::FLOATS, zeros + (size_t)team * words};
     }
 };

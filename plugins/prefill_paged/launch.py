@@ -7,7 +7,15 @@ from pathlib import Path
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import VECTOR, cuda_kernel
 from kernel_muster.plugins.paged_decode.launch import FOLDER as DECODE_FOLDER
-from kernel_muster.plugins.paged_decode.launch import Entries, cache_sizes, entry_points, in_base_two, launches
+from kernel_muster.plugins.paged_decode.launch import (
+    AttentionKernel,
+    Entries,
+    cache_sizes,
+    entry_points,
+    in_base_two,
+    launches,
+    paged_sizes,
+)
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint
 from kernel_muster.registry.errors import ContractError
@@ -25,13 +33,13 @@ _MOST_PIECES = 2**32 - 1
 def _plan_prefill(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     dims = bound.dims
     tensors = tuple(bound.views[name] for name in _ARRAYS)
-    numbers = (in_base_two(bound.arguments["scale"]), dims["S"], dims["L"], *cache_sizes(bound))
+    numbers = (in_base_two(bound.arguments["scale"]), dims["S"], dims["L"], *paged_sizes(bound))
     return launches("prefill_paged", bound, entries, dims["M"], tensors, numbers)
 
 
-PREFILL = CudaKernel(
+PREFILL = AttentionKernel(
     _FOLDER / "prefill_paged.cu",
-    entry_points("prefill_paged", 7, 6),
+    entry_points("prefill_paged", 7, 2),
     _plan_prefill,
     include_dirs=(DECODE_FOLDER, INCLUDE_DIR),
 )

@@ -25,36 +25,39 @@ struct Prefix {
     }
 };
 
-#define PREFILL_PAGED(NAME, D, SPREAD, BOUNDS)                                                                     \
-    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                 \
-        const __nv_bfloat16* q,                    /* [M, Hq, D] */                                                \
-        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                             \
-        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                             \
-        const int* block_table,                    /* [S, L] */                                                    \
-        const int* cu_rows,                        /* [S + 1] */                                                   \
-        const int* context_lens,                   /* [S] */                                                       \
-        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
-        float* slices, int* counts, /* where several share a row */                                                \
-        float scale, int S, int L, int P, int B, int Hk, int per_key, int teams, int sharing, int most) {          \
-        allow_next_launch();                                                                                       \
-        wait_for_previous_launch();                                                                                \
-        const Cache cache{k_cache, v_cache, P, B, Hk};                                                             \
-        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                           \
-        const Prefix prefix(cu_rows, context_lens, S, at.row);                                                     \
-        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
-        const int* const table = block_table + (size_t)prefix.sequence * L;                                        \
-        const Pages pages(cache, table, S > 0 ? L : 0, at.first_token(), threadIdx.x & 31);                   \
-        const int length = checked_length(prefix.length, cache, L);                                                \
-        const Row row{q + first, out + first, table, at.heads, at.key_head, length, nullptr};                      \
-        attend<D / CHUNK, SPREAD>(cache, row, pages, scale, at.team_of<D / CHUNK>(sharing, most, slices, counts)); \
+#define PREFILL_PAGED(NAME, D, SPREAD, BOUNDS)                                                                      \
+    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
+        const __nv_bfloat16* q,                    /* [M, Hq, D] */                                                 \
+        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                              \
+        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                              \
+        const int* block_table,                    /* [S, L] */                                                     \
+        const int* cu_rows,                        /* [S + 1] */                                                    \
+        const int* context_lens,                   /* [S] */                                                        \
+        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                 \
+        float* scratch, u32* zeros, /* where several share a row */                                                 \
+        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, \
+        int teams, int sharing, int most) { \
+        allow_next_launch();                                                                                        \
+        wait_for_previous_launch();                                                                                 \
+        const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
+        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                            \
+        const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
+        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
+        const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
+        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token());                                  \
+        const int length = checked_length(prefix.length, cache, L);                                                 \
+        const Row row{q + first, out + first, table, at.heads, at.key_head, length, nullptr};                       \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(sharing, most, scratch, zeros));                  \
     }
 
 PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)
 PREFILL_PAGED(prefill_paged, 128, false, ATTENTION_BOUNDS)
 PREFILL_PAGED(prefill_paged, 256, false, ATTENTION_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 64, HAS_CLUSTERS, SPREAD_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 128, HAS_CLUSTERS, SPREAD_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 256, HAS_CLUSTERS, SPREAD_BOUNDS)
+#if __CUDA_ARCH__ >= 900
+PREFILL_PAGED(prefill_paged_spread, 64, true, SPREAD_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 128, true, SPREAD_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 256, true, SPREAD_BOUNDS)
+#endif
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
@@ -65,10 +68,10 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
     const int* cu_rows,                        // [S + 1]
     const int* context_lens,                   // [S]
     __nv_bfloat16* __restrict__ out,           // [M, Hq, D]
-    float scale, int S, int L, int P, int B, int Hk, int per_key, int D) {
+    float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
     allow_next_launch();
     wait_for_previous_launch();
-    const Cache cache{k_cache, v_cache, P, B, Hk};
+    const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};
     const int head = blockIdx.x % (Hk * per_key);
     const Prefix prefix(cu_rows, context_lens, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;

@@ -5,16 +5,23 @@ from kernel_muster.plugins.paged_decode import launch
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 
-# What a block has without asking for more, and the most that every target from sm_80 on gives.
-PLAIN, MOST = 48 * 1024, 99 * 1024
+# Shared memory of a multiprocessor, of which each block takes 1 KB more than it asks for.
+MULTIPROCESSOR = {"sm_80": 164 * 1024, "sm_90": 228 * 1024, "sm_100a": 228 * 1024, "sm_121a": 100 * 1024}
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
-def test_attention_spills_nothing_and_its_memory_fits(arch):
+def test_attention_spills_nothing_and_two_blocks_fit_a_multiprocessor(arch):
     request = launch.DECODE.request(parse_arch(arch))
     built = Builder(None).build(request)
     for entry in request.entries:
         needs = built.entries[entry.name]
-        shared = needs.static_shared_bytes + entry.dynamic_shared_bytes
         assert (needs.spill_store_bytes, needs.registers <= 255) == (0, True)
-        assert shared <= (MOST if entry.dynamic_shared_bytes > PLAIN else PLAIN)
+        shared = needs.static_shared_bytes + entry.dynamic_shared_bytes + 1024
+        assert 2 * shared <= MULTIPROCESSOR[arch]
+
+
+@pytest.mark.parametrize(("arch", "blocks"), [("sm_80", 2), ("sm_90", 2), ("sm_100a", 2), ("sm_121a", 1)])
+def test_attention_asks_for_what_its_target_has(arch, blocks):
+    entries = launch.DECODE.request(parse_arch(arch)).entries
+    assert any("_spread_" in entry.name for entry in entries) == (arch != "sm_80")
+    assert all(blocks * (entry.dynamic_shared_bytes + 1024) <= MULTIPROCESSOR[arch] for entry in entries)

@@ -193,6 +193,12 @@ def test_attention_shared_by_blocks_has_scratch_for_every_group_and_counts_them(
     assert counts.size_bytes == 4 * teams
 
 
+def test_attention_over_a_cache_whose_vectors_have_no_32_bit_number_is_refused(monkeypatch):
+    monkeypatch.setattr(paged_launch, "_MOST_VECTORS", 4 * 8 * 2 * 128 // 8 - 1)
+    with pytest.raises(ContractError, match="paged_decode: the cache has 1024 x 16 bytes, expected at most 1023"):
+        paged_launch.DECODE.plan(attention(), ATTENTION)
+
+
 @pytest.mark.parametrize("page_size", [1, 2, 7, 16, 24, 1000, 2**30 + 1, 2**31 - 1])
 def test_tokens_are_divided_by_the_page_size_exactly(page_size):
     factor, shift = paged_launch.division_by(page_size)
