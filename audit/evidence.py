@@ -26,13 +26,18 @@ _Entry = TypeVar("_Entry", bound=Expectation)
 
 @frozen
 class Asked:
-    """What was asked of the audit itself."""
+    """What was asked of the audit itself.
+
+    ``without``: keys that MUSTER_DISABLE takes from this boot to compare it with another: where layers can do without,
+    their absence is no finding, as that of what a kill switch drops.
+    """
 
     profile: Profile = "serve"
     stage: Stage | None = None
     as_of: date | None = None
     expect_set_hash: str | None = None
     allow_unresolved: frozenset[KernelKey] = frozenset()
+    without: frozenset[KernelKey] = frozenset()
 
 
 @frozen

@@ -45,7 +45,7 @@ def _judge(evidence: Evidence, row: LookupRow) -> Iterator[Finding]:
     if row.requested_by is not None:
         yield _not_honored(row, absent)
         return
-    unexcused = [d for d in absent if evidence.excuse(d.key) is None]
+    unexcused = [d for d in absent if evidence.excuse(d.key) is None and not _is_left_out(evidence, row, d, found)]
     if not found and row.kind == "required" and not unexcused:
         yield _waived_required(evidence, row, absent)
     for decision in (d for d in unexcused if d.cause == "DISABLED"):
@@ -56,6 +56,12 @@ def _judge(evidence: Evidence, row: LookupRow) -> Iterator[Finding]:
         yield _finding(row, only.cause, only.key, only.reason, _remedies(evidence, only))
     elif unexcused:
         yield _chain(evidence, row, decisions, unexcused, found)
+
+
+def _is_left_out(evidence: Evidence, row: LookupRow, decision: Decision, found: bool) -> bool:
+    """Whether a key was taken away to compare, and the layers have something else."""
+    can_do_without = found or row.kind == "optional"
+    return can_do_without and decision.cause == "DISABLED" and decision.key in evidence.asked.without
 
 
 def _finding(row: LookupRow, code: str, subject: object, why: str, remedies: Iterable[str]) -> Finding:

@@ -64,6 +64,8 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
     asked = evidence.asked_keys | {evidence.decide(key).renamed_to for key in evidence.asked_keys}
     for entry in evidence.in_scope(evidence.manifest.expected_present):
         is_absent = evidence.decide(entry.key).chosen is None
+        if is_absent and entry.key in evidence.asked.without:
+            continue  # it is there, and left out to compare
         if entry.key not in asked:
             why = f"nothing asked for it, but the manifest expects it: {entry.reason}"
         elif is_absent and entry.key in evidence.asked.allow_unresolved:

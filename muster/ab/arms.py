@@ -6,21 +6,26 @@ from typing import Any
 
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.levers import PREFIX, is_lever_noise
 from kernel_muster.registry.values import frozen
 
 #: Speculation is never suspended in a comparison: an arm that stopped drafting would be measured at something else.
 GATE = "MUSTER_MTP_GATE_FORCE"
+DISABLE = "MUSTER_DISABLE"
 A, B = "A", "B"
 
 
 @frozen(kw_only=True)
 class Arm:
-    """One side. ``plugins`` are this arm's alone: demanded here, blocked on the other side."""
+    """One side. ``plugins`` are this arm's alone: demanded here, blocked on the other side.
+
+    ``without``: keys that this arm has not, where its layers can do without.
+    """
 
     name: str
     levers: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[KernelKey, ...] = ()
     plugins: tuple[str, ...] = ()
     no_plugins: tuple[str, ...] = ()
     local_plugins: Mapping[str, object] = field(default_factory=dict)
@@ -28,6 +33,7 @@ class Arm:
     def text(self) -> str:
         """Say what it sets."""
         parts = [f"{name}={value}" for name, value in self.levers.items()]
+        parts += [f"without {key}" for key in self.without]
         parts += [f"with plugin {name}" for name in (*self.plugins, *self.local_plugins)]
         parts += [f"without plugin {name}" for name in self.no_plugins]
         return ", ".join(parts) or "as it is"
@@ -51,6 +57,14 @@ def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def parse_without(option: str, texts: Iterable[str]) -> tuple[KernelKey, ...]:
+    """Read keys that an arm does without; UsageError for what is no key. Whether a model asks for it, the boot says."""
+    try:
+        return tuple(dict.fromkeys(map(parse_key, texts)))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
 def check_arms(a: Arm, b: Arm) -> None:
     """Refuse arms that contradict each other or themselves."""
     for arm, other in ((a, b), (b, a)):
@@ -58,12 +72,16 @@ def check_arms(a: Arm, b: Arm) -> None:
             raise UsageError(f"plugin {', '.join(both)} is to be in {A} alone and in {B} alone: drop both")
         if both := sorted({*arm.plugins} & {*arm.no_plugins}):
             raise UsageError(f"plugin {', '.join(both)} is to be in and out of arm {arm.name}: drop one")
+        if both := sorted(map(str, {*arm.without} & {*other.without})):
+            raise UsageError(f"both arms are to do without {', '.join(both)}: what would be compared?")
 
 
 def wanted_for(base: Wanted, arm: Arm, other: Arm, *, pins_gate: bool) -> Wanted:
     """Return the boot of an arm: what both share, its own levers over it, its own plugins."""
     levers: dict[str, Any] = {k: v for k, v in base.levers.items() if k.startswith(PREFIX) and not is_lever_noise(k)}
     levers.update(arm.levers)
+    if arm.without:
+        levers[DISABLE] = ",".join(filter(None, (str(levers.get(DISABLE, "")), *map(str, arm.without))))
     if pins_gate:
         levers[GATE] = "1"
     return replace(

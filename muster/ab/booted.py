@@ -108,8 +108,14 @@ class Booted:
         return getattr(self.model, "mtp", None) is not None
 
 
-def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int | None = None) -> Booted:
-    """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built."""
+def boot_arm(
+    name: str, wanted: Wanted, building: Building, *, without: frozenset[KernelKey] = frozenset(),
+    nudge_seed: int | None = None,
+) -> Booted:  # fmt: skip
+    """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built.
+
+    UsageError if it is to do ``without`` a key that its model requires.
+    """
     seen: dict[str, Any] = {}
     is_host = wanted.target == CPU
     if nudge_seed is not None and not is_host:
@@ -122,7 +128,10 @@ def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int |
         return seen["meter"]  # type: ignore[no-any-return]
 
     options = BootOptions(
-        asked=Asked(stage=building.stage), muster_version=__version__, progress=building.progress, wrap_runner=wrap
+        asked=Asked(stage=building.stage, without=without),
+        muster_version=__version__,
+        progress=building.progress,
+        wrap_runner=wrap,
     )
     session = BootSession(wanted, options)
     try:
@@ -138,6 +147,7 @@ def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int |
                 model, boot.levers, building.sequences, building.context, lambda: seen["meter"].restart_steps()
             )
     except BootRefused:
+        check_without(name, session.report, without)
         raise ArmRefused(name, session.report) from None
     except UsageError:
         raise
@@ -149,6 +159,16 @@ def boot_arm(name: str, wanted: Wanted, building: Building, *, nudge_seed: int |
         booted.nudger.find = lambda dtype: session.handle_of(KernelKey(nudge_plugin.NAME, f"nudge_{dtype}"))
     booted.kernels = kernels_of(session)
     return booted
+
+
+def check_without(name: str, report: Report, without: frozenset[KernelKey]) -> None:
+    """UsageError if an arm is to do without a key that has nothing in its place."""
+    for row in report.kernels:
+        if row.kind == "required" and row.outcome == "absent" and row.key in map(str, without):
+            raise UsageError(
+                f"--{name.lower()}-without {row.key}: {report.model} requires it, in {', '.join(row.layers[:3])}"
+                f"{' and others' if len(row.layers) > 3 else ''}: there is nothing in its place"
+            )
 
 
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:

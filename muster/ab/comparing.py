@@ -38,13 +38,15 @@ from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.diff import compare
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import Report
-from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 
 
 def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
     """Boot both arms of one model and compare them; what does not boot is part of the result."""
     pins = bool(plan.drafts) and plan.drafter is None
     wanted = {A: wanted_for(base, a, b, pins_gate=pins), B: wanted_for(base, b, a, pins_gate=pins)}
+    without = {A: frozenset(a.without), B: frozenset(b.without)}
     building = plan.building()
     booted: dict[str, Booted] = {}
     refused: list[tuple[str, Report, str]] = []
@@ -52,12 +54,13 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
         for name in (A, B):
             plan.say(f"{base.model or base.manifest}: boot of arm {name}")
             try:
-                booted[name] = boot_arm(name, wanted[name], building)
+                booted[name] = boot_arm(name, wanted[name], building, without=without[name])
                 stack.callback(_close, booted[name])
                 if plan.drafter is not None:
                     own, other = (a, b) if name == A else (b, a)
                     drafters = wanted_for(plan.drafter.base, own, other, pins_gate=False)
-                    boot_drafter(name, drafters, plan.drafter, building, booted[name])
+                    boot_drafter(name, drafters, plan.drafter, building, booted[name], without[name])
+                _check_asked(booted[name], without[name])
             except ArmRefused as error:
                 refused.append((name, error.report, error.why))
         if refused:
@@ -68,10 +71,23 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
             )  # fmt: skip
 
         comparing = _Comparing(
-            plan, booted[A], booted[B], lambda: boot_arm(A, wanted[A], building, nudge_seed=plan.seed)
+            plan,
+            booted[A],
+            booted[B],
+            lambda: boot_arm(A, wanted[A], building, without=without[A], nudge_seed=plan.seed),
         )
         stack.callback(comparing.close)
         return comparing.result()
+
+
+def _check_asked(booted: Booted, without: frozenset[KernelKey]) -> None:
+    """UsageError for a key that an arm is to do without and that nothing asks for: both arms would be the same."""
+    reports = [booted.report, *([booted.drafting.session.report] if booted.drafting else [])]
+    asked = {key for report in reports for row in report.kernels for key in (row.key, *row.chain)}
+    for key in map(str, sorted(without)):
+        if key not in asked:
+            hint = did_you_mean(key, asked, "")
+            raise UsageError(f"{booted.manifest.name} asks for no {key}, so that no arm has it{hint}")
 
 
 def _close(booted: Booted) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernel_muster._version import __version__
-from kernel_muster.ab.booted import ArmRefused, Booted, Building, Drafting, kernels_of
+from kernel_muster.ab.booted import ArmRefused, Booted, Building, Drafting, check_without, kernels_of
 from kernel_muster.ab.sizes import Limits, fitted_drafter
 from kernel_muster.ab.weights import drafter_weights_of, weights_text
 from kernel_muster.audit.evidence import Asked
@@ -15,6 +15,7 @@ from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.models.drafter import Drafter, build_drafter
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
+from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.values import frozen
 
 #: What these ask of experts, of attention in BF16 and of an MTP head, no drafter has: its boot would refuse them, so
@@ -44,14 +45,17 @@ class DrafterWish:
         return weights_text(self.folder, seed + 1)
 
 
-def boot_drafter(name: str, wanted: Wanted, wish: DrafterWish, building: Building, target: Booted) -> None:
+def boot_drafter(
+    name: str, wanted: Wanted, wish: DrafterWish, building: Building, target: Booted,
+    without: frozenset[KernelKey] = frozenset(),
+) -> None:  # fmt: skip
     """Boot the drafter of an arm, and let the arm's decoder draft with it; ArmRefused if it is refused or not built.
 
     UsageError for a model that is no drafter, or one that drafts for another model.
     """
     levers = {lever: value for lever, value in wanted.levers.items() if lever not in TARGET_LEVERS}
     options = BootOptions(
-        asked=Asked(stage=building.stage), muster_version=__version__, progress=building.progress
+        asked=Asked(stage=building.stage, without=without), muster_version=__version__, progress=building.progress
     )  # fmt: skip
     session = BootSession(replace(wanted, levers=levers), options)
     try:
@@ -61,6 +65,7 @@ def boot_drafter(name: str, wanted: Wanted, wish: DrafterWish, building: Buildin
     except BootRefused as error:
         if isinstance(error.__cause__, UsageError):
             raise error.__cause__ from None
+        check_without(name, session.report, without)
         raise ArmRefused(name, session.report) from None
     except UsageError:
         raise

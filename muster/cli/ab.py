@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_SEQUENCES = 128
 _LEVERS = {"metavar": "NAME=VALUE", "show_default": False}
+_KEY = {"metavar": "KEY", "show_default": False}
 _PLUGIN = {"metavar": "NAME", "show_default": False}
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models, by name or Hugging Face id.")]
@@ -29,6 +30,14 @@ PluginA = Annotated[
 PluginB = Annotated[
     list[str] | None,
     typer.Option("--b-plugin", help="A plugin that arm B alone has: demanded there, blocked in A.", **_PLUGIN),
+]
+WithoutA = Annotated[
+    list[str] | None,
+    typer.Option("--a-without", help="A key that arm A does without, where its layers can; repeatable.", **_KEY),
+]
+WithoutB = Annotated[
+    list[str] | None,
+    typer.Option("--b-without", help="A key that arm B does without: a fused kernel against its parts.", **_KEY),
 ]
 StageOption = Annotated[
     options.StageName | None,
@@ -101,6 +110,8 @@ def ab(
     models: Models,
     a: ArmA = None,
     b: ArmB = None,
+    a_without: WithoutA = None,
+    b_without: WithoutB = None,
     a_plugin: PluginA = None,
     b_plugin: PluginB = None,
     target: options.Target = None,
@@ -134,7 +145,7 @@ def ab(
 
     Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or an arm refused to boot, 2 usage.
     """
-    from kernel_muster.ab.arms import Arm, check_arms, parse_levers
+    from kernel_muster.ab.arms import Arm, check_arms, parse_levers, parse_without
     from kernel_muster.ab.result import Thresholds
     from kernel_muster.ab.running import Wish, run
     from kernel_muster.cli.booting import wanted_of
@@ -149,8 +160,14 @@ def ab(
             raise UsageError(f"{option} {number}: expected a finite number: nothing would be decided by it")
     if target is not None and target.startswith("sm_"):
         raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
-    one = Arm(name="A", levers=parse_levers("--a", a or ()), plugins=tuple(a_plugin or ()))
-    other = Arm(name="B", levers=parse_levers("--b", b or ()), plugins=tuple(b_plugin or ()))
+    one = Arm(
+        name="A", levers=parse_levers("--a", a or ()), plugins=tuple(a_plugin or ()),
+        without=parse_without("--a-without", a_without or ()),
+    )  # fmt: skip
+    other = Arm(
+        name="B", levers=parse_levers("--b", b or ()), plugins=tuple(b_plugin or ()),
+        without=parse_without("--b-without", b_without or ()),
+    )  # fmt: skip
     check_arms(one, other)
     counts = None if sequences is None else options.parse_counts(sequences, "--sequences", _MOST_SEQUENCES)
     for option, names in (

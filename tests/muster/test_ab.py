@@ -376,6 +376,19 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
         (("--a", "MUSTER_QKV_ARM=tiled", "--a", "MUSTER_QKV_ARM=wide"), "MUSTER_QKV_ARM is set twice"),
         (("--b", "MUSTER_MTP_GATE_FORCE=0"), "is pinned in both arms"),
         (("--a-plugin", "x", "--b-plugin", "x"), "plugin x is to be in A alone and in B alone"),
+        (("--b-without", "silu_mul"), "--b-without: 'silu_mul' is not a key: expected module::func"),
+        (
+            ("--a-without", "silu::silu_mul", "--b-without", "silu::silu_mul"),
+            "both arms are to do without silu::silu_mul",
+        ),
+        (
+            ("--b-without", "silu::silu_mul"),
+            "--b-without silu::silu_mul: qwen3.6-27b requires it, in layers.0.ffn, layers.1.ffn, layers.2.ffn and",
+        ),
+        (
+            ("--a-without", "moe_shared::moe_unpermute_shared_add"),
+            "qwen3.6-27b asks for no moe_shared::moe_unpermute_shared_add, so that no arm has it",
+        ),
         (("--sequences", "1,x"), "expected numbers from 1 to 128, with commas"),
         (("--sequences", "0"), "expected numbers from 1 to 128, with commas"),
         (("--sequences", "1_0"), "expected numbers from 1 to 128, with commas"),
@@ -494,6 +507,30 @@ def test_levers_that_choose_the_same_kernels_say_that_nothing_differed(ab: Calla
     assert ran.out.startswith(
         "EQUAL, but nothing differed: no kernel that ran and no launch is another; the levers chose"
     )
+
+
+def test_arm_without_a_fused_kernel_takes_its_parts(ab: Callable[..., Any]) -> None:
+    fused = "paged_decode::paged_decode_attn_fresh"
+    ran = ab("--b-without", fused, "--format", "json", sequences="1")
+    assert (ran.code, ran.json["verdict"], ran.json["b"]) == (0, "equal", f"without {fused}")
+    (model,) = ran.json["models"]
+    parts = {part["title"]: part["changes"] for part in model["difference"]["parts"]}
+    assert [(c["name"], c["after"]["value"]) for c in parts["levers"]] == [("MUSTER_DISABLE", fused)]
+    assert [c["name"] for c in parts["kernels"]] == [fused]
+    (row,) = model["rows"]
+    assert {fused, "rope::qk_norm_rope_append"} <= {*row["kernels"]["differing"]}
+    assert {proof["arm"] for proof in model["proofs"] if proof["key"] == fused} == {"A"}
+
+
+def test_arm_without_a_key_goes_on_from_what_the_environment_switches_off(
+    ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DISABLE", "sampling::verify_greedy")
+    ran = ab("--a-without", "sampling::sample_top_k_top_p", "--format", "json", sequences="1")
+    assert (ran.code, ran.json["verdict"]) == (1, "refused")  # what the environment switches off still refuses
+    (model,) = ran.json["models"]
+    subjects = [[finding["subject"] for finding in report["findings"]] for _, report, _ in model["refused"]]
+    assert subjects == [["sampling::verify_greedy"]] * 2
 
 
 # A plugin whose attention at decode, whichever form serves, is right until contexts are so long.
