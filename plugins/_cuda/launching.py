@@ -6,7 +6,6 @@ from functools import cache, partial
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.registry.arrays import HOST, ArrayView
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, row_stride
-from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.target import read_devices
@@ -48,11 +47,6 @@ def head_rows(name: str, view: ArrayView) -> int:
     if heads > 1 and width and view.strides[1] != width * view.dtype.itemsize:
         raise ContractError(f"{name} has shape {view.shape} and strides {view.strides}, expected heads without gaps")
     return view.strides[0] // view.dtype.itemsize if rows > 1 else heads * width
-
-
-def team_grid(entry: EntryResources, rows: int) -> tuple[int, int, int]:
-    """Return the grid of a kernel whose clusters have a row each (logits.cuh); without clusters a block has one."""
-    return (rows * (entry.cluster[0] if entry.cluster else 1), 1, 1)
 
 
 def row_blocks(columns: int, width: int) -> int:

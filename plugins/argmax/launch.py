@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
-# argmax.cu: loads of a block that are on their way together. More blocks a row only wait for each other at the end.
-_LOADS_A_BLOCK, _MOST_BLOCKS = 1024, 64
+# argmax.cu: loads of a block that are on their way together, and blocks whose words a warp waits for at once.
+_LOADS_A_BLOCK, _MOST_BLOCKS = 1024, 32
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -20,13 +20,15 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
         raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
     vector = width_of(width)
     blocks = min(_MOST_BLOCKS, ceil_div(width // vector, _LOADS_A_BLOCK))
-    workspace = Counters(8 * rows, "best"), Counters(4 * rows, "arrivals")
-    arguments = (bound.views["logits"], bound.views["out"], *workspace, width, blocks)
+    # One block of a row waits for its others, which must find room beside all that wait.
+    if rows > multiprocessors_of(bound.views["logits"].device):
+        blocks = 1
+    arguments = (bound.views["logits"], bound.views["out"], Counters(8 * rows * blocks, "posts"), width, blocks)
     return LaunchPlan(f"argmax_bf16_w{vector}", (rows * blocks, 1, 1), arguments)
 
 
 ARGMAX = cuda_kernel(
     Path(__file__).with_name("argmax.cu"),
-    tuple(EntryPoint(f"argmax_bf16_w{width}", ("ptr", "ptr", "ptr", "ptr", "i32", "i32")) for width in (1, 8)),
+    tuple(EntryPoint(f"argmax_bf16_w{width}", ("ptr", "ptr", "ptr", "i32", "i32")) for width in (1, 8)),
     _plan,
 )

@@ -1,111 +1,267 @@
 // The largest logits of a row, sorted, in one block: what top-k and sampling look at nearly always.
 //
-// Of the largest logits that the warps of a team met, the ``least``-th bounds the row's ``least``-th from below, and in a
-// row without an order of its own few logits beyond those wanted reach it. Those that do are listed, brought together by
-// block 0, and sorted. A row whose list gets too long, or what lies beyond a list, is left to ranking.cuh.
+// Several blocks share a row, warp by warp in turns of 32 pieces. Each looks once: of the largest that its warps met, the
+// ``least``-th is its floor, and what reaches that, a few more logits, it posts in global memory, where the block that merges
+// waits for it. Every word of a post is written once and is not 0, so that it tells of itself: no fence, no counter, and
+// one trip to L2. What reaches the highest floor of all is complete, and nearly always more than is wanted; it is sorted by
+// counting what is ahead. The rows where it is less, or where too many are equal, are left to ranking.cuh.
 #pragma once
 #include "ranking.cuh"
 
 constexpr int LISTED = sizeof(Ranking::list) / sizeof(u64);
-constexpr int MOST_WANTED = TEAM * WARPS;
+constexpr int MOST_WANTED = 128;  // launch.py says the same
+constexpr int HEADER = 0, MASS = 1, ENTRIES = 2;  // of a block's posts
+constexpr u64 NO_ENTRY = ~0ull;
+
+__device__ __forceinline__ void post(u64* place, u64 word) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
+}
+__device__ __forceinline__ u64 posted(const u64* place) {
+    u64 word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(place) : "memory");
+    return word;
+}
+__device__ __forceinline__ u64 await_post(const u64* place, u64 word = 0) {
+    while (word == 0) word = posted(place);
+    return word;
+}
 
 __device__ __forceinline__ u32 key_at(const bf16* logits, u32 index) {
     return key_of(*reinterpret_cast<const unsigned short*>(logits + index));
 }
 
-// What rises along the order: the complement of the key, then the index.
+// What rises along the order: the complement of the key, then the index; never 0.
 __device__ __forceinline__ u64 order_of(u32 key, u32 index) { return ((u64)(0xFFFFu - key) << 32) | index; }
 __device__ __forceinline__ u32 key_in(u64 order) { return 0xFFFFu - (u32)(order >> 32); }
 
-// Bitonic, for any length: every exchange puts the smaller one first, so that what is beyond the end may be thought of as
-// the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
-template <class At, class Exchange>
-__device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
-    for (int size = 2; size / 2 < length; size *= 2)
-        for (int flip = size - 1, distance = size / 4; flip > 0; flip = distance, distance /= 2) {
+// The share of a row that a block has, and where its blocks post: ``stride`` words each, 0 before and after.
+struct Share {
+    u64* posts;
+    int blocks, block, stride;
+    int width, pieces;        // of a piece, of the row
+    int first, step;          // of this thread's pieces
+    int least, places, tops;  // a block's rank of its floor, words of its posts, and what its warps mark
+
+    // For the ``wanted`` largest of a row of V. A block has about its share of them, seldom 7 more than twice that.
+    __device__ __forceinline__ Share(u64* all, int V, int blocks, int stride, int wanted)
+        : posts(all + (size_t)(blockIdx.x / blocks) * blocks * stride), blocks(blocks), block(blockIdx.x % blocks),
+          stride(stride), width(piece_width(V)), pieces(V / width),
+          first((threadIdx.x / 32 * blocks + block) * 32 + threadIdx.x % 32), step(WARPS * blocks * 32) {
+        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns / blocks, 1), WARPS);
+        least = min(wanted, 2 * ((wanted + busy - 1) / busy) + 7);
+        places = (ENTRIES + 2 * least + 31) / 32 * 32;
+        tops = min((2 * least + warps - 1) / warps, 32);
+    }
+    __device__ __forceinline__ uint4 load(const bf16* row, int piece) const {
+        return load_piece(row, width, piece, piece < pieces);
+    }
+    // The last cluster has the merging block: where blocks begin in order, all that it waits for have begun.
+    __device__ __forceinline__ bool is_last_team() const { return block >= blocks - TEAM; }
+};
+
+using Pair = __nv_bfloat162;
+__device__ __forceinline__ Pair pair_of(u32 bits) { return *reinterpret_cast<const Pair*>(&bits); }
+
+// Two of which one is the largest; NaN is passed over.
+__device__ __forceinline__ Pair largest_pair(const uint4& raw) {
+    return __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
+}
+__device__ __forceinline__ u32 key_of(Pair pair) {
+    const u32 bits = *reinterpret_cast<const u32*>(&pair);
+    return max(key_of(bits & 0xFFFFu), key_of(bits >> 16));
+}
+
+// The largest key of this thread's share. All threads of the block; ``meanwhile`` is called once, while loads are on their way.
+template <class Meanwhile>
+__device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, Meanwhile meanwhile) {
+    Pair largest = pair_of(~0u);
+    bool is_first = true;
 #pragma unroll 1
-            for (int i = threadIdx.x; i < length; i += THREADS) {
-                const int other = i ^ flip;
-                if (other > i && other < length && at(other) < at(i)) exchange(i, other);
+    for (int at = share.first; is_first || at < share.pieces; at += PARALLEL * share.step) {
+        uint4 raw[PARALLEL];
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) raw[i] = share.load(row, at + i * share.step);
+        if (is_first) meanwhile();
+        is_first = false;
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) largest = __hmax2(largest, largest_pair(raw[i]));
+    }
+    return key_of(largest);
+}
+
+// Calls ``visit(key, index)`` for the logits of this thread's share that reach a key; of 0, for all, and some that are none.
+template <class Visit>
+__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, u32 reach, Visit visit) {
+#pragma unroll 1
+    for (int at = share.first; at < share.pieces; at += PARALLEL * share.step) {
+        uint4 raw[PARALLEL];
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) raw[i] = share.load(row, at + i * share.step);
+#pragma unroll 1
+        for (int i = 0; i < PARALLEL; ++i) {
+            if (key_of(largest_pair(raw[0])) >= reach) {
+                const unsigned short* bits = reinterpret_cast<const unsigned short*>(&raw[0]);
+#pragma unroll
+                for (int e = 0; e < 8; ++e)
+                    if (const u32 key = key_of((u32)bits[e]); key >= reach) visit(key, (at + i * share.step) * share.width + e);
             }
-            __syncthreads();
-        }
-}
-
-__device__ __forceinline__ void sort_list(u64* list, int length) {
-    sort(length, [&](int i) { return list[i]; },
-         [&](int i, int j) {
-             const u64 kept = list[i];
-             list[i] = list[j], list[j] = kept;
-         });
-}
-
-// The key of the ``least``-th largest of what the warps of the team met, or of the last one of them; 0 where that is none.
-// Call after best_of_row: ``shared.best`` holds them.
-__device__ __forceinline__ u32 key_to_reach(Ranking& shared, u32 least) {
-    if (threadIdx.x < MOST_WANTED) {
-        const Best& place = shared.best[threadIdx.x % WARPS];
-        const float value = load_from_rank(&place.value, threadIdx.x / WARPS);
-        const bool is_one = (int)word_of_rank(reinterpret_cast<const u32*>(&place.index), threadIdx.x / WARPS) != NOWHERE;
-        shared.buckets[threadIdx.x] = is_one ? key_of(__float_as_uint(value) >> 16) : 0;
-    }
-    if (threadIdx.x == 0) shared.bin = 0;
-    __syncthreads();
-    // LANES threads for each of them, which all finish at once.
-    constexpr int LANES = THREADS / MOST_WANTED;
-    static_assert(LANES <= 32 && MOST_WANTED % (4 * LANES) == 0 || TEAM == 1);
-    const int index = threadIdx.x / LANES, part = threadIdx.x % LANES;
-    const u32 own = shared.buckets[index];
-    u32 ahead = 0, ones = 0;
-#pragma unroll 8
-    for (int i = 4 * part; i < MOST_WANTED; i += 4 * LANES) {
-        const uint4 keys = *reinterpret_cast<const uint4*>(&shared.buckets[i]);
-        const u32 four[4] = {keys.x, keys.y, keys.z, keys.w};
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            ahead += four[e] > own || (four[e] == own && i + e < index);
-            ones += four[e] != 0;
+            for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
         }
     }
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        ahead += __shfl_xor_sync(ALL_LANES, ahead, distance);
-        ones += __shfl_xor_sync(ALL_LANES, ones, distance);
-    }
-    if (part == 0 && own != 0 && ahead + 1 == min(least, ones)) shared.bin = own;
-    __syncthreads();
-    return shared.bin;
 }
 
-// Lists the largest logits of the row in order in block 0's ``list``, and returns there how many they are: 0 if they are
-// too many, less than ``least`` if the row is short. All threads of the team; a cluster barrier must follow.
-__device__ __forceinline__ u32 list_largest(const Row& row, u32 least) {
-    Ranking& shared = row.shared;
-    const u32 reach = key_to_reach(shared, least);
-    if (threadIdx.x == 0) shared.selected = 0;
-    __syncthreads();
-    row.each<4>([&](int index, u32 bits) {
-        const u32 key = key_of(bits);
-        if (key >= reach && reach != 0) {
-            const u32 place = atomicAdd(&shared.selected, 1u);
-            if (place < LISTED) shared.list[place] = order_of(key, index);
-        }
-    });
-    cluster_barrier();
-    if (row.rank != 0) return 0;
-    u32 total = 0, begin = 0, count = 0;  // of all blocks; and the part that this thread's share of the threads brings over
-    const u32 source = threadIdx.x / (THREADS / TEAM);
-#pragma unroll
-    for (u32 other = 0; other < TEAM; ++other) {
-        const u32 selected = word_of_rank(&shared.selected, other);
-        if (other == source) begin = total, count = selected;
-        total += selected;
+// --- the key of some rank among the largest that warps met: a bound from below, since they are some of all ---
+
+constexpr int TOP_BITS = 10;  // of a place among them, so that no two are equal
+static_assert(THREADS <= 1 << TOP_BITS);
+
+// The ``each`` largest of a warp's keys, one a lane; 0 is none.
+__device__ __forceinline__ void mark_tops(Ranking& shared, u32 key, int each) {
+    const u32 lane = threadIdx.x % 32;
+    u32 own = key << 5 | lane;
+#pragma unroll 1
+    for (int i = 0; i < each; ++i) {
+        const u32 top = __reduce_max_sync(ALL_LANES, own), place = threadIdx.x / 32 * each + i;
+        if (lane == 0) shared.buckets[place] = top >> 5 << TOP_BITS | place;
+        if (own == top) own = lane;
     }
-    if (total > LISTED) return 0;
-    const u32* list = reinterpret_cast<const u32*>(shared.list);
-    for (u32 i = threadIdx.x % (THREADS / TEAM); source > 0 && i < count; i += THREADS / TEAM)
-        shared.list[begin + i] = word_of_rank(list + 2 * i, source) | (u64)word_of_rank(list + 2 * i + 1, source) << 32;
+}
+
+// The block meets before and after. ``ranked`` and ``largest`` stay where there is no such one.
+__device__ __forceinline__ void rank_tops(const Ranking& shared, int each, u32 rank, u32& ranked, u32& largest) {
+    const int count = WARPS * each;
+    if ((int)threadIdx.x >= count) return;
+    const u32 own = shared.buckets[threadIdx.x], key = own >> TOP_BITS;
+    u32 ahead = 0;
+#pragma unroll 4
+    for (int i = 0; i < count; i += 4) {
+        const uint4 tops = *reinterpret_cast<const uint4*>(&shared.buckets[i]);
+        ahead += (tops.x > own) + (tops.y > own) + (tops.z > own) + (tops.w > own);
+    }
+    if (key != 0 && ahead + 1 == rank) ranked = key;
+    if (key != 0 && ahead == 0) largest = key;
+}
+
+// --- the blocks of a row ---
+
+// First of all, by all threads; the cluster is awaited before anything is told.
+__device__ __forceinline__ void begin_team(Ranking& shared) {
+    if (threadIdx.x == 0) {
+        shared.floor = shared.largest = shared.reached = 0;
+        shared.joint_reach = shared.joint_floor = shared.joint_largest = shared.joint_count = shared.is_too_many = 0;
+        expect_bytes(&shared.told, sizeof(shared.verdict));
+    }
+    cluster_arrive_relaxed();
+}
+
+// Posts the largest of this block's share.
+__device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, const Share& share) {
+    const u32 own = largest_key(row, share, [] { cluster_wait(); });
+    mark_tops(shared, own, share.tops);
     __syncthreads();
-    sort_list(shared.list, total);
-    return total;
+    rank_tops(shared, share.tops, share.least, shared.floor, shared.largest);
+    __syncthreads();
+    const u32 reach = max(shared.floor, 1u);
+    u64* const posts = share.posts + (size_t)share.block * share.stride;
+    const int most = share.places - ENTRIES;
+    if (own >= reach)
+        each_reaching(row, share, reach, [&](u32 key, int index) {
+            const int place = atomicAdd(&shared.reached, 1u);
+            if (place < most) post(posts + ENTRIES + place, order_of(key, index));
+        });
+    __syncthreads();
+    const int count = shared.reached;
+    for (int i = threadIdx.x; i < share.places; i += THREADS) {
+        if (i == HEADER) post(posts, (u64)(count > most ? 3 : 2) << 32 | shared.largest << 16 | shared.floor);
+        else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
+    }
+}
+
+// By the merging block: lists what all posted, sorted, from the ``wanted``-th largest on or a little further (0: as far as
+// that is complete), and returns how many they are, fewer than are wanted if that cannot be said. ``joint_largest`` is the
+// row's largest key.
+__device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share, int wanted) {
+    const int lane = threadIdx.x % 32, parts = share.places / 32, units = share.blocks * parts, total = 32 * units;
+    constexpr int AT_ONCE = 4;
+    // Stage 1: all posts, once they are there, and their largest.
+    u32 own = 0, floor = 0, largest = 0, flags = 0;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < units; first += AT_ONCE * WARPS) {
+        u64* places[AT_ONCE];
+        u64 words[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int unit = first + i * WARPS, block = parts == 1 ? unit : unit / parts;
+            places[i] = share.posts + (size_t)block * share.stride + (unit - block * parts) * 32 + lane;
+            const bool is_mass = unit == block * parts && lane == MASS;
+            words[i] = unit < units && !is_mass ? posted(places[i]) : NO_ENTRY;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int unit = first + i * WARPS;
+            if (unit >= units) continue;
+            u64 word = await_post(places[i], words[i]);
+            const bool begins = parts == 1 || unit % parts == 0;
+            if (!(begins && lane == MASS)) *places[i] = 0;
+            if (begins && lane == HEADER) {
+                floor = max(floor, (u32)word & 0xFFFFu), largest = max(largest, (u32)word >> 16), flags |= word >> 32;
+                word = NO_ENTRY;
+            }
+            shared.list[unit * 32 + lane] = word;
+            if (word != NO_ENTRY) own = max(own, key_in(word));
+        }
+    }
+    floor = __reduce_max_sync(ALL_LANES, floor), largest = __reduce_max_sync(ALL_LANES, largest);
+    flags = __reduce_or_sync(ALL_LANES, flags);
+    if (lane == 0) {
+        atomicMax(&shared.joint_floor, floor), atomicMax(&shared.joint_largest, largest);
+        if (flags & 1) shared.is_too_many = 1;
+    }
+    // Stage 2: those that are far enough ahead.
+    const int each = min((2 * wanted + WARPS - 1) / WARPS, 8);
+    mark_tops(shared, own, each);
+    __syncthreads();
+    rank_tops(shared, each, wanted, shared.joint_reach, shared.largest);
+    __syncthreads();
+    const u32 reach = max(max(shared.joint_reach, shared.joint_floor), 1u);
+    u64* const found = shared.list + total;
+    for (int i = threadIdx.x; i < total; i += THREADS) {
+        const u64 word = shared.list[i];
+        if (word == NO_ENTRY || key_in(word) < reach) continue;
+        const int place = atomicAdd(&shared.joint_count, 1u);
+        if (place < LISTED - total) found[place] = word;
+    }
+    __syncthreads();
+    const int count = shared.joint_count;
+    if (shared.is_too_many || count > LISTED - total) return 0;
+    // Stage 3: each to its place; 1 << shift threads count for one.
+    int shift = 0;
+    while (shift < 5 && count << (shift + 1) <= THREADS) ++shift;
+#pragma unroll 1
+    for (int at = threadIdx.x; at - (int)threadIdx.x < count << shift; at += THREADS) {
+        const int which = at >> shift;
+        const u64 mine = found[min(which, count - 1)];
+        u32 ahead = 0;
+#pragma unroll 4
+        for (int i = at & ((1 << shift) - 1); i < count; i += 1 << shift) ahead += found[i] < mine;
+#pragma unroll 1
+        for (int distance = 1 << shift >> 1; distance > 0; distance >>= 1)
+            ahead += __shfl_xor_sync(ALL_LANES, ahead, distance);
+        if (which < count && (at & ((1 << shift) - 1)) == 0) shared.list[ahead] = mine;
+    }
+    __syncthreads();
+    return count;
+}
+
+// What the merging block, rank 0, has to tell its cluster; all its threads say the same.
+__device__ __forceinline__ u32 told(Ranking& shared, u32 rank, u32 verdict) {
+    if (TEAM == 1) return verdict;
+    if (rank == 0) {
+        if (threadIdx.x > 0 && threadIdx.x < TEAM)
+            store_to_rank(&shared.verdict, __uint_as_float(verdict), &shared.told, threadIdx.x);
+        return verdict;
+    }
+    await_bytes(&shared.told);
+    return __float_as_uint(shared.verdict);
 }

@@ -1,13 +1,15 @@
-"""Launching the sampling kernels: the blocks of a cluster share a row of logits where there are clusters."""
+"""Launching the sampling kernels: several blocks share a row of logits, clusters of them where there are clusters."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, team_grid
+from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.backends.workspace import Counters
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.values import frozen
 
 Entries = Mapping[str, EntryResources]
 
@@ -15,6 +17,9 @@ _FOLDER = Path(__file__).parent
 _SEQUENCES_A_BLOCK = 4
 # All masses of a row together stay below 2^62; the largest logit has 2^62 over the next power of two of V.
 _MASS_BITS = 62
+# largest.cuh: what a list is made for, and blocks that share a row; two of 512 threads fit on a multiprocessor.
+MOST_WANTED, _MOST_BLOCKS = 128, 32
+_WARP, _THREADS, _THREADS_A_MULTIPROCESSOR = 32, 512, 1024
 
 
 def _check_logits(bound: Bound) -> None:
@@ -23,20 +28,52 @@ def _check_logits(bound: Bound) -> None:
         raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
 
 
-def _plan_sample(bound: Bound, entries: Entries) -> LaunchPlan:
-    views, dims = bound.views, bound.dims
+@frozen
+class Shares:
+    """How many blocks a row has, and the words that each posts for the block that merges (largest.cuh)."""
+
+    blocks: int
+    stride: int
+
+
+def shares_of(rows: int, width: int, wanted: int, entry: EntryResources, multiprocessors: int) -> Shares:
+    """Return the blocks of a row of ``width`` logits: whole clusters, all of which run at once, of 512 pieces a block.
+
+    A block waits for what others of its row post, so that none may wait for its turn to begin.
+    """
+    team = entry.cluster[0] if entry.cluster else 1
+    threads = entry.max_threads or _THREADS
+    pieces = width // width_of(width)
+    at_once = multiprocessors * (_THREADS_A_MULTIPROCESSOR // threads)
+    teams = min(_MOST_BLOCKS // team, at_once // max(rows * team, 1), ceil_div(pieces, threads * team))
+    blocks = team * max(1, teams if wanted <= MOST_WANTED else 1)
+    busy = min(blocks, ceil_div(pieces, _WARP))
+    least = min(wanted, MOST_WANTED, 2 * ceil_div(min(wanted, MOST_WANTED), busy) + 7)
+    return Shares(blocks, _WARP * ceil_div(2 * least + 2, _WARP))
+
+
+def _shared_out(
+    bound: Bound, entries: Entries, entry: str, names: tuple[str, ...], numbers: tuple[int | float, ...], wanted: int
+) -> LaunchPlan:
     _check_logits(bound)
-    tensors = tuple(views[name] for name in ("logits", "temperature", "top_k", "top_p", "uniform", "out"))
-    unit = 2.0 ** (_MASS_BITS - dims["V"].bit_length())
-    entry = "sample_top_k_top_p"
-    return LaunchPlan(entry, team_grid(entries[entry], dims["M"]), (*tensors, unit, dims["V"]))
+    rows, views = bound.dims["M"], bound.views
+    device = views["logits"].device
+    shares = shares_of(rows, bound.dims["V"], wanted, entries[entry], multiprocessors_of(device))
+    posts = Counters(8 * rows * shares.blocks * shares.stride, "posts")
+    arguments = (*(views[name] for name in names), posts, *numbers, shares.blocks, shares.stride)
+    return LaunchPlan(entry, (rows * shares.blocks, 1, 1), arguments)
+
+
+def _plan_sample(bound: Bound, entries: Entries) -> LaunchPlan:
+    width = bound.dims["V"]
+    unit = 2.0 ** (_MASS_BITS - width.bit_length())
+    names = ("logits", "temperature", "top_k", "top_p", "uniform", "out")
+    return _shared_out(bound, entries, "sample_top_k_top_p", names, (unit, width), min(MOST_WANTED, width))
 
 
 def _plan_topk(bound: Bound, entries: Entries) -> LaunchPlan:
-    views, dims = bound.views, bound.dims
-    _check_logits(bound)
-    arguments = (views["logits"], views["out_values"], views["out_ids"], dims["V"], dims["k"])
-    return LaunchPlan("topk_bf16", team_grid(entries["topk_bf16"], dims["M"]), arguments)
+    numbers = bound.dims["V"], bound.dims["k"]
+    return _shared_out(bound, entries, "topk_bf16", ("logits", "out_values", "out_ids"), numbers, bound.dims["k"])
 
 
 def _plan_verify(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -48,12 +85,12 @@ def _plan_verify(bound: Bound, entries: Entries) -> LaunchPlan:
 
 SAMPLE = cuda_kernel(
     _FOLDER / "sample.cu",
-    (EntryPoint("sample_top_k_top_p", ("ptr",) * 6 + ("f32", "i32")),),
+    (EntryPoint("sample_top_k_top_p", ("ptr",) * 7 + ("f32", "i32", "i32", "i32")),),
     _plan_sample,
 )
 TOPK = cuda_kernel(
     _FOLDER / "topk.cu",
-    (EntryPoint("topk_bf16", ("ptr", "ptr", "ptr", "i32", "i32")),),
+    (EntryPoint("topk_bf16", ("ptr",) * 4 + ("i32",) * 4),),
     _plan_topk,
 )
 VERIFY_GREEDY = cuda_kernel(

@@ -26,14 +26,17 @@ __device__ __forceinline__ float value_of(u32 key) {
     return __uint_as_float((key & 0x8000u ? key ^ 0x8000u : key ^ 0xFFFFu) << 16);
 }
 
-// exp((logit - largest) / temperature) * unit; 0 for a NaN.
+// 2^((logit - largest) * rate) * unit; 0 for a NaN.
 struct Softmax {
-    float largest, temperature, unit;
+    float largest, rate, unit;
     __device__ __forceinline__ u64 mass(u32 key) const {
-        const float power = expf((value_of(key) - largest) / temperature);
+        float power;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((value_of(key) - largest) * rate));
         return key == 0 ? 0 : __float2ull_rz(power * unit);
     }
 };
+// The rate of a temperature above 0; finite, so that the largest has a power of 1.
+__device__ __forceinline__ float rate_of(float temperature) { return fminf(1.44269504f / temperature, 3e38f); }
 
 // How many logits, and what mass.
 struct Sum {
@@ -67,8 +70,11 @@ struct Ranking {
     Found found;  // read by other blocks until they next meet: not for anything else
     u32 bucket, place, index;
     u32 selected;
-    u32 is_done;
-    Best best[WARPS + 1];
+    // largest.cuh: of a block, of all blocks of a row, and what the block that merges tells its cluster.
+    u32 floor, largest, reached;
+    u32 joint_reach, joint_floor, joint_largest, joint_count, is_too_many, is_done;
+    float verdict;
+    Arrival told;
 };
 
 template <class T>
@@ -119,9 +125,9 @@ struct Row {
     u32 rank;
     Ranking& shared;
 
-    template <int AT_ONCE = 1, class Visit>
+    template <class Visit>
     __device__ __forceinline__ void each(Visit visit) const {
-        for_each_logit<THREADS, AT_ONCE>(logits, V, rank, visit);
+        for_each_logit<THREADS>(logits, V, rank, visit);
     }
 
     // Counts bins, once for a row. Ends with the sum over the row in every thread.

@@ -2,11 +2,12 @@
 //
 // In this order: the first top_k stay (0: all), softmax of logit / temperature over them, the shortest run of them whose
 // sum reaches top_p stays, and the first whose cumulative sum exceeds uniform times their total is the token. Temperature
-// 0 takes the largest. A cluster of 8 blocks a row from sm_90 on, one block below. Where all of this happens among the
-// largest few hundred, these are listed and sorted (largest.cuh); else nothing is sorted (ranking.cuh): the row is read once
-// for the bins, and once or twice for each limit that is set. Both ways give the same token: all sums are exact.
+// 0 takes the largest. Where all of this happens among the largest few hundred, these are listed and sorted (largest.cuh) by
+// as many blocks as are at hand; else nothing is sorted (ranking.cuh), by a cluster of 8 blocks from sm_90 on, one block
+// below: the row is read once for the bins, and once or twice for each limit that is set. Both ways give the same token: all
+// sums are exact.
 //
-// Numerics: exponentials FP32, summed exactly as whole numbers; limits are multiplied in FP64. One ``uniform`` always
+// Numerics: exponentials FP32 (2 units in the last place), summed exactly as whole numbers; limits are multiplied in FP64. One ``uniform`` always
 // gives one token, whatever other rows there are. Parameters out of range and rows without a finite largest logit, which
 // the contract refuses, give the largest logit; NaN is passed over. sm_80 and newer. Launched by launch.py.
 #include "largest.cuh"
@@ -34,30 +35,58 @@ struct Limits {
     }
 };
 
-// The mass of the whole row, in every thread of block 0.
-__device__ __forceinline__ u64 mass_of_row(const Row& row, const Softmax& softmax) {
-    Ranking& shared = row.shared;
-    u64 mass = 0;
-    row.each([&](int, u32 bits) { mass += softmax.mass(key_of(bits)); });
-    sum_up_to_thread({0, mass}, shared.of_warp);
-    if (threadIdx.x == 0) shared.total = shared.of_warp[WARPS - 1];
-    cluster_barrier();
-    u64 total = 0;
-    for (u32 other = 0; other < TEAM; ++other) {
-        const u32* place = reinterpret_cast<const u32*>(&shared.total.mass);
-        total += word_of_rank(place, other) | (u64)word_of_rank(place + 1, other) << 32;
-    }
-    return total;
+// What is listed where top_k is off, or wants more than a list: enough for nearly every top_p.
+constexpr int ALL_WANTED = 64;
+constexpr u32 LOWEST_KEY = 0x7Fu;  // of -infinity
+
+// The sum over a warp, in all lanes.
+__device__ __forceinline__ u64 sum_of_warp(u64 sum) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    return sum;
 }
 
-// By block 0: the token, if it is among ``listed`` logits of ``list``; false if it is not, or that cannot be said.
-__device__ __forceinline__ bool draw_listed(Ranking& shared, const Limits& limits, const Softmax& softmax, int listed,
+// The mass of the whole row, in every thread of the merging block. By all blocks of a row, after they have posted.
+__device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, Softmax softmax) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    auto posts_of = [&](int block) { return share.posts + (size_t)block * share.stride; };
+    if (warp == 0) {
+        const u32 largest = lane < share.blocks ? (u32)await_post(posts_of(lane) + HEADER) >> 16 : 0;
+        shared.joint_largest = __reduce_max_sync(ALL_LANES, largest);
+    }
+    __syncthreads();
+    softmax.largest = value_of(shared.joint_largest);
+    u64 mass = 0;
+    auto add = [&](u32 key, int) { mass += softmax.mass(key); };
+    each_reaching(row, share, 0, add);
+    mass = sum_of_warp(mass);
+    if (lane == 0) shared.of_warp[warp].mass = mass;
+    __syncthreads();
+    // Whatever becomes of a row that is not finite, a post is not 0.
+    constexpr u64 MOST = (1ull << 62) - 1;
+    if (warp == 0) {
+        mass = sum_of_warp(lane < WARPS ? shared.of_warp[lane].mass : 0);
+        if (lane == 0) post(posts_of(share.block) + MASS, (mass & MOST) + 1);
+    }
+    if (share.block != share.blocks - TEAM) return 0;
+    if (warp == 0) {
+        mass = 0;
+        if (lane < share.blocks) mass = await_post(posts_of(lane) + MASS) - 1, posts_of(lane)[MASS] = 0;
+        mass = sum_of_warp(mass);
+        if (lane == 0) shared.total.mass = mass;
+    }
+    __syncthreads();
+    return shared.total.mass;
+}
+
+// By a warp: the token, if it is among ``listed`` logits of ``list``; false if it is not, or that cannot be said.
+__device__ __forceinline__ bool draw_listed(const u64* list, const Limits& limits, const Softmax& softmax, int listed,
                                             u64 mass_of_all, u32& index) {
-    const int each = (listed + THREADS - 1) / THREADS, begin = threadIdx.x * each, end = min(begin + each, listed);
+    const int each = (listed + 31) / 32, begin = threadIdx.x * each, end = min(begin + each, listed);
     u64 own = 0;
 #pragma unroll 1
-    for (int i = begin; i < end; ++i) own += softmax.mass(key_in(shared.list[i]));
-    const u64 before = sum_up_to_thread({0, own}, shared.of_warp).mass - own, listed_mass = shared.of_warp[WARPS - 1].mass;
+    for (int i = begin; i < end; ++i) own += softmax.mass(key_in(list[i]));
+    const u64 up_to = sum_up_to_lane({0, own}).mass, listed_mass = __shfl_sync(ALL_LANES, up_to, 31);
     u64 kept = mass_of_all;
 #pragma unroll 1
     for (int limit = 0; limit < LIMITS; ++limit) {
@@ -65,21 +94,19 @@ __device__ __forceinline__ bool draw_listed(Ranking& shared, const Limits& limit
         const bool by_mass = limit != TOP_K;
         const u64 wanted = limits.wanted(limit, kept);
         if (wanted > (by_mass ? listed_mass : listed)) return false;
-        __syncthreads();
-        u64 sum = before;
+        u64 sum = up_to - own, found_sum = 0;
+        u32 found = 0;
+        bool is_found = false;
 #pragma unroll 1
         for (int i = begin; i < end; ++i) {
-            const u64 with = sum + softmax.mass(key_in(shared.list[i]));
-            // One thread meets it.
-            if (by_mass ? sum < wanted && wanted <= with : i + 1 == wanted)
-                shared.ahead_of_bin.mass = with, shared.index = (u32)shared.list[i];
+            const u64 order = list[i], with = sum + softmax.mass(key_in(order));
+            // One lane meets it, once.
+            if (by_mass ? sum < wanted && wanted <= with : i + 1 == wanted) found_sum = with, found = (u32)order, is_found = true;
             sum = with;
         }
-        __syncthreads();
-        kept = shared.ahead_of_bin.mass;
+        const int lane = __ffs(__ballot_sync(ALL_LANES, is_found)) - 1;
+        kept = __shfl_sync(ALL_LANES, found_sum, lane), index = __shfl_sync(ALL_LANES, found, lane);
     }
-    index = shared.index;
-    __syncthreads();  // before it is written again
     return true;
 }
 
@@ -95,25 +122,6 @@ __device__ __forceinline__ u32 drawn_by_bins(const Row& row, const Limits& limit
     return row.index_of(found.key, found.place);
 }
 
-__device__ __forceinline__ u32 drawn(const Row& row, const Limits& limits, const Softmax& softmax) {
-    Ranking& shared = row.shared;
-    const bool has_top_k = limits.top_k > 0;
-    const u64 mass_of_all = has_top_k ? 0 : mass_of_row(row, softmax);
-    const u32 least = has_top_k ? min(limits.top_k, MOST_WANTED) : MOST_WANTED;
-    const int listed = list_largest(row, least);
-    if (row.rank == 0) {
-        u32 index = 0;
-        const bool is_done = listed > 0 && draw_listed(shared, limits, softmax, listed, mass_of_all, index);
-        if (threadIdx.x == 0) shared.is_done = is_done, shared.index = index;
-    }
-    cluster_barrier();
-    const bool is_done = word_of_rank(&shared.is_done, 0) != 0;
-    const u32 index = word_of_rank(&shared.index, 0);
-    if (is_done) return index;
-    cluster_barrier();  // block 0 writes what others have read
-    return drawn_by_bins(row, limits, softmax);
-}
-
 extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     // Not restrict: the launch before may write them, and loads of what is restrict may be moved before the wait.
     const bf16* logits,        // [M, V]
@@ -122,18 +130,56 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    float unit, int V) {
+    u64* posts,                // [M, blocks, stride], zeros before and after
+    float unit, int V, int blocks, int stride) {
     __shared__ Ranking shared;
+    begin_team(shared);
     allow_next_launch();
     wait_for_previous_launch();
-    const size_t m = blockIdx.x / TEAM;
+    const size_t m = blockIdx.x / blocks;
     const Row row{logits + m * V, V, team_rank(), shared};
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
-    const Best best = best_of_row<THREADS>(row.logits, V, row.rank, shared.best);
-    u32 index = best.index;
     if (limits.top_k >= V) limits.top_k = 0;  // all
-    if (limits.are_valid() && limits.temperature > 0.0f && isfinite(best.value))
-        index = drawn(row, limits, Softmax{best.value, limits.temperature, unit});
+    bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
+    const bool has_top_k = limits.top_k > 0, has_few = has_top_k && limits.top_k <= MOST_WANTED;
+    const Share share(posts, V, blocks, stride, !is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
+
+    // Stage 1: the largest of every block, and where all can be drawn the mass of all.
+    post_largest(shared, row.logits, share);
+    Softmax softmax{0.0f, rate_of(limits.temperature), unit};
+    u64 mass_of_all = 0;
+    if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, softmax);
+    if (!share.is_last_team()) return;
+
+    // Stage 2: the token, if it is among these.
+    u32 verdict = 0;
+    if (row.rank == 0) {
+        const int listed = merge_largest(shared, share, !is_drawn ? 1 : has_few ? limits.top_k : 0);
+        const u32 key = shared.joint_largest;
+        softmax.largest = value_of(key);
+        is_drawn = is_drawn && isfinite(softmax.largest);
+        if (threadIdx.x < 32) {
+            u32 index = 0;
+            bool is_done = key <= LOWEST_KEY;  // nothing above -infinity: then the first
+            if (!is_done && listed > 0) {
+                index = (u32)shared.list[0], is_done = true;
+                if (is_drawn)
+                    is_done = draw_listed(shared.list, limits, softmax, has_top_k ? min(listed, limits.top_k) : listed,
+                                          mass_of_all, index);
+            }
+            if (threadIdx.x == 0 && is_done) out[m] = index;
+            if (threadIdx.x == 0) shared.is_done = is_done;
+        }
+        __syncthreads();
+        verdict = shared.is_done ? 0 : 1 << 16 | key;
+    }
+    verdict = told(shared, row.rank, verdict);
+    if (verdict == 0) return;
+
+    // Stage 3: else by ranking all.
+    softmax.largest = value_of(verdict & 0xFFFFu);
+    const bool can_draw = is_drawn && isfinite(softmax.largest);
+    const u32 index = can_draw ? drawn_by_bins(row, limits, softmax) : row.index_of(verdict & 0xFFFFu, 0);
     if (row.rank == 0 && threadIdx.x == 0) out[m] = index;
     cluster_barrier();  // no block ends while another reads its shared memory
 }

@@ -1,9 +1,8 @@
 // The k largest logits of each row in falling order, of equal ones the lowest index first.
 //
-// Up to 256 of a row that is not sorted against us are found as largest.cuh says. Otherwise the k-th is found without
-// sorting (ranking.cuh); what is not behind it goes to out_ids in any order, and one block sorts it by value and index: in
-// shared memory up to LISTED, else in out_ids itself, which is slow. A cluster of 8 blocks a row from sm_90 on, one block
-// below. Values are exact. NaN, which the contract refuses, comes last. sm_80 and newer. Launched by launch.py.
+// Up to 128 are nearly always found as largest.cuh says. Otherwise the k-th is found without sorting (ranking.cuh), by a
+// cluster of 8 blocks from sm_90 on, one block below; what is not behind it goes to out_ids in any order, and one block sorts
+// it by value and index: in shared memory up to LISTED, else in out_ids itself, which is slow. Values are exact. NaN, which the contract refuses, comes last. sm_80 and newer. Launched by launch.py.
 #include "largest.cuh"
 
 __device__ __forceinline__ void select(const Row& row, int k, int* ids) {
@@ -35,6 +34,29 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids) {
     }
 }
 
+// Bitonic, for any length: every exchange puts the smaller one first, so that what is beyond the end may be thought of as
+// the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
+template <class At, class Exchange>
+__device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
+    for (int size = 2; size / 2 < length; size *= 2)
+        for (int flip = size - 1, distance = size / 4; flip > 0; flip = distance, distance /= 2) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < length; i += THREADS) {
+                const int other = i ^ flip;
+                if (other > i && other < length && at(other) < at(i)) exchange(i, other);
+            }
+            __syncthreads();
+        }
+}
+
+__device__ __forceinline__ void sort_list(u64* list, int length) {
+    sort(length, [&](int i) { return list[i]; },
+         [&](int i, int j) {
+             const u64 kept = list[i];
+             list[i] = list[j], list[j] = kept;
+         });
+}
+
 // By one block.
 __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* ids, float* values, u64* list) {
     if (k <= LISTED) {
@@ -52,38 +74,40 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
     for (int i = threadIdx.x; i < k; i += THREADS) values[i] = __bfloat162float(logits[ids[i]]);
 }
 
-// Whether the largest logits could be listed: then they are written.
-__device__ __forceinline__ bool select_listed(const Row& row, int k, int* ids, float* values) {
-    if (k > MOST_WANTED) return false;
-    Ranking& shared = row.shared;
-    best_of_row<THREADS>(row.logits, row.V, row.rank, shared.best);
-    const int listed = list_largest(row, k);
-    if (row.rank == 0) {
-        for (int i = threadIdx.x; i < k && k <= listed; i += THREADS) {
-            const u64 order = shared.list[i];
-            ids[i] = (int)(u32)order;
-            values[i] = value_of(key_in(order));
-        }
-        if (threadIdx.x == 0) shared.is_done = k <= listed;
-    }
-    cluster_barrier();
-    return word_of_rank(&shared.is_done, 0) != 0;
-}
-
 extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
-    const bf16* __restrict__ logits,  // [M, V]
-    float* __restrict__ out_values,   // [M, k]
-    int* out_ids,                     // [M, k], written and read by all blocks of a row
-    int V, int k) {
+    const bf16* logits,  // [M, V], not restrict: the launch before may write it
+    float* out_values,   // [M, k]
+    int* out_ids,        // [M, k], written and read by all blocks of a row
+    u64* posts,          // [M, blocks, stride], zeros before and after
+    int V, int k, int blocks, int stride) {
     __shared__ Ranking shared;
+    begin_team(shared);
     allow_next_launch();
     wait_for_previous_launch();
-    const size_t m = blockIdx.x / TEAM;
+    const size_t m = blockIdx.x / blocks;
     const Row row{logits + m * V, V, team_rank(), shared};
     int* ids = out_ids + m * k;
-    if (!select_listed(row, k, ids, out_values + m * k)) {
-        select(row, k, ids);
-        if (row.rank == 0) sort_and_write(row.logits, k, ids, out_values + m * k, shared.list);
+    float* values = out_values + m * k;
+    if (k <= MOST_WANTED) {
+        const Share share(posts, V, blocks, stride, k);
+        post_largest(shared, row.logits, share);
+        if (!share.is_last_team()) return;
+        u32 verdict = 0;
+        if (row.rank == 0) {
+            const int listed = merge_largest(shared, share, k);
+            for (int i = threadIdx.x; i < k && k <= listed; i += THREADS) {
+                const u64 order = shared.list[i];
+                ids[i] = (int)(u32)order;
+                values[i] = value_of(key_in(order));
+            }
+            verdict = k > listed;
+        }
+        if (told(shared, row.rank, verdict) == 0) return;
+    } else {
+        cluster_wait();  // launch.py gives a row one cluster
     }
+    __syncthreads();  // the list is read no more
+    select(row, k, ids);
+    if (row.rank == 0) sort_and_write(row.logits, k, ids, values, shared.list);
     cluster_barrier();  // no block ends while another reads its shared memory
 }

@@ -1,9 +1,13 @@
-"""Choosing tokens: hand-made distributions, frequencies, edges, and refusals."""
+"""Choosing tokens: hand-made distributions, frequencies, edges, refusals, and how rows are shared out."""
+
+import itertools
 
 import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster.plugins import argmax, sampling
+from kernel_muster.plugins.sampling import launch as sampling_launch
+from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.running import HostRunner
@@ -150,3 +154,46 @@ def test_verify_with_a_negative_target_is_refused():
     target = np.array([[5, -1]], np.int32)
     with pytest.raises(ContractError, match=r"target_ids\[0, 1\] is -1, expected a token's id"):
         kernel("verify_greedy")(np.array([[5]], np.int32), target, np.zeros(1, np.int32))
+
+
+# How rows are shared out among blocks
+
+
+TEAMS, ALONE = EntryResources(64, 0, 0, 512, (8, 1, 1), (), 3), EntryResources(64, 0, 0, 1024, None, (), 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "wanted", "entry", "shares"),
+    [
+        (1, 248_320, 20, TEAMS, (32, 32)),  # 9 of each block
+        (1, 248_320, 128, TEAMS, (32, 32)),
+        (16, 248_320, 20, TEAMS, (16, 32)),  # all blocks run at once
+        (17, 248_320, 20, TEAMS, (8, 32)),
+        (1000, 248_320, 128, TEAMS, (8, 96)),
+        (1, 248_320, 129, TEAMS, (8, 96)),  # one cluster ranks them all
+        (1, 64, 20, TEAMS, (8, 64)),  # one block has them all
+        (1, 4097, 20, TEAMS, (16, 32)),
+        (1, 248_320, 20, ALONE, (31, 32)),
+        (200, 248_320, 20, ALONE, (1, 64)),
+        (0, 64, 4, TEAMS, (8, 32)),
+    ],
+)
+def test_row_has_as_many_clusters_as_run_at_once(rows, width, wanted, entry, shares):
+    found = sampling_launch.shares_of(rows, width, wanted, entry, 132)
+    assert (found.blocks, found.stride) == shares
+
+
+@pytest.mark.parametrize("entry", [TEAMS, ALONE])
+def test_posts_of_all_blocks_leave_room_to_bring_them_together(entry):
+    widths = (1, 77, 256, 4096, 4097, 8192, 30_000, 131_072, 248_320)
+    for width, wanted, rows in itertools.product(widths, (1, 20, 64, 127, 128), (1, 4, 16, 300)):
+        found = sampling_launch.shares_of(rows, width, min(wanted, width), entry, 132)
+        assert found.blocks * found.stride <= 3072 - 768  # largest.cuh: LISTED
+
+
+def test_argmax_of_more_rows_than_multiprocessors_has_blocks_that_wait_for_none():
+    for rows, blocks in ((1, 31), (132, 31), (133, 1)):
+        logits, out = np.zeros((rows, 248_320), BF16), np.zeros(rows, np.int32)
+        contract = argmax.contracts.ARGMAX
+        (plan,) = argmax.launch.ARGMAX.plan(contract.signature.bind("test", (), {"logits": logits, "out": out}), {})
+        assert plan.grid == (rows * blocks, 1, 1)
