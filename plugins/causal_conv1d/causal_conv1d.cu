@@ -102,7 +102,23 @@ __device__ __forceinline__ void load_window(float (&window)[8][TAPS - 1], const 
 }
 
 // Sequences of one row each, as a decode step has them. A launch that begins early brings the state into L2 that the slot
-// of the time names, and reads it together with the slot; where that is another by then, its state comes after it.
+// of the time names, and reads it together with the slot; where that is another by then, its state comes after it. A thread
+// has CHANNELS: with eight, half as many multiprocessors work on one row, each twice as long.
+constexpr int CHANNELS = 4;
+
+// CHANNELS x COUNT values as they lie in memory, channel by channel, 8 bytes at a time.
+template <int COUNT>
+struct Few {
+    uint2 raw[COUNT];
+
+    __device__ __forceinline__ float at(int channel, int i) const {
+        const int place = channel * COUNT + i;
+        const u32 pair = place % 4 < 2 ? raw[place / 4].x : raw[place / 4].y;
+        return __uint_as_float(place % 2 ? pair & 0xFFFF0000u : pair << 16);
+    }
+};
+__device__ __forceinline__ uint2 narrow(float a, float b, float c, float d) { return make_uint2(bf16_pair(a, b), bf16_pair(c, d)); }
+
 extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
     const bf16* x,                    // [S, C]
     const bf16* __restrict__ weight,  // [C, 4]
@@ -111,48 +127,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
     bf16* out,                        // [S, C]
     int R, int C, int blocks_a_row) {
     const int piece = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x, row = blockIdx.x / blocks_a_row;
-    const bool is_inside = piece < C / 8;
-    bf16* const own = state + (size_t)piece * 8 * (TAPS - 1);
-    auto state_in = [&](int slot) { return own + (size_t)slot * C * (TAPS - 1); };
+    const bool is_inside = piece < C / CHANNELS;
+    bf16* const own = state + (size_t)piece * CHANNELS * (TAPS - 1);
+    auto state_in = [&](int slot) { return reinterpret_cast<uint2*>(own + (size_t)slot * C * (TAPS - 1)); };
     auto is_slot = [&](int slot) { return is_inside && (u32)slot < (u32)R; };
 
-    // Stage 1: all that is read.
+    // Stage 1: all that is read; nothing waits for the slot but the state.
     allow_next_launch();
     const int guess = peek(slots + row);
-    if (threadIdx.x == 0 && is_slot(guess))  // those of the whole block
-        bring_into_l2(state_in(guess), min(C / 8 - piece, THREADS) * 8 * (TAPS - 1) * (u32)sizeof(bf16));
-    Block<TAPS> taps = {};
+    Few<TAPS> taps = {};
 #pragma unroll
-    for (int i = 0; i < TAPS && is_inside; ++i) taps.raw[i] = {load_now(reinterpret_cast<const uint4*>(weight) + piece * TAPS + i)};
+    for (int i = 0; i < TAPS && is_inside; i += 2) {
+        const uint4 two = load_now(reinterpret_cast<const uint4*>(weight) + (piece * TAPS + i) / 2);
+        taps.raw[i] = make_uint2(two.x, two.y), taps.raw[i + 1] = make_uint2(two.z, two.w);
+    }
+    if (threadIdx.x == 0 && is_slot(guess))  // those of the whole block
+        bring_into_l2(state_in(guess), min(C / CHANNELS - piece, THREADS) * CHANNELS * (TAPS - 1) * (u32)sizeof(bf16));
     wait_for_previous_launch();
     const int named = slots[row];
-    Raw<8> fresh = {};
-    if (is_inside) fresh = load_raw<8>(x + (size_t)row * C, piece);
-    Block<TAPS - 1> before = {};
+    uint2 fresh = {};
+    if (is_inside) fresh = reinterpret_cast<const uint2*>(x + (size_t)row * C)[piece];
+    Few<TAPS - 1> before = {};
     int slot = guess;
 #pragma unroll 1
     while (true) {  // as two branches, all loads would wait for the slot
-        if (is_slot(slot)) before.load_from(state_in(slot));
+#pragma unroll
+        for (int i = 0; i < TAPS - 1 && is_slot(slot); ++i) before.raw[i] = state_in(slot)[i];
         make_opaque(slot);
         if (slot == named) break;
         slot = named;
     }
 
     // Stage 2: the row, and the new state.
-    Values<8> v = {};
+    float v[CHANNELS] = {}, window[CHANNELS * (TAPS - 1)];
     if (is_slot(slot)) {
-        float w[8][TAPS], window[8][TAPS - 1];
-        taps.unpack(w);
-        before.unpack(window);
-        const Values<8> newest = widen(fresh);
+        const Few<1> newest{{fresh}};
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            v.at[c] = convolved(w[c], window[c], newest.at[c]);
-            window[c][0] = window[c][1], window[c][1] = window[c][2], window[c][2] = newest.at[c];
+        for (int c = 0; c < CHANNELS; ++c) {
+            const float w[TAPS] = {taps.at(c, 0), taps.at(c, 1), taps.at(c, 2), taps.at(c, 3)};
+            const float old[TAPS - 1] = {before.at(c, 0), before.at(c, 1), before.at(c, 2)};
+            v[c] = convolved(w, old, newest.at(c, 0));
+            window[3 * c] = old[1], window[3 * c + 1] = old[2], window[3 * c + 2] = newest.at(c, 0);
         }
-        store_state(state_in(slot), window);
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; ++i)
+            state_in(slot)[i] = narrow(window[4 * i], window[4 * i + 1], window[4 * i + 2], window[4 * i + 3]);
     }
-    if (is_inside) store<8>(out + (size_t)row * C, piece, v);
+    if (is_inside) reinterpret_cast<uint2*>(out + (size_t)row * C)[piece] = narrow(v[0], v[1], v[2], v[3]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(

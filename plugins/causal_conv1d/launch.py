@@ -11,6 +11,7 @@ from kernel_muster.registry.signature import Bound
 
 # causal_conv1d.cu: threads a block, and the taps that its vector form is written for.
 _THREADS, _TAPS = 64, 4
+_CHANNELS = 4  # of a thread, for single rows
 # Rows that a thread does one after the other: more read fewer rows twice (W - 1 a chunk), fewer fill the device.
 _ROWS_A_CHUNK = 16
 _NULL = 0
@@ -29,6 +30,7 @@ def _plan(
     chunks = rows // rows_a_chunk + sequences if is_ragged else sequences
     blocks = ceil_div(channels // width, _THREADS)
     if width > 1 and not is_ragged:
+        blocks = ceil_div(channels // _CHANNELS, _THREADS)
         arrays = (views[name] for name in ("x", "weight", "state", "slots", "out"))
         return LaunchPlan("causal_conv1d_one_w8", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
     cu_rows = views["cu_rows"] if is_ragged else _NULL

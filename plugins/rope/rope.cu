@@ -11,11 +11,34 @@
 // sum in FP32; one rounding to BF16. A row with a negative position, which the contract refuses, stays as it is.
 //
 // One block a row: it makes the row's cosines and sines once for all heads. sm_80 and newer. Launched by launch.py.
+#include "ahead.cuh"
 #include "bf16.cuh"
 #include "launch.cuh"
 #include "rope.cuh"
 
 constexpr int THREADS = 256;  // and frequencies a round
+constexpr int MOST_AXES = 3;
+
+// Where they stand, so that they are on their way while angles are made.
+__device__ __forceinline__ int load_now(const int* p) {
+    int value;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(p));
+    return value;
+}
+__device__ __forceinline__ Raw<8> load_now(const bf16* p, Raw<8>) { return {load_now(reinterpret_cast<const uint4*>(p))}; }
+__device__ __forceinline__ Raw<1> load_now(const bf16* p, Raw<1>) { return {*p}; }
+
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> load_shared(const float* p) {
+    Values<WIDTH> v;
+    if constexpr (WIDTH == 8) {
+        const float4 low = *reinterpret_cast<const float4*>(p), high = *reinterpret_cast<const float4*>(p + 4);
+        v = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+    } else {
+        v.at[0] = *p;
+    }
+    return v;
+}
 
 // A piece of a head, and the one that it turns with.
 template <int WIDTH>
@@ -25,15 +48,16 @@ struct Pieces {
 
     __device__ __forceinline__ void load_from(bf16* low_, bf16* high_, int piece) {
         low = low_ + piece * WIDTH, high = high_ + piece * WIDTH;
-        a = load_raw<WIDTH>(low, 0), b = load_raw<WIDTH>(high, 0);
+        a = load_now(low, Raw<WIDTH>{}), b = load_now(high, Raw<WIDTH>{});
     }
     __device__ __forceinline__ void turn(const float* cosine, const float* sine) const {
+        const Values<WIDTH> c = load_shared<WIDTH>(cosine), s = load_shared<WIDTH>(sine);
         Values<WIDTH> x = widen(a), y = widen(b);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
             const float low = x.at[i], high = y.at[i];
-            x.at[i] = turned_low(low, high, cosine[i], sine[i]);
-            y.at[i] = turned_high(low, high, cosine[i], sine[i]);
+            x.at[i] = turned_low(low, high, c.at[i], s.at[i]);
+            y.at[i] = turned_high(low, high, c.at[i], s.at[i]);
         }
         store<WIDTH>(low, 0, x);
         store<WIDTH>(high, 0, y);
@@ -42,19 +66,18 @@ struct Pieces {
 
 #define ROPE(WIDTH)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) rope_w##WIDTH(                                         \
-        bf16* __restrict__ q,              /* [M, Hq, D], in and out */                                          \
-        bf16* __restrict__ k,              /* [M, Hk, D], in and out */                                          \
-        const int* __restrict__ positions, /* [axes, M] */                                                       \
+        bf16* q,              /* [M, Hq, D], in and out; not restrict: the launch before may write all */        \
+        bf16* k,              /* [M, Hk, D], in and out */                                                       \
+        const int* positions, /* [axes, M] */                                                                    \
         int M, int Hq, int Hk, int D, int half, int axes, int section_h, int section_w, double log2_step,        \
         double ramp_low, double ramp_slope, double stretch, double scale) {                                      \
-        __shared__ float cosine[THREADS], sine[THREADS];                                                         \
+        __shared__ __align__(16) float cosine[THREADS], sine[THREADS];                                           \
         allow_next_launch();                                                                                     \
         const Ramp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
         const size_t row = blockIdx.x;                                                                           \
         for (int begin = 0; begin < half; begin += THREADS) {                                                    \
             const int count = min(half - begin, THREADS), i = begin + (int)threadIdx.x;                          \
-            /* Stage 1: angles of this round, while the first piece of every thread is on its way. */              \
-            const double turns = turns_a_position(i, log2_step, ramp);                                           \
+            /* Stage 1: what is read, then frequencies while it is on its way, then angles. */                   \
             const int pieces = count / WIDTH, all = (Hq + Hk) * pieces;                                          \
             auto fetch = [&](Pieces<WIDTH>& into, int at) {                                                      \
                 const int head = at / pieces, piece = at - head * pieces;                                        \
@@ -63,13 +86,16 @@ struct Pieces {
             };                                                                                                   \
             Pieces<WIDTH> now;                                                                                   \
             wait_for_previous_launch();                                                                          \
+            int places[MOST_AXES];                                                                               \
+            _Pragma("unroll") for (int a = 0; a < MOST_AXES; ++a)                                                \
+                places[a] = a < axes ? load_now(positions + (size_t)a * M + row) : 0;                            \
             if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                 \
-            const int axis = i % 3 == 1 && i < 3 * section_h ? 1 : i % 3 == 2 && i < 3 * section_w ? 2 : 0;      \
-            bool is_wrong = false;                                                                               \
-            for (int a = 0; a < axes; ++a) is_wrong |= positions[(size_t)a * M + row] < 0;                       \
+            const double turns = turns_a_position(i, log2_step, ramp);                                           \
+            const bool is_height = i % 3 == 1 && i < 3 * section_h, is_width = i % 3 == 2 && i < 3 * section_w;  \
+            const int place = is_height ? places[1] : is_width ? places[2] : places[0];                          \
+            const bool is_wrong = (places[0] | places[1] | places[2]) < 0;                                       \
             if ((int)threadIdx.x < count)                                                                        \
-                cosine_and_sine(positions[(size_t)axis * M + row], turns, ramp.scale, cosine[threadIdx.x],       \
-                                sine[threadIdx.x]);                                                              \
+                cosine_and_sine(place, turns, ramp.scale, cosine[threadIdx.x], sine[threadIdx.x]);               \
             __syncthreads();                                                                                     \
             /* Stage 2: all heads. */                                                                            \
             for (int at = threadIdx.x; !is_wrong && at < all; at += THREADS) {                                   \
