@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from kernel_muster import plugins
 from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.plugins.sampling.cpu import sample_top_k_top_p
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
+from kernel_muster.registry.contracts import Case
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.weights import Bf16Weight
 
@@ -170,6 +172,34 @@ def test_top_k_of_rows_that_no_sample_of_theirs_shows(kernels, kind, k):
     order = np.lexsort((np.arange(width), -logits[0].astype(np.float64)))[:k]
     assert got["out_ids"][0].tolist() == order.tolist()
     assert np.array_equal(got["out_values"][0], logits[0].astype(np.float32)[order])
+
+
+@pytest.mark.parametrize("k", [1, 20, 64, 128, 129])
+@pytest.mark.parametrize(("rows", "width"), [(2, 248_320), (20, 50_257)])
+def test_top_k_of_rows_that_several_blocks_share(kernels, rows, width, k):
+    logits = np.random.default_rng(k).normal(0, 3, (rows, width)).astype(BF16)
+    logits[0, :40:2] = 20  # as many as one block has places for, in one warp's share
+    got = launched(
+        kernels, "sampling::topk_bf16", logits=logits, k=k, out_values=full((rows, k), 9, np.float32),
+        out_ids=full((rows, k), 9, np.int32),
+    )  # fmt: skip
+    for row, values in enumerate(logits.astype(np.float64)):
+        order = np.lexsort((np.arange(width), -values))[:k]
+        assert got["out_ids"][row].tolist() == order.tolist()
+        assert np.array_equal(got["out_values"][row], values[order])
+
+
+@pytest.mark.parametrize(("rows", "width"), [(10, 248_320), (40, 50_257)])
+def test_sampling_of_rows_that_several_blocks_share(kernels, rows, width):
+    key = "sampling::sample_top_k_top_p"
+    contract = kernels.kernel(*key.split("::")).contract
+    made = contract.arguments(Case("here", {"M": rows, "V": width}), np.random.default_rng(5))
+    made["top_k"][::7] = 100
+    made["top_p"][::7] = 0.8
+    made["uniform"][::7] = 0.25
+    expected = np.full(rows, -9, np.int32)
+    sample_top_k_top_p(**{**made, "out": expected})
+    assert launched(kernels, key, **made)["out"].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 0.7, 0.9999])
