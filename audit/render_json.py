@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernel_muster.audit import strict_json
 from kernel_muster.audit.report import SCHEMA, VERSION, Report
 from kernel_muster.registry.errors import UsageError
 from pydantic import TypeAdapter, ValidationError
@@ -64,7 +65,7 @@ def read_report(path: str | Path) -> Report:
             raise UsageError(f"{file}: is no regular file")
         if file.stat().st_size > MOST_BYTES:
             raise UsageError(f"{file}: larger than {MOST_BYTES} bytes, which no report is")
-        data = json.loads(file.read_bytes().decode("utf-8"))
+        data = strict_json.loads(file.read_bytes().decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (ValueError, RecursionError) as error:
@@ -78,7 +79,7 @@ def parse_report(data: object, name: str) -> Report:
         got = str(data.get("schema"))[:40] if isinstance(data, dict) else type(data).__name__
         raise UsageError(f'{name}: is no report: expected "schema": "{SCHEMA}", got {got!r}')
     version = data.get("version")
-    if not isinstance(version, str) or not re.fullmatch(rf"{_MAJOR}\.\d{{1,6}}", version):
+    if not isinstance(version, str) or not re.fullmatch(rf"{_MAJOR}\.[0-9]{{1,6}}", version):
         raise UsageError(f"{name}: version is {str(version)[:40]!r}; this program reads {_MAJOR}.x")
     try:
         return _adapter().validate_json(json.dumps(data), strict=True)

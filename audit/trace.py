@@ -3,14 +3,13 @@
 Strict within a major version: an unknown key is refused, unless the trace says that it comes from a newer minor one.
 """
 
-import json
 import re
 import reprlib
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from kernel_muster.audit import strict_json
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.trace_problems import problem_text
 from kernel_muster.audit.tuning.facts import TuningFacts
@@ -316,7 +315,7 @@ def read_trace(path: str | Path) -> Trace:
     file = Path(path)
     try:
         if not file.is_file():
-            raise UsageError(f"{file}: there is no such file")
+            raise UsageError(f"{file}: is no regular file" if file.exists() else f"{file}: there is no such file")
         with file.open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
@@ -325,22 +324,10 @@ def read_trace(path: str | Path) -> Trace:
     except (OSError, ValueError) as error:
         raise UsageError(f"{file}: cannot be read: {_plain(str(error))}") from None
     try:
-        data = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+        data = strict_json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: is not JSON: {_plain(str(error))}") from None
     return parse_trace(data, str(file))
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"key {reprlib.repr(twice)} stands twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def parse_trace(data: Any, name: str = "trace") -> Trace:

@@ -250,6 +250,12 @@ def test_path_that_is_no_regular_file_is_a_usage_error(tmp_path, name):
         read_trace(tmp_path / name)
 
 
+@pytest.mark.parametrize(("name", "said"), [(".", "is no regular file"), ("missing.json", "there is no such file")])
+def test_path_of_no_trace_is_said_to_be_absent_only_if_it_is(tmp_path, name, said):
+    with pytest.raises(km.UsageError, match=said):
+        read_trace(tmp_path / name)
+
+
 def test_every_problem_is_named_with_its_place():
     trace = copy.deepcopy(TRACE)
     trace["lookups"][0]["kind"] = "maybe"

@@ -122,6 +122,9 @@ def test_json_is_ascii_whatever_a_name_holds(refused: Report) -> None:
         (b"\xff", "cannot be read"),
         (b"{", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
+        (b'{"findings": [1], "findings": []}', "key 'findings' stands twice in one object"),
+        (b'{"schema": NaN}', "NaN is not JSON"),
+        ('{"schema": "kernel-muster/report", "version": "1.\u0663"}'.encode(), r"version is '1\.\u0663'"),
         (b"[]", 'is no report: expected "schema"'),
         (b'{"schema": "kernel-muster/report", "version": 1}', "version is '1'"),
         (b'{"schema": "kernel-muster/report", "version": "1.0"}', "problems:"),
@@ -132,6 +135,12 @@ def test_file_that_is_no_report_is_a_usage_error(tmp_path: Path, content: bytes,
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_report(file)
+
+
+def test_byte_order_mark_of_a_report_is_no_problem(tmp_path: Path, refused: Report) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(b"\xef\xbb\xbf" + render_json(refused).encode())
+    assert read_report(file) == refused
 
 
 def test_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
