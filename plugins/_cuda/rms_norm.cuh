@@ -1,9 +1,10 @@
 // RMS norms of one BF16 row, and what other kernels that end in a norm need to make the same bits.
 //
 // One row for a warp up to H = 1024 (heads: many short rows), for a block of 256 threads above. A lane takes vectors of
-// 8 values if H is a multiple of 8, else single ones; the first KEPT of them stay in registers between the sum and the
-// result, further ones are read again (H > 8192). Or, up to 8192, a lane has one vector, and the row as many warps as it
-// needs, in one block or in a cluster of four. Weights are read before the launch waits for the one before it.
+// 8 values if H is a multiple of 8, else single ones; the first KEPT vectors of a warp's lane stay in registers between the
+// sum and the result, of other forms a lane's first; all others are read again. Or, up to 8192, a lane has one vector, and
+// the row as many warps as it needs, in one block or in a cluster of four. Weights are read before the launch waits for the
+// one before it.
 //
 // Numerics: FP32 inside, one rounding to BF16 (two with a residual, the first where it is stored); root and quotients
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
@@ -174,18 +175,20 @@ __device__ __forceinline__ float reciprocal_root(float squares, int H, float eps
 // ``exists`` is false for a warp without a row: it takes part in nothing but the shuffles.
 template <int LANES, int WIDTH, class Form>
 __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, float eps) {
+    // Long rows and rows of single values are rare: of those only the first is kept, for a quarter of the code.
+    constexpr int COUNT = LANES == warp && WIDTH > 1 ? KEPT : 1;
     const int lane = threadIdx.x % LANES, pieces = exists ? H / WIDTH : 0;
 
     // Stage 1: weights, then all values of the row, and the sum of their squares.
-    decltype(load_weight<WIDTH>(form.weight, 0)) weights[KEPT];
-    typename Form::template Fetched<WIDTH> kept[KEPT];
+    decltype(load_weight<WIDTH>(form.weight, 0)) weights[COUNT];
+    typename Form::template Fetched<WIDTH> kept[COUNT];
     allow_next_launch();
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i)
+    for (int i = 0; i < COUNT; ++i)
         if (lane + i * LANES < pieces) weights[i] = load_weight<WIDTH>(form.weight, lane + i * LANES);
     wait_for_previous_launch();
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i)
+    for (int i = 0; i < COUNT; ++i)
         if (lane + i * LANES < pieces) kept[i] = form.template fetch<WIDTH>(lane + i * LANES);
     float sum = 0.0f;
     auto take = [&](int piece, auto& fetched) {
@@ -193,9 +196,10 @@ __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, f
         sum = add_squares(widen(fetched.value), sum);
     };
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i)
+    for (int i = 0; i < COUNT; ++i)
         if (lane + i * LANES < pieces) take(lane + i * LANES, kept[i]);
-    for (int piece = lane + KEPT * LANES; piece < pieces; piece += LANES) {
+#pragma unroll 1
+    for (int piece = lane + COUNT * LANES; piece < pieces; piece += LANES) {
         auto fetched = form.template fetch<WIDTH>(piece);
         take(piece, fetched);
     }
@@ -205,9 +209,10 @@ __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, f
 
     // Stage 3: results.
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i)
+    for (int i = 0; i < COUNT; ++i)
         if (lane + i * LANES < pieces) form.template write<WIDTH>(lane + i * LANES, kept[i], r, widen(weights[i]));
-    for (int piece = lane + KEPT * LANES; piece < pieces; piece += LANES)
+#pragma unroll 1
+    for (int piece = lane + COUNT * LANES; piece < pieces; piece += LANES)
         form.template write<WIDTH>(piece, form.template again<WIDTH>(piece), r,
                                    widen(load_weight<WIDTH>(form.weight, piece)));
 }
