@@ -265,9 +265,9 @@ _CHUNKED = (
     Case("one_row", {"M": 1, "S": 1, "R": 2, **_ONE_HEAD}),
     Case("one_chunk", {"M": 64, "S": 1, "R": 2, **_ONE_HEAD}),
     Case("one_above_a_chunk", {"M": 65, "S": 1, "R": 2, **_ONE_HEAD}),
-    Case("three_chunks", {"M": _LONGEST_CHUNKED, "S": 1, "R": 1, **head_dims(1, _DEEPEST, 3, 96)}),
+    Case("four_chunks", {"M": _LONGEST_CHUNKED, "S": 1, "R": 1, **head_dims(1, _DEEPEST, 2, 96)}),
     Case("ragged", {"M": _LONGEST_CHUNKED, "S": 6, "R": 7, **_TWO_A_KEY}),
-    Case("model_35b", {"M": 66, "S": 2, "R": 3, **_MODEL_35B}),
+    Case("model_35b", {"M": 9, "S": 3, "R": 3, **_MODEL_35B}),
     Case("more_sequences_than_rows", {"M": 2, "S": 4, "R": 4, **_ONE_HEAD}),
     Case("no_rows", {"M": 0, "S": 2, "R": 2, **_ONE_HEAD}),
 )
