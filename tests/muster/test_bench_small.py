@@ -113,7 +113,7 @@ def test_kernel_that_is_switched_off_says_so(raced):
 def test_step_of_every_model_begins_with_one_sequence_and_ends_with_prompts(kernels):
     request = Request((CATALOGUE.resolve("qwen3.6-27b").manifest,), rows=(1,))
     groups = [rows for rows, _ in small.step_launches(workloads.Data(np), TINY, request.rows)]
-    prompts = [2048, *(rows for rows in (512, 2048, 512) for _ in range(2)), 64, 64, 512, 512, 2048, 2048]
+    prompts = [2048, 2048, *(rows for rows in (512, 2048, 512) for _ in range(2)), 64, 64, 512, 512, 2048, 2048]
     assert groups == [1, *[1] * 6, *prompts]
 
 
