@@ -75,18 +75,22 @@ __device__ __forceinline__ float low_part(float p) { return __fsub_rn(p, __bfloa
 // which an ldmatrix reads, lies in different banks.
 template <int D>
 struct Rows {
-    static constexpr int BYTES = 2 * D, PIECES = D / 8, TILE_BYTES = TILE * BYTES, TOGETHER = 32 / PIECES;
+    static constexpr int BYTES = 2 * D, PIECES = D / 8, TILE_BYTES = TILE * BYTES;
     static constexpr int SLOTS = LARGEST_SLOTS * 256 / D, RING_BYTES = SLOTS * TILE_BYTES;  // of a warp
 
     __device__ __forceinline__ static int at(int row, int piece) { return row * BYTES + ((piece ^ (row & 7)) << 4); }
 
-    // Sends a tile on its way. Lane i knows where token i % 16 stands, in pieces, and all of them which tokens are there.
+    // Sends a tile on its way, 128 bytes of four rows at a time. Lane i knows where token i % 16 stands, in pieces, and all of
+    // them which tokens are there.
     __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 place, u32 there) {
-        const int lane = threadIdx.x & 31, own = lane / PIECES, piece = lane % PIECES;
+        const int lane = threadIdx.x & 31, piece = lane & 7;
 #pragma unroll
-        for (int i = 0; i < TILE; i += TOGETHER) {
-            const u32 of_row = __shfl_sync(0xffffffffu, place, i + own);
-            copy_16(to + at(i + own, piece), from + piece + of_row, there >> (i + own) & 1);
+        for (int i = 0; i < TILE / 4; ++i) {
+            const int row = lane / 8 + 4 * i;
+            const uint4* const own = from + piece + __shfl_sync(0xffffffffu, place, row);
+            const u32 is_there = there >> row & 1;
+#pragma unroll
+            for (int c = 0; c < PIECES; c += 8) copy_16(to + at(row, piece) + 16 * c, own + c, is_there);
         }
     }
     // Puts a row in the place of one of a tile's; by one warp.
@@ -114,10 +118,12 @@ struct Stored {
 
     __device__ __forceinline__ static bool has_token() { return false; }
     __device__ __forceinline__ void begin(Queries<D>& q, const Row& row) {
+        constexpr int ALL = HEADS * Rows<D>::PIECES;
 #pragma unroll
-        for (int i = threadIdx.x; i < HEADS * Rows<D>::PIECES; i += THREADS) {
-            const int head = i / Rows<D>::PIECES, exists = head < row.heads;
-            copy_16(shared_at(&q.piece(head, i % Rows<D>::PIECES)), exists ? row.q + 8 * i : row.q, exists);
+        for (int first = 0; first < ALL; first += THREADS) {
+            const u32 i = first + threadIdx.x, head = i / Rows<D>::PIECES, exists = head < row.heads;
+            if (ALL % THREADS == 0 || i < ALL)
+                copy_16(shared_at(&q.piece(head, i % Rows<D>::PIECES)), row.q + (exists ? 8 * i : 0), exists);
         }
     }
     // PENDING: copies that were sent after.
@@ -250,9 +256,9 @@ __device__ __forceinline__ void combine_warps(Held<D>& piece, const Stats (&of_w
 
 // One row. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block, and with SPREAD of a
 // cluster, come here once their memory is there to be read. ``entry`` is what the table says of this thread's
-// first token. scale includes log2(e).
+// first token; a length that does not fit its pages is none. scale includes log2(e).
 template <int D, bool SPREAD, class Source>
-__device__ __forceinline__ void attend(const Cache& cache, const Row& row, int entry, float scale, const Team& team,
+__device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, float scale, const Team& team,
                                        Source& source) {
     constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
     using Memory = Shared<D, SPREAD, typename Source::Memory>;
@@ -260,9 +266,15 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, int e
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    source.begin(shared.q, row);  // before anybody waits for the length
+    commit_copies();
+    row.length = checked_length(row.length, cache, row.entries);
     const Cut cut(row.length, team.most);
-    if (team.index >= max(cut.groups, 1)) return;  // with SPREAD the whole cluster
-    if (SPREAD && team.rank > 0 && cut.pieces <= 1) return;
+    // With SPREAD the whole cluster, or all but the first.
+    if (team.index >= max(cut.groups, 1) || (SPREAD && team.rank > 0 && cut.pieces <= 1)) {
+        wait_for_copies<0>();
+        return;
+    }
     if (SPREAD && cut.pieces > 1) {  // a block may write another's shared memory once all of the cluster are here
         const int coming = min(RANKS, cut.pieces - team.index * RANKS);
         if (threadIdx.x == 0) expect_bytes(&shared.incoming.arrival, coming * Incoming<D, SPREAD>::PIECE_BYTES);
@@ -270,8 +282,6 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, int e
     }
 
     // Stage 1: the first tiles, and the queries.
-    source.begin(shared.q, row);
-    commit_copies();
     Walk<SPREAD> now(team.index * RANKS + (SPREAD ? team.rank : 0), cut), next = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
@@ -284,19 +294,19 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, int e
     auto fetch = [&](bool is_value) {
         if (!is_value) {
             has_tile = next.piece != NO_PIECE;
-            if (has_tile) {
-                const int token = next.token + own_token;
-                const int at = token < row.length ? cache.place(entry, token, is_bad) : NOWHERE;
-                place = (u32)max(at, 0) * stride;
-                there = __ballot_sync(0xffffffffu, at != NOWHERE);
-                next.advance(row, team, cut);
-                if (next.piece != NO_PIECE && next.token + own_token < row.length)
-                    entry = load_entry(row.table + cache.page_of(next.token + own_token));
-            }
+            const int token = next.token + own_token;
+            const int at = token < row.length && has_tile ? cache.place(entry, token, is_bad) : NOWHERE;
+            place = (u32)max(at, 0) * stride;
+            there = __ballot_sync(0xffffffffu, at != NOWHERE);
         }
         if (has_tile) Rows<D>::fetch(ring + filled, is_value ? values : keys, place, there);
         commit_copies();
         filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
+        if (!is_value && has_tile) {
+            next.advance(row, team, cut);
+            if (next.piece != NO_PIECE && next.token + own_token < row.length)
+                entry = load_entry(row.table + cache.page_of(next.token + own_token));
+        }
     };
     // The block that has the newest token.
     const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
@@ -378,7 +388,6 @@ __device__ __forceinline__ void attend(const Cache& cache, const Row& row, int e
                     whole = group;
                     break;
                 }
-                group.seal();
                 const Stats of_group[2] = {group.of_head[0].stats(), group.of_head[1].stats()};
                 if (team.sharing > 1) Slice<D>(team, piece / RANKS).write(group);
                 else whole.take(group.total, of_group);

@@ -37,12 +37,12 @@ struct Cache {
 };
 
 // One row of one key head: ``heads`` of its query heads, at q and out [heads, D], over ``length`` tokens in the pages of
-// ``table``. With a gate, out = BF16(attention) * sigmoid(gate).
+// ``table`` [entries]. With a gate, out = BF16(attention) * sigmoid(gate).
 struct Row {
     const __nv_bfloat16* q;
     __nv_bfloat16* out;
     const int* table;
-    int heads, key_head, length;
+    int entries, heads, key_head, length;
     const __nv_bfloat16* gate;
 };
 

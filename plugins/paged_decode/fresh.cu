@@ -21,26 +21,25 @@
         const bf16* gate,                      /* [S, Hq, D], or none */                                            \
         bf16* __restrict__ out,                /* [S, Hq, D] */                                                     \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, u32 factor, int shift, int Hk, \
-        int per_key, int teams, int sharing, int most) {                                                            \
+        float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, u32 factor,   \
+        int shift, int Hk, int per_key, int most) {                                                                 \
         allow_next_launch();                                                                                        \
         Fresh<D> source(q_weight, k_weight, log2_step);                                                             \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                            \
+        const BlockPlace<SPREAD> at(per_key);                                                                       \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
         const int* const table = block_table + (size_t)at.row * L;                                                  \
         wait_for_previous_launch();                                                                                 \
         const int slot = slots[at.row];                                                                             \
         const int entry = entry_of(cache, table, L, at.first_token());                                              \
-        const int length = checked_length(context_lens[at.row], cache, L);                                          \
         const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                    \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
         source.row = {q + first, k + of_key, v + of_key, q_weight, k_weight, is_kept ? k_cache + to : nullptr,      \
                       is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};               \
-        const Row row{q + first, out + first, table, at.heads, at.key_head, length, gate ? gate + first : nullptr}; \
-        attend<D, SPREAD>(cache, row, entry, scale, \
-                          at.team_of<D>(sharing, most, scratch, zeros), source);          \
+        const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
+                      gate ? gate + first : nullptr};                                                               \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(most, scratch, zeros), source);                   \
     }
 
 PAGED_DECODE_FRESH(paged_decode_fresh, 64, false, ATTENTION_BOUNDS)

@@ -160,7 +160,7 @@ def _shared_launch(
     teams_a_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_A_BLOCK)
     teams, most = rows * teams_a_row, most_pieces(teams_a_row)
     shares = shares_of(teams, dims["L"] * dims["B"], most, ranks)
-    grid = (shares.sharing * teams * (ranks if shares.is_spread else 1), 1, 1)
+    grid = (rows * (ranks if shares.is_spread else 1), teams_a_row, shares.sharing)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
     slices = teams * ceil_div(most, ranks)
     if shares.sharing > 1 and shares.is_spread:
@@ -170,7 +170,7 @@ def _shared_launch(
     return LaunchPlan(
         spread if shares.is_spread else f"{name}_d{dims['D']}",
         grid,
-        (*tensors, *workspace, *numbers, teams, shares.sharing, most),
+        (*tensors, *workspace, *numbers, most),
         dynamic_shared_bytes=_shared_bytes(shares.is_spread, _capability_of(bound.views["q"].device)),
     )
 
@@ -181,7 +181,7 @@ _SIZES = ("i32", "i32", "u32", "i32", "i32", "i32")  # of paged_sizes
 def entry_points(name: str, pointers: int, counts: int) -> tuple[EntryPoint, ...]:
     """Return the entry points of a source: for each head size one of blocks and one of clusters; and one for any."""
     numbers = ("f32", *("i32",) * counts, *_SIZES)
-    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + numbers + ("i32",) * 3)
+    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + (*numbers, "i32"))
     return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + numbers + ("i32",)))
 
 
@@ -228,7 +228,7 @@ DECODE_FRESH = AttentionKernel(
     FOLDER / "fresh.cu",
     _shared_entries(
         "paged_decode_fresh",
-        ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64", "i32", "i32", *_SIZES) + ("i32",) * 3,
+        ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64", "i32", "i32", *_SIZES, "i32"),
     ),
     _plan_fresh,
     include_dirs=(INCLUDE_DIR,),

@@ -13,18 +13,17 @@
         const __nv_bfloat16* gate,                 /* [S, Hq, D], or none */                                        \
         __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                 \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, \
-        int teams, int sharing, int most) { \
+        float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int most) {                   \
         allow_next_launch();                                                                                        \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                            \
+        const BlockPlace<SPREAD> at(per_key);                                                                       \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)at.row * L;                                                  \
         wait_for_previous_launch();                                                                                 \
         const int entry = entry_of(cache, table, L, at.first_token());                                              \
-        const int length = checked_length(context_lens[at.row], cache, L);                                          \
-        const Row row{q + first, out + first, table, at.heads, at.key_head, length, gate ? gate + first : nullptr}; \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(sharing, most, scratch, zeros));                  \
+        const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
+                      gate ? gate + first : nullptr};                                                               \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(most, scratch, zeros));                           \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
@@ -53,6 +52,6 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const size_t first = (size_t)blockIdx.x * D;
     const int length = checked_length(context_lens[sequence], cache, L);
     const int* const table = block_table + (size_t)sequence * L;
-    const Row row{q + first, out + first, table, 1, head / per_key, length, gate ? gate + first : nullptr};
+    const Row row{q + first, out + first, table, L, 1, head / per_key, length, gate ? gate + first : nullptr};
     attend_any(cache, row, scale, D);
 }

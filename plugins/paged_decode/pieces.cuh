@@ -150,7 +150,9 @@ struct Target {
         const float own = is_odd ? of_heads.y : of_heads.x;
         const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
         const float weight = is_odd ? stats[1].y : stats[0].y, inverse = __frcp_rn(weight);
-        const float low = __fmul_rn(is_odd ? got : own, inverse), high = __fmul_rn(is_odd ? own : got, inverse);
+        // -0 becomes 0: it depends on how a row is shared out.
+        const float low = __fmul_rn(__fadd_rn(is_odd ? got : own, 0.0f), inverse);
+        const float high = __fmul_rn(__fadd_rn(is_odd ? own : got, 0.0f), inverse);
         u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
         if (row.gate != nullptr)
             words = bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
@@ -181,14 +183,6 @@ struct Held {
         for (int j = 0; j < D / 64; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) total[j][i] = mix(total[j][i], part[j][i], shares[i & 1]);
-    }
-
-    // Makes -0 0, as whoever is sent it reads it (Mail).
-    __device__ __forceinline__ void seal() {
-#pragma unroll
-        for (int j = 0; j < D / 64; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], 0.0f);
     }
 
     __device__ __forceinline__ void write(const Row& row) const {
@@ -292,12 +286,12 @@ struct Unit {
     float2 total = make_float2(0.0f, 0.0f);
     Running of_head[2];
 
-    __device__ __forceinline__ void take(float2 value, float4 stats) {
+    // Nothing changes, but for -0, where there is nothing: no branch, so that one does not wait for another.
+    __device__ __forceinline__ void take(float2 value, float4 stats, bool exists = true) {
+        if (!exists) value = make_float2(0.0f, 0.0f), stats = make_float4(NO_TOP, 0.0f, NO_TOP, 0.0f);
         total.x = mix(total.x, value.x, of_head[0].take(make_float2(stats.x, stats.y)));
         total.y = mix(total.y, value.y, of_head[1].take(make_float2(stats.z, stats.w)));
     }
-    // As Held has it.
-    __device__ __forceinline__ void seal() { total = make_float2(__fadd_rn(total.x, 0.0f), __fadd_rn(total.y, 0.0f)); }
 };
 
 // Where a lane of an earlier group leaves its unit for the same lane of the last one. A word that is zero has not come:
@@ -334,8 +328,8 @@ __device__ __forceinline__ void take_mail(Unit& unit, const Team& team, int of_r
     constexpr int TOGETHER = 8;
 #pragma unroll 1
     for (int first = 0; first < groups; first += TOGETHER) {
-        uint2 values[TOGETHER];
-        uint4 stats[TOGETHER];
+        uint2 values[TOGETHER] = {};
+        uint4 stats[TOGETHER] = {};
         bool is_there;
         do {
             is_there = true;
@@ -354,11 +348,11 @@ __device__ __forceinline__ void take_mail(Unit& unit, const Team& team, int of_r
         } while (!__all_sync(0xffffffffu, is_there));
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
-            if (first + i >= groups) continue;
             unit.take(make_float2(Mail<D>::read(values[i].x), Mail<D>::read(values[i].y)),
                       make_float4(Mail<D>::read(stats[i].x), Mail<D>::read(stats[i].y), Mail<D>::read(stats[i].z),
-                                  Mail<D>::read(stats[i].w)));
-            Mail<D>(team, first + i, of_rank).clear();
+                                  Mail<D>::read(stats[i].w)),
+                      first + i < groups);
+            if (first + i < groups) Mail<D>(team, first + i, of_rank).clear();
         }
     }
 }
@@ -372,11 +366,9 @@ __device__ __forceinline__ void combine_ranks(const Incoming<D, SPREAD>& incomin
     Unit own;
 #pragma unroll
     for (int r = 0; r < RANKS; ++r)
-        if (r < pieces)
-            own.take(incoming.columns[r][Incoming<D, SPREAD>::place(warp)],
-                     *reinterpret_cast<const float4*>(&incoming.of_rank[r][2 * t]));
+        own.take(incoming.columns[r][Incoming<D, SPREAD>::place(warp)],
+                 *reinterpret_cast<const float4*>(&incoming.of_rank[r][2 * t]), r < pieces);
     if (cut.groups > 1) {
-        own.seal();
         if (team.index + 1 < cut.groups) {
             Mail<D>(team, team.index, warp).send(own);
             return;
@@ -391,33 +383,32 @@ __device__ __forceinline__ void combine_ranks(const Incoming<D, SPREAD>& incomin
     target.write<D>(own.total, stats);
 }
 
-// Which row, key head and eight of its query heads a block works on, and in which team. Grid: sharing * rows * key_heads *
-// ceil(per_key / 8), with SPREAD times RANKS; the first of every row first.
+// Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows, with SPREAD times
+// RANKS; key_heads * ceil(per_key / 8); sharing.
 template <bool SPREAD>
 struct BlockPlace {
-    int row, key_head, head, heads, team, rank, index;
+    int row, key_head, head, heads, rank;
 
-    __device__ __forceinline__ BlockPlace(int teams, int key_heads, int per_key) {
-        const int groups = (per_key + HEADS - 1) / HEADS, ranks = SPREAD ? RANKS : 1, place = blockIdx.x / ranks;
+    __device__ __forceinline__ explicit BlockPlace(int per_key) {
+        const int groups = (per_key + HEADS - 1) / HEADS, ranks = SPREAD ? RANKS : 1;
+        row = blockIdx.x / ranks;
         rank = blockIdx.x % ranks;
-        index = place / teams;
-        team = place % teams;
-        const int group = team % groups;
-        key_head = team / groups % key_heads;
-        row = team / groups / key_heads;
+        key_head = groups == 1 ? blockIdx.y : blockIdx.y / groups;
+        const int group = blockIdx.y - key_head * groups;
         head = key_head * per_key + group * HEADS;
         heads = min(HEADS, per_key - group * HEADS);
     }
 
     // The first token of this thread's tile.
     __device__ __forceinline__ int first_token() const {
-        return (index * RANKS + rank) * TOKENS + (threadIdx.x / 32) * TILE + threadIdx.x % TILE;
+        return ((int)blockIdx.z * RANKS + rank) * TOKENS + (threadIdx.x / 32) * TILE + threadIdx.x % TILE;
     }
 
     // This block's team; where several share a row it has scratch memory for ``most`` pieces, and counters or mail.
     template <int D>
-    __device__ __forceinline__ Team team_of(int sharing, int most, float* scratch, u32* zeros) const {
+    __device__ __forceinline__ Team team_of(int most, float* scratch, u32* zeros) const {
         const int groups = (most + RANKS - 1) / RANKS, words = SPREAD ? groups * RANKS * Mail<D>::WORDS : 1;
-        return {rank, index, sharing, most, scratch + (size_t)team * groups * Slice<D>::FLOATS, zeros + (size_t)team * words};
+        const size_t team = (size_t)row * gridDim.y + blockIdx.y;
+        return {rank, (int)blockIdx.z, (int)gridDim.z, most, scratch + team * groups * Slice<D>::FLOATS, zeros + team * words};
     }
 };

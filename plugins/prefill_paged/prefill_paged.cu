@@ -35,19 +35,18 @@ struct Prefix {
         const int* context_lens,                   /* [S] */                                                        \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                 \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, \
-        int teams, int sharing, int most) { \
+        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int most) {            \
         allow_next_launch();                                                                                        \
         wait_for_previous_launch();                                                                                 \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace<SPREAD> at(teams, Hk, per_key);                                                            \
+        const BlockPlace<SPREAD> at(per_key);                                                                       \
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
         const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token());                                  \
-        const int length = checked_length(prefix.length, cache, L);                                                 \
-        const Row row{q + first, out + first, table, at.heads, at.key_head, length, nullptr};                       \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(sharing, most, scratch, zeros));                  \
+        const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
+                      nullptr};                                                                                     \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(most, scratch, zeros));                           \
     }
 
 PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)
@@ -75,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
     const int head = blockIdx.x % (Hk * per_key);
     const Prefix prefix(cu_rows, context_lens, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;
-    const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, 1, head / per_key,
+    const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, L, 1, head / per_key,
                   checked_length(prefix.length, cache, L), nullptr};
     attend_any(cache, row, scale, D);
 }

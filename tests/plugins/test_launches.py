@@ -145,12 +145,12 @@ ATTENTION = {"paged_decode_spread_d128": CLUSTERED}
 
 def test_attention_has_a_cluster_for_every_eight_heads_of_a_key_head():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=100, P=200), ATTENTION)
-    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2 * 2 * 2 * 2 * 8, 1, 1))  # 2 groups of 8 pieces
+    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2 * 8, 2 * 2, 2))  # 2 groups of 8 pieces
 
 
 def test_attention_over_one_piece_is_the_work_of_one_block():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24), ATTENTION)
-    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2 * 2 * 2, 1, 1))
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2, 2 * 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_attention_shared_by_clusters_has_mail_for_every_group():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), ATTENTION)
     (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
     teams, ranks, groups = 2 * 2 * 2, 8, 32 // 8
-    assert plan.grid == (groups * teams * ranks, 1, 1)
+    assert plan.grid == (2 * ranks, 2 * 2, groups)
     assert mail.size_bytes == teams * groups * 4 * (
         8 * 128 + 128 // 8 * 2 * 8
     )  # FP32 of 8 heads; statistics with 8 columns
@@ -188,7 +188,7 @@ def test_attention_shared_by_blocks_has_scratch_for_every_group_and_counts_them(
     (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
     (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
     teams, groups = 2 * 2 * 2, 32  # of one piece each
-    assert (plan.entry, plan.grid) == ("paged_decode_d128", (groups * teams, 1, 1))
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2, 2 * 2, groups))
     assert slices.size_bytes == teams * groups * 4 * 8 * (128 + 2)
     assert counts.size_bytes == 4 * teams
 
@@ -246,9 +246,9 @@ def fresh(**sizes):
 def test_attention_from_projections_is_shared_out_like_attention():
     entries = {"paged_decode_fresh_spread_d128": CLUSTERED}
     (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24, L=100, P=200), entries)
-    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2 * 2 * 2 * 2 * 8, 1, 1))
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2 * 8, 2 * 2, 2))
     (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24), entries)
-    assert (plan.entry, plan.grid) == ("paged_decode_fresh_d128", (2 * 2 * 2, 1, 1))
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_d128", (2, 2 * 2, 1))
 
 
 def test_attention_from_projections_with_an_uncommon_head_size_is_refused():
