@@ -38,11 +38,12 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
     extern "C" __global__ void __launch_bounds__(THREADS) argmax_bf16_w##WIDTH(                                  \
         const bf16* logits, /* [M, V], not restrict: the launch before may write it */                           \
         int* out,           /* [M] */                                                                            \
-        u64* posts,         /* [M, blocks_a_row], zeros before and after */                                      \
-        int V, int blocks_a_row) {                                                                               \
+        u64* posts,         /* [M, blocks of a row: 1 << row_bits], zeros before and after */                    \
+        int V, int row_bits) {                                                                                   \
         __shared__ Best of_warp[WARPS];                                                                          \
-        const size_t row = blockIdx.x / blocks_a_row;                                                            \
-        const int block = blockIdx.x % blocks_a_row, pieces = V / WIDTH, step = THREADS * PARALLEL;              \
+        const size_t row = blockIdx.x >> row_bits;                                                               \
+        const int blocks = 1 << row_bits, block = blockIdx.x & (blocks - 1);                                     \
+        const int pieces = V / WIDTH, step = THREADS * PARALLEL;                                                 \
         const int lane = threadIdx.x % 32;                                                                       \
         allow_next_launch();                                                                                     \
         wait_for_previous_launch();                                                                              \
@@ -50,7 +51,7 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
         float best = __int_as_float(0xFF800000);                                                                 \
         Raw<WIDTH> best_raw = {};                                                                                \
         int best_piece = -1;                                                                                     \
-        for (int first = block * step + threadIdx.x; first < pieces; first += blocks_a_row * step) {             \
+        for (int first = block * step + threadIdx.x; first < pieces; first += blocks * step) {                   \
             Raw<WIDTH> raw[PARALLEL];                                                                            \
             _Pragma("unroll") for (int i = 0; i < PARALLEL; ++i)                                                 \
                 if (first + i * THREADS < pieces) raw[i] = load_raw<WIDTH>(logits + row * V, first + i * THREADS); \
@@ -72,8 +73,8 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
         __syncthreads();                                                                                         \
         if (threadIdx.x >= 32) return;                                                                           \
         own = best_of_warp(lane < WARPS ? of_warp[lane] : Best{0, NOWHERE});                                     \
-        u64* const of_block = posts + row * blocks_a_row;                                                        \
-        const int others = blocks_a_row - 1;                                                                     \
+        u64* const of_block = posts + row * blocks;                                                              \
+        const int others = blocks - 1;                                                                           \
         if (block < others) {                                                                                    \
             if (lane == 0)                                                                                       \
                 asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(of_block + block), "l"(packed(own)) : "memory"); \

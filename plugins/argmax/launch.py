@@ -10,8 +10,8 @@ from kernel_muster.registry.backends.workspace import Counters
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
-# argmax.cu: loads of a block that are on their way together, and blocks whose words a warp waits for at once.
-_LOADS_A_BLOCK, _MOST_BLOCKS = 1024, 32
+# argmax.cu: loads of a block that are on their way together; a warp waits for the words of 32 blocks at once.
+_LOADS_A_BLOCK, _MOST_BITS = 1024, 5
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -19,11 +19,12 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     if width == 0:
         raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
     vector = width_of(width)
-    blocks = min(_MOST_BLOCKS, ceil_div(width // vector, _LOADS_A_BLOCK))
+    bits = min(_MOST_BITS, (ceil_div(width // vector, _LOADS_A_BLOCK) - 1).bit_length())
     # One block of a row waits for its others, which must find room beside all that wait.
     if rows > multiprocessors_of(bound.views["logits"].device):
-        blocks = 1
-    arguments = (bound.views["logits"], bound.views["out"], Counters(8 * rows * blocks, "posts"), width, blocks)
+        bits = 0
+    blocks = 1 << bits
+    arguments = (bound.views["logits"], bound.views["out"], Counters(8 * rows * blocks, "posts"), width, bits)
     return LaunchPlan(f"argmax_bf16_w{vector}", (rows * blocks, 1, 1), arguments)
 
 

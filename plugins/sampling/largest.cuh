@@ -43,11 +43,12 @@ struct Share {
     int least, places, tops;  // a block's rank of its floor, words of its posts, and what its warps mark
 
     // For the ``wanted`` largest of a row of V. A block has about its share of them, seldom 7 more than twice that.
-    __device__ __forceinline__ Share(u64* all, int V, int blocks, int stride, int wanted)
-        : posts(all + (size_t)(blockIdx.x / blocks) * blocks * stride), blocks(blocks), block(blockIdx.x % blocks),
-          stride(stride), width(piece_width(V)), pieces(V / width),
-          first((threadIdx.x / 32 * blocks + block) * 32 + threadIdx.x % 32), step(WARPS * blocks * 32) {
-        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns / blocks, 1), WARPS);
+    __device__ __forceinline__ Share(u64* all, int V, int row_bits, int stride, int wanted)
+        : blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), stride(stride), width(piece_width(V)),
+          pieces(width == 8 ? V / 8 : V), first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32),
+          step(WARPS * 32 << row_bits) {
+        posts = all + ((size_t)(blockIdx.x >> row_bits) * stride << row_bits);
+        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns >> row_bits, 1), WARPS);
         least = min(wanted, 2 * ((wanted + busy - 1) / busy) + 7);
         places = (ENTRIES + 2 * least + 31) / 32 * 32;
         tops = min((2 * least + warps - 1) / warps, 32);

@@ -30,7 +30,7 @@ def _check_logits(bound: Bound) -> None:
 
 @frozen
 class Shares:
-    """How many blocks a row has, and the words that each posts for the block that merges (largest.cuh)."""
+    """How many blocks a row has, a power of two, and the words that each posts for the merging one (largest.cuh)."""
 
     blocks: int
     stride: int
@@ -46,7 +46,7 @@ def shares_of(rows: int, width: int, wanted: int, entry: EntryResources, multipr
     pieces = width // width_of(width)
     at_once = multiprocessors * (_THREADS_A_MULTIPROCESSOR // threads)
     teams = min(_MOST_BLOCKS // team, at_once // max(rows * team, 1), ceil_div(pieces, threads * team))
-    blocks = team * max(1, teams if wanted <= MOST_WANTED else 1)
+    blocks = team << max(teams if wanted <= MOST_WANTED else 1, 1).bit_length() - 1
     busy = min(blocks, ceil_div(pieces, _WARP))
     least = min(wanted, MOST_WANTED, 2 * ceil_div(min(wanted, MOST_WANTED), busy) + 7)
     return Shares(blocks, _WARP * ceil_div(2 * least + 2, _WARP))
@@ -60,7 +60,7 @@ def _shared_out(
     device = views["logits"].device
     shares = shares_of(rows, bound.dims["V"], wanted, entries[entry], multiprocessors_of(device))
     posts = Counters(8 * rows * shares.blocks * shares.stride, "posts")
-    arguments = (*(views[name] for name in names), posts, *numbers, shares.blocks, shares.stride)
+    arguments = (*(views[name] for name in names), posts, *numbers, shares.blocks.bit_length() - 1, shares.stride)
     return LaunchPlan(entry, (rows * shares.blocks, 1, 1), arguments)
 
 

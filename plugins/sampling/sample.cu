@@ -130,19 +130,19 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    u64* posts,                // [M, blocks, stride], zeros before and after
-    float unit, int V, int blocks, int stride) {
+    u64* posts,                // [M, 1 << row_bits, stride], zeros before and after
+    float unit, int V, int row_bits, int stride) {
     __shared__ Ranking shared;
     begin_team(shared);
     allow_next_launch();
     wait_for_previous_launch();
-    const size_t m = blockIdx.x / blocks;
+    const size_t m = blockIdx.x >> row_bits;
     const Row row{logits + m * V, V, team_rank(), shared};
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     if (limits.top_k >= V) limits.top_k = 0;  // all
     bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     const bool has_top_k = limits.top_k > 0, has_few = has_top_k && limits.top_k <= MOST_WANTED;
-    const Share share(posts, V, blocks, stride, !is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
+    const Share share(posts, V, row_bits, stride, !is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
 
     // Stage 1: the largest of every block, and where all can be drawn the mass of all.
     post_largest(shared, row.logits, share);

@@ -78,18 +78,18 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
     const bf16* logits,  // [M, V], not restrict: the launch before may write it
     float* out_values,   // [M, k]
     int* out_ids,        // [M, k], written and read by all blocks of a row
-    u64* posts,          // [M, blocks, stride], zeros before and after
-    int V, int k, int blocks, int stride) {
+    u64* posts,          // [M, 1 << row_bits, stride], zeros before and after
+    int V, int k, int row_bits, int stride) {
     __shared__ Ranking shared;
     begin_team(shared);
     allow_next_launch();
     wait_for_previous_launch();
-    const size_t m = blockIdx.x / blocks;
+    const size_t m = blockIdx.x >> row_bits;
     const Row row{logits + m * V, V, team_rank(), shared};
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     if (k <= MOST_WANTED) {
-        const Share share(posts, V, blocks, stride, k);
+        const Share share(posts, V, row_bits, stride, k);
         post_largest(shared, row.logits, share);
         if (!share.is_last_team()) return;
         u32 verdict = 0;

@@ -173,7 +173,7 @@ TEAMS, ALONE = EntryResources(64, 0, 0, 512, (8, 1, 1), (), 3), EntryResources(6
         (1, 248_320, 129, TEAMS, (8, 96)),  # one cluster ranks them all
         (1, 64, 20, TEAMS, (8, 64)),  # one block has them all
         (1, 4097, 20, TEAMS, (16, 32)),
-        (1, 248_320, 20, ALONE, (31, 32)),
+        (1, 248_320, 20, ALONE, (16, 32)),
         (200, 248_320, 20, ALONE, (1, 64)),
         (0, 64, 4, TEAMS, (8, 32)),
     ],
@@ -192,7 +192,7 @@ def test_posts_of_all_blocks_leave_room_to_bring_them_together(entry):
 
 
 def test_argmax_of_more_rows_than_multiprocessors_has_blocks_that_wait_for_none():
-    for rows, blocks in ((1, 31), (132, 31), (133, 1)):
+    for rows, blocks in ((1, 32), (132, 32), (133, 1)):
         logits, out = np.zeros((rows, 248_320), BF16), np.zeros(rows, np.int32)
         contract = argmax.contracts.ARGMAX
         (plan,) = argmax.launch.ARGMAX.plan(contract.signature.bind("test", (), {"logits": logits, "out": out}), {})
