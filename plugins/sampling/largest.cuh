@@ -42,13 +42,15 @@ struct Share {
     int first, step;          // of this thread's pieces
     int least, places, tops;  // a block's rank of its floor, words of its posts, and what its warps mark
 
-    // For the ``wanted`` largest of a row of V. A block has about its share of them, seldom 7 more than twice that.
-    __device__ __forceinline__ Share(u64* all, int V, int row_bits, int stride, int wanted)
+    __device__ __forceinline__ Share(u64* all, int V, int row_bits, int stride)
         : blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), stride(stride), width(piece_width(V)),
           pieces(width == 8 ? V / 8 : V), first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32),
           step(WARPS * 32 << row_bits) {
         posts = all + ((size_t)(blockIdx.x >> row_bits) * stride << row_bits);
-        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns >> row_bits, 1), WARPS);
+    }
+    // For the ``wanted`` largest of the row. A block has about its share of them, seldom 7 more than twice that.
+    __device__ __forceinline__ void want(int wanted) {
+        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns / blocks, 1), WARPS);
         least = min(wanted, 2 * ((wanted + busy - 1) / busy) + 7);
         places = (ENTRIES + 2 * least + 31) / 32 * 32;
         tops = min((2 * least + warps - 1) / warps, 32);
@@ -146,7 +148,7 @@ __device__ __forceinline__ void rank_tops(const Ranking& shared, int each, u32 r
 
 // --- the blocks of a row ---
 
-// First of all, by all threads; the cluster is awaited before anything is told.
+// By all threads, before the block first meets; the cluster is awaited before anything is told.
 __device__ __forceinline__ void begin_team(Ranking& shared) {
     if (threadIdx.x == 0) {
         shared.floor = shared.largest = shared.reached = 0;
@@ -156,9 +158,8 @@ __device__ __forceinline__ void begin_team(Ranking& shared) {
     cluster_arrive_relaxed();
 }
 
-// Posts the largest of this block's share.
-__device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, const Share& share) {
-    const u32 own = largest_key(row, share, [] { cluster_wait(); });
+// Posts the largest of this block's share, of which ``own`` is the thread's.
+__device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, const Share& share, u32 own) {
     mark_tops(shared, own, share.tops);
     __syncthreads();
     rank_tops(shared, share.tops, share.least, shared.floor, shared.largest);

@@ -133,23 +133,26 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     u64* posts,                // [M, 1 << row_bits, stride], zeros before and after
     float unit, int V, int row_bits, int stride) {
     __shared__ Ranking shared;
-    begin_team(shared);
     allow_next_launch();
     wait_for_previous_launch();
     const size_t m = blockIdx.x >> row_bits;
     const Row row{logits + m * V, V, team_rank(), shared};
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
+
+    // Stage 1: the largest of every block, and where all can be drawn the mass of all. What waits for the limits comes after
+    // the loads.
+    Share share(posts, V, row_bits, stride);
+    const u32 own = largest_key(row.logits, share, [&] { begin_team(shared); });
     if (limits.top_k >= V) limits.top_k = 0;  // all
     bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     const bool has_top_k = limits.top_k > 0, has_few = has_top_k && limits.top_k <= MOST_WANTED;
-    const Share share(posts, V, row_bits, stride, !is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
-
-    // Stage 1: the largest of every block, and where all can be drawn the mass of all.
-    post_largest(shared, row.logits, share);
+    share.want(!is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
+    post_largest(shared, row.logits, share, own);
     Softmax softmax{0.0f, rate_of(limits.temperature), unit};
     u64 mass_of_all = 0;
     if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, softmax);
     if (!share.is_last_team()) return;
+    cluster_wait();
 
     // Stage 2: the token, if it is among these.
     u32 verdict = 0;

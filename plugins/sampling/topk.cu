@@ -81,7 +81,6 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
     u64* posts,          // [M, 1 << row_bits, stride], zeros before and after
     int V, int k, int row_bits, int stride) {
     __shared__ Ranking shared;
-    begin_team(shared);
     allow_next_launch();
     wait_for_previous_launch();
     const size_t m = blockIdx.x >> row_bits;
@@ -89,9 +88,12 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     if (k <= MOST_WANTED) {
-        const Share share(posts, V, row_bits, stride, k);
-        post_largest(shared, row.logits, share);
+        Share share(posts, V, row_bits, stride);
+        const u32 own = largest_key(row.logits, share, [&] { begin_team(shared); });
+        share.want(k);
+        post_largest(shared, row.logits, share, own);
         if (!share.is_last_team()) return;
+        cluster_wait();
         u32 verdict = 0;
         if (row.rank == 0) {
             const int listed = merge_largest(shared, share, k);
@@ -103,9 +105,7 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
             verdict = k > listed;
         }
         if (told(shared, row.rank, verdict) == 0) return;
-    } else {
-        cluster_wait();  // launch.py gives a row one cluster
-    }
+    }  // else launch.py gives a row one cluster
     __syncthreads();  // the list is read no more
     select(row, k, ids);
     if (row.rank == 0) sort_and_write(row.logits, k, ids, values, shared.list);
