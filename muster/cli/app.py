@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from kernel_muster._version import __version__
-from kernel_muster.cli.exits import INTERRUPTED, command, complain
+from kernel_muster.cli.exits import INTERRUPTED, USAGE, command, complain
 from kernel_muster.cli.output import discard_stdout
 
 _HELP = "Account for every GPU kernel that a model asks for at boot, or refuse the boot."
@@ -83,4 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         discard_stdout()
+    except OSError as error:  # help or a usage error, which no command of ours writes
+        discard_stdout()
+        complain(f"error: help and usage errors cannot be written: {error.strerror or error}")
+        return USAGE
     return 0

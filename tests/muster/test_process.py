@@ -77,15 +77,29 @@ def test_reader_that_goes_away_leaves_the_verdict_and_no_noise(cli: Any) -> None
     assert (process.wait(60), noise) == (0, b"")
 
 
-def test_full_disk_is_no_success(cli: Any) -> None:
+@pytest.mark.parametrize(("arguments", "what"), [
+    (("manifest", "schema"), "stdout"), (("--version",), "stdout"), (("--help",), "help and usage errors"),
+    (("plugins", "--help"), "help and usage errors"),
+])  # fmt: skip
+def test_full_disk_is_no_success(cli: Any, arguments: tuple[str, ...], what: str) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with full.open("w") as stream:
-        command = [sys.executable, "-m", "kernel_muster", "manifest", "schema"]
+        command = [sys.executable, "-m", "kernel_muster", *arguments]
         done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, cwd=cli.folder, check=False)
     assert done.returncode == 2
-    assert done.stderr == "muster: error: stdout cannot be written: No space left on device\n"
+    assert done.stderr == f"muster: error: {what} cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [("plugins", "--nope"), ("models", "a", "b"), ("diff",), ("nope",)])
+def test_usage_error_that_cannot_be_written_is_one_all_the_same(cli: Any, arguments: tuple[str, ...]) -> None:
+    if not (full := Path("/dev/full")).exists():
+        pytest.skip("this system has no /dev/full")
+    with full.open("w") as stream:
+        command = [sys.executable, "-m", "kernel_muster", *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, text=True, cwd=cli.folder, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_terminal_gets_colour_and_a_pipe_does_not(cli: Any) -> None:
