@@ -131,14 +131,17 @@ __device__ __forceinline__ void dense_tile(const __nv_bfloat16* __restrict__ wei
 #pragma unroll
     for (int d = 0; d < S::DEPTH; ++d) ring[d] = load_weight(weight, n0 + g, N, K, first + d * step);
     wait_for_previous_launch();
+    constexpr int AT_ONCE = S::RANKS > 1 ? S::DEPTH : 1;  // blocks of x on their way together
 #pragma unroll 1
     for (int k = first; k < K + t * 16; k += S::DEPTH * step) {  // the same number of rounds for all lanes of a warp
+        uint4 xs[AT_ONCE][NT][2];
+#pragma unroll
+        for (int d = 0; d < AT_ONCE; ++d) load_rows<NT>(xs[d], x, x_stride, M, K, g, k + d * step);
 #pragma unroll
         for (int d = 0; d < S::DEPTH; ++d) {
-            if (S::RANKS > 1 && d > 0 && k + d * step >= K + t * 16) continue;
-            uint4 xs[NT][2];
-            load_rows<NT>(xs, x, x_stride, M, K, g, k + d * step);
-            multiply<NT>(c, ring[d], xs);
+            if (AT_ONCE == 1 && d > 0) load_rows<NT>(xs[0], x, x_stride, M, K, g, k + d * step);
+            if (AT_ONCE > 1 && k + d * step >= K + t * 16) continue;
+            multiply<NT>(c, ring[d], xs[d % AT_ONCE]);
             ring[d] = load_weight(weight, n0 + g, N, K, k + (S::DEPTH + d) * step);
         }
     }
