@@ -265,6 +265,7 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
                                            Meanwhile& meanwhile, Store store) {
     using S = typename P::template ShapeOf<NT>;
     constexpr int COLUMNS = SIDES * S::TILES * TILE_N, PLACES = COLUMNS / JOINT, THREADS = SIDES * P::WARPS * 32;
+    constexpr int UNROLL = PLACES * NT * 8 >= 4 * THREADS ? 4 : 1;  // rounds of stores for all rows
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
     __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
 #if __CUDA_ARCH__ >= 900
@@ -300,7 +301,7 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     }
 #endif
     __syncthreads();
-#pragma unroll 1
+#pragma unroll UNROLL
     for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
         const int row = i / PLACES, column = i % PLACES;
         float sums[JOINT] = {};
@@ -324,7 +325,7 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     if constexpr (P::CLUSTER > 1) {
         if (rank != 0) return;
         arrival.wait();
-#pragma unroll 1
+#pragma unroll UNROLL
         for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
             const int row = i / PLACES, column = i % PLACES;
             float sums[JOINT] = {};
@@ -344,8 +345,8 @@ template <int NT, class P, int SIDES = 1, class Store, class Meanwhile>
 __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
                                            float scale, int M, int N, int K, int group, int rank, Store store,
                                            Meanwhile& meanwhile) {
-    constexpr int TILES = P::template ShapeOf<NT>::TILES;
-    const size_t tile_bytes = (size_t)((K + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
+    constexpr int TILES = P::template ShapeOf<NT>::TILES, DEPTH = P::template ShapeOf<NT>::STATIC_K;
+    const size_t tile_bytes = (size_t)(((DEPTH > 0 ? DEPTH : K) + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
     const int last = (N - 1) / TILE_N, first = group * SIDES * TILES * TILE_N;
     const int own = SIDES == 1 ? group : group * SIDES + threadIdx.x / (P::WARPS * 32);
     const u8* tiles[TILES];
