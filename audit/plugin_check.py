@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import field
 from typing import IO, Any, Literal
 
-from kernel_muster.audit.plugin_steps import is_refusing
+from kernel_muster.audit.plugin_steps import USAGE_CODE, is_refusing
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.verdict import judge
-from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.values import frozen
 
@@ -135,6 +135,8 @@ def check_plugin(
             collected.add(step, [_died(step, ended, seconds)], ended.seconds)
             if step["kind"] == "load":
                 break
+        elif not collected.has_ended and ended.code == USAGE_CODE:
+            raise UsageError(ended.log.splitlines()[-1] if ended.log else "the check cannot begin")
         elif not collected.has_ended and len(collected.done) == before:
             raise MusterError(f"the child process of the check ended with {_how(ended.code)}:\n{ended.log}")
     return _report(distribution, version, collected)

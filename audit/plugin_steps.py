@@ -29,7 +29,7 @@ from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
@@ -43,6 +43,8 @@ from kernel_muster.registry.watch import cause_chain
 
 Kind = Literal["install", "load", "contract", "compile", "plan", "prove"]
 _PR_SET_PDEATHSIG = 1
+#: How this process ends where it cannot begin as it is asked to: the parent's caller gets to hear why.
+USAGE_CODE = 64
 #: What "sm_80+" is compiled for, besides the architecture that it names.
 ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
 
@@ -364,4 +366,4 @@ if __name__ == "__main__":
         main(**arguments)
     except MusterError as error:
         sys.stderr.write(f"{error}\n")
-        os._exit(70)
+        os._exit(USAGE_CODE if isinstance(error, UsageError) else 70)

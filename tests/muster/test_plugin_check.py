@@ -314,6 +314,16 @@ def test_planner_that_gives_no_launch_is_refused_without_a_device(check, monkeyp
     assert codes(report) == [("BAD_SPEC", "acme::a")]
 
 
+def test_cache_folder_that_cannot_be_used_is_a_usage_error(cli, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "file" / "cubins"))
+    cli.install(source(f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_90a",))', head=CUDA), "acme")
+    ran = cli("plugin", "check", "acme")
+    assert (ran.code, ran.out) == (2, "")
+    assert "cubins: it cannot be made: Not a directory" in ran.err
+    assert "bug in kernel-muster" not in ran.err
+
+
 def test_device_kernels_without_a_device_are_skipped_with_the_reason(check, monkeypatch, tmp_path):
     monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
     _, no_device = resolve_target(None)
