@@ -1,8 +1,13 @@
 """Tests that need a GPU: deselected where no CUDA driver answers. All else that is missing there is a failure."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import kernel_muster as km
+import numpy as np
 import pytest
+from kernel_muster.audit.proofs import device_memory
 from kernel_muster.registry.target import read_devices
 
 
@@ -20,3 +25,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not _has_device():
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of compiled kernels of this run: each is compiled once for all modules."""
+    return str(tmp_path_factory.mktemp("cache") / "cubins")
+
+
+@pytest.fixture(scope="module")
+def kernels(cache: str) -> Any:
+    """Return the registry of the device."""
+    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
+
+
+@pytest.fixture(scope="module")
+def launched(kernels: Any) -> Callable[..., dict[str, np.ndarray]]:
+    """Return what launches a key on copies of host arrays and gives them back.
+
+    Of an argument ``(array, used)`` the kernel gets the first ``used`` rows only, and all of it comes back.
+    """
+
+    def launched(key: str, **arguments: Any) -> dict[str, np.ndarray]:
+        handle, memory = kernels.kernel(*key.split("::")), device_memory(0)
+        used = {name: value[1] for name, value in arguments.items() if isinstance(value, tuple)}
+        given = {name: value[0] if name in used else value for name, value in arguments.items()}
+        arrays = {name: memory.to(value) for name, value in given.items() if isinstance(value, np.ndarray)}
+        handle(**{**given, **arrays, **{name: arrays[name][:rows] for name, rows in used.items()}})
+        memory.wait()
+        return {name: memory.back(array) for name, array in arrays.items()}
+
+    return launched

@@ -46,11 +46,6 @@ def built(name: str, target: str, cache: str, **levers: str) -> tuple[Model, Loo
     return model, boot.kernels
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache") / "cubins")
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request: pytest.FixtureRequest, cache: str) -> Iterator[tuple[Model, DecodeEngine, Lookups]]:
     """Return the host's model, and an engine of the same model on the device."""

@@ -97,20 +97,10 @@ def codes(session):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache") / "cubins")
-
-
-@pytest.fixture(scope="module")
 def cupy():
     import cupy
 
     return cupy
-
-
-@pytest.fixture(scope="module")
-def kernels(cache):
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
 @pytest.fixture

@@ -28,9 +28,8 @@ WEIGHTS = SyntheticWeights(3)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Callable[..., dict[str, int]]:
+def run(cache: str) -> Callable[..., dict[str, int]]:
     """Return what projects so many rows under levers, checks the result, and tells which arms ran."""
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
 
     def project(rows: int, phase: str = "decode", **levers: object) -> dict[str, int]:
         # No weight here is large: none shall count as small or tiny unless the test says so.

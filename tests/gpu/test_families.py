@@ -3,7 +3,6 @@
 import importlib
 import pkgutil
 
-import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
@@ -22,12 +21,6 @@ FAMILIES = sorted(
 )
 MODULES = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in FAMILIES]
 KEYS = sorted({spec.key for module in MODULES for spec in module.muster_kernels() if is_device_backend(spec.backend)})
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
 @pytest.fixture
@@ -57,17 +50,6 @@ BF16 = ml_dtypes.bfloat16
 OUTSIDE = pytest.mark.parametrize("wrong", [-7, 5, 1000, 2**31 - 1, -(2**31)])
 
 
-def launched(kernels, key, **arguments):
-    """Launch on copies and return them. Of an argument ``(array, used)`` the kernel gets the first rows only."""
-    handle, memory = kernels.kernel(*key.split("::")), device_memory(0)
-    used = {name: value[1] for name, value in arguments.items() if isinstance(value, tuple)}
-    arguments = {name: value[0] if name in used else value for name, value in arguments.items()}
-    arrays = {name: memory.to(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    handle(**{**arguments, **arrays, **{name: arrays[name][:rows] for name, rows in used.items()}})
-    memory.wait()
-    return {name: memory.back(array) for name, array in arrays.items()}
-
-
 def numbers(*shape):
     return np.random.default_rng(1).standard_normal(shape).astype(BF16)
 
@@ -78,20 +60,20 @@ def full(shape, value, dtype=BF16):
 
 @OUTSIDE
 @pytest.mark.parametrize("width", [64, 65])
-def test_gather_of_an_id_outside_the_table_gives_zeros(kernels, wrong, width):
+def test_gather_of_an_id_outside_the_table_gives_zeros(launched, wrong, width):
     table = numbers(5, width)
     ids = np.array([4, wrong, 0], np.int32)
-    out = launched(kernels, "embedding::gather", table=table, ids=ids, out=full((3, width), 9))["out"]
+    out = launched("embedding::gather", table=table, ids=ids, out=full((3, width), 9))["out"]
     assert np.array_equal(out, [table[4], np.zeros(width), table[0]])
 
 
 @OUTSIDE
 @pytest.mark.parametrize("width", [16, 5])
-def test_append_to_a_slot_outside_the_cache_keeps_nothing(kernels, wrong, width):
+def test_append_to_a_slot_outside_the_cache_keeps_nothing(launched, wrong, width):
     k, v = numbers(3, 2, width), numbers(3, 2, width) + BF16(1)
     pool = full((1500, 1, 2, width), 9)
     slots = np.array([wrong, 4, -1], np.int32)
-    got = launched(kernels, "kv_cache::kv_cache_append", k=k, v=v, slots=slots, k_cache=(pool, 5), v_cache=(pool, 5))
+    got = launched("kv_cache::kv_cache_append", k=k, v=v, slots=slots, k_cache=(pool, 5), v_cache=(pool, 5))
     for name, rows in (("k", k), ("v", v)):
         expected = pool.copy()
         expected[4, 0] = rows[1]
@@ -100,10 +82,10 @@ def test_append_to_a_slot_outside_the_cache_keeps_nothing(kernels, wrong, width)
 
 @OUTSIDE
 @pytest.mark.parametrize(("channels", "taps"), [(16, 4), (5, 3)])
-def test_convolution_in_a_slot_outside_the_pool_is_padding(kernels, wrong, channels, taps):
+def test_convolution_in_a_slot_outside_the_pool_is_padding(launched, wrong, channels, taps):
     pool = full((1500, channels, taps - 1), 9)
     got = launched(
-        kernels, "causal_conv1d::causal_conv1d_update", x=numbers(2, channels), weight=numbers(channels, taps),
+        "causal_conv1d::causal_conv1d_update", x=numbers(2, channels), weight=numbers(channels, taps),
         state=(pool, 5), slots=np.array([wrong, -1], np.int32), out=full((2, channels), 9),
     )  # fmt: skip
     assert not got["out"].any()
@@ -112,11 +94,11 @@ def test_convolution_in_a_slot_outside_the_pool_is_padding(kernels, wrong, chann
 
 @pytest.mark.parametrize("offsets", [[0, 9, 3], [-5, 2, 1000], [2**31 - 1, 0, 3], [3, 2, 1], [0, -(2**31), 3]])
 @pytest.mark.parametrize(("channels", "taps"), [(16, 4), (5, 3)])
-def test_convolution_of_rows_that_do_not_rise_stays_inside(kernels, offsets, channels, taps):
+def test_convolution_of_rows_that_do_not_rise_stays_inside(launched, offsets, channels, taps):
     pool, rows = full((9, channels, taps - 1), 9), full((9, channels), 9)
     states = full((9, channels, taps - 1), 9)
     got = launched(
-        kernels, "causal_conv1d::causal_conv1d_verify_n", x=numbers(3, channels), cu_rows=np.array(offsets, np.int32),
+        "causal_conv1d::causal_conv1d_verify_n", x=numbers(3, channels), cu_rows=np.array(offsets, np.int32),
         weight=numbers(channels, taps), state=(pool, 2), slots=np.array([1, 0], np.int32), out=(rows, 3),
         out_states=(states, 3),
     )  # fmt: skip
@@ -126,30 +108,30 @@ def test_convolution_of_rows_that_do_not_rise_stays_inside(kernels, offsets, cha
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**31)])
-def test_rope_leaves_a_row_with_a_negative_position(kernels, wrong):
+def test_rope_leaves_a_row_with_a_negative_position(launched, wrong):
     q, k = numbers(2, 2, 16), numbers(2, 1, 16)
     positions = np.array([wrong, 3], np.int32)
-    got = launched(kernels, "rope::rope_forward", q=q, k=k, positions=positions, rotary_dim=16, theta=1e4)
+    got = launched("rope::rope_forward", q=q, k=k, positions=positions, rotary_dim=16, theta=1e4)
     for name, before in (("q", q), ("k", k)):
         assert np.array_equal(got[name][0], before[0])
         assert not np.array_equal(got[name][1], before[1])
 
 
 @pytest.mark.parametrize("width", [4096, 4097])
-def test_argmax_passes_over_nan_and_a_row_of_nothing_else_is_zero(kernels, width):
+def test_argmax_passes_over_nan_and_a_row_of_nothing_else_is_zero(launched, width):
     logits = numbers(3, width)
     logits[0, 7], logits[0, 3999] = np.nan, 1e30
     logits[1], logits[2] = np.nan, -np.inf
-    out = launched(kernels, "argmax::argmax_bf16", logits=logits, out=full(3, -9, np.int32))["out"]
+    out = launched("argmax::argmax_bf16", logits=logits, out=full(3, -9, np.int32))["out"]
     assert out.tolist() == [3999, 0, 0]
 
 
 @pytest.mark.parametrize("width", [4096, 4097])
-def test_top_k_of_infinities_zeros_and_ties_is_in_order(kernels, width):
+def test_top_k_of_infinities_zeros_and_ties_is_in_order(launched, width):
     logits = full((1, width), -1)
     logits[0, [5, 90, 91, 4000]] = 0, -0.0, np.inf, 0
     got = launched(
-        kernels, "sampling::topk_bf16", logits=logits, k=6, out_values=full((1, 6), 9, np.float32),
+        "sampling::topk_bf16", logits=logits, k=6, out_values=full((1, 6), 9, np.float32),
         out_ids=full((1, 6), 9, np.int32),
     )  # fmt: skip
     assert got["out_ids"].tolist() == [[91, 5, 90, 4000, 0, 1]]
@@ -158,7 +140,7 @@ def test_top_k_of_infinities_zeros_and_ties_is_in_order(kernels, width):
 
 @pytest.mark.parametrize("k", [1, 20, 256, 257, 5000])
 @pytest.mark.parametrize("kind", ["rising", "falling", "equal", "blocks"])
-def test_top_k_of_rows_that_no_sample_of_theirs_shows(kernels, kind, k):
+def test_top_k_of_rows_that_no_sample_of_theirs_shows(launched, kind, k):
     width = 30_000
     values = {
         "rising": np.arange(width) / 100, "falling": -np.arange(width) / 100, "equal": np.ones(width),
@@ -166,7 +148,7 @@ def test_top_k_of_rows_that_no_sample_of_theirs_shows(kernels, kind, k):
     }[kind]  # fmt: skip
     logits = values.astype(BF16)[None]
     got = launched(
-        kernels, "sampling::topk_bf16", logits=logits, k=k, out_values=full((1, k), 9, np.float32),
+        "sampling::topk_bf16", logits=logits, k=k, out_values=full((1, k), 9, np.float32),
         out_ids=full((1, k), 9, np.int32),
     )  # fmt: skip
     order = np.lexsort((np.arange(width), -logits[0].astype(np.float64)))[:k]
@@ -176,11 +158,11 @@ def test_top_k_of_rows_that_no_sample_of_theirs_shows(kernels, kind, k):
 
 @pytest.mark.parametrize("k", [1, 20, 64, 128, 129])
 @pytest.mark.parametrize(("rows", "width"), [(2, 248_320), (20, 50_257)])
-def test_top_k_of_rows_that_several_blocks_share(kernels, rows, width, k):
+def test_top_k_of_rows_that_several_blocks_share(launched, rows, width, k):
     logits = np.random.default_rng(k).normal(0, 3, (rows, width)).astype(BF16)
     logits[0, :40:2] = 20  # as many as one block has places for, in one warp's share
     got = launched(
-        kernels, "sampling::topk_bf16", logits=logits, k=k, out_values=full((rows, k), 9, np.float32),
+        "sampling::topk_bf16", logits=logits, k=k, out_values=full((rows, k), 9, np.float32),
         out_ids=full((rows, k), 9, np.int32),
     )  # fmt: skip
     for row, values in enumerate(logits.astype(np.float64)):
@@ -190,7 +172,7 @@ def test_top_k_of_rows_that_several_blocks_share(kernels, rows, width, k):
 
 
 @pytest.mark.parametrize(("rows", "width"), [(10, 248_320), (40, 50_257)])
-def test_sampling_of_rows_that_several_blocks_share(kernels, rows, width):
+def test_sampling_of_rows_that_several_blocks_share(kernels, launched, rows, width):
     key = "sampling::sample_top_k_top_p"
     contract = kernels.kernel(*key.split("::")).contract
     made = contract.arguments(Case("here", {"M": rows, "V": width}), np.random.default_rng(5))
@@ -199,19 +181,19 @@ def test_sampling_of_rows_that_several_blocks_share(kernels, rows, width):
     made["uniform"][::7] = 0.25
     expected = np.full(rows, -9, np.int32)
     sample_top_k_top_p(**{**made, "out": expected})
-    assert launched(kernels, key, **made)["out"].tolist() == expected.tolist()
+    assert launched(key, **made)["out"].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 0.7, 0.9999])
 @pytest.mark.parametrize("top_k", [0, 5, 300, 20_000])
-def test_sampling_of_equal_logits_takes_the_index_that_uniform_says(kernels, top_k, uniform):
+def test_sampling_of_equal_logits_takes_the_index_that_uniform_says(launched, top_k, uniform):
     width = 30_000
     made = {
         "temperature": np.array([0.5], np.float32), "top_k": np.array([top_k], np.int32),
         "top_p": np.array([1.0], np.float32), "uniform": np.array([uniform], np.float32),
     }  # fmt: skip
     logits = full((1, width), 2.5)
-    out = launched(kernels, "sampling::sample_top_k_top_p", logits=logits, **made, out=full(1, -9, np.int32))["out"]
+    out = launched("sampling::sample_top_k_top_p", logits=logits, **made, out=full(1, -9, np.int32))["out"]
     assert out.tolist() == [int(np.float64(made["uniform"][0]) * (top_k or width))]
 
 
@@ -223,13 +205,13 @@ def test_sampling_of_equal_logits_takes_the_index_that_uniform_says(kernels, top
     ],
     ids=str,
 )  # fmt: skip
-def test_sampling_with_a_parameter_out_of_range_takes_the_largest(kernels, changed):
+def test_sampling_with_a_parameter_out_of_range_takes_the_largest(launched, changed):
     logits = numbers(1, 512)
     logits[0, 300] = 50
     types = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "uniform": np.float32}
     right = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "uniform": 0.5}
     made = {name: np.array([value], types[name]) for name, value in {**right, **changed}.items()}
-    out = launched(kernels, "sampling::sample_top_k_top_p", logits=logits, **made, out=full(1, -9, np.int32))["out"]
+    out = launched("sampling::sample_top_k_top_p", logits=logits, **made, out=full(1, -9, np.int32))["out"]
     assert out.tolist() == [300]
 
 
@@ -240,22 +222,22 @@ def test_sampling_with_a_parameter_out_of_range_takes_the_largest(kernels, chang
         (1.0, 2, 1.0, 0.9, 7), (1e30, 0, 1.0, 0.0, 4), (1e30, 4, 1.0, 0.99, 1), (1e30, 2000, 0.5, 0.9999, 511),
     ],
 )  # fmt: skip
-def test_sampling_at_the_edges_of_its_limits(kernels, temperature, top_k, top_p, uniform, token):
+def test_sampling_at_the_edges_of_its_limits(launched, temperature, top_k, top_p, uniform, token):
     logits = full((1, 1024), 0)
     logits[0, [4, 7]] = 2, 1  # the order is 4, 7, 0, 1, 2, 3, 5, 6, 8, ...
     limits = {
         "temperature": np.array([temperature], np.float32), "top_k": np.array([top_k], np.int32),
         "top_p": np.array([top_p], np.float32), "uniform": np.array([uniform], np.float32),
     }  # fmt: skip
-    out = launched(kernels, "sampling::sample_top_k_top_p", logits=logits, **limits, out=full(1, -9, np.int32))["out"]
+    out = launched("sampling::sample_top_k_top_p", logits=logits, **limits, out=full(1, -9, np.int32))["out"]
     assert out.tolist() == [token]
 
 
-def test_draft_of_minus_one_never_holds(kernels):
+def test_draft_of_minus_one_never_holds(launched):
     drafts, targets = np.array([[3, -1, 5], [1, 2, 3]], np.int32), np.array([[3, -1, 5, 6], [1, 2, 3, 4]], np.int32)
-    out = launched(
-        kernels, "sampling::verify_greedy", draft_ids=drafts, target_ids=targets, out_accepted=full(2, 9, np.int32)
-    )["out_accepted"]
+    out = launched("sampling::verify_greedy", draft_ids=drafts, target_ids=targets, out_accepted=full(2, 9, np.int32))[
+        "out_accepted"
+    ]
     assert out.tolist() == [1, 3]
 
 
@@ -278,10 +260,10 @@ def gapped(array, gap):
         ("ssm_preprocess::deinterleave_qg", ("qg",), {"out_q": 20, "out_gate": 20}, {"head_dim": 4}),
     ],
 )
-def test_rows_with_gaps_give_the_bits_of_rows_without(kernels, key, sliced, outputs, more, gap):
+def test_rows_with_gaps_give_the_bits_of_rows_without(kernels, launched, key, sliced, outputs, more, gap):
     handle, memory = kernels.kernel(*key.split("::")), device_memory(0)
     rows = {name: numbers(3, 40) + BF16(place) for place, name in enumerate(sliced)}
-    without = launched(kernels, key, **rows, **more, **{name: full((3, size), 9) for name, size in outputs.items()})
+    without = launched(key, **rows, **more, **{name: full((3, size), 9) for name, size in outputs.items()})
     given = {name: memory.to(gapped(array, gap))[:, :40] for name, array in rows.items()}
     made = {name: memory.to(full((3, size), 9)) for name, size in outputs.items()}
     handle(**given, **more, **made)

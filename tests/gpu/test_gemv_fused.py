@@ -1,6 +1,5 @@
 """Fused launches of the GEMV family: exactly the bits of the launches that they stand for."""
 
-import kernel_muster as km
 import numpy as np
 import pytest
 
@@ -18,12 +17,6 @@ QGKV = (
     (530, 50, 5120), (40, 600, 5120), (40, 50, 5120), (530, 600, 4096), (40, 50, 80),
 )  # fmt: skip
 DUAL = ((17408, 5120), (512, 2048), (9010, 2048), (500, 5120), (1030, 5120), (77, 1040))
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
 def poisoned(cupy, like, shape, dtype=None):

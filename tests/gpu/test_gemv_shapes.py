@@ -1,6 +1,5 @@
 """GEMVs at sizes whose entry point depends on the number of rows: right, and the same bits for each row."""
 
-import kernel_muster as km
 import pytest
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
@@ -8,12 +7,6 @@ pytestmark = pytest.mark.gpu
 
 # Odd numbers of tiles: the last warp of those that take two has one. 3.4e-3: LARGEST_ERROR of muster bench.
 SHAPES = ((9010, 5120), (10570, 5120), (17410, 5120), (100_010, 5120), (10600, 2048), (12700, 2048), (100_010, 2048))
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
 def multiply(cupy, handle, weight, x):

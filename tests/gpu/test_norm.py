@@ -1,6 +1,5 @@
 """RMS norms on a device: a row has the bits of a row alone, whatever has it: a warp, a block or several blocks."""
 
-import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,12 +8,6 @@ from kernel_muster.audit.proofs import device_memory
 pytestmark = pytest.mark.gpu
 
 BF16 = ml_dtypes.bfloat16
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
 def numbers(seed, *shape):

@@ -21,16 +21,6 @@ def cupy():
     return cupy
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache") / "cubins")
-
-
-@pytest.fixture(scope="module")
-def kernels(cache):
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
-
-
 @pytest.fixture
 def quantized(cupy, kernels):
     """Return a function that quantises on the device, plain and fused, and gives the outputs of both on the host."""

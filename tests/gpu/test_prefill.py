@@ -29,13 +29,12 @@ NEAR = 2.0**-8
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
+def kernels(cache):
     """Return the registry, and in it the tiles by mma.sync as a kernel of their own, which no architecture replaces."""
     spec = km.KernelSpec(key="acme::mma", contract=MMA, archs=("sm_80+",), backend=launch.PREFILL_MMA)
     module = ModuleType("acme")
     module.muster_kernels = km.hookimpl(lambda: [spec], specname="muster_kernels")
-    levers = {"MUSTER_CACHE_DIR": str(tmp_path_factory.mktemp("cache") / "cubins")}
-    return km.open_registry("cuda", levers=levers, local_plugins={"acme": module})
+    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache}, local_plugins={"acme": module})
 
 
 @pytest.fixture(params=[("prefill_paged", MMA), ("acme", "mma")], ids=["chosen", "mma_sync"])

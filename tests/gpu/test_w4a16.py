@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.audit.proofs import device_memory
@@ -13,12 +12,6 @@ from kernel_muster.registry.contracts import Case
 pytestmark = pytest.mark.gpu
 KEYS = pytest.mark.parametrize("key", sorted(TILES))
 ONE_ORDER = "w4a16::w4a16_gemm_t"
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
 @pytest.fixture(scope="module")
