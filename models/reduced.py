@@ -1,6 +1,7 @@
 """A model of the same architecture at a size that any machine runs in a moment: every kind of layer, few of each.
 
-Sizes suit the kernels of every target: heads of 64, states of 128, rows that begin at multiples of 16 bytes.
+Sizes suit the kernels of every target: heads of 128, the smallest that prompts are attended with in tiles, states of 128,
+rows that begin at multiples of 16 bytes.
 """
 
 from dataclasses import replace
@@ -33,7 +34,7 @@ def reduced(dims: ModelDims) -> ModelDims:
 
 
 def _attention(dims: AttentionDims) -> AttentionDims:
-    return replace(dims, q_heads=4, kv_heads=2, head_dim=64, rope=None if dims.rope is None else _rope(dims.rope))
+    return replace(dims, q_heads=4, kv_heads=2, head_dim=128, rope=None if dims.rope is None else _rope(dims.rope))
 
 
 def _drafter(dims: DrafterDims) -> DrafterDims:
@@ -41,7 +42,7 @@ def _drafter(dims: DrafterDims) -> DrafterDims:
 
 
 def _rope(rope: RopeDims) -> RopeDims:
-    return replace(rope, rotary_dim=16, sections=(3, 3, 2) if rope.sections else ())
+    return replace(rope, rotary_dim=32, sections=(6, 5, 5) if rope.sections else ())
 
 
 def _moe(moe: MoeDims) -> MoeDims:

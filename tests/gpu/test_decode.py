@@ -80,6 +80,16 @@ def test_device_and_host_agree_within_their_roundings(pair: Any) -> None:
                 break
 
 
+def test_device_and_host_agree_about_a_prompt_that_attention_takes_in_tiles(pair: Any) -> None:
+    host, engine, _ = pair
+    prompt = [[(7 * at) % 500 for at in range(72)]]  # passes of 64 and 8 rows
+    with DecodeEngine(host, SIZES, 256) as reference:
+        (expected,) = reference.generate(prompt, 1, keep_logits=True).logits[0]
+    (got,) = engine.generate(prompt, 1, keep_logits=True).logits[0]
+    error = np.linalg.norm(as_f64(got) - as_f64(expected)) / np.linalg.norm(as_f64(expected))
+    assert error <= (ROUNDINGS + 1) * 2.0**-8  # weights of attention are rounded too
+
+
 def test_sequence_among_others_has_the_bits_of_a_sequence_alone(pair: Any) -> None:
     _, engine, _ = pair
     together = engine.generate(PROMPTS, NEW, keep_logits=True)

@@ -1,6 +1,5 @@
 """Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch."""
 
-from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
 
@@ -153,9 +152,7 @@ def test_prompt_read_in_tiles_gives_the_logits_of_one_read_row_by_row_within_its
     def first_logits(**levers):
         given = {"MUSTER_CACHE_DIR": str(tmp_path), **levers}
         with km.boot("qwen3.6-27b", target="cuda", levers=given, stage="loaded") as boot:
-            dims = reduced(model_dims(boot.manifest))
-            wide = replace(dims, attention=replace(dims.attention, head_dim=128))
-            model = build_from_dims(wide, boot.kernels, RandomWeights(1), 128)
+            model = build_from_dims(reduced(model_dims(boot.manifest)), boot.kernels, RandomWeights(1), 128)
         with DecodeEngine(model, StateSizes(2, 32, 16), 256) as engine:
             prompts = [[(7 * at) % 500 for at in range(100)], [3, 1, 4]]
             found = engine.generate(prompts, 1, keep_logits=True)
