@@ -46,25 +46,33 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
     };
     const int own = threadIdx.x % HEADS + first;
     if (threadIdx.x < HEADS && own < heads) bring_into_l2(a_log + own), bring_into_l2(dt_bias + own);
+    // What is not on its way from the start comes from L2 later.
+    for (int unit = DEPTH + lane / 8; unit < units; unit += 4) {
+        const int n = lane % 8, head_n = first + n % HEADS, k = k_of(unit) - t * 16;
+        if (head_n < heads && k < K) bring_into_l2(ba + (size_t)(n < HEADS ? head_n : heads + head_n) * K + k);
+        if (head_n < heads && k + BLOCK_K < K) bring_into_l2(ba + (size_t)(n < HEADS ? head_n : heads + head_n) * K + k + BLOCK_K);
+    }
     Rows16 ring[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) ring[d] = load(d);
     wait_for_previous_launch();
     float c[4][1][4];
 #pragma unroll 1
-    for (int unit = 0; unit < units; unit += DEPTH)
+    for (int unit = 0; unit < units; unit += DEPTH) {
+        uint4 xs[DEPTH][2][1][2];
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) load_rows<1>(xs[d][i], x, K, unit + d < units ? M : 0, K, g, k_of(unit + d) + i * BLOCK_K);
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (unit + d >= units) continue;
-            const int round = (unit + d) % rounds, k = k_of(unit + d);
+            const int round = (unit + d) % rounds;
             if (round == 0)
 #pragma unroll
                 for (int i = 0; i < 16; ++i) c[i / 4][0][i % 4] = 0.0f;
-            uint4 xs[1][2];
-            load_rows<1>(xs, x, K, M, K, g, k);
-            multiply<1>(c, Rows16{{ring[d].low[0], ring[d].low[1]}, {}}, xs);
-            load_rows<1>(xs, x, K, M, K, g, k + BLOCK_K);
-            multiply<1>(c, Rows16{{}, {ring[d].high[0], ring[d].high[1]}}, xs);
+            multiply<1>(c, Rows16{{ring[d].low[0], ring[d].low[1]}, {}}, xs[d][0]);
+            multiply<1>(c, Rows16{{}, {ring[d].high[0], ring[d].high[1]}}, xs[d][1]);
             ring[d] = load(unit + d + DEPTH);
             if (round < rounds - 1) continue;
             const int share = 2 * (warp + (unit + d) / rounds * WARPS);
@@ -73,6 +81,7 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
                 if (2 * t + (i & 1) < M)
                     partial[share + i / 2][2 * t + (i & 1)][g] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
         }
+    }
 
     // Stage 2: sums over the warps of a rank, then over ranks, in rising order; then the gates.
     __syncthreads();
@@ -125,6 +134,7 @@ struct Channel {
     __nv_bfloat16* state;
     int place, channels, pool;  // the channel is none where place is not below channels
     int slot;
+    bool is_loaded;
     uint2 own_taps;
     unsigned short before[TAPS - 1];
 
@@ -139,11 +149,34 @@ struct Channel {
         slot = peek(row_slot);
         if (has_slot()) bring_into_l2(own());
     }
-    __device__ __forceinline__ void begin() { slot = is_one() ? *row_slot : -1; }
+    __device__ __forceinline__ void begin() {
+        slot = is_one() ? *row_slot : -1;
+        is_loaded = false;
+    }
     __device__ __forceinline__ void go_on() {
+        is_loaded = true;
         if (!has_slot()) return;
 #pragma unroll
         for (int j = 0; j < TAPS - 1; ++j) before[j] = own()[j];
+    }
+};
+
+// Those of a thread, which may have results of several rows.
+template <int RESULTS>
+struct Channels {
+    Channel at[RESULTS];
+
+    __device__ __forceinline__ void ahead() {
+#pragma unroll
+        for (int j = 0; j < RESULTS; ++j) at[j].ahead();
+    }
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int j = 0; j < RESULTS; ++j) at[j].begin();
+    }
+    __device__ __forceinline__ void go_on() {
+#pragma unroll
+        for (int j = 0; j < RESULTS; ++j) at[j].go_on();
     }
 };
 
@@ -152,8 +185,9 @@ __device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair
 
 // Stores what the projection gave for the thread's channel, convolved, in the row of ``qkv``, and the channel's last three
 // inputs.
-__device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
+__device__ __forceinline__ void convolve(Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
     float value = 0.0f;
+    if (!channel.is_loaded) channel.go_on();  // in a warp without a share of K
     if (channel.has_slot()) {
         const unsigned short(&before)[TAPS - 1] = channel.before;
         const uint2 w = channel.own_taps;
@@ -164,6 +198,35 @@ __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 n
         p[0] = before[1], p[1] = before[2], p[2] = __bfloat16_as_ushort(newest);
     }
     qkv[channel.place] = rounded(value);
+}
+
+template <class P, int DEPTH>
+__device__ __forceinline__ void gdn_in(const u8* weight, const __nv_bfloat16* ba, const __nv_bfloat16* x, const float* a_log,
+                                       const float* dt_bias, const __nv_bfloat16* taps, __nv_bfloat16* state,
+                                       const int* slots, __nv_bfloat16* qkv, __nv_bfloat16* z, float* decay, float* beta,
+                                       float scale, int M, int K, const Order& order, int heads, int R, int gate_blocks) {
+    const Place<P> at;
+    if ((int)blockIdx.x < gate_blocks) {
+        make_gates<P::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, M, K, heads);
+        return;
+    }
+    constexpr int COLUMNS = P::template ShapeOf<1>::TILES * TILE_N, ROWS = P::WARPS * 32 / COLUMNS;  // rows that threads span
+    constexpr int RESULTS = (8 + ROWS - 1) / ROWS;
+    const int N = order.features(), channels = order.channels(), group = at.group - gate_blocks / P::CLUSTER;
+    const int own = group * COLUMNS + threadIdx.x % COLUMNS, first = threadIdx.x / COLUMNS;
+    const int place = own < N ? order.place(own) : channels;
+    Channels<RESULTS> mine;
+#pragma unroll
+    for (int j = 0; j < RESULTS; ++j)
+        mine.at[j] = {slots + first + j * ROWS, taps, state, first + j * ROWS < M ? place : channels, channels, R};
+    auto finish = [&](Channel& channel, int m, __nv_bfloat16 value) {
+        if (channel.is_one()) convolve(channel, value, qkv + (size_t)m * channels);
+        else z[(size_t)m * (N - channels) + place - channels] = value;
+    };
+    gemv_tiles<1, P>(weight, x, K, scale * EXPONENT_GAP, M, N, K, group, at.rank, [&](int m, int, float value) {
+        if (RESULTS == 1 || m < ROWS) finish(mine.at[0], m, rounded(value));
+        else finish(mine.at[RESULTS - 1], m, rounded(value));
+    }, mine);
 }
 
 #define GEMV_GDN_IN(NAME, SPLIT, DEPTH)                                                                          \
@@ -180,29 +243,14 @@ __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 n
         __nv_bfloat16* __restrict__ z,           /* [M, key_heads * group_values] */                             \
         float* __restrict__ decay,               /* [M, heads] */                                                \
         float* __restrict__ beta,                /* [M, heads] */                                                \
-        float scale, int M, int K, int key_heads, int key_dim, int group_values, int heads, int R, int gate_blocks) {   \
-        const Place<SPLIT> at;                                                                                   \
-        if ((int)blockIdx.x < gate_blocks) {                                                                     \
-            make_gates<SPLIT::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, M, K, heads);                    \
-            return;                                                                                              \
-        }                                                                                                        \
-        const Order order{key_heads, key_dim, group_values};                                                     \
-        const int N = order.features(), channels = order.channels(), group = at.group - gate_blocks / SPLIT::CLUSTER; \
-        constexpr int COLUMNS = SPLIT::template ShapeOf<1>::TILES * TILE_N;                                      \
-        /* A thread stores at most one feature of one row: launch.py gives no more rows than that allows. */     \
-        const int own = group * COLUMNS + threadIdx.x % COLUMNS, m = threadIdx.x / COLUMNS;                      \
-        const int place = m < M && own < N ? order.place(own) : channels;                                        \
-        Channel channel{slots + m, taps, state, place, channels, R};                                             \
-        gemv_tiles<1, SPLIT>(weight, x, K, scale * EXPONENT_GAP, M, N, K, group, at.rank,                        \
-                             [&](int, int, float value) {                                                        \
-                                 if (channel.is_one()) convolve(channel, rounded(value), qkv + (size_t)m * channels); \
-                                 else z[(size_t)m * (N - channels) + place - channels] = rounded(value);         \
-                             }, channel);                                                                        \
+        float scale, int M, int K, int key_heads, int key_dim, int group_values, int heads, int R, int gate_blocks) { \
+        gdn_in<SPLIT, DEPTH>(weight, ba, x, a_log, dt_bias, taps, state, slots, qkv, z, decay, beta, scale, M, K, \
+                             {key_heads, key_dim, group_values}, heads, R, gate_blocks);                         \
     }
 
-GEMV_GDN_IN(any, AnyK, 2)
+GEMV_GDN_IN(any, AnyK, 1)
 GEMV_GDN_IN(k2048_few, K2048Few, 2)
-GEMV_GDN_IN(k2048, K2048, 2)
-GEMV_GDN_IN(k5120_few, K5120Few, 2)
-GEMV_GDN_IN(k5120, K5120, 2)
-GEMV_GDN_IN(k5120_pair, K5120Pair, 4)
+GEMV_GDN_IN(k2048, K2048, 1)
+GEMV_GDN_IN(k5120_few, K5120Few, 1)
+GEMV_GDN_IN(k5120, K5120, 1)
+GEMV_GDN_IN(k5120_pair, K5120Pair, 2)

@@ -42,8 +42,6 @@ _ONE_A_MULTIPROCESSOR = 132 * TILE_N
 DENSE_FEW_FEATURES = 512
 # gemv_gdn_in.cu: heads whose gates a block makes.
 GATE_HEADS = 4
-# Rows for which a thread of a block of two tiles has one result at most.
-_PAIR_ROWS = 4
 
 
 def split_of(features: int, depth: int) -> str:
@@ -191,8 +189,6 @@ def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPla
         return ()
     features, heads = weight.shape[0], dims["value_heads"]
     split, share = _input_form(features, dims["K"])
-    if dims["M"] > _PAIR_ROWS and share == 2:  # the same sums by blocks of one tile
-        split, share = split.removesuffix("_pair"), 1
     entry = f"gemv_gdn_in_{split}_m8"
     # Blocks of the gates come first, to begin first; whole clusters of them.
     ranks = _grid(entries, entry, 1)[0]
