@@ -10,7 +10,8 @@
 
 constexpr int LISTED = sizeof(Ranking::list) / sizeof(u64);
 constexpr int MOST_WANTED = 128;  // launch.py says the same
-constexpr int HEADER = 0, MASS = 1, ENTRIES = 2;  // of a block's posts
+constexpr int ENTRIES = 1;  // of a block's posts, behind its header
+constexpr u32 HEADERS = 4;  // the upper half of a header is below that, of any other word it is not
 constexpr u64 NO_ENTRY = ~0ull;
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
@@ -34,19 +35,19 @@ __device__ __forceinline__ u32 key_at(const bf16* logits, u32 index) {
 __device__ __forceinline__ u64 order_of(u32 key, u32 index) { return ((u64)(0xFFFFu - key) << 32) | index; }
 __device__ __forceinline__ u32 key_in(u64 order) { return 0xFFFFu - (u32)(order >> 32); }
 
-// The share of a row that a block has, and where its blocks post: ``stride`` words each, 0 before and after.
+// The share of a row that a block has, and where its blocks post: ``places`` words each and, behind those of all, the mass
+// of each. All are 0 before and after.
 struct Share {
     u64* posts;
-    int blocks, block, stride;
+    int blocks, block;
     int width, pieces;        // of a piece, of the row
     int first, step;          // of this thread's pieces
     int least, places, tops;  // a block's rank of its floor, words of its posts, and what its warps mark
 
     __device__ __forceinline__ Share(u64* all, int V, int row_bits, int stride)
-        : blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), stride(stride), width(piece_width(V)),
-          pieces(width == 8 ? V / 8 : V), first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32),
-          step(WARPS * 32 << row_bits) {
-        posts = all + ((size_t)(blockIdx.x >> row_bits) * stride << row_bits);
+        : blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), width(piece_width(V)), pieces(width == 8 ? V / 8 : V),
+          first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32), step(WARPS * 32 << row_bits) {
+        posts = all + (size_t)(blockIdx.x >> row_bits) * stride;
     }
     // For the ``wanted`` largest of the row. A block has about its share of them, seldom 7 more than twice that.
     __device__ __forceinline__ void want(int wanted) {
@@ -55,6 +56,7 @@ struct Share {
         places = (ENTRIES + 2 * least + 31) / 32 * 32;
         tops = min((2 * least + warps - 1) / warps, 32);
     }
+    __device__ __forceinline__ u64* mass(int block) const { return posts + blocks * places + block; }
     __device__ __forceinline__ uint4 load(const bf16* row, int piece) const {
         return load_piece(row, width, piece, piece < pieces);
     }
@@ -92,9 +94,9 @@ __device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, 
     return key_of(largest);
 }
 
-// Calls ``visit(key, index)`` for the logits of this thread's share that reach a key; of 0, for all, and some that are none.
+// Calls ``visit(bits, index)`` for the logits of this thread's share that reach a pair of two equal ones.
 template <class Visit>
-__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, u32 reach, Visit visit) {
+__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pair reach, Visit visit) {
 #pragma unroll 1
     for (int at = share.first; at < share.pieces; at += PARALLEL * share.step) {
         uint4 raw[PARALLEL];
@@ -102,11 +104,14 @@ __device__ __forceinline__ void each_reaching(const bf16* row, const Share& shar
         for (int i = 0; i < PARALLEL; ++i) raw[i] = share.load(row, at + i * share.step);
 #pragma unroll 1
         for (int i = 0; i < PARALLEL; ++i) {
-            if (key_of(largest_pair(raw[0])) >= reach) {
-                const unsigned short* bits = reinterpret_cast<const unsigned short*>(&raw[0]);
-#pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    if (const u32 key = key_of((u32)bits[e]); key >= reach) visit(key, (at + i * share.step) * share.width + e);
+            // Bits 0 to 3 for the lower logits of the four words, 16 to 19 for the upper ones.
+            u32 ones = (__hge2_mask(pair_of(raw[0].x), reach) & 0x10001u) | (__hge2_mask(pair_of(raw[0].y), reach) & 0x20002u) |
+                       (__hge2_mask(pair_of(raw[0].z), reach) & 0x40004u) | (__hge2_mask(pair_of(raw[0].w), reach) & 0x80008u);
+#pragma unroll 1
+            for (; ones != 0; ones &= ones - 1) {
+                const int bit = __ffs(ones) - 1, word = bit & 3, half = bit >> 4;
+                const u32 low = word & 1 ? raw[0].y : raw[0].x, high = word & 1 ? raw[0].w : raw[0].z;
+                visit((word & 2 ? high : low) >> 16 * half & 0xFFFFu, (at + i * share.step) * share.width + 2 * word + half);
             }
 #pragma unroll
             for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
@@ -164,18 +169,18 @@ __device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, c
     __syncthreads();
     rank_tops(shared, share.tops, share.least, shared.floor, shared.largest);
     __syncthreads();
-    const u32 reach = max(shared.floor, 1u);
-    u64* const posts = share.posts + (size_t)share.block * share.stride;
+    const u32 reach = max(shared.floor, LOWEST_KEY);
+    u64* const posts = share.posts + share.block * share.places;
     const int most = share.places - ENTRIES;
     if (own >= reach)
-        each_reaching(row, share, reach, [&](u32 key, int index) {
+        each_reaching(row, share, pair_of(bits_of(reach) * 0x10001u), [&](u32 bits, int index) {
             const int place = atomicAdd(&shared.reached, 1u);
-            if (place < most) post(posts + ENTRIES + place, order_of(key, index));
+            if (place < most) post(posts + ENTRIES + place, order_of(key_of(bits), index));
         });
     __syncthreads();
     const int count = shared.reached;
     for (int i = threadIdx.x; i < share.places; i += THREADS) {
-        if (i == HEADER) post(posts, (u64)(count > most ? 3 : 2) << 32 | shared.largest << 16 | shared.floor);
+        if (i == 0) post(posts, (u64)(count > most ? 3 : 2) << 32 | shared.largest << 16 | shared.floor);
         else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
     }
 }
@@ -184,39 +189,33 @@ __device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, c
 // that is complete), and returns how many they are, fewer than are wanted if that cannot be said. ``joint_largest`` is the
 // row's largest key.
 __device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share, int wanted) {
-    const int lane = threadIdx.x % 32, parts = share.places / 32, units = share.blocks * parts, total = 32 * units;
-    constexpr int AT_ONCE = 4;
+    const int total = share.blocks * share.places;
+    constexpr int AT_ONCE = 2;
     // Stage 1: all posts, once they are there, and their largest.
     u32 own = 0, floor = 0, largest = 0, flags = 0;
 #pragma unroll 1
-    for (int first = threadIdx.x / 32; first < units; first += AT_ONCE * WARPS) {
-        u64* places[AT_ONCE];
+    for (int first = threadIdx.x; first < total; first += AT_ONCE * THREADS) {
         u64 words[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int unit = first + i * WARPS, block = parts == 1 ? unit : unit / parts;
-            places[i] = share.posts + (size_t)block * share.stride + (unit - block * parts) * 32 + lane;
-            const bool is_mass = unit == block * parts && lane == MASS;
-            words[i] = unit < units && !is_mass ? posted(places[i]) : NO_ENTRY;
-        }
+        for (int i = 0; i < AT_ONCE; ++i)
+            words[i] = first + i * THREADS < total ? posted(share.posts + first + i * THREADS) : NO_ENTRY;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const int unit = first + i * WARPS;
-            if (unit >= units) continue;
-            u64 word = await_post(places[i], words[i]);
-            const bool begins = parts == 1 || unit % parts == 0;
-            if (!(begins && lane == MASS)) *places[i] = 0;
-            if (begins && lane == HEADER) {
-                floor = max(floor, (u32)word & 0xFFFFu), largest = max(largest, (u32)word >> 16), flags |= word >> 32;
+            const int at = first + i * THREADS;
+            if (at >= total) continue;
+            u64 word = await_post(share.posts + at, words[i]);
+            share.posts[at] = 0;
+            if ((u32)(word >> 32) < HEADERS) {
+                floor = max(floor, (u32)word & 0xFFFFu), largest = max(largest, (u32)word >> 16), flags |= (u32)(word >> 32);
                 word = NO_ENTRY;
             }
-            shared.list[unit * 32 + lane] = word;
+            shared.list[at] = word;
             if (word != NO_ENTRY) own = max(own, key_in(word));
         }
     }
     floor = __reduce_max_sync(ALL_LANES, floor), largest = __reduce_max_sync(ALL_LANES, largest);
     flags = __reduce_or_sync(ALL_LANES, flags);
-    if (lane == 0) {
+    if (threadIdx.x % 32 == 0) {
         atomicMax(&shared.joint_floor, floor), atomicMax(&shared.joint_largest, largest);
         if (flags & 1) shared.is_too_many = 1;
     }

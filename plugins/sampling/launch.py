@@ -30,7 +30,7 @@ def _check_logits(bound: Bound) -> None:
 
 @frozen
 class Shares:
-    """How many blocks a row has, a power of two, and the words that each posts for the merging one (largest.cuh)."""
+    """How many blocks a row has, a power of two, and the words that they post for the merging one (largest.cuh)."""
 
     blocks: int
     stride: int
@@ -49,7 +49,7 @@ def shares_of(rows: int, width: int, wanted: int, entry: EntryResources, multipr
     blocks = team << max(teams if wanted <= MOST_WANTED else 1, 1).bit_length() - 1
     busy = min(blocks, ceil_div(pieces, _WARP))
     least = min(wanted, MOST_WANTED, 2 * ceil_div(min(wanted, MOST_WANTED), busy) + 7)
-    return Shares(blocks, _WARP * ceil_div(2 * least + 2, _WARP))
+    return Shares(blocks, blocks * (_WARP * ceil_div(2 * least + 1, _WARP) + 1))
 
 
 def _shared_out(
@@ -59,7 +59,7 @@ def _shared_out(
     rows, views = bound.dims["M"], bound.views
     device = views["logits"].device
     shares = shares_of(rows, bound.dims["V"], wanted, entries[entry], multiprocessors_of(device))
-    posts = Counters(8 * rows * shares.blocks * shares.stride, "posts")
+    posts = Counters(8 * rows * shares.stride, "posts")
     arguments = (*(views[name] for name in names), posts, *numbers, shares.blocks.bit_length() - 1, shares.stride)
     return LaunchPlan(entry, (rows * shares.blocks, 1, 1), arguments)
 

@@ -22,9 +22,9 @@ __device__ __forceinline__ u32 key_of(u32 bits) {
     if (bits == 0x8000u) bits = 0;             // -0 = 0
     return bits & 0x8000u ? bits ^ 0xFFFFu : bits | 0x8000u;
 }
-__device__ __forceinline__ float value_of(u32 key) {
-    return __uint_as_float((key & 0x8000u ? key ^ 0x8000u : key ^ 0xFFFFu) << 16);
-}
+constexpr u32 LOWEST_KEY = 0x7Fu;  // of -infinity
+__device__ __forceinline__ u32 bits_of(u32 key) { return key & 0x8000u ? key ^ 0x8000u : key ^ 0xFFFFu; }
+__device__ __forceinline__ float value_of(u32 key) { return __uint_as_float(bits_of(key) << 16); }
 
 // 2^((logit - largest) * rate) * unit; 0 for a NaN.
 struct Softmax {

@@ -37,7 +37,6 @@ struct Limits {
 
 // What is listed where top_k is off, or wants more than a list: enough for nearly every top_p.
 constexpr int ALL_WANTED = 64;
-constexpr u32 LOWEST_KEY = 0x7Fu;  // of -infinity
 
 // The sum over a warp, in all lanes.
 __device__ __forceinline__ u64 sum_of_warp(u64 sum) {
@@ -49,16 +48,15 @@ __device__ __forceinline__ u64 sum_of_warp(u64 sum) {
 // The mass of the whole row, in every thread of the merging block. By all blocks of a row, after they have posted.
 __device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, Softmax softmax) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    auto posts_of = [&](int block) { return share.posts + (size_t)block * share.stride; };
     if (warp == 0) {
-        const u32 largest = lane < share.blocks ? (u32)await_post(posts_of(lane) + HEADER) >> 16 : 0;
+        const u32 largest = lane < share.blocks ? (u32)await_post(share.posts + lane * share.places) >> 16 : 0;
         shared.joint_largest = __reduce_max_sync(ALL_LANES, largest);
     }
     __syncthreads();
     softmax.largest = value_of(shared.joint_largest);
     u64 mass = 0;
-    auto add = [&](u32 key, int) { mass += softmax.mass(key); };
-    each_reaching(row, share, 0, add);
+    const u32 lowest = bits_of(LOWEST_KEY) * 0x10001u;
+    each_reaching(row, share, pair_of(lowest), [&](u32 bits, int) { mass += softmax.mass(key_of(bits)); });
     mass = sum_of_warp(mass);
     if (lane == 0) shared.of_warp[warp].mass = mass;
     __syncthreads();
@@ -66,12 +64,12 @@ __device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, con
     constexpr u64 MOST = (1ull << 62) - 1;
     if (warp == 0) {
         mass = sum_of_warp(lane < WARPS ? shared.of_warp[lane].mass : 0);
-        if (lane == 0) post(posts_of(share.block) + MASS, (mass & MOST) + 1);
+        if (lane == 0) post(share.mass(share.block), (mass & MOST) + 1);
     }
     if (share.block != share.blocks - TEAM) return 0;
     if (warp == 0) {
         mass = 0;
-        if (lane < share.blocks) mass = await_post(posts_of(lane) + MASS) - 1, posts_of(lane)[MASS] = 0;
+        if (lane < share.blocks) mass = await_post(share.mass(lane)) - 1, *share.mass(lane) = 0;
         mass = sum_of_warp(mass);
         if (lane == 0) shared.total.mass = mass;
     }
@@ -130,7 +128,7 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    u64* posts,                // [M, 1 << row_bits, stride], zeros before and after
+    u64* posts,                // [M, stride], zeros before and after
     float unit, int V, int row_bits, int stride) {
     __shared__ Ranking shared;
     allow_next_launch();

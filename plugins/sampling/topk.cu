@@ -78,7 +78,7 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
     const bf16* logits,  // [M, V], not restrict: the launch before may write it
     float* out_values,   // [M, k]
     int* out_ids,        // [M, k], written and read by all blocks of a row
-    u64* posts,          // [M, 1 << row_bits, stride], zeros before and after
+    u64* posts,          // [M, stride], zeros before and after
     int V, int k, int row_bits, int stride) {
     __shared__ Ranking shared;
     allow_next_launch();
