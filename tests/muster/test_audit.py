@@ -1,6 +1,7 @@
 """``muster audit``: verdicts, exit codes, options and formats."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,16 @@ def test_audit_interrupted_exits_130(cli: Any, audit: Any) -> None:
     ran = audit()
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.endswith("muster: interrupted\n")
+
+
+def test_audit_interrupted_waits_for_nothing_that_still_builds(cli: Any) -> None:
+    begin = "from concurrent.futures import ThreadPoolExecutor; from time import sleep; pool = ThreadPoolExecutor(1)"
+    cli.acme("acme::double", after=f"{begin}; pool.submit(sleep, 60); pool.submit(sleep, 60); raise KeyboardInterrupt")
+    began = time.monotonic()
+    ran = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr.endswith("muster: interrupted\n")
+    assert time.monotonic() - began < 40
 
 
 def test_audit_of_a_type_that_nobody_builds_refuses(cli: Any, audit: Any) -> None:
