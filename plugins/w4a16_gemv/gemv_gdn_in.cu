@@ -49,8 +49,9 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
     // What is not on its way from the start comes from L2 later.
     for (int unit = DEPTH + lane / 8; unit < units; unit += 4) {
         const int n = lane % 8, head_n = first + n % HEADS, k = k_of(unit) - t * 16;
-        if (head_n < heads && k < K) bring_into_l2(ba + (size_t)(n < HEADS ? head_n : heads + head_n) * K + k);
-        if (head_n < heads && k + BLOCK_K < K) bring_into_l2(ba + (size_t)(n < HEADS ? head_n : heads + head_n) * K + k + BLOCK_K);
+        const __nv_bfloat16* const p = ba + (size_t)(n < HEADS ? head_n : heads + head_n) * K + k;
+        if (head_n < heads && k < K) bring_into_l2(p);
+        if (head_n < heads && k + BLOCK_K < K) bring_into_l2(p + BLOCK_K);
     }
     Rows16 ring[DEPTH];
 #pragma unroll
@@ -63,7 +64,8 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) load_rows<1>(xs[d][i], x, K, unit + d < units ? M : 0, K, g, k_of(unit + d) + i * BLOCK_K);
+            for (int i = 0; i < 2; ++i)
+                load_rows<1>(xs[d][i], x, K, unit + d < units ? M : 0, K, g, k_of(unit + d) + i * BLOCK_K);
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (unit + d >= units) continue;
@@ -134,7 +136,6 @@ struct Channel {
     __nv_bfloat16* state;
     int place, channels, pool;  // the channel is none where place is not below channels
     int slot;
-    bool is_loaded;
     uint2 own_taps;
     unsigned short before[TAPS - 1];
 
@@ -149,12 +150,8 @@ struct Channel {
         slot = peek(row_slot);
         if (has_slot()) bring_into_l2(own());
     }
-    __device__ __forceinline__ void begin() {
-        slot = is_one() ? *row_slot : -1;
-        is_loaded = false;
-    }
+    __device__ __forceinline__ void begin() { slot = is_one() ? *row_slot : -1; }
     __device__ __forceinline__ void go_on() {
-        is_loaded = true;
         if (!has_slot()) return;
 #pragma unroll
         for (int j = 0; j < TAPS - 1; ++j) before[j] = own()[j];
@@ -165,6 +162,7 @@ struct Channel {
 template <int RESULTS>
 struct Channels {
     Channel at[RESULTS];
+    bool has_share;  // of K: what has none is not told to go on
 
     __device__ __forceinline__ void ahead() {
 #pragma unroll
@@ -173,6 +171,7 @@ struct Channels {
     __device__ __forceinline__ void begin() {
 #pragma unroll
         for (int j = 0; j < RESULTS; ++j) at[j].begin();
+        if (!has_share) go_on();
     }
     __device__ __forceinline__ void go_on() {
 #pragma unroll
@@ -185,9 +184,8 @@ __device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair
 
 // Stores what the projection gave for the thread's channel, convolved, in the row of ``qkv``, and the channel's last three
 // inputs.
-__device__ __forceinline__ void convolve(Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
+__device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
     float value = 0.0f;
-    if (!channel.is_loaded) channel.go_on();  // in a warp without a share of K
     if (channel.has_slot()) {
         const unsigned short(&before)[TAPS - 1] = channel.before;
         const uint2 w = channel.own_taps;
@@ -210,16 +208,17 @@ __device__ __forceinline__ void gdn_in(const u8* weight, const __nv_bfloat16* ba
         make_gates<P::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, M, K, heads);
         return;
     }
-    constexpr int COLUMNS = P::template ShapeOf<1>::TILES * TILE_N, ROWS = P::WARPS * 32 / COLUMNS;  // rows that threads span
-    constexpr int RESULTS = (8 + ROWS - 1) / ROWS;
+    constexpr int COLUMNS = P::template ShapeOf<1>::TILES * TILE_N;
+    constexpr int ROWS = P::WARPS * 32 / COLUMNS, RESULTS = (8 + ROWS - 1) / ROWS;  // rows that the threads span
     const int N = order.features(), channels = order.channels(), group = at.group - gate_blocks / P::CLUSTER;
     const int own = group * COLUMNS + threadIdx.x % COLUMNS, first = threadIdx.x / COLUMNS;
     const int place = own < N ? order.place(own) : channels;
     Channels<RESULTS> mine;
+    mine.has_share = P::template ShapeOf<1>::STATIC_K > 0 || (int)(threadIdx.x >> 5) * TILE_K < K;
 #pragma unroll
     for (int j = 0; j < RESULTS; ++j)
         mine.at[j] = {slots + first + j * ROWS, taps, state, first + j * ROWS < M ? place : channels, channels, R};
-    auto finish = [&](Channel& channel, int m, __nv_bfloat16 value) {
+    auto finish = [&](const Channel& channel, int m, __nv_bfloat16 value) {
         if (channel.is_one()) convolve(channel, value, qkv + (size_t)m * channels);
         else z[(size_t)m * (N - channels) + place - channels] = value;
     };
