@@ -30,7 +30,7 @@ constexpr int LARGEST_SLOTS = 3;
 constexpr int LARGEST_SLOTS = 2;
 #endif
 // What a block has in shared memory beside them, at most (launch.py).
-constexpr int SPREAD_BYTES = 15 * 1024, BLOCK_BYTES = 6 * 1024;
+constexpr int BESIDE_BYTES = 8 * 1024;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
@@ -208,7 +208,7 @@ __device__ __forceinline__ void score(float (&s)[4], const u32 (&q)[D / 32][4], 
     }
 }
 
-// Where a block is in the context: at the step from ``token`` on, in ``piece``. A block of a cluster has one piece.
+// Where a block is in the context: at the step from ``token`` on, in ``piece``. With SPREAD a block has one piece.
 template <bool SPREAD>
 struct Walk {
     int piece, token;
@@ -218,7 +218,7 @@ struct Walk {
     }
     __device__ __forceinline__ static int after(int piece, const Team& team) {
         if (SPREAD) return NO_PIECE;
-        return (piece + 1) % RANKS != 0 ? piece + 1 : piece + 1 + (team.sharing - 1) * RANKS;
+        return (piece + 1) % GROUP != 0 ? piece + 1 : piece + 1 + (team.sharing - 1) * GROUP;
     }
     __device__ __forceinline__ void advance(const Row& row, const Team& team, const Cut& cut) {
         token += cut.pieces * TOKENS;
@@ -227,12 +227,12 @@ struct Walk {
 };
 
 // Shared memory of a block.
-template <int D, bool SPREAD, class Memory>
+template <int D, class Memory>
 struct Shared {
     float4 tiles[WARPS * Rows<D>::RING_BYTES / 16];  // [WARPS][SLOTS][TILE][D] of BF16
     Queries<D> q;
     alignas(16) Stats of_warp[WARPS][HEADS];
-    Incoming<D, SPREAD> incoming;
+    Groups groups;
     Memory fresh;
 };
 
@@ -254,15 +254,15 @@ __device__ __forceinline__ void combine_warps(Held<D>& piece, const Stats (&of_w
     }
 }
 
-// One row. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block, and with SPREAD of a
-// cluster, come here once their memory is there to be read. ``entry`` is what the table says of this thread's
+// One row. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block
+// come here once their memory is there to be read. ``entry`` is what the table says of this thread's
 // first token; a length that does not fit its pages is none. scale includes log2(e).
 template <int D, bool SPREAD, class Source>
 __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, float scale, const Team& team,
                                        Source& source) {
     constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
-    using Memory = Shared<D, SPREAD, typename Source::Memory>;
-    static_assert(sizeof(Memory) <= WARPS * RING_BYTES + (SPREAD ? SPREAD_BYTES : BLOCK_BYTES));
+    using Memory = Shared<D, typename Source::Memory>;
+    static_assert(sizeof(Memory) <= WARPS * RING_BYTES + BESIDE_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -270,19 +270,15 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     commit_copies();
     row.length = checked_length(row.length, cache, row.entries);
     const Cut cut(row.length, team.most);
-    // With SPREAD the whole cluster, or all but the first.
-    if (team.index >= max(cut.groups, 1) || (SPREAD && team.rank > 0 && cut.pieces <= 1)) {
+    if (SPREAD ? team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1) : team.index >= max(cut.groups, 1)) {
         wait_for_copies<0>();
+        if (SPREAD && team.index >= team.sharing && cut.pieces > 1)
+            combine_unit<D>(shared.groups, row, team, cut, team.index - team.sharing);
         return;
-    }
-    if (SPREAD && cut.pieces > 1) {  // a block may write another's shared memory once all of the cluster are here
-        const int coming = min(RANKS, cut.pieces - team.index * RANKS);
-        if (threadIdx.x == 0) expect_bytes(&shared.incoming.arrival, coming * Incoming<D, SPREAD>::PIECE_BYTES);
-        cluster_arrive_relaxed();
     }
 
     // Stage 1: the first tiles, and the queries.
-    Walk<SPREAD> now(team.index * RANKS + (SPREAD ? team.rank : 0), cut), next = now;
+    Walk<SPREAD> now(SPREAD ? team.index : team.index * GROUP, cut), next = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
@@ -310,8 +306,8 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     };
     // The block that has the newest token.
     const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
-    const bool is_owner = SPREAD ? newest_piece == team.index * RANKS + team.rank
-                                 : newest_piece / RANKS % team.sharing == team.index;
+    const bool is_owner = SPREAD ? newest_piece == team.index
+                                 : newest_piece / GROUP % team.sharing == team.index;
     u32 q[D / 32][4];
 #pragma unroll 1
     for (int i = 0; i < SLOTS; ++i) {
@@ -322,8 +318,6 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
         for (int j = 0; j < D / 32; ++j) load_matrices(q[j], shared_at(&shared.q.piece(lane & 7, 4 * j + (lane >> 3))));
     }
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
-    Target target(row, 8 * (team.rank * Incoming<D, SPREAD>::UNITS + warp));  // of what a rank combines
-    if (SPREAD && cut.pieces > 1 && warp < Incoming<D, SPREAD>::UNITS) target.template load_gate<D>();
 
     // Stage 2: tile after tile.
     Softmax<D> softmax;
@@ -376,20 +370,19 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
                 break;
             }
             if constexpr (SPREAD) {
-                cluster_wait();
-                shared.incoming.push_piece(result, team.rank);
-                break;
+                send_piece<D>(result, team);
+                return;
             }
             __syncthreads();
             const Stats stats[2] = {result.of_head[0].stats(), result.of_head[1].stats()};
             group.take(result.total, stats);
-            if (now.piece >= cut.pieces || now.piece / RANKS != piece / RANKS) {  // the group is done
+            if (now.piece >= cut.pieces || now.piece / GROUP != piece / GROUP) {  // the group is done
                 if (cut.groups == 1) {
                     whole = group;
                     break;
                 }
                 const Stats of_group[2] = {group.of_head[0].stats(), group.of_head[1].stats()};
-                if (team.sharing > 1) Slice<D>(team, piece / RANKS).write(group);
+                if (team.sharing > 1) Slice<D>(team, piece / GROUP).write(group);
                 else whole.take(group.total, of_group);
                 group = Held<D>();
                 ++groups_done;
@@ -401,12 +394,6 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     }
 
     // Stage 3: what several have to combine.
-    if (SPREAD && cut.pieces > 1) {
-        if (team.index * RANKS + team.rank >= cut.pieces) cluster_wait();
-        await_bytes(&shared.incoming.arrival);
-        combine_ranks<D, SPREAD>(shared.incoming, target, team, cut);
-        return;
-    }
     if (!SPREAD && cut.groups > 1 && team.sharing > 1) {
         if (!is_last(team.zeros, groups_done, cut.groups)) return;
 #pragma unroll 4

@@ -1,5 +1,5 @@
 // Attention of one new token a sequence, from projections to gated result in one launch: see attention.cuh and fresh.cuh.
-// Grid: see BlockPlace; launched by launch.py. sm_80 and newer; clusters from sm_90 on.
+// Grid: see BlockPlace; launched by launch.py. sm_80 and newer.
 //
 // The newest token of a context is the row's own, and its slot is that token's place. A row with slot -1, or another one
 // outside the cache, which the contract refuses, has no token of its own: its context is what the cache holds.
@@ -26,27 +26,25 @@
         allow_next_launch();                                                                                        \
         Fresh<D> source(q_weight, k_weight, log2_step);                                                             \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace<SPREAD> at(per_key);                                                                       \
+        const BlockPlace at(per_key);                                                                               \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
         const int* const table = block_table + (size_t)at.row * L;                                                  \
         wait_for_previous_launch();                                                                                 \
         const int slot = slots[at.row];                                                                             \
-        const int entry = entry_of(cache, table, L, at.first_token());                                              \
+        const int entry = entry_of(cache, table, L, at.first_token<SPREAD>());                                      \
         const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                    \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
         source.row = {q + first, k + of_key, v + of_key, q_weight, k_weight, is_kept ? k_cache + to : nullptr,      \
                       is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};               \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(most, scratch, zeros), source);                   \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(most, scratch, zeros), source);           \
     }
 
 PAGED_DECODE_FRESH(paged_decode_fresh, 64, false, ATTENTION_BOUNDS)
 PAGED_DECODE_FRESH(paged_decode_fresh, 128, false, ATTENTION_BOUNDS)
 PAGED_DECODE_FRESH(paged_decode_fresh, 256, false, ATTENTION_BOUNDS)
-#if __CUDA_ARCH__ >= 900
-PAGED_DECODE_FRESH(paged_decode_fresh_spread, 64, true, SPREAD_BOUNDS)
-PAGED_DECODE_FRESH(paged_decode_fresh_spread, 128, true, SPREAD_BOUNDS)
-PAGED_DECODE_FRESH(paged_decode_fresh_spread, 256, true, SPREAD_BOUNDS)
-#endif
+PAGED_DECODE_FRESH(paged_decode_fresh_spread, 64, true, ATTENTION_BOUNDS)
+PAGED_DECODE_FRESH(paged_decode_fresh_spread, 128, true, ATTENTION_BOUNDS)
+PAGED_DECODE_FRESH(paged_decode_fresh_spread, 256, true, ATTENTION_BOUNDS)

@@ -1,4 +1,4 @@
-"""Launching paged attention: blocks or clusters for a row and key head, and a simple kernel for uncommon head sizes."""
+"""Launching paged attention: blocks for a row and key head, and a simple kernel for uncommon head sizes."""
 
 import math
 from collections.abc import Mapping
@@ -29,26 +29,23 @@ _MOST_ROWS, _MOST_VECTORS = 2**31 - 1, 2**32 - 1
 _NO_ARRAY = 0  # a null pointer
 # pieces.cuh: the fewest tokens of a piece.
 _PIECE_TOKENS = 64
-# A row has pieces for so many blocks: clusters of 8 of them fit an H200 at once (of 256 they do not).
-_MOST_BLOCKS, _MOST_PIECES = 128, 64
-# Up to so many blocks of one piece each a launch is spread over clusters; with more, a block takes a group of pieces.
-_SPREAD_BLOCKS = 1024
+# A row has pieces for so many blocks, and a piece's groups of 8 are at most 8 (pieces.cuh).
+_MOST_BLOCKS, _MOST_PIECES, _GROUP = 128, 64, 8
+# Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 10 KB a piece.
+_SPREAD_BLOCKS = 512
 # So many blocks keep a device busy: with fewer rows several share one.
 _ENOUGH_BLOCKS = 528
 # attention.cuh: what a block has in shared memory for tiles, where two blocks have room for three of them a warp and
 # where they do not, and beside them.
-_TILES_BYTES, _FEWER_TILES_BYTES = 96 * 1024, 64 * 1024
-_SPREAD_BYTES, _BLOCK_BYTES = 15 * 1024, 6 * 1024
-_SMALLEST, _FIRST_WITH_CLUSTERS = (8, 0), (9, 0)
-_SPREAD = "_spread_"
-# pieces.cuh: the mail of a group, a column.
-_MAIL_BYTES = 40
+_TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 8 * 1024
+_SMALLEST = (8, 0)
+# pieces.cuh: the columns that a block combines, and the mail of a piece, a column.
+_UNIT, _MAIL_BYTES = 8, 40
 
 
-def _shared_bytes(is_spread: bool, capability: tuple[int, int]) -> int:
+def _shared_bytes(capability: tuple[int, int]) -> int:
     """Return the shared memory of a block."""
-    tiles = _TILES_BYTES if capability[0] in (9, 10) else _FEWER_TILES_BYTES
-    return tiles + (_SPREAD_BYTES if is_spread else _BLOCK_BYTES)
+    return _BESIDE_BYTES + (_TILES_BYTES if capability[0] in (9, 10) else _FEWER_TILES_BYTES)
 
 
 @cache
@@ -58,17 +55,15 @@ def _capability_of(device: int) -> tuple[int, int]:
 
 @frozen
 class AttentionKernel(CudaKernel):
-    """A kernel with what its architecture has: clusters, and shared memory for two blocks a multiprocessor."""
+    """A kernel whose blocks have as much shared memory as their architecture has for two of them."""
 
     def request(self, arch: Arch) -> BuildRequest:
         """Return what must be built for an architecture."""
         asked = super().request(arch)
-        has_clusters = arch.capability >= _FIRST_WITH_CLUSTERS
+        shared = _shared_bytes(arch.capability)
         entries = (
-            entry if entry.name.endswith("_any")
-            else replace(entry, dynamic_shared_bytes=_shared_bytes(_SPREAD in entry.name, arch.capability))
+            entry if entry.name.endswith("_any") else replace(entry, dynamic_shared_bytes=shared)
             for entry in asked.entries
-            if has_clusters or _SPREAD not in entry.name
         )  # fmt: skip
         return replace(asked, entries=tuple(entries))
 
@@ -113,28 +108,24 @@ def most_pieces(teams_a_row: int) -> int:
 
 @frozen
 class Shares:
-    """How teams share rows out: in clusters or not, and how many take the groups of a row in turn."""
+    """How rows are shared out: a piece a block, or groups of pieces; and among how many blocks a team's."""
 
     is_spread: bool
     sharing: int
 
 
-def shares_of(teams: int, longest: int, most: int, ranks: int) -> Shares:
-    """Return how rows with at most ``longest`` tokens are shared out. Their bits do not depend on it.
-
-    ``ranks`` is the size of a cluster, and the pieces of a group; 1 without clusters.
-    """
-    pieces = min(most, ceil_div(longest, _PIECE_TOKENS))
-    groups = max(1, ceil_div(pieces, ranks))
-    if ranks > 1 and pieces > 1 and teams * groups * ranks <= _SPREAD_BLOCKS:
-        return Shares(True, groups)
-    return Shares(False, max(1, min(groups, ceil_div(_ENOUGH_BLOCKS, teams))))
+def shares_of(teams: int, longest: int, most: int) -> Shares:
+    """Return how rows with at most ``longest`` tokens are shared out. Their bits do not depend on it."""
+    pieces = max(1, min(most, ceil_div(longest, _PIECE_TOKENS)))
+    if 1 < pieces <= _SPREAD_BLOCKS // teams:
+        return Shares(True, pieces)
+    return Shares(False, min(ceil_div(pieces, _GROUP), ceil_div(_ENOUGH_BLOCKS, teams)))
 
 
 def launches(
-    name: str, bound: Bound, entries: Entries, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
+    name: str, bound: Bound, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
 ) -> tuple[LaunchPlan, ...]:
-    """Return the launch over some rows: clusters, blocks, or the kernel for any head size.
+    """Return the launch over some rows: of blocks that share them out, or of the kernel for any head size.
 
     A team has a row, a key head, and eight of its query heads.
     """
@@ -143,35 +134,32 @@ def launches(
         return ()
     if entry.endswith("_any"):
         return (LaunchPlan(entry, (rows * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"])),)
-    return (_shared_launch(name, bound, entries, rows, tensors, numbers),)
+    return (_shared_launch(name, bound, rows, tensors, numbers),)
 
 
 def _shared_launch(
-    name: str, bound: Bound, entries: Entries, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
+    name: str, bound: Bound, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
 ) -> LaunchPlan:
-    """Return the launch of clusters or blocks over some rows, with what they combine their results in."""
+    """Return the launch of blocks with a piece each, or with groups, and what they combine their results in."""
     dims = bound.dims
     vectors = dims["P"] * dims["B"] * dims["Hk"] * dims["D"] // VECTOR
     if vectors > _MOST_VECTORS:
         raise ContractError(f"{name}: the cache has {vectors} x 16 bytes, expected at most {_MOST_VECTORS}")
-    spread = f"{name}_spread_d{dims['D']}"
-    cluster = entries[spread].cluster if spread in entries else None
-    ranks = cluster[0] if cluster else 1
     teams_a_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_A_BLOCK)
     teams, most = rows * teams_a_row, most_pieces(teams_a_row)
-    shares = shares_of(teams, dims["L"] * dims["B"], most, ranks)
-    grid = (rows * (ranks if shares.is_spread else 1), teams_a_row, shares.sharing)
+    shares = shares_of(teams, dims["L"] * dims["B"], most)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
-    slices = teams * ceil_div(most, ranks)
-    if shares.sharing > 1 and shares.is_spread:
-        workspace = _NO_ARRAY, Counters(slices * _MAIL_BYTES * dims["D"], "mail")
+    if shares.is_spread:
+        workspace = _NO_ARRAY, Counters(teams * shares.sharing * _MAIL_BYTES * dims["D"], "mail")
     elif shares.sharing > 1:
-        workspace = Scratch(slices * 4 * _HEADS_A_BLOCK * (dims["D"] + 2), "slices"), Counters(4 * teams, "counts")
+        slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2)
+        workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")
+    units = dims["D"] // _UNIT if shares.is_spread else 0
     return LaunchPlan(
-        spread if shares.is_spread else f"{name}_d{dims['D']}",
-        grid,
+        f"{name}_spread_d{dims['D']}" if shares.is_spread else f"{name}_d{dims['D']}",
+        (rows, teams_a_row, shares.sharing + units),
         (*tensors, *workspace, *numbers, most),
-        dynamic_shared_bytes=_shared_bytes(shares.is_spread, _capability_of(bound.views["q"].device)),
+        dynamic_shared_bytes=_shared_bytes(_capability_of(bound.views["q"].device)),
     )
 
 
@@ -179,7 +167,7 @@ _SIZES = ("i32", "i32", "u32", "i32", "i32", "i32")  # of paged_sizes
 
 
 def entry_points(name: str, pointers: int, counts: int) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a source: for each head size one of blocks and one of clusters; and one for any."""
+    """Return the entry points of a source: for each head size one for many rows and one for few; and one for any."""
     numbers = ("f32", *("i32",) * counts, *_SIZES)
     by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + (*numbers, "i32"))
     return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + numbers + ("i32",)))
@@ -193,11 +181,11 @@ def _shared_entries(name: str, parameters: tuple[str, ...]) -> tuple[EntryPoint,
 _INPUTS = ("q", "k_cache", "v_cache", "block_table", "context_lens")
 
 
-def _plan_decode(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
+def _plan_decode(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
     views, dims = bound.views, bound.dims
     tensors = (*(views[name] for name in _INPUTS), views.get("gate", _NO_ARRAY), views["out"])
     numbers = (in_base_two(bound.arguments["scale"]), dims["L"], *paged_sizes(bound))
-    return launches("paged_decode", bound, entries, dims["S"], tensors, numbers)
+    return launches("paged_decode", bound, dims["S"], tensors, numbers)
 
 
 DECODE = AttentionKernel(
@@ -211,7 +199,7 @@ _FRESH_TENSORS = (
 )  # fmt: skip
 
 
-def _plan_fresh(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
+def _plan_fresh(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
     views, arguments, dims = bound.views, bound.arguments, bound.dims
     if head_entry("paged_decode_fresh", bound).endswith("_any"):
         raise ContractError(f"paged_decode_fresh: head_dim is {dims['D']}, expected one of {HEAD_DIMS}")
@@ -221,7 +209,7 @@ def _plan_fresh(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     scalars = (in_base_two(arguments["scale"]), arguments["eps"], arguments["weight_offset"])
     numbers = (*scalars, math.log2(arguments["theta"]) / half, half, dims["L"], *paged_sizes(bound))
     tensors = tuple(views[name] for name in _FRESH_TENSORS)
-    return (_shared_launch("paged_decode_fresh", bound, entries, dims["S"], tensors, numbers),)
+    return (_shared_launch("paged_decode_fresh", bound, dims["S"], tensors, numbers),)
 
 
 DECODE_FRESH = AttentionKernel(

@@ -1,6 +1,6 @@
 // Attention of one new token a sequence over a paged cache. Grid: see BlockPlace; launched by launch.py. With a gate, the
 // bits are those of attention and sigmoid_gate_mul after it.
-// sm_80 and newer; clusters from sm_90 on.
+// sm_80 and newer.
 #include "attention.cuh"
 
 #define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                       \
@@ -16,24 +16,22 @@
         float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int most) {                   \
         allow_next_launch();                                                                                        \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace<SPREAD> at(per_key);                                                                       \
+        const BlockPlace at(per_key);                                                                               \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)at.row * L;                                                  \
         wait_for_previous_launch();                                                                                 \
-        const int entry = entry_of(cache, table, L, at.first_token());                                              \
+        const int entry = entry_of(cache, table, L, at.first_token<SPREAD>());                                      \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(most, scratch, zeros));                           \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(most, scratch, zeros));                   \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 128, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 256, false, ATTENTION_BOUNDS)
-#if __CUDA_ARCH__ >= 900
-PAGED_DECODE(paged_decode_spread, 64, true, SPREAD_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 128, true, SPREAD_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 256, true, SPREAD_BOUNDS)
-#endif
+PAGED_DECODE(paged_decode_spread, 64, true, ATTENTION_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 128, true, ATTENTION_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 256, true, ATTENTION_BOUNDS)
 
 // Any D up to 1024. Grid: S * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(

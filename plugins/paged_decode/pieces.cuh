@@ -1,51 +1,27 @@
 // How a context is cut into pieces, who has which, and how their results become one row.
 //
-// A context is cut by its length alone: its steps go round pieces, RANKS pieces that follow each other are a group. The
+// A context is cut by its length alone: its steps go round pieces, GROUP pieces that follow each other are a group. The
 // warps of a piece are taken in one after the other, then pieces within a group, then groups. A row has the same bits
 // however it is shared out:
-//   one piece              the block that has it writes the result
-//   few rows, sm_90 on     a cluster a group, a block a piece; the blocks push each other their columns of all heads
-//   many rows              a block takes all pieces of a group, and group after group
-// Where several groups have several owners, clusters send theirs to the last one, which waits for those before it and has
-// nobody behind it; of blocks the last one to be done combines them.
+//   one piece   the block that has it writes the result
+//   few rows    a block a piece, which sends its result to blocks that have none; those wait for it, each for 8 columns
+//   many rows   a block takes all pieces of a group, and group after group; the last one to be done combines the groups
+// Blocks that wait are the last ones of a grid, so that whoever they wait for is there before them.
 #pragma once
 #include "cache.cuh"
-#include "cluster.cuh"
 
-#if __CUDA_ARCH__ >= 900
-constexpr int RANKS = 8;
-#else
-constexpr int RANKS = 1;  // without clusters a group is one piece
-#endif
-#define SPREAD_BOUNDS __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 2)
+constexpr int GROUP = 8, MOST_GROUPS = 8;
 // A piece has at least so many tokens (launch.py has the number too).
 constexpr int PIECE_TOKENS = 64;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
-// Shared memory of another block of the cluster.
-__device__ __forceinline__ u32 address_in_rank(const void* p, int rank) {
-    u32 address = (u32)__cvta_generic_to_shared(p);
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-#endif
-    return address;
-}
-// Both addresses are those of that block; its barrier counts the bytes.
-__device__ __forceinline__ void push(u32 address, float2 v, u32 arrival) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
-                 "f"(v.x), "f"(v.y), "r"(arrival) : "memory");
-#endif
-}
-__device__ __forceinline__ void push(u32 address, float4 v, u32 arrival) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
-                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(arrival) : "memory");
-#endif
-}
-
 // Past L1, so that a look again finds what has come meanwhile.
+__device__ __forceinline__ u32 look(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 __device__ __forceinline__ uint2 look(const uint2* p) {
     uint2 v;
     asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
@@ -91,13 +67,14 @@ struct Cut {
     int pieces, groups;
 
     __device__ __forceinline__ Cut(int length, int most)
-        : pieces(min(most, (length + PIECE_TOKENS - 1) / PIECE_TOKENS)), groups((pieces + RANKS - 1) / RANKS) {}
+        : pieces(min(most, (length + PIECE_TOKENS - 1) / PIECE_TOKENS)), groups((pieces + GROUP - 1) / GROUP) {}
 };
 
-// A block among those that work on one row and key head: its first group, and how many take groups in turn; in a cluster
-// its rank. ``scratch`` and ``zeros`` are what they combine their results in; the second holds zeros between launches.
+// A block among those that work on one row and key head: with SPREAD its piece, otherwise its first group, and how many
+// take pieces or groups. ``scratch`` and ``zeros`` are what they combine their results in; the second holds zeros between
+// launches.
 struct Team {
-    int rank, index, sharing, most;
+    int index, sharing, most;
     float* scratch;
     u32* zeros;
 };
@@ -239,95 +216,79 @@ __device__ __forceinline__ bool is_last(u32* count, int added, int all) {
     return __syncthreads_or(is_all);
 }
 
-// --- few rows: clusters ---
+// --- few rows: mail ---
 
-// What the blocks of a cluster push into each other's shared memory: of each piece the columns that a rank combines, 8 of
-// them for each of its first UNITS warps, as lanes have them; and statistics.
-template <int D, bool SPREAD>
-struct Incoming {
-    static constexpr int SENDERS = SPREAD ? RANKS : 1, UNITS = D / 8 / RANKS;
-    alignas(16) float2 columns[SENDERS][SPREAD ? UNITS * 32 : 2];
-    alignas(16) Stats of_rank[SENDERS][HEADS];
-    Arrival arrival;
-    static constexpr int PIECE_BYTES = HEADS * (8 * UNITS * 4 + (int)sizeof(Stats));  // that a rank gets of each piece
-
-    // A lane has two units that follow each other in 16 bytes.
-    __device__ __forceinline__ static int place(int unit) {
-        const int lane = threadIdx.x & 31;
-        return UNITS > 1 ? unit / 2 * 64 + 2 * lane + unit % 2 : lane;
-    }
-
-    // Pushes the rank that combines them this thread's columns of a piece, and every rank the statistics.
-    __device__ __forceinline__ void push_piece(const Held<D>& piece, int rank) {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-#pragma unroll
-        for (int j = 0; j < D / 64; ++j) {
-            const int unit = 2 * (D / 64 * warp + j);
-            const float4 v = make_float4(piece.total[j][0], piece.total[j][1], piece.total[j][2], piece.total[j][3]);
-            const int to = unit / UNITS;
-            const u32 at = address_in_rank(&columns[rank][place(unit % UNITS)], to), counted = address_in_rank(&arrival, to);
-            if constexpr (UNITS > 1) push(at, v, counted);
-            else {
-                push(at, make_float2(v.x, v.y), counted);
-                push(address_in_rank(&columns[rank][place(0)], to + 1), make_float2(v.z, v.w), address_in_rank(&arrival, to + 1));
-            }
-        }
-        const int to = 2 * warp + (lane >> 2);
-        if (lane < 8 && to < RANKS) {
-            const Stats first = piece.of_head[0].stats(), second = piece.of_head[1].stats();
-            push(address_in_rank(&of_rank[rank][2 * (lane & 3)], to), make_float4(first.x, first.y, second.x, second.y),
-                 address_in_rank(&arrival, to));
-        }
-    }
-};
-
-// A unit of a group, of heads 2t and 2t + 1 in one column.
+// 8 columns of a piece or a group, of heads 2t and 2t + 1 in one of them.
 struct Unit {
     float2 total = make_float2(0.0f, 0.0f);
     Running of_head[2];
 
     // Nothing changes, but for -0, where there is nothing: no branch, so that one does not wait for another.
-    __device__ __forceinline__ void take(float2 value, float4 stats, bool exists = true) {
+    __device__ __forceinline__ void take(float2 value, float4 stats, bool exists) {
         if (!exists) value = make_float2(0.0f, 0.0f), stats = make_float4(NO_TOP, 0.0f, NO_TOP, 0.0f);
         total.x = mix(total.x, value.x, of_head[0].take(make_float2(stats.x, stats.y)));
         total.y = mix(total.y, value.y, of_head[1].take(make_float2(stats.z, stats.w)));
     }
+    __device__ __forceinline__ float4 stats() const {
+        const Stats first = of_head[0].stats(), second = of_head[1].stats();
+        return make_float4(first.x, first.y, second.x, second.y);
+    }
 };
 
-// Where a lane of an earlier group leaves its unit for the same lane of the last one. A word that is zero has not come:
-// there is no counter, and nobody waits for more than the word itself. Whoever has read one makes it zero again.
+// What a unit of a piece is sent in: a word that is zero has not come. There is no counter, and nobody waits for more than
+// the word itself; whoever has read one makes it zero again. Zero is sent as -0.
 template <int D>
 struct Mail {
-    static constexpr int UNITS = D / 8 / RANKS, WORDS = UNITS * (64 + 2 * HEADS);  // of a group and rank
-    uint2* value;
-    uint4* stats;
+    static constexpr int UNITS = D / 8, UNIT_WORDS = 64 + 2 * HEADS, WORDS = UNITS * UNIT_WORDS;  // of a piece
+    u32* const at;
 
-    __device__ __forceinline__ Mail(const Team& team, int group, int unit) {
-        u32* const at = team.zeros + ((size_t)group * RANKS + team.rank) * WORDS;
-        value = reinterpret_cast<uint2*>(at) + unit * 32 + (threadIdx.x & 31);
-        stats = reinterpret_cast<uint4*>(at + UNITS * 64) + unit * 4 + (threadIdx.x & 3);
-    }
+    __device__ __forceinline__ Mail(const Team& team, int piece, int unit)
+        : at(team.zeros + (size_t)piece * WORDS + unit * UNIT_WORDS) {}
+    __device__ __forceinline__ uint2* value() const { return reinterpret_cast<uint2*>(at) + (threadIdx.x & 31); }
+    __device__ __forceinline__ uint4* stats() const { return reinterpret_cast<uint4*>(at + 64) + (threadIdx.x & 3); }
     __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
     __device__ __forceinline__ static float read(u32 letter) { return __fadd_rn(__uint_as_float(letter), 0.0f); }
+    __device__ __forceinline__ static bool is_there(uint2 v) { return v.x != 0 && v.y != 0; }
+    __device__ __forceinline__ static bool is_there(uint4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
 
-    __device__ __forceinline__ void send(const Unit& unit) const {
-        put(value, make_uint2(letter(unit.total.x), letter(unit.total.y)));
-        const Stats first = unit.of_head[0].stats(), second = unit.of_head[1].stats();
-        if ((threadIdx.x & 31) < 4)
-            put(stats, make_uint4(letter(first.x), letter(first.y), letter(second.x), letter(second.y)));
-    }
     __device__ __forceinline__ void clear() const {
-        put(value, make_uint2(0, 0));
-        if ((threadIdx.x & 31) < 4) put(stats, make_uint4(0, 0, 0, 0));
+        put(value(), make_uint2(0, 0));
+        if ((threadIdx.x & 31) < 4) put(stats(), make_uint4(0, 0, 0, 0));
     }
 };
 
-// Takes in what the groups before the last one send.
+// Sends a piece. A lane has columns of its warp's units, and of one of them statistics.
 template <int D>
-__device__ __forceinline__ void take_mail(Unit& unit, const Team& team, int of_rank, int groups) {
-    constexpr int TOGETHER = 8;
-#pragma unroll 1
-    for (int first = 0; first < groups; first += TOGETHER) {
+__device__ __forceinline__ void send_piece(const Held<D>& held, const Team& team) {
+    constexpr int OWN = D / 32;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i)
+        put(Mail<D>(team, team.index, warp * OWN + i).value(),
+            make_uint2(Mail<D>::letter(held.total[i / 2][i % 2 * 2]), Mail<D>::letter(held.total[i / 2][i % 2 * 2 + 1])));
+    const Stats first = held.of_head[0].stats(), second = held.of_head[1].stats();
+    if (lane < 4 * OWN)
+        put(Mail<D>(team, team.index, warp * OWN + lane / 4).stats(),
+            make_uint4(Mail<D>::letter(first.x), Mail<D>::letter(first.y), Mail<D>::letter(second.x), Mail<D>::letter(second.y)));
+}
+
+// Groups of a unit, which warps leave for the first of them.
+struct Groups {
+    alignas(16) float4 stats[MOST_GROUPS][4];
+    float2 total[MOST_GROUPS][32];
+};
+
+// Combines a unit: a warp two groups, the first one the groups. By a block without a piece.
+template <int D>
+__device__ __forceinline__ void combine_unit(Groups& groups, const Row& row, const Team& team, const Cut& cut, int unit) {
+    constexpr int TOGETHER = MOST_GROUPS / WARPS * GROUP;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * TOGETHER, count = cut.pieces - first;
+    Target target(row, 8 * unit);
+    if (warp == 0) target.load_gate<D>();
+    if (count > 0) {
+        // Until a piece comes, few words are looked at.
+        const u32* const word = Mail<D>(team, first + min(lane % TOGETHER, count - 1), unit).at + 64;
+        while (!__any_sync(0xffffffffu, look(word) != 0)) {}
         uint2 values[TOGETHER] = {};
         uint4 stats[TOGETHER] = {};
         bool is_there;
@@ -335,64 +296,47 @@ __device__ __forceinline__ void take_mail(Unit& unit, const Team& team, int of_r
             is_there = true;
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
-                if (first + i >= groups) continue;
-                const Mail<D> mail(team, first + i, of_rank);
-                values[i] = look(mail.value), stats[i] = look(mail.stats);
+                if (i >= count) continue;
+                const Mail<D> mail(team, first + i, unit);
+                values[i] = look(mail.value()), stats[i] = look(mail.stats());
             }
 #pragma unroll
-            for (int i = 0; i < TOGETHER; ++i) {
-                if (first + i >= groups) continue;
-                is_there &= values[i].x != 0 && values[i].y != 0 && stats[i].x != 0 && stats[i].y != 0 && stats[i].z != 0 &&
-                            stats[i].w != 0;
-            }
+            for (int i = 0; i < TOGETHER; ++i)
+                is_there &= i >= count || (Mail<D>::is_there(values[i]) && Mail<D>::is_there(stats[i]));
         } while (!__all_sync(0xffffffffu, is_there));
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            unit.take(make_float2(Mail<D>::read(values[i].x), Mail<D>::read(values[i].y)),
-                      make_float4(Mail<D>::read(stats[i].x), Mail<D>::read(stats[i].y), Mail<D>::read(stats[i].z),
-                                  Mail<D>::read(stats[i].w)),
-                      first + i < groups);
-            if (first + i < groups) Mail<D>(team, first + i, of_rank).clear();
-        }
-    }
-}
-
-// A rank's columns of all heads: the pieces of the group, and in the last group the groups. Warps from UNITS on have none.
-template <int D, bool SPREAD>
-__device__ __forceinline__ void combine_ranks(const Incoming<D, SPREAD>& incoming, const Target& target, const Team& team,
-                                              const Cut& cut) {
-    const int warp = threadIdx.x >> 5, t = threadIdx.x & 3, pieces = min(RANKS, cut.pieces - team.index * RANKS);
-    if (warp >= Incoming<D, SPREAD>::UNITS) return;
-    Unit own;
+        for (int g = 0; g < TOGETHER / GROUP; ++g) {
+            Unit own;
 #pragma unroll
-    for (int r = 0; r < RANKS; ++r)
-        own.take(incoming.columns[r][Incoming<D, SPREAD>::place(warp)],
-                 *reinterpret_cast<const float4*>(&incoming.of_rank[r][2 * t]), r < pieces);
-    if (cut.groups > 1) {
-        if (team.index + 1 < cut.groups) {
-            Mail<D>(team, team.index, warp).send(own);
-            return;
+            for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
+                own.take(make_float2(Mail<D>::read(values[i].x), Mail<D>::read(values[i].y)),
+                         make_float4(Mail<D>::read(stats[i].x), Mail<D>::read(stats[i].y), Mail<D>::read(stats[i].z),
+                                     Mail<D>::read(stats[i].w)),
+                         i < count);
+            const int group = first / GROUP + g;
+            groups.total[group][lane] = own.total;
+            if (lane < 4) groups.stats[group][lane] = own.stats();
         }
-        Unit all;
-        take_mail<D>(all, team, warp, cut.groups - 1);
-        const Stats first = own.of_head[0].stats(), second = own.of_head[1].stats();
-        all.take(own.total, make_float4(first.x, first.y, second.x, second.y));
-        own = all;
+#pragma unroll 4
+        for (int i = 0; i < min(count, TOGETHER); ++i) Mail<D>(team, first + i, unit).clear();
     }
-    const Stats stats[2] = {own.of_head[0].stats(), own.of_head[1].stats()};
-    target.write<D>(own.total, stats);
+    __syncthreads();
+    if (warp != 0) return;
+    Unit all;
+#pragma unroll
+    for (int g = 0; g < MOST_GROUPS; ++g) all.take(groups.total[g][lane], groups.stats[g][lane & 3], g < cut.groups);
+    const Stats stats[2] = {all.of_head[0].stats(), all.of_head[1].stats()};
+    target.write<D>(all.total, stats);
 }
 
-// Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows, with SPREAD times
-// RANKS; key_heads * ceil(per_key / 8); sharing.
-template <bool SPREAD>
+// Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows; key_heads *
+// ceil(per_key / 8); blocks that have pieces, and with SPREAD one more for every 8 columns.
 struct BlockPlace {
-    int row, key_head, head, heads, rank;
+    int row, key_head, head, heads;
 
     __device__ __forceinline__ explicit BlockPlace(int per_key) {
-        const int groups = (per_key + HEADS - 1) / HEADS, ranks = SPREAD ? RANKS : 1;
-        row = blockIdx.x / ranks;
-        rank = blockIdx.x % ranks;
+        const int groups = (per_key + HEADS - 1) / HEADS;
+        row = blockIdx.x;
         key_head = groups == 1 ? blockIdx.y : blockIdx.y / groups;
         const int group = blockIdx.y - key_head * groups;
         head = key_head * per_key + group * HEADS;
@@ -400,15 +344,17 @@ struct BlockPlace {
     }
 
     // The first token of this thread's tile.
-    __device__ __forceinline__ int first_token() const {
-        return ((int)blockIdx.z * RANKS + rank) * TOKENS + (threadIdx.x / 32) * TILE + threadIdx.x % TILE;
+    template <bool SPREAD>
+    __device__ __forceinline__ static int first_token() {
+        return (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + (threadIdx.x / 32) * TILE + threadIdx.x % TILE;
     }
 
-    // This block's team; where several share a row it has scratch memory for ``most`` pieces, and counters or mail.
-    template <int D>
+    // This block's team; where several share a row it has mail, or scratch memory for ``most`` pieces and a counter.
+    template <int D, bool SPREAD>
     __device__ __forceinline__ Team team_of(int most, float* scratch, u32* zeros) const {
-        const int groups = (most + RANKS - 1) / RANKS, words = SPREAD ? groups * RANKS * Mail<D>::WORDS : 1;
+        const int sharing = (int)gridDim.z - (SPREAD ? Mail<D>::UNITS : 0), groups = (most + GROUP - 1) / GROUP;
         const size_t team = (size_t)row * gridDim.y + blockIdx.y;
-        return {rank, (int)blockIdx.z, (int)gridDim.z, most, scratch + team * groups * Slice<D>::FLOATS, zeros + team * words};
+        return {(int)blockIdx.z, sharing, most, scratch + team * groups * Slice<D>::FLOATS,
+                zeros + team * (SPREAD ? sharing * Mail<D>::WORDS : 1)};
     }
 };

@@ -30,11 +30,11 @@ _HOPPER = {128: 80 * 1024 + 16, 256: 96 * 1024 + 16}
 _MOST_PIECES = 2**32 - 1
 
 
-def _plan_prefill(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
+def _plan_prefill(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
     dims = bound.dims
     tensors = tuple(bound.views[name] for name in _ARRAYS)
     numbers = (in_base_two(bound.arguments["scale"]), dims["S"], dims["L"], *paged_sizes(bound))
-    return launches("prefill_paged", bound, entries, dims["M"], tensors, numbers)
+    return launches("prefill_paged", bound, dims["M"], tensors, numbers)
 
 
 PREFILL = AttentionKernel(

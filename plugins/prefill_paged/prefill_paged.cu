@@ -1,6 +1,6 @@
 // Causal attention of many new tokens a sequence over a paged cache: each row is the decode step of its prefix, by the
-// same function. A block or a cluster takes one row and key head; rows of a sequence follow each other, so that what they
-// share of the cache comes from L2. Grid: see BlockPlace; launched by launch.py. sm_80 and newer; clusters from sm_90 on.
+// same function. Blocks take one row and key head; rows of a sequence follow each other, so that what they
+// share of the cache comes from L2. Grid: see BlockPlace; launched by launch.py. sm_80 and newer.
 //
 // A row that no sequence has (cu_rows that do not share the rows out), and one whose context is shorter than the rows of
 // its sequence, are zeros.
@@ -39,24 +39,22 @@ struct Prefix {
         allow_next_launch();                                                                                        \
         wait_for_previous_launch();                                                                                 \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace<SPREAD> at(per_key);                                                                       \
+        const BlockPlace at(per_key);                                                                               \
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
-        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token());                                  \
+        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<SPREAD>());                          \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
                       nullptr};                                                                                     \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D>(most, scratch, zeros));                           \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(most, scratch, zeros));                   \
     }
 
 PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)
 PREFILL_PAGED(prefill_paged, 128, false, ATTENTION_BOUNDS)
 PREFILL_PAGED(prefill_paged, 256, false, ATTENTION_BOUNDS)
-#if __CUDA_ARCH__ >= 900
-PREFILL_PAGED(prefill_paged_spread, 64, true, SPREAD_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 128, true, SPREAD_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 256, true, SPREAD_BOUNDS)
-#endif
+PREFILL_PAGED(prefill_paged_spread, 64, true, ATTENTION_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 128, true, ATTENTION_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 256, true, ATTENTION_BOUNDS)
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(

@@ -10,7 +10,6 @@ from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.plugins.prefill_paged import launch as prefill_launch
 from kernel_muster.plugins.rope import launch as rope_launch
 from kernel_muster.plugins.w4a16_gemv import launch as gemv_launch
-from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.contracts import Case, random_weight
 from kernel_muster.registry.errors import ContractError
@@ -22,7 +21,6 @@ CONTRACTS = {
     for family in (paged_decode, prefill_paged, gated_delta_rule, moe, rope)
     for c in family.muster_contracts()
 }
-CLUSTERED = EntryResources(1, 0, 0, 256, (8, 1, 1), (), 3)
 
 
 def bound(contract, dims, **changes):
@@ -140,32 +138,26 @@ def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch)
 # Attention
 
 
-ATTENTION = {"paged_decode_spread_d128": CLUSTERED}
-
-
-def test_attention_has_a_cluster_for_every_eight_heads_of_a_key_head():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=100, P=200), ATTENTION)
-    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2 * 8, 2 * 2, 2))  # 2 groups of 8 pieces
+def test_attention_of_few_rows_has_a_block_for_every_piece_and_for_every_eight_columns():
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=100, P=200), {})
+    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2, 2 * 2, 13 + 128 // 8))  # 800 tokens
 
 
 def test_attention_over_one_piece_is_the_work_of_one_block():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24), ATTENTION)
+    (plan,) = paged_launch.DECODE.plan(attention(Hq=24), {})
     assert (plan.entry, plan.grid) == ("paged_decode_d128", (2, 2 * 2, 1))
 
 
 @pytest.mark.parametrize(
     ("teams", "longest", "is_spread", "sharing"),
     [
-        (2, 64, False, 1), (2, 65, True, 1), (2, 4096, True, 8), (2, 1 << 20, True, 16), (32, 1 << 20, False, 16),
-        (64, 1 << 20, False, 9), (528, 1 << 20, False, 1), (128, 512, True, 1), (129, 512, False, 1),
+        (2, 64, False, 1), (2, 65, True, 2), (2, 4096, True, 64), (2, 1 << 20, True, 64), (8, 4096, True, 64),
+        (9, 4096, False, 8), (32, 1 << 20, False, 8), (128, 1 << 20, False, 5), (528, 1 << 20, False, 1),
+        (600, 1 << 20, False, 1), (64, 512, True, 8), (65, 512, False, 1), (512, 100, False, 1), (2, 0, False, 1),
     ],
 )  # fmt: skip
-def test_attention_of_few_rows_shares_contexts_among_clusters(teams, longest, is_spread, sharing):
-    assert paged_launch.shares_of(teams, longest, 128, 8) == paged_launch.Shares(is_spread, sharing)
-
-
-def test_attention_without_clusters_shares_pieces_among_blocks():
-    assert paged_launch.shares_of(2, 4096, 128, 1) == paged_launch.Shares(False, 64)
+def test_attention_of_few_rows_shares_contexts_among_blocks(teams, longest, is_spread, sharing):
+    assert paged_launch.shares_of(teams, longest, 64) == paged_launch.Shares(is_spread, sharing)
 
 
 @pytest.mark.parametrize(("teams_a_row", "most"), [(1, 64), (2, 64), (4, 32), (64, 2), (1000, 1)])
@@ -173,22 +165,20 @@ def test_attention_cuts_a_context_by_the_heads_alone(teams_a_row, most):
     assert paged_launch.most_pieces(teams_a_row) == most
 
 
-def test_attention_shared_by_clusters_has_mail_for_every_group():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), ATTENTION)
-    (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
-    teams, ranks, groups = 2 * 2 * 2, 8, 32 // 8
-    assert plan.grid == (2 * ranks, 2 * 2, groups)
-    assert mail.size_bytes == teams * groups * 4 * (
-        8 * 128 + 128 // 8 * 2 * 8
-    )  # FP32 of 8 heads; statistics with 8 columns
-
-
-def test_attention_shared_by_blocks_has_scratch_for_every_group_and_counts_them():
+def test_attention_of_few_rows_has_mail_for_every_piece():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), {})
+    (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
+    teams, pieces = 2 * 2 * 2, 32
+    assert plan.grid == (2, 2 * 2, pieces + 128 // 8)
+    assert mail.size_bytes == teams * pieces * 4 * (8 * 128 + 128 // 8 * 2 * 8)  # FP32; statistics with 8 columns
+
+
+def test_attention_of_many_rows_has_scratch_for_every_group_and_counts_them():
+    (plan,) = paged_launch.DECODE.plan(attention(S=20, L=125, P=125, longest=900), {})
     (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
     (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
-    teams, groups = 2 * 2 * 2, 32  # of one piece each
-    assert (plan.entry, plan.grid) == ("paged_decode_d128", (2, 2 * 2, groups))
+    teams, groups = 20 * 2, 64 // 8
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (20, 2, 2))  # 16 pieces
     assert slices.size_bytes == teams * groups * 4 * 8 * (128 + 2)
     assert counts.size_bytes == 4 * teams
 
@@ -196,7 +186,7 @@ def test_attention_shared_by_blocks_has_scratch_for_every_group_and_counts_them(
 def test_attention_over_a_cache_whose_vectors_have_no_32_bit_number_is_refused(monkeypatch):
     monkeypatch.setattr(paged_launch, "_MOST_VECTORS", 4 * 8 * 2 * 128 // 8 - 1)
     with pytest.raises(ContractError, match="paged_decode: the cache has 1024 x 16 bytes, expected at most 1023"):
-        paged_launch.DECODE.plan(attention(), ATTENTION)
+        paged_launch.DECODE.plan(attention(), {})
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 7, 16, 24, 1000, 2**30 + 1, 2**31 - 1])
@@ -244,10 +234,9 @@ def fresh(**sizes):
 
 
 def test_attention_from_projections_is_shared_out_like_attention():
-    entries = {"paged_decode_fresh_spread_d128": CLUSTERED}
-    (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24, L=100, P=200), entries)
-    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2 * 8, 2 * 2, 2))
-    (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24), entries)
+    (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24, L=100, P=200), {})
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2, 2 * 2, 13 + 128 // 8))
+    (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24), {})
     assert (plan.entry, plan.grid) == ("paged_decode_fresh_d128", (2, 2 * 2, 1))
 
 
