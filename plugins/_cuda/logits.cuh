@@ -47,6 +47,7 @@ template <int THREADS, class Visit>
 __device__ __forceinline__ void for_each_logit(const bf16* row, int V, u32 rank, Visit visit) {
     const int width = piece_width(V), pieces = V / width, share = (pieces + TEAM - 1) / TEAM;
     const int begin = min((int)rank * share, pieces), end = min(begin + share, pieces);
+#pragma unroll 1
     for (int first = begin + threadIdx.x; first < end; first += PARALLEL * THREADS) {
         uint4 raw[PARALLEL];
 #pragma unroll

@@ -179,6 +179,7 @@ __device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, c
         });
     __syncthreads();
     const int count = shared.reached;
+#pragma unroll 1
     for (int i = threadIdx.x; i < share.places; i += THREADS) {
         if (i == 0) post(posts, (u64)(count > most ? 3 : 2) << 32 | shared.largest << 16 | shared.floor);
         else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
@@ -227,6 +228,7 @@ __device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share
     __syncthreads();
     const u32 reach = max(max(shared.joint_reach, shared.joint_floor), 1u);
     u64* const found = shared.list + total;
+#pragma unroll 1
     for (int i = threadIdx.x; i < total; i += THREADS) {
         const u64 word = shared.list[i];
         if (word == NO_ENTRY || key_in(word) < reach) continue;
@@ -238,6 +240,7 @@ __device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share
     if (shared.is_too_many || count > LISTED - total) return 0;
     // Stage 3: each to its place; 1 << shift threads count for one.
     int shift = 0;
+#pragma unroll 1
     while (shift < 5 && count << (shift + 1) <= THREADS) ++shift;
 #pragma unroll 1
     for (int at = threadIdx.x; at - (int)threadIdx.x < count << shift; at += THREADS) {

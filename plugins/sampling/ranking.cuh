@@ -81,6 +81,7 @@ template <class T>
 __device__ __forceinline__ T from_rank_0(const T& value) {
     static_assert(sizeof(T) % 4 == 0);
     T copy;
+#pragma unroll
     for (int word = 0; word < (int)sizeof(T) / 4; ++word)
         reinterpret_cast<u32*>(&copy)[word] = word_of_rank(reinterpret_cast<const u32*>(&value) + word, 0);
     return copy;
@@ -90,12 +91,13 @@ __device__ __forceinline__ T from_rank_0(const T& value) {
 __device__ __forceinline__ void gather_counts(u32* counts, int size) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < size; i += THREADS)
+#pragma unroll 1
         for (u32 other = 1; other < TEAM; ++other) counts[i] += word_of_rank(counts + i, other);
 }
 
 __device__ __forceinline__ Sum sum_up_to_lane(Sum sum) {
     const int lane = threadIdx.x & 31;
-#pragma unroll
+#pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
         const Sum lower{__shfl_up_sync(ALL_LANES, sum.count, distance), __shfl_up_sync(ALL_LANES, sum.mass, distance)};
         if (lane >= distance) sum = sum + lower;
@@ -133,6 +135,7 @@ struct Row {
     // Counts bins, once for a row. Ends with the sum over the row in every thread.
     template <bool HAS_MASS>
     __device__ __forceinline__ Sum count_bins(const Softmax& softmax) const {
+#pragma unroll 1
         for (int i = threadIdx.x; i < BINS; i += THREADS) shared.count[i] = shared.mass_low[i] = shared.mass_high[i] = 0;
         __syncthreads();
         each([&](int, u32 bits) {
@@ -150,6 +153,7 @@ struct Row {
 #pragma unroll 1
             for (int i = threadIdx.x; i < BINS; i += THREADS) {
                 u64 mass = bin_sum(i).mass;
+#pragma unroll 1
                 for (u32 other = 1; other < TEAM; ++other) {
                     shared.count[i] += word_of_rank(&shared.count[i], other);
                     mass += word_of_rank(&shared.mass_low[i], other) + ((u64)word_of_rank(&shared.mass_high[i], other) << 32);
@@ -158,6 +162,7 @@ struct Row {
             }
             __syncthreads();
             Sum mine{0, 0};
+#pragma unroll 1
             for (int i = threadIdx.x; i < BINS; i += THREADS) mine = mine + bin_sum(i);
             sum_up_to_thread(mine, shared.of_warp);
             if (threadIdx.x == 0) shared.total = shared.of_warp[WARPS - 1];
@@ -199,6 +204,7 @@ struct Row {
         if ((up_to - own).of(by_mass) < wanted && wanted <= up_to.of(by_mass)) {
             Sum ahead = up_to - own;
             int bin = upper;
+#pragma unroll 1
             for (; (ahead + bin_sum(bin)).of(by_mass) < wanted; --bin) ahead = ahead + bin_sum(bin);
             shared.bin = bin;
             shared.ahead_of_bin = ahead;
@@ -247,6 +253,7 @@ struct Row {
     // By block 0: the place-th logit with this key in begin .. end - 1.
     __device__ __forceinline__ void find_index(u32 key, u32 place, int begin, int end) const {
         u32 before = 0;
+#pragma unroll 1
         for (int first = begin; first < end; first += THREADS) {
             const int index = first + threadIdx.x, lane = threadIdx.x & 31;
             const bool is_one =
@@ -256,6 +263,7 @@ struct Row {
             if (lane == 0) shared.count_of_warp[threadIdx.x >> 5] = __popc(ones);
             __syncthreads();
             u32 rank_of_one = before + __popc(ones & ((1u << lane) - 1));
+#pragma unroll 1
             for (int warp = 0; warp < WARPS; ++warp) {
                 if (warp < (int)threadIdx.x >> 5) rank_of_one += shared.count_of_warp[warp];
                 before += shared.count_of_warp[warp];

@@ -29,6 +29,7 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids) {
             if (stage == 3) ids[at] = index;
         });
         cluster_barrier();
+#pragma unroll 1
         for (u32 other = 0; stage == 2 && other < row.rank; ++other) place += word_of_rank(&shared.selected, other);
         cluster_barrier();
     }
@@ -38,7 +39,9 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids) {
 // the largest. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
 template <class At, class Exchange>
 __device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
+#pragma unroll 1
     for (int size = 2; size / 2 < length; size *= 2)
+#pragma unroll 1
         for (int flip = size - 1, distance = size / 4; flip > 0; flip = distance, distance /= 2) {
 #pragma unroll 1
             for (int i = threadIdx.x; i < length; i += THREADS) {
@@ -60,9 +63,11 @@ __device__ __forceinline__ void sort_list(u64* list, int length) {
 // By one block.
 __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* ids, float* values, u64* list) {
     if (k <= LISTED) {
+#pragma unroll 1
         for (int i = threadIdx.x; i < k; i += THREADS) list[i] = order_of(key_at(logits, ids[i]), ids[i]);
         __syncthreads();
         sort_list(list, k);
+#pragma unroll 1
         for (int i = threadIdx.x; i < k; i += THREADS) ids[i] = (int)(u32)list[i];
     } else {
         sort(k, [&](int i) { return order_of(key_at(logits, ids[i]), ids[i]); },
@@ -71,6 +76,7 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
                  ids[i] = ids[j], ids[j] = kept;
              });
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < k; i += THREADS) values[i] = __bfloat162float(logits[ids[i]]);
 }
 
@@ -97,6 +103,7 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
         u32 verdict = 0;
         if (row.rank == 0) {
             const int listed = merge_largest(shared, share, k);
+#pragma unroll 1
             for (int i = threadIdx.x; i < k && k <= listed; i += THREADS) {
                 const u64 order = shared.list[i];
                 ids[i] = (int)(u32)order;
