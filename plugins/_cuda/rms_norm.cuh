@@ -1,10 +1,10 @@
 // RMS norms of one BF16 row, and what other kernels that end in a norm need to make the same bits.
 //
 // One row for a warp up to H = 1024 (heads: many short rows), for a block of 256 threads above. A lane takes vectors of
-// 8 values if H is a multiple of 8, else single ones; the first KEPT vectors of a warp's lane stay in registers between the
-// sum and the result, of other forms a lane's first; all others are read again. Or, up to 8192, a lane has one vector, and
-// the row as many warps as it needs, in one block or in a cluster of four. Weights are read before the launch waits for the
-// one before it.
+// 8 values if H is a multiple of 8, else single ones; the first vectors of a warp's lane, one or four, stay in registers
+// between the sum and the result, of other forms a lane's first; all others are read again. Or, up to 8192, a lane has one
+// vector, and the row as many warps as it needs, in one block or in a cluster of four. Weights are read before the launch
+// waits for the one before it.
 //
 // Numerics: FP32 inside, one rounding to BF16 (two with a residual, the first where it is stored); root and quotients
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
@@ -74,6 +74,7 @@ __device__ __forceinline__ Values<WIDTH> gated(Values<WIDTH> v, float r, const V
 }
 
 struct Plain {
+    static constexpr int VECTORS = KEPT;  // of a warp's lane that stay in registers
     const bf16 *x, *weight;
     bf16* out;
     float weight_offset;
@@ -95,6 +96,7 @@ struct Plain {
 };
 
 struct Residual {
+    static constexpr int VECTORS = KEPT;
     const bf16 *x, *weight;
     bf16 *residual, *out;
     float weight_offset;
@@ -126,6 +128,7 @@ struct Residual {
 
 template <class Weight>
 struct Gated {
+    static constexpr int VECTORS = 1;  // heads are short
     const bf16 *x, *gate;
     const Weight* weight;
     bf16* out;
@@ -176,7 +179,7 @@ __device__ __forceinline__ float reciprocal_root(float squares, int H, float eps
 template <int LANES, int WIDTH, class Form>
 __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, float eps) {
     // Long rows and rows of single values are rare: of those only the first is kept, for a quarter of the code.
-    constexpr int COUNT = LANES == warp && WIDTH > 1 ? KEPT : 1;
+    constexpr int COUNT = LANES == warp && WIDTH > 1 ? Form::VECTORS : 1;
     const int lane = threadIdx.x % LANES, pieces = exists ? H / WIDTH : 0;
 
     // Stage 1: weights, then all values of the row, and the sum of their squares.
