@@ -16,32 +16,33 @@ _NUMBERS = {
     "unsigned char": 21, "unsigned short": 22, "unsigned int": 24, "unsigned long": 28, "unsigned long long": 28,
     "float": 34, "double": 38,
 }  # fmt: skip
-# Macros of the source reach these lines too, hence the prefix on every name.
+# Macros of the source reach these lines too, hence the prefix on every name. One claim for each entry point, as one
+# for each parameter took a tenth of what the front end takes.
 _TEMPLATES = """
 #line 1 "<declared parameters>"
 namespace kernel_muster_declared {
+template <int... km_N> struct km_list {};
 template <class km_T> struct km_kind { enum { km_value = 1000 + sizeof(km_T) }; };
 template <class km_T> struct km_kind<km_T*> { enum { km_value = 1 }; };
-template <class km_F> struct km_count { enum { km_value = -1 }; };
-template <class... km_A> struct km_count<void (*)(km_A...)> { enum { km_value = sizeof...(km_A) }; };
-template <int km_I, class km_F> struct km_at { enum { km_value = 0 }; };
-template <int km_I, class km_T, class... km_A> struct km_at<km_I, void (*)(km_T, km_A...)> {
-  enum { km_value = km_at<km_I - 1, void (*)(km_A...)>::km_value };
-};
+template <class km_A, class km_B> struct km_same { enum { km_value = 0 }; };
+template <class km_A> struct km_same<km_A, km_A> { enum { km_value = 1 }; };
+template <class km_F> struct km_kinds { typedef void km_type; };
 """
 # After the specialisations of km_kind: this one uses them.
-_FIRST = """
-template <class km_T, class... km_A> struct km_at<0, void (*)(km_T, km_A...)> {
-  enum { km_value = km_kind<km_T>::km_value };
+_KINDS_OF = """
+template <class... km_A> struct km_kinds<void (*)(km_A...)> {
+  typedef km_list<int(km_kind<km_A>::km_value)...> km_type;
 };
 """
 _KINDS = "\n".join(
     f"template <> struct km_kind<{name}> {{ enum {{ km_value = {number} }}; }};" for name, number in _NUMBERS.items()
 )
-_PRELUDE = _TEMPLATES + _KINDS + _FIRST
+_PRELUDE = _TEMPLATES + _KINDS + _KINDS_OF
 _CHECK_FILES = "<entry point "
+_CLAIM = "the declared parameters are "
 _ERROR = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<text>.*)$", re.MULTILINE)
-_FOUND = re.compile(r"km_found=\(?(?:int\))?(-?\d+)\]")
+_FOUND = re.compile(r"km_found=(?:kernel_muster_declared::)?(?:km_list<([^>]*)>|void)")
+_NUMBER = re.compile(r"(?:\(int\))?(-?\d+)")
 _NAMES = {kind.number: name for name, kind in reversed(PARAMETER_TYPES.items())}
 
 
@@ -49,23 +50,20 @@ def declaration_checks(entries: Iterable[EntryPoint]) -> bytes:
     """Return the C++ text that compiles only if every entry point is there with its declared parameters."""
     lines = [_PRELUDE]
     for entry in entries:
-        kernel, total = f"decltype(&::{entry.name})", len(entry.parameters)
+        # A template of its own: every NVRTC prints the arguments that it failed with.
+        name, numbers = f"km_claim_{entry.name}", _numbers(entry.parameters)
         lines.append(f'#line 1 "<entry point {entry.name}>"')
-        lines.append(_claim(f"{total} parameters are declared", entry, "all", total, f"km_count<{kernel}>"))
-        for i, name in enumerate(entry.parameters):
-            claim = f"parameter {i} is declared as {name}"
-            lines.append(_claim(claim, entry, str(i), PARAMETER_TYPES[name].number, f"km_at<{i}, {kernel}>"))
+        lines.append(
+            f"template <class km_declared, class km_found> struct {name} "
+            f'{{ static_assert(km_same<km_declared, km_found>::km_value, "{_CLAIM}{", ".join(entry.parameters)}"); }}; '
+            f"template struct {name}<km_list<{', '.join(map(str, numbers))}>, "
+            f"km_kinds<decltype(&::{entry.name})>::km_type>;"
+        )
     return "\n".join([*lines, "}", ""]).encode()
 
 
-def _claim(text: str, entry: EntryPoint, suffix: str, declared: int, found: str) -> str:
-    """Return a template of its own for one claim: every NVRTC prints the arguments that it failed with."""
-    name = f"km_claim_{entry.name}_{suffix}"
-    return (
-        f"template <int km_declared, int km_found> struct {name} "
-        f'{{ static_assert(km_declared == km_found, "{text}"); }}; '
-        f"template struct {name}<{declared}, int({found}::km_value)>;"
-    )
+def _numbers(parameters: Iterable[str]) -> list[int]:
+    return [PARAMETER_TYPES[name].number for name in parameters]
 
 
 def undeclared(log: str, arch: Arch) -> BuildFailure | None:
@@ -87,14 +85,18 @@ def undeclared(log: str, arch: Arch) -> BuildFailure | None:
 def _problem(text: str, notes: str, arch: Arch) -> str:
     if "static assertion failed" not in text:
         return f"no kernel of this name is compiled for {arch} (is it behind an #if, or in a namespace?)"
-    claim = text.partition('"')[2].rstrip('"')
+    declared = [name for name in text.partition(_CLAIM)[2].rstrip('"').split(", ") if name]
     found = _FOUND.search(notes)
     if found is None:
-        return claim
-    number = int(found[1])
-    if claim.endswith("parameters are declared"):
-        return f"{claim}, the kernel takes {number}" if number >= 0 else "it is no __global__ function returning void"
-    return f"{claim}, the kernel takes {_kind(number)}"
+        return f"its parameters are not the declared ({', '.join(declared)})"
+    if found[1] is None:
+        return f"{len(declared)} parameters are declared, it is no __global__ function returning void"
+    kinds = [int(number) for number in _NUMBER.findall(found[1])]
+    if len(kinds) != len(declared):
+        return f"{len(declared)} parameters are declared, the kernel takes {len(kinds)}"
+    pairs = enumerate(zip(declared, _numbers(declared), kinds, strict=True))
+    i, name, kind = next((i, name, kind) for i, (name, number, kind) in pairs if number != kind)
+    return f"parameter {i} is declared as {name}, the kernel takes {_kind(kind)}"
 
 
 def _kind(number: int) -> str:
