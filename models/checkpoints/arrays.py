@@ -1,10 +1,12 @@
 """Small plain tensors: norms, gates, convolutions, decay rates."""
 
+import math
 from typing import Any
 
 import numpy as np
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
+from kernel_muster.models.checkpoints.finite import check_finite
 from kernel_muster.models.weights import WeightSpec
 from kernel_muster.registry.dtypes import numpy_dtype
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ _EITHER = (".linear_attn.norm.weight",)
 def read_array(checkpoint: Checkpoint, name: str, spec: WeightSpec) -> NDArray[Any]:
     """Return a tensor as BF16 (FP32 where kernels read that), in the shape asked for; axes of size 1 may differ.
 
+    NaN and infinities are refused.
     FP32 becomes BF16 only where every value is one exactly; CheckpointError otherwise: nothing is rounded silently.
     """
     entry = checkpoint.entry(name)
@@ -26,6 +29,8 @@ def read_array(checkpoint: Checkpoint, name: str, spec: WeightSpec) -> NDArray[A
     if _squeezed(value.shape) != _squeezed(spec.shape):
         wanted = f"shape {list(spec.shape)} for {spec.name}"
         raise CheckpointError(entry.file, name, wanted, entry.described())
+    # A rate of zero has this logarithm: its state forgets nothing.
+    check_finite(checkpoint, name, value, allowed=-math.inf if name.endswith(".A_log") else None)
     value = value.reshape(spec.shape)
     if name.endswith(_FP32):
         return value.astype(np.float32)

@@ -4,6 +4,7 @@ from functools import cached_property
 
 import numpy as np
 from kernel_muster.models.checkpoints.errors import CheckpointError
+from kernel_muster.models.checkpoints.finite import check_finite
 from kernel_muster.models.checkpoints.fusing import fuse, fuse_problem, take_rows
 from kernel_muster.models.checkpoints.gdn_rows import GdnHeads, Rows, gdn_heads
 from kernel_muster.models.checkpoints.modules import LogicalWeights, Weight
@@ -112,6 +113,7 @@ class Assembly:
         values = self._checkpoint.tensor(name, ("BF16",))
         if values.ndim != 3 or (name.endswith(_GATE_UP) and values.shape[1] % 2):
             raise CheckpointError(entry.file, name, "BF16 [experts, N, K]", entry.described())
+        check_finite(self._checkpoint, name, values)
         self.used.add(name)
         half = values.shape[1] // 2
         rows = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}.get(leaf, slice(None))

@@ -2,6 +2,7 @@
 
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError, UnsupportedQuantError
+from kernel_muster.models.checkpoints.finite import check_finite
 from kernel_muster.models.checkpoints.packed import read_packed
 from kernel_muster.models.checkpoints.quant_config import PLAIN, Style, quant_config
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
@@ -59,7 +60,9 @@ class LogicalWeights:
         entry = checkpoint.entry(found.tensor)
         if len(entry.shape) != 2:
             raise CheckpointError(entry.file, found.tensor, "BF16 [N, K]", entry.described())
-        return Bf16Weight(checkpoint.tensor(found.tensor, ("BF16",)))
+        values = checkpoint.tensor(found.tensor, ("BF16",))
+        check_finite(checkpoint, found.tensor, values)
+        return Bf16Weight(values)
 
     def _agreed(self, module: str) -> Found:
         """Return how a module is stored, if the config says the same."""

@@ -97,6 +97,45 @@ def test_norm_in_fp32_is_narrowed_only_where_nothing_is_lost(disk: Any) -> None:
         source(disk, {name: np.array([1.5, 0.1], np.float32)}).find(ask)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("ours", "theirs", "quant"), [
+    ("layers.0.attn.input_norm", "input_layernorm.weight", "array"),
+    ("layers.0.gdn.dt_bias", "linear_attn.dt_bias", "array"),
+    ("layers.0.attn.q_proj", "self_attn.q_proj.weight", "bf16"),
+    ("layers.0.moe.experts.down_proj", "mlp.experts.down_proj", "bf16"),
+])  # fmt: skip
+def test_value_that_is_no_number_is_refused_with_its_place(
+    disk: Any, wrong: float, dtype: Any, ours: str, theirs: str, quant: str
+) -> None:
+    shape = {"array": (4,), "bf16": (3, 4)}[quant] if "experts" not in ours else (2, 3, 4)
+    values = disk.values(*shape).astype(dtype if quant == "array" else ml_dtypes.bfloat16)
+    values[(-1,) * len(shape)] = wrong
+    name = f"model.layers.0.{theirs}"
+    with pytest.raises(CheckpointError) as raised:
+        source(disk, {name: values}).find(spec(ours, *shape, quant=quant))
+    last = [size - 1 for size in shape]
+    assert str(raised.value).endswith(f"{name}: expected finite numbers, got {wrong} at {last}")
+
+
+def test_value_that_is_no_number_is_found_far_behind_in_a_large_tensor(disk: Any) -> None:
+    values = np.zeros((3, 1 << 20), ml_dtypes.bfloat16)
+    values[2, 7] = np.nan
+    with pytest.raises(CheckpointError, match=r"got nan at \[2, 7\]"):
+        source(disk, {"model.layers.0.self_attn.q_proj.weight": values}).find(
+            spec("layers.0.attn.q_proj", 3, 1 << 20, quant="bf16")
+        )
+
+
+def test_rate_of_zero_may_be_stored_as_its_logarithm(disk: Any) -> None:
+    stored = np.array([0.5, -np.inf, 1.0, 2.0], np.float32)
+    found = source(disk, {"model.layers.0.linear_attn.A_log": stored})
+    np.testing.assert_array_equal(found.find(spec("layers.0.gdn.a_log", VH, quant="array")), stored)
+    wrong = source(disk, {"model.layers.0.linear_attn.A_log": -stored})
+    with pytest.raises(CheckpointError, match=r"A_log: expected finite numbers, got inf at \[1\]"):
+        wrong.find(spec("layers.0.gdn.a_log", VH, quant="array"))
+
+
 def test_gdn_norm_in_fp32_stays(disk: Any) -> None:
     stored = np.full(DV, 0.1, np.float32)
     got = source(disk, {"model.layers.0.linear_attn.norm.weight": stored}).find(
