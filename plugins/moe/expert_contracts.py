@@ -100,7 +100,7 @@ def _cases(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str)
         cases.append(Case(name, dims, tolerance=bound(size)))
     if most > few:  # many rows of an expert
         size = 2048 if depth == "H" else 512
-        dims = _dims(37, 5, 2, *((size, 152) if depth == "H" else (152, size)))
+        dims = _dims(41, 5, 2, *((size, 152) if depth == "H" else (152, size)))
         cases.append(Case("many_rows", dims, tolerance=bound(size)))
         cases.append(Case("many_rows_some_absent", {**dims, "some_absent": 1}, tolerance=bound(size)))
     return tuple(cases)

@@ -94,7 +94,7 @@ def shares_of(form: str, features: int, depth: int, experts: int, slots: int, mu
 
 # Where experts have many rows, tiles are multiplied by many of them at once (grouped_many.cuh), for one depth of each.
 _MANY = {"gate_up": 2048, "down": 512}
-_MANY_ROWS_AN_EXPERT, _MANY_WARPS = 8, 8
+_MANY_ROWS_AN_EXPERT, _MANY_WARPS = 16, 8
 # Waves of blocks that a device should have at least, of one block a multiprocessor.
 _MANY_WAVES = 4
 _MOST_SLICES = {"gate_up": 4, "down": 8}
@@ -137,19 +137,23 @@ def has_many(form: str, depth: int, experts: int, slots: int) -> bool:
     return depth == _MANY[form] and slots >= _MANY_ROWS_AN_EXPERT * experts
 
 
-def many_grid(form: str, features: int, slots: int, rows: int, multiprocessors: int) -> tuple[int, int, int]:
-    """Return the slices of tiles, and the parts of ``rows`` slots each."""
-    parts = ceil_div(slots, rows)
+def many_grid(
+    form: str, features: int, experts: int, slots: int, rows: int, multiprocessors: int
+) -> tuple[int, int, int]:
+    """Return the slices of tiles, and as many parts of up to ``rows`` slots of one expert as there may be."""
+    parts = slots // rows + min(experts, slots)
     if parts > _MOST_ON_AN_AXIS:
-        raise ContractError(f"{slots} choices, expected at most {_MOST_ON_AN_AXIS * rows}: launch in parts")
-    wanted = ceil_div(_MANY_WAVES * multiprocessors, parts)
-    return min(wanted, _MOST_SLICES[form], ceil_div(features, _MANY_WARPS * TILE_N)), parts, 1
+        raise ContractError(f"{slots} choices make {parts} parts, expected at most {_MOST_ON_AN_AXIS}: launch in parts")
+    slices = 1
+    while slices * 2 * _MANY_WARPS * TILE_N <= features and slices * parts < _MANY_WAVES * multiprocessors:
+        slices *= 2
+    return min(slices, _MOST_SLICES[form]), parts, 1
 
 
 def _plan_many(form: str, bound: Bound, slots: int, features: int, arguments: tuple[object, ...]) -> LaunchPlan:
-    device = bound.views["offsets"].device
+    device, experts = bound.views["offsets"].device, bound.dims["E"]
     capability = _capability_of(device)
-    grid = many_grid(form, features, slots, many_rows(capability), multiprocessors_of(device))
+    grid = many_grid(form, features, experts, slots, many_rows(capability), multiprocessors_of(device))
     size = _many_bytes(form, capability)
     return LaunchPlan(f"grouped_many_{form}_k{_MANY[form]}", grid, arguments, dynamic_shared_bytes=size)
 

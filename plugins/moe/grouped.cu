@@ -3,13 +3,6 @@
 #include "grouped.cuh"
 #include "grouped_many.cuh"
 
-// Zeros for the rows that no expert has, which are at the end.
-__device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E, int S, int N) {
-    const int first = min(max(load_fresh(offsets + E), 0), S), block = blockIdx.y * gridDim.x + blockIdx.x;
-    for (int row = first + block; row < S; row += gridDim.x * gridDim.y)
-        for (int i = threadIdx.x; i < N; i += blockDim.x) out[(size_t)row * N + i] = rounded(0.0f);
-}
-
 template <class F>
 __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], const bf16* x, const int* slots,
                                                 const Work& work, bf16* out, int top_k, int I, int H, int repeats) {

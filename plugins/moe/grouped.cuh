@@ -163,3 +163,10 @@ __device__ __forceinline__ void grouped_down(const Experts (&experts)[1], const 
         stream, has_begun, experts, work, share, group_now, at, [&](int i) { return h + (size_t)i * I; },
         [&](int expert, int i, int output, const float (&sums)[1]) { store(i, output, sums[0] * experts[0].scale(expert)); });
 }
+
+// Zeros for the rows that no expert has, which are at the end.
+__device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E, int S, int N) {
+    const int first = min(max(load_fresh(offsets + E), 0), S), block = blockIdx.y * gridDim.x + blockIdx.x;
+    for (int row = first + block; row < S; row += gridDim.x * gridDim.y)
+        for (int i = threadIdx.x; i < N; i += blockDim.x) out[(size_t)row * N + i] = rounded(0.0f);
+}

@@ -1,9 +1,9 @@
-// Grouped experts where experts have many rows: MANY_ROWS rows of the sorted order at a time lie in shared memory, and a warp
-// multiplies whole tiles of 16 outputs by all of them that are one expert's, so that weights are decoded once for them and
-// come from L2 once for them. The bits are those of grouped.cuh: the same chains of K, on the same accumulators, added in the
-// same order.
+// Grouped experts where experts have many rows: a part of an expert's rows, at most MANY_ROWS, lies in shared memory, and a
+// warp multiplies whole tiles of 16 outputs by all of them, so that weights are decoded once for them and come from L2 once
+// for them. The bits are those of grouped.cuh: the same chains of K, on the same accumulators, added in the same order.
 //
-// Grid: (slices of the tiles, MANY_ROWS rows each). Rows that no expert has are zeros. K is 2048 for gate and up, 512 for down.
+// Grid: (slices of the tiles, at least as many as there are parts). A block counts the parts of all experts to find its
+// own. K is 2048 for gate and up, 512 for down.
 #pragma once
 #include "grouped.cuh"
 
@@ -19,43 +19,76 @@ constexpr int MANY_ROWS = MANY_GROUPS * GROUP_ROWS;
 template <int CHAINS_, int K_>
 struct ManyForm {
     static constexpr int CHAINS = CHAINS_, K = K_, SUPERTILES = K / TILE_K, LENGTH = SUPERTILES / CHAINS;
-    static constexpr int STRIDE = K * (int)sizeof(bf16) + 16;  // of a row in bytes: lanes of different rows read different banks
+    // Bytes of a row: lanes of different rows read different banks.
+    static constexpr int STRIDE = K * (int)sizeof(bf16) + 16;
     static constexpr size_t TILE_BYTES = (size_t)SUPERTILES * SUPERTILE_BYTES;
     static_assert(K % TILE_K == 0 && (CHAINS == 1 || CHAINS == SUPERTILES));  // chains follow each other in memory
 };
 
-// The first expert whose rows end behind ``row``: E if there is none.
-__device__ __forceinline__ int expert_of(const int* offsets, int E, int row) {
-    int low = 0, high = E;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (load_fresh(offsets + middle + 1) > row) high = middle;
-        else low = middle + 1;
+// A part of the rows of an expert, in sorted order; expert -1 if there is none.
+struct Part {
+    int expert, begin, rows;
+};
+
+// The ``wanted``-th part. All threads of the block come here.
+__device__ __forceinline__ Part part_of(const int* offsets, int E, int S, int wanted) {
+    __shared__ int sums[MANY_WARPS];
+    __shared__ Part found;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, each = (E + MANY_THREADS - 1) / MANY_THREADS;
+    const int first = min((int)threadIdx.x * each, E), last = min(first + each, E);
+    auto rows_from = [&](int e, int& begin) {
+        begin = min(max(load_fresh(offsets + e), 0), S);
+        return max(min(load_fresh(offsets + e + 1), S) - begin, 0);
+    };
+    int own = 0, begin;
+    for (int e = first; e < last; ++e) own += (rows_from(e, begin) + MANY_ROWS - 1) / MANY_ROWS;
+    int before = own;  // then, of the threads before this one
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, before, step);
+        if (lane >= step) before += other;
     }
-    return low;
+    if (lane == 31) sums[warp] = before;
+    if (threadIdx.x == 0) found.expert = -1;
+    __syncthreads();
+    before -= own;
+    for (int w = 0; w < warp; ++w) before += sums[w];
+    if (before <= wanted && wanted < before + own) {
+        int left = wanted - before;
+        for (int e = first; e < last; ++e) {
+            const int rows = rows_from(e, begin), parts = (rows + MANY_ROWS - 1) / MANY_ROWS;
+            if (left < parts) {
+                found = {e, begin + left * MANY_ROWS, min(rows - left * MANY_ROWS, MANY_ROWS)};
+                break;
+            }
+            left -= parts;
+        }
+    }
+    __syncthreads();
+    return found;
 }
 
-// Sums of one tile of one matrix for the groups ``from`` .. ``to`` of eight rows; ``own`` holds its first supertile, and the
-// first of what is at ``after`` in the end.
-template <class F>
-__device__ __forceinline__ void multiply_many(float (&total)[MANY_GROUPS][4], Supertile& own, const u8* tile,
-                                              const u8* after, u32 rows, int from, int to, int lane) {
+// Sums of one tile of one matrix for GROUPS groups of eight rows; ``own`` holds its first supertile, and the first of what
+// is at ``after`` in the end.
+template <class F, int GROUPS>
+__device__ __forceinline__ void multiply_many(float (&total)[GROUPS][4], Supertile& own, const u8* tile, const u8* after,
+                                              u32 rows, int lane) {
 #pragma unroll
-    for (int n = 0; n < MANY_GROUPS; ++n)
+    for (int n = 0; n < GROUPS; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) total[n][i] = 0.0f;
 #pragma unroll 1
     for (int chain = 0; chain < F::CHAINS; ++chain) {
-        float c[4][MANY_GROUPS][4] = {};
+        float c[4][GROUPS][4] = {};
 #pragma unroll 1
         for (int i = 0; i < F::LENGTH; ++i) {
             const int s = chain * F::LENGTH + i;
             const u8* next = s + 1 < F::SUPERTILES ? tile + (s + 1) * SUPERTILE_BYTES : after;
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
-                uint4 xs[MANY_GROUPS][2];
+                uint4 xs[GROUPS][2];
 #pragma unroll
-                for (int n = 0; n < MANY_GROUPS; ++n) {
+                for (int n = 0; n < GROUPS; ++n) {
                     const u32 p = rows + n * GROUP_ROWS * F::STRIDE + (s * TILE_K + b * 64) * (int)sizeof(bf16);
                     xs[n][0] = load_shared(p);
                     xs[n][1] = load_shared(p + 16);
@@ -69,8 +102,7 @@ __device__ __forceinline__ void multiply_many(float (&total)[MANY_GROUPS][4], Su
                 decode(own.codes[b].w, low, high, a[3]);
                 own.load_block(next, b, lane);
 #pragma unroll
-                for (int n = 0; n < MANY_GROUPS; ++n) {
-                    if (n < from || n >= to) continue;
+                for (int n = 0; n < GROUPS; ++n) {
                     mma_16x8x16(c[0][n], a[0], xs[n][0].x, xs[n][0].y);
                     mma_16x8x16(c[1][n], a[1], xs[n][0].z, xs[n][0].w);
                     mma_16x8x16(c[2][n], a[2], xs[n][1].x, xs[n][1].y);
@@ -80,7 +112,7 @@ __device__ __forceinline__ void multiply_many(float (&total)[MANY_GROUPS][4], Su
             own.scales = load_scales(next + CODE_BYTES + lane * 8);
         }
 #pragma unroll
-        for (int n = 0; n < MANY_GROUPS; ++n)
+        for (int n = 0; n < GROUPS; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float sum = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
@@ -89,70 +121,64 @@ __device__ __forceinline__ void multiply_many(float (&total)[MANY_GROUPS][4], Su
     }
 }
 
-// All tiles of a block's slice for its rows. ``row(i)`` is row i of x in sorted order, null for zeros; ``store(expert, i,
-// output, sums)`` takes what comes of it, ``clear(i, output)`` zeros for a row that no expert has.
-template <class F, int MATRICES, class Source, class Store, class Clear>
-__device__ __forceinline__ void multiply_all(const Experts (&experts)[MATRICES], const int* offsets, int E, int S, int N,
-                                             Source row, Store store, Clear clear) {
+// A warp's tiles of a slice, ``mine`` .. ``last``, for a part in shared memory. ``store(i, output, sums)`` takes what comes
+// of row i.
+template <class F, int GROUPS, int MATRICES, class Store>
+__device__ __forceinline__ void multiply_tiles(const Experts (&experts)[MATRICES], const Part& part, u32 rows, int mine,
+                                               int last, int tiles, int N, Store store) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const size_t first = ((size_t)part.expert * tiles + mine) * F::TILE_BYTES;
+    Supertile own;
+    if (mine < last) own.load(experts[0].data + first, lane);
+    size_t at = first;
+#pragma unroll 1
+    for (int n = mine; n < last; n += MANY_WARPS) {
+        const size_t then = n + MANY_WARPS < last ? at + MANY_WARPS * F::TILE_BYTES : first;
+        float total[MATRICES][GROUPS][4];
+#pragma unroll
+        for (int m = 0; m < MATRICES; ++m) {
+            const u8* after = m + 1 < MATRICES ? experts[(m + 1) % MATRICES].data + at : experts[0].data + then;
+            multiply_many<F, GROUPS>(total[m], own, experts[m].data + at, after, rows, lane);
+        }
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int m = group * GROUP_ROWS + 2 * t + (i & 1), output = n * TILE_N + g + 8 * (i >> 1);
+                float sums[MATRICES];
+#pragma unroll
+                for (int j = 0; j < MATRICES; ++j) sums[j] = total[j][group][i];
+                if (m < part.rows && output < N) store(part.begin + m, output, sums);
+            }
+        at = then;
+    }
+}
+
+// All tiles of a block's slice for its part. ``row(i)`` is row i of x in sorted order, null for zeros.
+template <class F, int MATRICES, class Source, class Store>
+__device__ __forceinline__ void multiply_part(const Experts (&experts)[MATRICES], const int* offsets, int E, int S, int N,
+                                              Source row, Store store) {
     extern __shared__ __align__(16) u8 memory[];
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int begin = blockIdx.y * MANY_ROWS, end = min(begin + MANY_ROWS, S);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int tiles = (N + TILE_N - 1) / TILE_N, each = (tiles + gridDim.x - 1) / gridDim.x;
     const int first = blockIdx.x * each, last = min(first + each, tiles), mine = first + warp;
+    const Part part = part_of(offsets, E, S, blockIdx.y);
+    if (part.expert < 0) return;
     const u32 base = (u32)__cvta_generic_to_shared(memory);
-
-    // Stage 1: the rows go to shared memory.
-    for (int i = warp; i < MANY_ROWS; i += MANY_WARPS) {
-        const bf16* from = begin + i < end ? row(begin + i) : nullptr;
+    for (int i = warp; i < part.rows; i += MANY_WARPS) {
+        const bf16* from = row(part.begin + i);
         for (int piece = lane; piece < F::K / 8; piece += 32) {
-            u8* to = memory + i * F::STRIDE + piece * 16;
             if (from) copy_to_shared(base + i * F::STRIDE + piece * 16, from + piece * 8);
-            else *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+            else *reinterpret_cast<uint4*>(memory + i * F::STRIDE + piece * 16) = make_uint4(0, 0, 0, 0);
         }
     }
-    int expert = expert_of(offsets, E, begin);
     wait_for_copies();
     __syncthreads();
-
-    // Stage 2: expert by expert, a warp's tiles.
-    const u32 rows = base + g * F::STRIDE + t * 16 * (u32)sizeof(bf16);
-    int at = begin;
-    for (; expert < E && at < end; ++expert) {
-        const int until = min(max(load_fresh(offsets + expert + 1), at), end);
-        if (until == at) continue;
-        const int from = (at - begin) / GROUP_ROWS, to = (until - begin + GROUP_ROWS - 1) / GROUP_ROWS;
-        const u8* tile[MATRICES];
-#pragma unroll
-        for (int m = 0; m < MATRICES; ++m) tile[m] = experts[m].data + ((size_t)expert * tiles + mine) * F::TILE_BYTES;
-        Supertile own;
-        if (mine < last) own.load(tile[0], lane);
-#pragma unroll 1
-        for (int n = mine; n < last; n += MANY_WARPS) {
-            float total[MATRICES][MANY_GROUPS][4];
-#pragma unroll
-            for (int m = 0; m < MATRICES; ++m) {
-                const u8* then = n + MANY_WARPS < last ? tile[0] + MANY_WARPS * F::TILE_BYTES : tile[0];
-                multiply_many<F>(total[m], own, tile[m], m + 1 < MATRICES ? tile[(m + 1) % MATRICES] : then, rows, from, to, lane);
-            }
-#pragma unroll
-            for (int group = 0; group < MANY_GROUPS; ++group)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int m = begin + group * GROUP_ROWS + 2 * t + (i & 1), output = n * TILE_N + g + 8 * (i >> 1);
-                    float sums[MATRICES];
-#pragma unroll
-                    for (int j = 0; j < MATRICES; ++j) sums[j] = total[j][group][i];
-                    if (at <= m && m < until && output < N) store(expert, m, output, sums);
-                }
-#pragma unroll
-            for (int m = 0; m < MATRICES; ++m) tile[m] += MANY_WARPS * F::TILE_BYTES;
-        }
-        at = until;
-    }
-
-    // Stage 3: rows that no expert has.
-    for (; at < end; ++at)
-        for (int n = first * TILE_N + threadIdx.x; n < min(last * TILE_N, N); n += MANY_THREADS) clear(at, n);
+    const u32 rows = base + (lane >> 2) * F::STRIDE + (lane & 3) * 16 * (u32)sizeof(bf16);
+    const auto put = [&](int i, int output, const float (&sums)[MATRICES]) { store(part.expert, i, output, sums); };
+    constexpr int FEWER = 2;
+    if (part.rows <= FEWER * GROUP_ROWS) multiply_tiles<F, FEWER>(experts, part, rows, mine, last, tiles, N, put);
+    else multiply_tiles<F, MANY_GROUPS>(experts, part, rows, mine, last, tiles, N, put);
 }
 
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_gate_up_k2048(
@@ -169,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_gate_
     const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};
     allow_next_launch();
     wait_for_previous_launch();
-    multiply_all<F>(
+    multiply_part<F>(
         experts, offsets, E, S, I,
         [&](int i) {
             const int slot = load_fresh(slots + i);
@@ -177,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_gate_
         },
         [&](int expert, int i, int output, const float (&sums)[2]) {
             out[(size_t)i * I + output] = activated(sums[0] * experts[0].scale(expert), sums[1] * experts[1].scale(expert));
-        },
-        [&](int i, int output) { out[(size_t)i * I + output] = rounded(0.0f); });
+        });
+    clear_rest(out, offsets, E, S, I);
 }
 
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_down_k512(
@@ -192,10 +218,10 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_down_
     const Experts experts[1] = {{down, down_scale}};
     allow_next_launch();
     wait_for_previous_launch();
-    multiply_all<F>(
+    multiply_part<F>(
         experts, offsets, E, S, H, [&](int i) { return h + (size_t)i * F::K; },
         [&](int expert, int i, int output, const float (&sums)[1]) {
             out[(size_t)i * H + output] = rounded(sums[0] * experts[0].scale(expert));
-        },
-        [&](int i, int output) { out[(size_t)i * H + output] = rounded(0.0f); });
+        });
+    clear_rest(out, offsets, E, S, H);
 }

@@ -127,7 +127,7 @@ def test_experts_that_begin_early_have_the_bits_of_those_that_wait(layer, tokens
         assert np.isfinite(results[0].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 9, 24, 33, 64])  # from 24 on in parts of many rows
+@pytest.mark.parametrize("tokens", [1, 2, 9, 33, 48, 64])  # from 48 on in parts of many rows
 def test_grouped_experts_have_the_bits_of_pairwise_ones(layer, tokens):
     buffers = layer.buffers()
     ids, weights = layer.routing(tokens)
@@ -158,9 +158,9 @@ def test_work_list_that_names_what_is_not_there_stays_inside(layer, row):
         assert (outside.astype(np.float32) == 77).all()
 
 
-@pytest.mark.parametrize("offsets", [(0, 1 << 30), (5, -7), (40, 3), (132, 132), (-1, 1000)])
+@pytest.mark.parametrize("offsets", [(0, 1 << 30), (5, -7), (40, 3), (240, 240), (-1, 1000)])
 def test_offsets_of_many_rows_that_say_nonsense_stay_inside(layer, offsets):
-    tokens = 33
+    tokens = 60
     buffers = layer.buffers(tokens + 2)
     buffers["slots"][...] = layer.put(np.arange(buffers["slots"].size, dtype=np.int32))
     buffers["offsets"][...] = layer.put(np.resize(np.array(offsets, np.int32), EXPERTS + 1))

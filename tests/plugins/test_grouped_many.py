@@ -9,25 +9,28 @@ from kernel_muster.registry.errors import ContractError
 
 @pytest.mark.parametrize(
     ("form", "depth", "experts", "slots", "expected"),
-    [("gate_up", 2048, 256, 2048, True), ("gate_up", 2048, 256, 2047, False), ("gate_up", 512, 256, 4096, False),
-     ("down", 512, 8, 64, True), ("down", 2048, 8, 64, False), ("down", 768, 8, 64, False)],
+    [("gate_up", 2048, 256, 4096, True), ("gate_up", 2048, 256, 4095, False), ("gate_up", 512, 256, 8192, False),
+     ("down", 512, 8, 128, True), ("down", 2048, 8, 128, False), ("down", 768, 8, 128, False)],
 )  # fmt: skip
-def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
+def test_many_rows_begin_at_sixteen_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
     assert expert_launch.has_many(form, depth, experts, slots) is expected
 
 
 @pytest.mark.parametrize(
     ("form", "features", "slots", "grid"),
-    [("gate_up", 512, 2048, (4, 64, 1)), ("gate_up", 512, 16384, (2, 512, 1)), ("gate_up", 512, 65536, (1, 2048, 1)),
-     ("down", 2048, 2049, (8, 65, 1)), ("down", 2048, 32768, (1, 1024, 1)), ("down", 40, 2048, (1, 64, 1))],
+    [("gate_up", 512, 4096, (2, 128 + 256, 1)), ("gate_up", 512, 16384, (1, 512 + 256, 1)),
+     ("gate_up", 512, 2048, (2, 64 + 256, 1)), ("down", 2048, 2049, (2, 64 + 256, 1)),
+     ("down", 2048, 63, (8, 1 + 63, 1)), ("down", 40, 2048, (1, 64 + 256, 1)), ("down", 300, 63, (2, 1 + 63, 1))],
 )  # fmt: skip
-def test_few_parts_are_cut_into_slices_until_the_device_has_four_waves(form, features, slots, grid):
-    assert expert_launch.many_grid(form, features, slots, 32, 132) == grid
+def test_few_parts_are_cut_into_slices_of_whole_warps_until_the_device_has_four_waves(form, features, slots, grid):
+    assert expert_launch.many_grid(form, features, 256, slots, 32, 132) == grid
 
 
 def test_more_slots_than_a_grid_has_parts_are_refused():
-    with pytest.raises(ContractError, match="2097121 choices, expected at most 2097120: launch in parts"):
-        expert_launch.many_grid("down", 2048, 65535 * 32 + 1, 32, 132)
+    most = (65535 - 256) * 32 + 31
+    assert expert_launch.many_grid("down", 2048, 256, most, 32, 132)[1] == 65535
+    with pytest.raises(ContractError, match="2088960 choices make 65536 parts, expected at most 65535"):
+        expert_launch.many_grid("down", 2048, 256, most + 1, 32, 132)
 
 
 @pytest.mark.parametrize(
