@@ -247,8 +247,7 @@ __device__ __forceinline__ void gdn_in(const u8* weight, const __nv_bfloat16* ba
                              {key_heads, key_dim, group_values}, heads, R, gate_blocks);                         \
     }
 
-GEMV_GDN_IN(any, AnyK, 1)
-GEMV_GDN_IN(k2048_few, K2048Few, 2)
+GEMV_GDN_IN(any, AnyK, 1)  // K2048Few too, which has the same split: no delta net has so few features
 GEMV_GDN_IN(k2048, K2048, 1)
 GEMV_GDN_IN(k5120_few, K5120Few, 1)
 GEMV_GDN_IN(k5120, K5120, 1)

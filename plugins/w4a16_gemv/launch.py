@@ -1,6 +1,6 @@
 """Launching the GEMV kernels: which split of K serves a shape, and the arguments of each form."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ Entries = Mapping[str, EntryResources]
 _STATIC_K = (2048, 4096, 5120, 6144, 17408)
 _FEW_AT_K, FEW_FEATURES = (2048, 5120), 1024
 _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair")  # all forms have these
+_GDN_IN_SPLITS = ("any", "k2048", "k5120_few", "k5120", "k5120_pair")
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
 _SPLITS_8, _SPLITS_16 = (*_SPLITS, "k4096_early"), (*_SPLITS, "k5120_many")
 # gemv_wide.cu: which of its entry points sums K as a split does.
@@ -71,8 +72,7 @@ def shape_of(features: int, depth: int, rows: int) -> tuple[str, int]:
     return split, 1
 
 
-def _entries(form: str, parameters: tuple[str, ...], rows: int) -> tuple[EntryPoint, ...]:
-    splits = _INPUT_SPLITS if form != "gemv" else _SPLITS_8 if rows == 8 else _SPLITS_16
+def _entries(form: str, parameters: tuple[str, ...], splits: Iterable[str], rows: int = 8) -> tuple[EntryPoint, ...]:
     return tuple(EntryPoint(f"{form}_{split}_m{rows}", parameters) for split in splits)
 
 
@@ -189,6 +189,8 @@ def _plan_gdn_in(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPla
         return ()
     features, heads = weight.shape[0], dims["value_heads"]
     split, share = _input_form(features, dims["K"])
+    if split not in _GDN_IN_SPLITS:
+        split = "any"  # which splits few features of 2048 alike
     entry = f"gemv_gdn_in_{split}_m8"
     # Blocks of the gates come first, to begin first; whole clusters of them.
     ranks = _grid(entries, entry, 1)[0]
@@ -231,29 +233,24 @@ def dense_entries(name: str) -> tuple[EntryPoint, ...]:
 
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
 _GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
-GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, 8), partial(_plan_gemv, 8))
+GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, _SPLITS_8), partial(_plan_gemv, 8))
 GEMV_WIDE = _kernel(
     _FOLDER / "gemv_wide.cu", tuple(EntryPoint(f"gemv_wide_{name}", _GEMV) for name in _WIDE_ENTRIES), _plan_wide
 )
-GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, 16), partial(_plan_gemv, 16))
-_PARTS = tuple(
-    EntryPoint(f"gemv_parts_{split}_m8", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 8)
-    for split in (*_INPUT_SPLITS, _K2048_AND_FEW)
-)
+GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, _SPLITS_16, 16), partial(_plan_gemv, 16))
+_PARTS = _entries("gemv_parts", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 8, (*_INPUT_SPLITS, _K2048_AND_FEW))
 QG, QKVZ, DUAL, QGKV = (
     _kernel(_FOLDER / "gemv_parts.cu", _PARTS, planner) for planner in (_plan_qg, _plan_qkvz, _plan_dual, _plan_qgkv)
 )
 GDN_IN = CudaKernel(
     _FOLDER / "gemv_gdn_in.cu",
-    _entries("gemv_gdn_in", ("ptr",) * 12 + ("f32",) + ("i32",) * 8, 8),
+    _entries("gemv_gdn_in", ("ptr",) * 12 + ("f32",) + ("i32",) * 8, _GDN_IN_SPLITS),
     _plan_gdn_in,
     include_dirs=(INCLUDE_DIR,),
 )
 DUAL_SILU = _kernel(
     _FOLDER / "gemv_dual_silu.cu",
-    tuple(
-        EntryPoint(f"gemv_dual_silu_{split}_m8", ("ptr",) * 4 + ("f32",) * 2 + ("i32",) * 4) for split in _JOINT_SPLITS
-    ),
+    _entries("gemv_dual_silu", ("ptr",) * 4 + ("f32",) * 2 + ("i32",) * 4, _JOINT_SPLITS),
     _plan_dual_silu,
 )
 DENSE = _kernel(_FOLDER / "dense_gemv.cu", dense_entries("dense_gemv"), partial(plan_dense, "dense_gemv"))
