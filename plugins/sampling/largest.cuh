@@ -39,27 +39,26 @@ __device__ __forceinline__ u32 key_in(u64 order) { return 0xFFFFu - (u32)(order 
 // of each. All are 0 before and after.
 struct Share {
     u64* posts;
-    int blocks, block;
+    int row_bits, blocks, block;
     int width, pieces;        // of a piece, of the row
     int first, step;          // of this thread's pieces
     int least, places, tops;  // a block's rank of its floor, words of its posts, and what its warps mark
 
     __device__ __forceinline__ Share(u64* all, int V, int row_bits, int stride)
-        : blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), width(piece_width(V)), pieces(width == 8 ? V / 8 : V),
+        : row_bits(row_bits), blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), width(piece_width(V)), pieces(width == 8 ? V / 8 : V),
           first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32), step(WARPS * 32 << row_bits) {
         posts = all + (size_t)(blockIdx.x >> row_bits) * stride;
     }
     // For the ``wanted`` largest of the row. A block has about its share of them, seldom 7 more than twice that.
     __device__ __forceinline__ void want(int wanted) {
-        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns / blocks, 1), WARPS);
-        least = min(wanted, 2 * ((wanted + busy - 1) / busy) + 7);
+        const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns >> row_bits, 1), WARPS);
+        least = min(wanted, 2 * ceil_div(wanted, busy) + 7);
         places = (ENTRIES + 2 * least + 31) / 32 * 32;
-        tops = min((2 * least + warps - 1) / warps, 32);
+        tops = min(ceil_div(2 * least, warps), 32);
     }
+    // Of small numbers: a quotient this close is exact, and a sixth of the instructions of any.
+    __device__ __forceinline__ static int ceil_div(int a, int b) { return (int)__fdividef((float)(a + b) - 0.5f, (float)b); }
     __device__ __forceinline__ u64* mass(int block) const { return posts + blocks * places + block; }
-    __device__ __forceinline__ uint4 load(const bf16* row, int piece) const {
-        return load_piece(row, width, piece, piece < pieces);
-    }
     // The last cluster has the merging block: where blocks begin in order, all that it waits for have begun.
     __device__ __forceinline__ bool is_last_team() const { return block >= blocks - TEAM; }
 };
@@ -76,46 +75,61 @@ __device__ __forceinline__ u32 key_of(Pair pair) {
     return max(key_of(bits & 0xFFFFu), key_of(bits >> 16));
 }
 
-// The largest key of this thread's share. All threads of the block; ``meanwhile`` is called once, while loads are on their way.
+// A few pieces of this thread, whose loads are on their way together.
+struct Pieces {
+    uint4 raw[PARALLEL];
+
+    __device__ __forceinline__ void load_from(const bf16* row, const Share& share, int at) {
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) {
+            const int piece = at + i * share.step;
+            raw[i] = load_piece(row, share.width, piece, piece < share.pieces);
+        }
+    }
+};
+
+// The largest key of this thread's share; ``last`` are the last pieces of it, from piece ``at`` on. All threads of the block;
+// ``meanwhile`` is called once, while loads are on their way.
 template <class Meanwhile>
-__device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, Meanwhile meanwhile) {
+__device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, Pieces& last, int& at, Meanwhile meanwhile) {
     Pair largest = pair_of(~0u);
+    at = share.first;
     bool is_first = true;
 #pragma unroll 1
-    for (int at = share.first; is_first || at < share.pieces; at += PARALLEL * share.step) {
-        uint4 raw[PARALLEL];
-#pragma unroll
-        for (int i = 0; i < PARALLEL; ++i) raw[i] = share.load(row, at + i * share.step);
+    while (true) {
+        last.load_from(row, share, at);
         if (is_first) meanwhile();
         is_first = false;
 #pragma unroll
-        for (int i = 0; i < PARALLEL; ++i) largest = __hmax2(largest, largest_pair(raw[i]));
+        for (int i = 0; i < PARALLEL; ++i) largest = __hmax2(largest, largest_pair(last.raw[i]));
+        if (at + PARALLEL * share.step >= share.pieces) return key_of(largest);
+        at += PARALLEL * share.step;
     }
-    return key_of(largest);
 }
 
-// Calls ``visit(bits, index)`` for the logits of this thread's share that reach a pair of two equal ones.
+// Calls ``visit(bits, index)`` for the logits of this thread's share that reach a pair of two equal ones, the last pieces first.
 template <class Visit>
-__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pair reach, Visit visit) {
+__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pieces pieces, int at, Pair reach, Visit visit) {
 #pragma unroll 1
-    for (int at = share.first; at < share.pieces; at += PARALLEL * share.step) {
-        uint4 raw[PARALLEL];
-#pragma unroll
-        for (int i = 0; i < PARALLEL; ++i) raw[i] = share.load(row, at + i * share.step);
+    while (true) {
 #pragma unroll 1
         for (int i = 0; i < PARALLEL; ++i) {
+            const uint4 raw = pieces.raw[0];
             // Bits 0 to 3 for the lower logits of the four words, 16 to 19 for the upper ones.
-            u32 ones = (__hge2_mask(pair_of(raw[0].x), reach) & 0x10001u) | (__hge2_mask(pair_of(raw[0].y), reach) & 0x20002u) |
-                       (__hge2_mask(pair_of(raw[0].z), reach) & 0x40004u) | (__hge2_mask(pair_of(raw[0].w), reach) & 0x80008u);
+            u32 ones = (__hge2_mask(pair_of(raw.x), reach) & 0x10001u) | (__hge2_mask(pair_of(raw.y), reach) & 0x20002u) |
+                       (__hge2_mask(pair_of(raw.z), reach) & 0x40004u) | (__hge2_mask(pair_of(raw.w), reach) & 0x80008u);
 #pragma unroll 1
             for (; ones != 0; ones &= ones - 1) {
                 const int bit = __ffs(ones) - 1, word = bit & 3, half = bit >> 4;
-                const u32 low = word & 1 ? raw[0].y : raw[0].x, high = word & 1 ? raw[0].w : raw[0].z;
+                const u32 low = word & 1 ? raw.y : raw.x, high = word & 1 ? raw.w : raw.z;
                 visit((word & 2 ? high : low) >> 16 * half & 0xFFFFu, (at + i * share.step) * share.width + 2 * word + half);
             }
 #pragma unroll
-            for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
+            for (int j = 1; j < PARALLEL; ++j) pieces.raw[j - 1] = pieces.raw[j];
         }
+        at -= PARALLEL * share.step;
+        if (at < share.first) return;
+        pieces.load_from(row, share, at);
     }
 }
 
@@ -142,11 +156,13 @@ __device__ __forceinline__ void rank_tops(const Ranking& shared, int each, u32 r
     if ((int)threadIdx.x >= count) return;
     const u32 own = shared.buckets[threadIdx.x], key = own >> TOP_BITS;
     u32 ahead = 0;
-#pragma unroll 4
-    for (int i = 0; i < count; i += 4) {
-        const uint4 tops = *reinterpret_cast<const uint4*>(&shared.buckets[i]);
-        ahead += (tops.x > own) + (tops.y > own) + (tops.z > own) + (tops.w > own);
-    }
+#pragma unroll 1
+    for (int i = 0; i < count; i += 16)
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            const uint4 tops = *reinterpret_cast<const uint4*>(&shared.buckets[i + j]);
+            ahead += (tops.x > own) + (tops.y > own) + (tops.z > own) + (tops.w > own);
+        }
     if (key != 0 && ahead + 1 == rank) ranked = key;
     if (key != 0 && ahead == 0) largest = key;
 }
@@ -163,8 +179,9 @@ __device__ __forceinline__ void begin_team(Ranking& shared) {
     cluster_arrive_relaxed();
 }
 
-// Posts the largest of this block's share, of which ``own`` is the thread's.
-__device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, const Share& share, u32 own) {
+// Posts the largest of this block's share, of which ``own`` is the thread's; ``last`` and ``at`` as largest_key leaves them.
+__device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, const Share& share, u32 own, const Pieces& last,
+                                             int at) {
     mark_tops(shared, own, share.tops);
     __syncthreads();
     rank_tops(shared, share.tops, share.least, shared.floor, shared.largest);
@@ -173,7 +190,7 @@ __device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, c
     u64* const posts = share.posts + share.block * share.places;
     const int most = share.places - ENTRIES;
     if (own >= reach)
-        each_reaching(row, share, pair_of(bits_of(reach) * 0x10001u), [&](u32 bits, int index) {
+        each_reaching(row, share, last, at, pair_of(bits_of(reach) * 0x10001u), [&](u32 bits, int index) {
             const int place = atomicAdd(&shared.reached, 1u);
             if (place < most) post(posts + ENTRIES + place, order_of(key_of(bits), index));
         });
@@ -238,21 +255,20 @@ __device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share
     __syncthreads();
     const int count = shared.joint_count;
     if (shared.is_too_many || count > LISTED - total) return 0;
-    // Stage 3: each to its place; 1 << shift threads count for one.
-    int shift = 0;
+    // Stage 3: each to its place; LANES threads count for one.
+    constexpr int LANES = 8, EACH = 4;
 #pragma unroll 1
-    while (shift < 5 && count << (shift + 1) <= THREADS) ++shift;
-#pragma unroll 1
-    for (int at = threadIdx.x; at - (int)threadIdx.x < count << shift; at += THREADS) {
-        const int which = at >> shift;
+    for (int begin = 0; begin < count * LANES; begin += THREADS) {
+        const int which = (begin + threadIdx.x) / LANES, part = threadIdx.x % LANES;
         const u64 mine = found[min(which, count - 1)];
         u32 ahead = 0;
-#pragma unroll 4
-        for (int i = at & ((1 << shift) - 1); i < count; i += 1 << shift) ahead += found[i] < mine;
 #pragma unroll 1
-        for (int distance = 1 << shift >> 1; distance > 0; distance >>= 1)
-            ahead += __shfl_xor_sync(ALL_LANES, ahead, distance);
-        if (which < count && (at & ((1 << shift) - 1)) == 0) shared.list[ahead] = mine;
+        for (int i = part; i < count; i += LANES * EACH)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) ahead += i + j * LANES < count && found[i + j * LANES] < mine;
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2) ahead += __shfl_xor_sync(ALL_LANES, ahead, distance);
+        if (which < count && part == 0) shared.list[ahead] = mine;
     }
     __syncthreads();
     return count;

@@ -46,7 +46,8 @@ __device__ __forceinline__ u64 sum_of_warp(u64 sum) {
 }
 
 // The mass of the whole row, in every thread of the merging block. By all blocks of a row, after they have posted.
-__device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, Softmax softmax) {
+__device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, const Pieces& last, int at,
+                                           Softmax softmax) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (warp == 0) {
         const u32 largest = lane < share.blocks ? (u32)await_post(share.posts + lane * share.places) >> 16 : 0;
@@ -56,7 +57,7 @@ __device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, con
     softmax.largest = value_of(shared.joint_largest);
     u64 mass = 0;
     const u32 lowest = bits_of(LOWEST_KEY) * 0x10001u;
-    each_reaching(row, share, pair_of(lowest), [&](u32 bits, int) { mass += softmax.mass(key_of(bits)); });
+    each_reaching(row, share, last, at, pair_of(lowest), [&](u32 bits, int) { mass += softmax.mass(key_of(bits)); });
     mass = sum_of_warp(mass);
     if (lane == 0) shared.of_warp[warp].mass = mass;
     __syncthreads();
@@ -140,15 +141,17 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     // Stage 1: the largest of every block, and where all can be drawn the mass of all. What waits for the limits comes after
     // the loads.
     Share share(posts, V, row_bits, stride);
-    const u32 own = largest_key(row.logits, share, [&] { begin_team(shared); });
+    Pieces last;
+    int at;
+    const u32 own = largest_key(row.logits, share, last, at, [&] { begin_team(shared); });
     if (limits.top_k >= V) limits.top_k = 0;  // all
     bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     const bool has_top_k = limits.top_k > 0, has_few = has_top_k && limits.top_k <= MOST_WANTED;
     share.want(!is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
-    post_largest(shared, row.logits, share, own);
+    post_largest(shared, row.logits, share, own, last, at);
     Softmax softmax{0.0f, rate_of(limits.temperature), unit};
     u64 mass_of_all = 0;
-    if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, softmax);
+    if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, last, at, softmax);
     if (!share.is_last_team()) return;
     cluster_wait();
 

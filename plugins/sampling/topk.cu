@@ -95,9 +95,11 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
     float* values = out_values + m * k;
     if (k <= MOST_WANTED) {
         Share share(posts, V, row_bits, stride);
-        const u32 own = largest_key(row.logits, share, [&] { begin_team(shared); });
+        Pieces last;
+        int at;
+        const u32 own = largest_key(row.logits, share, last, at, [&] { begin_team(shared); });
         share.want(k);
-        post_largest(shared, row.logits, share, own);
+        post_largest(shared, row.logits, share, own, last, at);
         if (!share.is_last_team()) return;
         cluster_wait();
         u32 verdict = 0;
