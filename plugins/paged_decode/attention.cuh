@@ -273,7 +273,7 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     if (SPREAD ? team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1) : team.index >= max(cut.groups, 1)) {
         wait_for_copies<0>();
         if (SPREAD && team.index >= team.sharing && cut.pieces > 1)
-            combine_unit<D>(shared.groups, row, team, cut, team.index - team.sharing);
+            combine_unit(&shared.groups, row.out, row.gate, row.heads, team.zeros, cut.pieces, D, team.index - team.sharing);
         return;
     }
 

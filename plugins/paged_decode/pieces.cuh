@@ -105,25 +105,23 @@ __device__ __forceinline__ float mix(float total, float value, float2 shares) {
 
 // Where a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4) goes: two columns of one head.
 struct Target {
-    int head, column;
+    bf16* out;
+    const bf16* from;  // the gate, or none
     bool exists;
     u32 gate = 0;
-    const Row& row;
 
-    __device__ __forceinline__ Target(const Row& row_, int columns) : row(row_) {
-        const int g = threadIdx.x >> 2 & 7;
-        head = 2 * (threadIdx.x & 3) + (g & 1);
-        column = columns + (g & ~1);
+    __device__ __forceinline__ Target(const Row& row, int D, int columns) {
+        const int g = threadIdx.x >> 2 & 7, head = 2 * (threadIdx.x & 3) + (g & 1), at = head * D + columns + (g & ~1);
         exists = head < row.heads;
+        out = row.out + at;
+        from = row.gate != nullptr ? row.gate + at : nullptr;
     }
-    template <int D>
     __device__ __forceinline__ void load_gate() {
-        if (row.gate != nullptr && exists) gate = *reinterpret_cast<const u32*>(row.gate + head * D + column);
+        if (from != nullptr && exists) gate = *reinterpret_cast<const u32*>(from);
     }
     // By whole warps.
-    template <int D>
     __device__ __forceinline__ void write(float2 of_heads, const Stats (&stats)[2]) const {
-        const bool is_odd = head & 1;
+        const bool is_odd = threadIdx.x & 4;
         const float own = is_odd ? of_heads.y : of_heads.x;
         const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
         const float weight = is_odd ? stats[1].y : stats[0].y, inverse = __frcp_rn(weight);
@@ -131,10 +129,10 @@ struct Target {
         const float low = __fmul_rn(__fadd_rn(is_odd ? got : own, 0.0f), inverse);
         const float high = __fmul_rn(__fadd_rn(is_odd ? own : got, 0.0f), inverse);
         u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
-        if (row.gate != nullptr)
+        if (from != nullptr)
             words = bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
                               __fmul_rn(__uint_as_float(words & 0xffff0000u), sigmoid(__uint_as_float(gate & 0xffff0000u))));
-        if (exists) *reinterpret_cast<u32*>(row.out + head * D + column) = words;
+        if (exists) *reinterpret_cast<u32*>(out) = words;
     }
 };
 
@@ -166,9 +164,9 @@ struct Held {
         const Stats stats[2] = {of_head[0].stats(), of_head[1].stats()};
 #pragma unroll
         for (int i = 0; i < D / 32; ++i) {
-            Target to(row, first_column<D>() + 8 * i);
-            to.load_gate<D>();
-            to.write<D>(make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), stats);
+            Target to(row, D, first_column<D>() + 8 * i);
+            to.load_gate();
+            to.write(make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), stats);
         }
     }
 };
@@ -237,13 +235,13 @@ struct Unit {
 
 // What a unit of a piece is sent in: a word that is zero has not come. There is no counter, and nobody waits for more than
 // the word itself; whoever has read one makes it zero again. Zero is sent as -0.
-template <int D>
 struct Mail {
-    static constexpr int UNITS = D / 8, UNIT_WORDS = 64 + 2 * HEADS, WORDS = UNITS * UNIT_WORDS;  // of a piece
+    static constexpr int UNIT_WORDS = 64 + 2 * HEADS;
     u32* const at;
 
-    __device__ __forceinline__ Mail(const Team& team, int piece, int unit)
-        : at(team.zeros + (size_t)piece * WORDS + unit * UNIT_WORDS) {}
+    __device__ __forceinline__ Mail(u32* of_team, int D, int piece, int unit)
+        : at(of_team + (size_t)piece * words_of(D) + unit * UNIT_WORDS) {}
+    __device__ __forceinline__ static int words_of(int D) { return D / 8 * UNIT_WORDS; }  // a piece's
     __device__ __forceinline__ uint2* value() const { return reinterpret_cast<uint2*>(at) + (threadIdx.x & 31); }
     __device__ __forceinline__ uint4* stats() const { return reinterpret_cast<uint4*>(at + 64) + (threadIdx.x & 3); }
     __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
@@ -264,12 +262,12 @@ __device__ __forceinline__ void send_piece(const Held<D>& held, const Team& team
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < OWN; ++i)
-        put(Mail<D>(team, team.index, warp * OWN + i).value(),
-            make_uint2(Mail<D>::letter(held.total[i / 2][i % 2 * 2]), Mail<D>::letter(held.total[i / 2][i % 2 * 2 + 1])));
+        put(Mail(team.zeros, D, team.index, warp * OWN + i).value(),
+            make_uint2(Mail::letter(held.total[i / 2][i % 2 * 2]), Mail::letter(held.total[i / 2][i % 2 * 2 + 1])));
     const Stats first = held.of_head[0].stats(), second = held.of_head[1].stats();
     if (lane < 4 * OWN)
-        put(Mail<D>(team, team.index, warp * OWN + lane / 4).stats(),
-            make_uint4(Mail<D>::letter(first.x), Mail<D>::letter(first.y), Mail<D>::letter(second.x), Mail<D>::letter(second.y)));
+        put(Mail(team.zeros, D, team.index, warp * OWN + lane / 4).stats(),
+            make_uint4(Mail::letter(first.x), Mail::letter(first.y), Mail::letter(second.x), Mail::letter(second.y)));
 }
 
 // Groups of a unit, which warps leave for the first of them.
@@ -278,16 +276,18 @@ struct Groups {
     float2 total[MOST_GROUPS][32];
 };
 
-// Combines a unit: a warp two groups, the first one the groups. By a block without a piece.
-template <int D>
-__device__ __forceinline__ void combine_unit(Groups& groups, const Row& row, const Team& team, const Cut& cut, int unit) {
+// Combines a unit: a warp two groups, the first one the groups. By a block without a piece. One function for all head
+// sizes, which compiles once.
+__device__ __noinline__ void combine_unit(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int pieces,
+                                          int D, int unit) {
     constexpr int TOGETHER = MOST_GROUPS / WARPS * GROUP;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * TOGETHER, count = cut.pieces - first;
-    Target target(row, 8 * unit);
-    if (warp == 0) target.load_gate<D>();
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * TOGETHER, count = pieces - first;
+    const Row row{nullptr, out, nullptr, 0, heads, 0, 0, gate};
+    Target target(row, D, 8 * unit);
+    if (warp == 0) target.load_gate();
     if (count > 0) {
         // Until a piece comes, few words are looked at.
-        const u32* const word = Mail<D>(team, first + min(lane % TOGETHER, count - 1), unit).at + 64;
+        const u32* const word = Mail(mail, D, first + min(lane % TOGETHER, count - 1), unit).at + 64;
         while (!__any_sync(0xffffffffu, look(word) != 0)) {}
         uint2 values[TOGETHER] = {};
         uint4 stats[TOGETHER] = {};
@@ -297,36 +297,38 @@ __device__ __forceinline__ void combine_unit(Groups& groups, const Row& row, con
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 if (i >= count) continue;
-                const Mail<D> mail(team, first + i, unit);
-                values[i] = look(mail.value()), stats[i] = look(mail.stats());
+                const Mail from(mail, D, first + i, unit);
+                values[i] = look(from.value()), stats[i] = look(from.stats());
             }
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i)
-                is_there &= i >= count || (Mail<D>::is_there(values[i]) && Mail<D>::is_there(stats[i]));
+                is_there &= i >= count || (Mail::is_there(values[i]) && Mail::is_there(stats[i]));
         } while (!__all_sync(0xffffffffu, is_there));
 #pragma unroll
         for (int g = 0; g < TOGETHER / GROUP; ++g) {
             Unit own;
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
-                own.take(make_float2(Mail<D>::read(values[i].x), Mail<D>::read(values[i].y)),
-                         make_float4(Mail<D>::read(stats[i].x), Mail<D>::read(stats[i].y), Mail<D>::read(stats[i].z),
-                                     Mail<D>::read(stats[i].w)),
+                own.take(make_float2(Mail::read(values[i].x), Mail::read(values[i].y)),
+                         make_float4(Mail::read(stats[i].x), Mail::read(stats[i].y), Mail::read(stats[i].z),
+                                     Mail::read(stats[i].w)),
                          i < count);
             const int group = first / GROUP + g;
-            groups.total[group][lane] = own.total;
-            if (lane < 4) groups.stats[group][lane] = own.stats();
+            groups->total[group][lane] = own.total;
+            if (lane < 4) groups->stats[group][lane] = own.stats();
         }
-#pragma unroll 4
-        for (int i = 0; i < min(count, TOGETHER); ++i) Mail<D>(team, first + i, unit).clear();
     }
     __syncthreads();
-    if (warp != 0) return;
-    Unit all;
+    if (warp == 0) {
+        const int all = (pieces + GROUP - 1) / GROUP;
+        Unit whole;
 #pragma unroll
-    for (int g = 0; g < MOST_GROUPS; ++g) all.take(groups.total[g][lane], groups.stats[g][lane & 3], g < cut.groups);
-    const Stats stats[2] = {all.of_head[0].stats(), all.of_head[1].stats()};
-    target.write<D>(all.total, stats);
+        for (int g = 0; g < MOST_GROUPS; ++g) whole.take(groups->total[g][lane], groups->stats[g][lane & 3], g < all);
+        const Stats stats[2] = {whole.of_head[0].stats(), whole.of_head[1].stats()};
+        target.write(whole.total, stats);
+    }
+#pragma unroll 4
+    for (int i = 0; i < min(count, TOGETHER); ++i) Mail(mail, D, first + i, unit).clear();
 }
 
 // Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows; key_heads *
@@ -352,9 +354,9 @@ struct BlockPlace {
     // This block's team; where several share a row it has mail, or scratch memory for ``most`` pieces and a counter.
     template <int D, bool SPREAD>
     __device__ __forceinline__ Team team_of(int most, float* scratch, u32* zeros) const {
-        const int sharing = (int)gridDim.z - (SPREAD ? Mail<D>::UNITS : 0), groups = (most + GROUP - 1) / GROUP;
+        const int sharing = (int)gridDim.z - (SPREAD ? D / 8 : 0), groups = (most + GROUP - 1) / GROUP;
         const size_t team = (size_t)row * gridDim.y + blockIdx.y;
         return {(int)blockIdx.z, sharing, most, scratch + team * groups * Slice<D>::FLOATS,
-                zeros + team * (SPREAD ? sharing * Mail<D>::WORDS : 1)};
+                zeros + team * (SPREAD ? sharing * Mail::words_of(D) : 1)};
     }
 };
