@@ -265,7 +265,7 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
                                            Meanwhile& meanwhile, Store store) {
     using S = typename P::template ShapeOf<NT>;
     constexpr int COLUMNS = SIDES * S::TILES * TILE_N, PLACES = COLUMNS / JOINT, THREADS = SIDES * P::WARPS * 32;
-    constexpr int UNROLL = NT == 2 && PLACES * NT * 8 >= 4 * THREADS ? 4 : 1;  // rounds of stores for all rows
+    constexpr int UNROLL = PLACES * NT * 8 >= 4 * THREADS ? 4 : 1;  // rounds of stores for all rows
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
     __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
 #if __CUDA_ARCH__ >= 900
