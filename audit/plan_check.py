@@ -4,6 +4,7 @@ Each case of the contract is bound on the host and planned; nothing is launched,
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 from kernel_muster.registry.arrays import ArrayView
@@ -12,10 +13,18 @@ from kernel_muster.registry.backends.request import Built, EntryPoint
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.contracts import Case, Contract
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.watch import cause_chain, one_line
 
-_INTEGERS = frozenset(f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64))
+# What fits into each integer parameter: a launch would wrap what does not.
+_INTEGERS = {
+    f"{sign}{bits}": range(-(1 << bits - 1), 1 << bits - 1) if sign == "i" else range(1 << bits)
+    for sign in "iu" for bits in (8, 16, 32, 64)
+}  # fmt: skip
+# CUDA C++ Programming Guide, technical specifications: the same from compute capability 7.5 on.
+_LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
+_MOST_BLOCKS_OF_A_CLUSTER = 16
 _REMEDIES = ("correct the planner, or the entry points of the spec", "or take the case out of what the contract allows")
 
 
@@ -54,7 +63,18 @@ def _problems(
     if bound.is_empty:
         return []
     plans = backend.plan(bound, built.entries)
+    if not plans:
+        return _idle_problems(bound, contract)
     return [problem for plan in plans for problem in _plan_problems(plan, built, declared)]
+
+
+def _idle_problems(bound: Bound, contract: Contract) -> list[str]:
+    """Say what a planner that launches nothing leaves unwritten; a state stays as it is where no row comes in."""
+    whole = [param.name for param in contract.signature.outputs if param.role == "out"]
+    left = [name for name in whole if name in bound.views and bound.views[name].size]
+    if left or all(view.size for view in bound.views.values()):
+        return [f"the planner launches nothing, although {', '.join(left) or 'every argument'} has elements"]
+    return []
 
 
 def _plan_problems(plan: LaunchPlan, built: Built, declared: Mapping[str, EntryPoint]) -> Iterator[str]:
@@ -67,22 +87,35 @@ def _plan_problems(plan: LaunchPlan, built: Built, declared: Mapping[str, EntryP
         return
     extents = {"grid": plan.grid, "block": plan.block or (1, 1, 1), "cluster": plan.cluster or (1, 1, 1)}
     for name, extent in extents.items():
-        if len(extent) != 3 or not all(isinstance(size, int) and size > 0 for size in extent):
-            yield f"{plan.entry}: {name} is {extent!r}, expected three positive integers"
+        if problem := _extent_problem(extent, _LARGEST[name]):
+            yield f"{plan.entry}: {name} is {extent!r}, expected {problem}"
+            return
+    cluster, blocks = extents["cluster"], prod(extents["cluster"])
+    if blocks > _MOST_BLOCKS_OF_A_CLUSTER or any(g % c for g, c in zip(plan.grid, cluster, strict=True)):
+        most = _MOST_BLOCKS_OF_A_CLUSTER
+        yield f"{plan.entry}: clusters of {cluster} blocks, expected at most {most}, and a grid of whole clusters"
     limit, block = built.entries[plan.entry].max_threads, plan.block
     if block is None and limit is None:
         yield f"{plan.entry}: no block is planned, and its code has no launch bound"
     if block is not None and limit is not None and block[0] * block[1] * block[2] > limit:
         yield f"{plan.entry}: a block of {block} exceeds the launch bound of {limit} threads"
-    if plan.dynamic_shared_bytes > entry.dynamic_shared_bytes:
+    if plan.dynamic_shared_bytes not in range(entry.dynamic_shared_bytes + 1):
         most = entry.dynamic_shared_bytes
-        yield f"{plan.entry}: {plan.dynamic_shared_bytes} dynamic shared bytes, {most} are declared"
+        yield f"{plan.entry}: {plan.dynamic_shared_bytes!r} dynamic shared bytes, {most} are declared"
     if len(plan.arguments) != len(entry.parameters):
         yield f"{plan.entry}: {len(plan.arguments)} arguments, {len(entry.parameters)} parameters are declared"
         return
     for position, (value, kind) in enumerate(zip(plan.arguments, entry.parameters, strict=True)):
         if not _fits(value, kind):
-            yield f"{plan.entry}: argument {position} is {type(value).__name__}, the parameter is {kind}"
+            what = repr(value) if type(value) is int else type(value).__name__
+            yield f"{plan.entry}: argument {position} is {what}, the parameter is {kind}"
+
+
+def _extent_problem(extent: Any, largest: tuple[int, int, int]) -> str:
+    """Say what is wrong with a grid, a block or a cluster; nothing if it can be launched."""
+    if not isinstance(extent, tuple) or len(extent) != 3 or not all(type(size) is int and size > 0 for size in extent):
+        return "three positive integers"
+    return f"at most {largest}" if any(size > most for size, most in zip(extent, largest, strict=True)) else ""
 
 
 _POINTERS: tuple[type, ...] = (ArrayView, Scratch, Counters, int)
@@ -97,7 +130,7 @@ def _fits(value: Any, kind: str) -> bool:
         return isinstance(value, TensorMap)
     try:
         if kind in _INTEGERS:
-            return bool(int(value) == value)
+            return bool(int(value) == value) and int(value) in _INTEGERS[kind]
         return kind in _NUMBERS and bool(_NUMBERS[kind](value) == value)
     except (TypeError, ValueError, OverflowError):
         return False
