@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from kernel_muster.registry.selection import Candidate, Decision, Selector
     from kernel_muster.registry.specs import KernelSpec
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="module::func")]
+Key = Annotated[
+    str, typer.Argument(metavar="KEY|SITE", help="module::func, or a line of model code: layers/attention.py:29")
+]
 
 
 def explain(
@@ -32,20 +34,22 @@ def explain(
 
     Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the levers that drop
     the key or choose between it and others, as they stand here, and the contract: what a kernel of this key gets,
-    writes and has to keep. --verbose adds the contract's cases and the rest of each spec.
+    writes and has to keep. --verbose adds the contract's cases and the rest of each spec. Of a SITE, as reports name
+    them: what all models ask for at that line, who serves it, and the levers.
 
-    Exit code: 0 a kernel serves, 1 none does.
+    Exit code: 0 a kernel serves, or one of each chain; 1 none does.
     """
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.exits import REFUSED
+    from kernel_muster.cli.explain_site import is_site, questions_at, site_data, site_sections
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
     from kernel_muster.registry.keys import parse_key
     from kernel_muster.registry.selection import Selector
 
     try:
-        parsed = parse_key(key)
+        parsed = None if is_site(key) else parse_key(key)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{error}, or a line of model code such as layers/attention.py:29") from None
     wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
     catalog = find_plugins(wanted)
     levers, findings = find_levers(catalog, wanted)
@@ -54,6 +58,11 @@ def explain(
     if found is None:
         return show(Listing("explanation", {"key": key}, (), rows), format, output, verbose=verbose)
     selector = Selector(catalog, found, levers)
+    if parsed is None:
+        questions = questions_at(key, selector)
+        listing = Listing("site", site_data(key, questions, selector), tuple(site_sections(questions, selector)), rows)
+        code = show(listing, format, output, verbose=verbose)
+        return code if all(question.is_served(selector) for question in questions) else REFUSED
     decision = selector.decide(parsed)
     listing = Listing("explanation", _data(decision, selector), tuple(_sections(decision, selector, verbose)), rows)
     code = show(listing, format, output, verbose=verbose)
@@ -111,9 +120,10 @@ def _contracts(decision: "Decision", selector: "Selector") -> "list[Contract]":
     return [selector.catalog.contracts[name] for name in names]
 
 
-def _settings(decision: "Decision", selector: "Selector") -> "list[Setting]":
-    """Return the levers that drop the key, or choose between it and others, as they stand here."""
-    return [setting for setting in selector.levers.settings if setting.lever.names(str(decision.key))]
+def _settings(decision: "Decision", selector: "Selector") -> "tuple[Setting, ...]":
+    from kernel_muster.cli.explain_site import settings_of
+
+    return settings_of([str(decision.key)], selector.levers)
 
 
 def _lever_lines(decision: "Decision", selector: "Selector") -> "Iterator[str]":

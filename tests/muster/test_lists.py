@@ -236,6 +236,51 @@ def test_explain_json_has_the_levers_with_what_each_value_does(cli: Any) -> None
     assert found[0]["effects"]["1"] == "prefill_paged::prefill_paged_attn_mma dropped, never looked up"
 
 
+def test_explain_of_a_site_says_what_is_asked_there_by_whom_and_which_levers_matter(cli: Any) -> None:
+    (site,) = {
+        site.partition(" ")[0]
+        for row in cli("audit", "qwen3.6-27b", "--target", "cpu", "--format", "json").json["kernels"]
+        for site in row["sites"]
+        if row["key"] == "prefill_paged::prefill_paged_attn_mma"
+    }
+    ran = cli("explain", site.partition("/")[2], "--target", "cpu")
+    assert ran.code == 0
+    assert ran.out.startswith(f"{site} in Attention.__init__\n  key, optional\n")
+    assert "      prefill_paged::prefill_paged_attn_mma: kernel-muster " in ran.out
+    assert "asked for when heads have 128 or 256 values" in ran.out
+    assert "qwen3.6-27b" in ran.out
+    assert "MUSTER_NO_PREFILL_MMA=0 (built-in) -> kernel kept" in ran.out
+    found = cli("explain", site, "--target", "sm_75", "--format", "json")
+    assert found.code == 1  # no kernel of that target
+    (question,) = found.json["questions"]
+    assert (question["keys"], question["kind"]) == (["prefill_paged::prefill_paged_attn_mma"], "optional")
+    assert (question["served_by"], question["levers"]) == ([""], ["MUSTER_NO_PREFILL_MMA"])
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (
+            "layers/attention.py:1",
+            "no model asks for a kernel at layers/attention.py:1; lines of that file that do: models/",
+        ),
+        ("nowhere.py:7", "no model asks for a kernel at nowhere.py:7; no line of nowhere.py does"),
+        ("attention.py", "is not a key: expected module::func, or a line of model code"),
+    ],
+)
+def test_explain_of_a_line_that_asks_for_nothing_is_a_usage_error(cli: Any, place: str, said: str) -> None:
+    ran = cli("explain", place, "--target", "cpu")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in " ".join(ran.err.split())
+
+
+def test_explain_of_a_site_knows_what_a_lever_takes_away(cli: Any) -> None:
+    cli.monkeypatch.setenv("MUSTER_NO_PREFILL_MMA", "1")
+    lines = cli("explain", "attention.py:1", "--target", "cpu").err
+    cli.monkeypatch.delenv("MUSTER_NO_PREFILL_MMA")
+    assert lines.count(":") < cli("explain", "attention.py:1", "--target", "cpu").err.count(":")
+
+
 def test_explain_json_holds_the_contract(cli: Any) -> None:
     cli.acme()
     (contract,) = cli("explain", "acme::double", "--target", "cpu", "--format", "json").json["contracts"]
@@ -310,7 +355,11 @@ def test_explain_of_kernels_that_override_each_other_exits_1(cli: Any) -> None:
 
 def test_explain_usage(cli: Any) -> None:
     ran = cli("explain", "gemm", "--target", "cpu")
-    assert (ran.code, ran.err) == (2, "muster: error: 'gemm' is not a key: expected module::func\n")
+    assert (ran.code, ran.err) == (
+        2,
+        "muster: error: 'gemm' is not a key: expected module::func, or a line of model code such as "
+        "layers/attention.py:29\n",
+    )
     assert cli("explain").code == 2
     ran = cli("explain", "acme::double", "--target", "cuda:99")
     assert ran.code == 1

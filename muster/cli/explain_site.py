@@ -1,0 +1,126 @@
+"""Sites in ``muster explain``: what a line of model code asks for, who serves it, and which levers change that."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kernel_muster.audit.render_plain import plural
+from kernel_muster.audit.render_sections import Section, lever_text
+from kernel_muster.audit.reporting import lever_row
+from kernel_muster.cli.output import only_results_on_stdout
+from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.registry.builders import choose_builder
+from kernel_muster.registry.errors import MusterError, UsageError
+from kernel_muster.registry.levers import Levers, Setting
+from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.records import LookupEntry
+from kernel_muster.registry.selection import Selector
+from kernel_muster.registry.values import frozen
+
+_SITE = re.compile(r"[^:]+\.py:\d+\Z")
+
+
+def is_site(text: str) -> bool:
+    """Whether a text is a file and a line, as reports name dispatch sites: ``layers/attention.py:29``."""
+    return _SITE.match(text) is not None
+
+
+@frozen
+class Question:
+    """One question that is asked at a site, and the models that ask it there."""
+
+    entry: LookupEntry
+    models: tuple[str, ...]
+
+    def is_served(self, selector: Selector) -> bool:
+        """Whether some kernel answers it."""
+        return any(selector.decide(key).chosen is not None for key in self.entry.members)
+
+
+def questions_at(text: str, selector: Selector) -> tuple[Question, ...]:
+    """Return what plan builds of all models ask at a site, for a target and under levers; UsageError if nothing.
+
+    ``text`` is the end of a site's path and its line. A model that these levers or its plugins keep from being built
+    asks nothing.
+    """
+    found: dict[tuple[object, ...], tuple[LookupEntry, dict[str, None]]] = {}
+    lines: set[str] = set()
+    for model, entry in _asked(selector):
+        place = entry.site.partition(" ")[0]
+        lines.add(place)
+        if f"/{place}".endswith(f"/{text.lstrip('./')}"):
+            question = (entry.site, entry.members, entry.kind, entry.when)
+            found.setdefault(question, (entry, {}))[1][model] = None
+    if not found:
+        raise UsageError(f"no model asks for a kernel at {text}{_near(text, lines)}")
+    return tuple(Question(entry, tuple(models)) for _, (entry, models) in sorted(found.items(), key=str))
+
+
+def _asked(selector: Selector) -> Iterator[tuple[str, LookupEntry]]:
+    catalog = selector.catalog
+    folders = [manifest_folder(), *catalog.manifest_folders]
+    for manifest in Catalogue.from_folders(folders, levers=catalog.levers).manifests:
+        session = LookupSession(catalog, selector.target, selector.levers)
+        try:
+            builder = choose_builder(catalog.builders, manifest.model_type, manifest.name)
+            with only_results_on_stdout():
+                builder.build(manifest, Lookups(session), None)
+        except MusterError:
+            continue
+        yield from ((manifest.name, entry) for entry in session.entries("boot"))
+
+
+def _near(text: str, lines: Iterable[str]) -> str:
+    """Name the lines of the same file that ask for kernels."""
+    file = text.rpartition(":")[0].rpartition("/")[2]
+    same = sorted({one for one in lines if one.rpartition(":")[0].endswith(f"/{file}")}, key=_by_line)
+    return f"; lines of that file that do: {', '.join(same)}" if same else f"; no line of {file} does"
+
+
+def _by_line(place: str) -> tuple[str, int]:
+    path, _, line = place.rpartition(":")
+    return path, int(line)
+
+
+def site_data(text: str, questions: Iterable[Question], selector: Selector) -> dict[str, Any]:
+    """Return what is asked at a site as plain data for JSON."""
+    return {
+        "site": text,
+        "target": str(selector.target),
+        "questions": [
+            {
+                "site": one.entry.site,
+                "keys": list(map(str, one.entry.members)),
+                "kind": one.entry.kind,
+                "when": one.entry.when,
+                "models": list(one.models),
+                "served_by": [str(decision.chosen.provider) if decision.chosen else "" for decision in map(
+                    selector.decide, one.entry.members
+                )],
+                "levers": [setting.lever.name for setting in settings_of(map(str, one.entry.members), selector.levers)],
+            }
+            for one in questions
+        ],
+    }  # fmt: skip
+
+
+def site_sections(questions: Iterable[Question], selector: Selector) -> Iterator[Section]:
+    """Yield a section for each question at a site, with the levers that drop its keys or choose another."""
+    for one in questions:
+        entry = one.entry
+        lines = [f"{'chain, in order' if len(entry.members) > 1 else 'key'}, {entry.kind}"]
+        for key in entry.members:
+            decision = selector.decide(key)
+            lines.append(f"    {key}: {decision.chosen.provider if decision.chosen else decision.reason}")
+        if entry.when:
+            lines.append(f"asked for when {entry.when}")
+        lines.append(f"by {plural(len(one.models), 'model')}: {', '.join(one.models)}")
+        for setting in settings_of(map(str, entry.members), selector.levers):
+            lines.append(lever_text(lever_row(setting)))
+        yield Section(entry.site, lines=tuple(lines))
+
+
+def settings_of(keys: Iterable[str], levers: Levers) -> tuple[Setting, ...]:
+    """Return the levers that drop one of these keys, or choose between it and others, as they stand."""
+    named = tuple(keys)
+    return tuple(setting for setting in levers.settings if any(setting.lever.names(key) for key in named))
