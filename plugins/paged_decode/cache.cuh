@@ -15,6 +15,14 @@ __device__ __forceinline__ int load_entry(const int* p) {
     return v;
 }
 
+// No branch, which other loads would wait behind.
+__device__ __forceinline__ int load_entry_if(bool exists, const int* p) {
+    int v = NOWHERE;
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %2, 0;\n@exists ld.global.b32 %0, [%1];\n}"
+                 : "+r"(v) : "l"(p), "r"((u32)exists));
+    return v;
+}
+
 // --- device functions ---
 
 // A paged cache: k, v [pages, page_size, key_heads, D]. A token's page is token * factor >> shift (launch.py): a division
@@ -55,5 +63,5 @@ __device__ __forceinline__ int checked_length(int length, const Cache& cache, in
 // What the table says of a token that the context may not have: nothing needs its length yet. The last entry stands for
 // what lies beyond the table.
 __device__ __forceinline__ int entry_of(const Cache& cache, const int* table, int entries, int token) {
-    return entries > 0 && cache.page_size > 0 ? load_entry(table + min(cache.page_of(token), entries - 1)) : NOWHERE;
+    return load_entry_if(entries > 0 && cache.page_size > 0, table + min(cache.page_of(token), entries - 1));
 }
