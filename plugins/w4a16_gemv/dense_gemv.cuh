@@ -10,8 +10,9 @@
 // (over 8 warps below sm_90); block 0 sums what all warps send, counted by an mbarrier: a barrier of the cluster would order
 // all memory of the device, too. The GEMM of so few rows is this too, bit by bit.
 #pragma once
+#include "ahead.cuh"
 #include "launch.cuh"
-#include "pinned.cuh"
+#include "nvfp4_mma.cuh"
 
 constexpr int BLOCK_K = 64;  // 16 k a lane
 
@@ -56,8 +57,8 @@ __device__ __forceinline__ void load_rows(uint4 (&v)[NT][2], const __nv_bfloat16
     for (int n = 0; n < NT; ++n) {
         v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
         if (n * 8 + g >= M || k >= K) continue;
-        const __nv_bfloat16* p = x + (size_t)(n * 8 + g) * stride + k;
-        v[n][0] = load_now(p), v[n][1] = load_now(p + 8);
+        const uint4* p = reinterpret_cast<const uint4*>(x + (size_t)(n * 8 + g) * stride + k);
+        v[n][0] = load_now(p), v[n][1] = load_now(p + 1);
     }
 }
 

@@ -10,9 +10,9 @@
 //
 // sm_80 and newer; clusters from sm_90 on. Launched by launch.py.
 #pragma once
+#include "ahead.cuh"
 #include "launch.cuh"
 #include "nvfp4_mma.cuh"
-#include "pinned.cuh"
 
 // How a warp works, which changes no bit of the result: how many row tiles share what it loads of x, how many blocks of
 // 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), a
@@ -106,8 +106,8 @@ struct LaneRows {
         for (int n = 0; n < NT; ++n) {
             v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
             if (is_there[n] && k < end) {
-                v[n][0] = load_now(at[n] + k);
-                v[n][1] = load_now(at[n] + k + 8);
+                const uint4* p = reinterpret_cast<const uint4*>(at[n] + k);
+                v[n][0] = load_now(p), v[n][1] = load_now(p + 1);
             }
         }
     }
