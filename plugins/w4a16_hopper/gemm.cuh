@@ -10,13 +10,15 @@
 // A block is one producer warpgroup and WARPGROUPS consumers of 64 rows each, all over TOKENS tokens. A ring of STAGES
 // holds SPAN chunks each. Of the producer, one thread loads x and one thread each the weights of a consumer.
 //
-// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what is left is
-// one line of tiles x stages, cut into equal shares. Who has the beginning of a tile adds the sums of the others in rising
-// order of k, and rounds once: the order depends on the form, (M, N, K), workers and `whole`, on nothing else.
+// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what is left are
+// lines of stages, of a tile each or of all tiles together, that workers share. Who has the beginning of a tile adds the
+// sums of the others in rising order of k, and rounds once; blocks of a cluster, which share one tile, each do so for a part
+// of its tokens. The order depends on the form, (M, N, K), workers, lines and cluster, on nothing else.
 //
-// Lost here: clusters that share x by multicast, or that add a tile up over shared memory; 2 x 64 rows a warpgroup; two
-// blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk; rings deeper than 8.
+// Lost here: clusters that share x by multicast; clusters of eight, or of four that fill the device; 2 x 64 rows a
+// warpgroup; two blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk; rings deeper than 8.
 #pragma once
+#include "cluster.cuh"
 #include "hopper.cuh"
 #include "nvfp4_mma.cuh"
 
@@ -26,11 +28,11 @@ constexpr int CHUNK_CODES = BLOCK_ROWS * CHUNK_K / 2;
 constexpr int CHUNK_BYTES = CHUNK_CODES + BLOCK_ROWS * CHUNK_K / 16;
 // Tokens that pass through shared memory at a time on the way out; 128 bytes are a token's 64 results.
 constexpr int OUT_TOKENS = 32;
-constexpr int OUT_BYTES = OUT_TOKENS * BLOCK_ROWS * 2;
+constexpr int OUT_BYTES = 2 * OUT_TOKENS * BLOCK_ROWS * 2;  // two in turn
 // Neighbouring tiles share weights along up to so many token tiles, then go on along N: x of that many stays in the L2.
-constexpr int TOKEN_TILES_A_PANEL = 8;
+constexpr u32 TOKEN_TILES_A_PANEL = 8;
 
-template <int TOKENS_, int WARPGROUPS_, int SPAN_, int STAGES_>
+template <int TOKENS_, int WARPGROUPS_, int SPAN_, int STAGES_, int GATHERS_>
 struct Form {
     static constexpr int TOKENS = TOKENS_, WARPGROUPS = WARPGROUPS_, SPAN = SPAN_, STAGES = STAGES_;
     static constexpr int THREADS = 128 * (WARPGROUPS + 1), ROWS = WARPGROUPS * BLOCK_ROWS;
@@ -38,11 +40,14 @@ struct Form {
     static constexpr int W_BYTES = WARPGROUPS * SPAN * CHUNK_BYTES;
     static_assert(SPAN == 1 || SPAN == 2, "chunks take turns at two sets of registers");
     static constexpr int W_AT = STAGES * X_BYTES, OUT_AT = W_AT + STAGES * W_BYTES;
-    static constexpr int BARRIERS_AT = OUT_AT + WARPGROUPS * OUT_BYTES;
-    static constexpr int SHARED_BYTES = BARRIERS_AT + STAGES * 16 + 1024;  // the ring begins at a multiple of 1024
+    // A cluster adds its parts of a tile up here: each block the sums of all for its own share of the tokens.
+    static constexpr bool GATHERS = GATHERS_;
+    static constexpr int PARTIAL_FLOATS = ROWS * TOKENS;
+    static constexpr int SUMS_AT = OUT_AT + WARPGROUPS * OUT_BYTES;
+    static constexpr int BARRIERS_AT = SUMS_AT + (GATHERS ? PARTIAL_FLOATS * 4 : 0), ARRIVAL_AT = BARRIERS_AT + STAGES * 16;
+    static constexpr int SHARED_BYTES = ARRIVAL_AT + 16 + 1024;  // the ring begins at a multiple of 1024
     static_assert(SHARED_BYTES <= 227 * 1024, "over the shared memory of a block");
     static_assert(TOKENS % OUT_TOKENS == 0, "results leave in whole groups of tokens");
-    static constexpr int PARTIAL_FLOATS = ROWS * TOKENS;
     // Registers a thread: all get the same at launch, then the producer gives most of its own to the consumers.
     static constexpr int PRODUCER = WARPGROUPS == 2 ? 40 : 32;
     static constexpr int CONSUMER = WARPGROUPS == 2 ? 232 : 160;
@@ -52,45 +57,51 @@ struct Form {
     static_assert(LOADERS <= 4, "a warpgroup has four warps");
 };
 
+__device__ __forceinline__ u32 cluster_blocks() {
+    u32 count;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+    return count;
+}
+
 // One piece of work: a tile, or a part of its K.
 struct Piece {
-    int tile, begin, end;
+    u32 tile, begin, end;
 };
 
+// What work.py has counted: `whole` tiles of each worker, and lines of stages that `parts` workers share. Of a line each has
+// `each` stages, and the first `rest` of them one more.
 struct Schedule {
-    int row_tiles, token_tiles, steps, whole, workers, worker;
-    u32 each, rest;  // stages of the line: of every worker, and left over
+    u32 row_tiles, token_tiles, steps, whole, workers, worker, parts, each, rest;
 
-    __device__ __forceinline__ void divide() {
-        const u32 units = max(0, row_tiles * token_tiles - whole * workers) * steps;
-        each = units / workers, rest = units - each * workers;
-    }
-    // units * i / workers, without 64 bits.
-    __device__ __forceinline__ int share(int i) const { return each * i + rest * i / workers; }
-    // The piece after `done` whole tiles, at `at` of the shared line.
-    __device__ __forceinline__ Piece piece(int done, int at, int end) const {
-        if (done < whole) return {done * workers + worker, 0, steps};
-        const int tile = at / steps, begin = at - tile * steps;
-        return {whole * workers + tile, begin, min(steps, begin + end - at)};
-    }
-    __device__ __forceinline__ void place(int tile, int& row_tile, int& token_tile) const {
-        const int panel_tiles = TOKEN_TILES_A_PANEL * row_tiles;
-        const int panel = tile / panel_tiles, inside = tile - panel * panel_tiles;
-        const int first = panel * TOKEN_TILES_A_PANEL, width = min(TOKEN_TILES_A_PANEL, token_tiles - first);
-        row_tile = inside / width;
-        token_tile = first + inside - row_tile * width;
+    __device__ __forceinline__ u32 tiles() const { return row_tiles * token_tiles; }
+    // Nothing is under way yet while a division is made, which takes 30 instructions: those by one are left out.
+    __device__ __forceinline__ u32 line() const { return parts == workers ? 0 : parts == 1 ? worker : worker / parts; }
+    __device__ __forceinline__ u32 share(u32 i) const { return each * i + min(i, rest); }
+    __device__ __forceinline__ void place(u32 tile, u32& row_tile, u32& token_tile) const {
+        u32 first = 0, width = token_tiles;
+        if (token_tiles > TOKEN_TILES_A_PANEL) {
+            const u32 panel_tiles = TOKEN_TILES_A_PANEL * row_tiles, panel = tile / panel_tiles;
+            tile -= panel * panel_tiles, first = panel * TOKEN_TILES_A_PANEL;
+            width = min(TOKEN_TILES_A_PANEL, token_tiles - first);
+        }
+        row_tile = width == 1 ? tile : tile / width;
+        token_tile = first + tile - row_tile * width;
     }
 };
 
 // Visits a worker's pieces in order; producer and consumers walk alike.
 template <class Visit>
 __device__ __forceinline__ void for_each_piece(const Schedule& s, Visit visit) {
-    int at = s.share(s.worker);
-    const int end = s.share(s.worker + 1);
-    for (int done = 0; done < s.whole || at < end; ++done) {
-        const Piece p = s.piece(done, at, end);
-        if (p.tile >= s.row_tiles * s.token_tiles) break;  // the last round of whole tiles may be short
-        if (done >= s.whole) at += p.end - p.begin;
+    const u32 line = s.line(), place = s.worker - line * s.parts, end = s.share(place + 1);
+    u32 at = s.share(place), tile = at < s.steps ? 0 : at / s.steps, begin = at - tile * s.steps;
+    tile += s.whole * s.workers + line;
+    for (u32 done = 0; done < s.whole || at < end; ++done) {
+        Piece p{done * s.workers + s.worker, 0, s.steps};
+        if (done >= s.whole) {
+            p = {tile++, begin, min(s.steps, begin + end - at)};
+            at += p.end - p.begin, begin = 0;
+        }
+        if (p.tile >= s.tiles()) break;  // the last round of whole tiles may be short
         visit(p);
     }
 }
@@ -109,9 +120,13 @@ struct Ring {
     __device__ __forceinline__ void next() {
         if (++stage == F::STAGES) stage = 0, phase ^= 1;
     }
-    __device__ __forceinline__ void init(int i) const {
-        barrier_init(base + F::BARRIERS_AT + i * 8, F::LOADERS);
-        barrier_init(empty(i), F::WARPGROUPS * 4);
+    // By one thread: addresses that differ within a warp are gone through one by one.
+    __device__ __forceinline__ void init() const {
+#pragma unroll
+        for (int i = 0; i < F::STAGES; ++i) {
+            barrier_init(base + F::BARRIERS_AT + i * 8, F::LOADERS);
+            barrier_init(empty(i), F::WARPGROUPS * 4);
+        }
         barrier_init_fence();
     }
     // Every consumer warp does.
@@ -133,14 +148,14 @@ struct Producer {
     int token;
 
     __device__ __forceinline__ void begin(const Piece& p) {
-        int row_tile, token_tile;
+        u32 row_tile, token_tile;
         schedule.place(p.tile, row_tile, token_tile);
         token = token_tile * F::TOKENS;
         // A block beyond N repeats the last one; its results are not stored.
-        const int block = min(row_tile * F::WARPGROUPS + loader - 1, row_blocks - 1);
+        const int block = min((int)row_tile * F::WARPGROUPS + loader - 1, row_blocks - 1);
         chunks = weight + (size_t)block * chunks_a_block * CHUNK_BYTES;
     }
-    __device__ __forceinline__ void copy(const Ring<F>& ring, int step) const {
+    __device__ __forceinline__ void copy(const Ring<F>& ring, u32 step) const {
         constexpr u32 WEIGHT_BYTES = F::SPAN * CHUNK_BYTES;
         barrier_expect(ring.full(), loader ? WEIGHT_BYTES : F::X_BYTES);
         if (loader) {
@@ -157,7 +172,7 @@ struct Producer {
         for_each_piece(schedule, [&](const Piece& p) {
             begin(p);
 #pragma unroll 1
-            for (int step = p.begin; step < p.end; ++step, ring.next()) {
+            for (u32 step = p.begin; step < p.end; ++step, ring.next()) {
                 barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
                 copy(ring, step);
             }
@@ -258,7 +273,7 @@ struct Consumer {
         warpgroup_barrier(group + 1);
         const float4* from =
             reinterpret_cast<const float4*>(partials + (size_t)first * F::PARTIAL_FLOATS) + place_of_partial();
-        constexpr int AT_ONCE = SUMS <= 32 ? 4 : SUMS <= 64 ? 2 : 1;
+        constexpr int AT_ONCE = SUMS <= 32 ? 4 : SUMS <= 64 && F::WARPGROUPS == 2 ? 2 : 1;
 #pragma unroll AT_ONCE
         for (int other = first; other < last; ++other, from += F::PARTIAL_FLOATS / 4)
 #pragma unroll
@@ -268,15 +283,42 @@ struct Consumer {
             }
     }
 
+    // Sends every block of the cluster its share of the tokens of this block's part of a tile, and adds up the own share
+    // of all parts, in rising order of k. A block's share is a power of two of eights of tokens.
+    __device__ __forceinline__ void gather(u8* shared, u32 blocks, u32 rank) {
+        constexpr int FOURS = SUMS / 4, THREADS = F::WARPGROUPS * 128;
+        float4* slots = reinterpret_cast<float4*>(shared + F::SUMS_AT) + group * 128 + warp * 32 + lane;
+        Arrival* arrival = reinterpret_cast<Arrival*>(shared + F::ARRIVAL_AT);
+        const u32 shift = 31 - __clz(FOURS / blocks), each = 1u << shift;
+        cluster_wait();  // all blocks have begun
+#pragma unroll
+        for (int i = 0; i < FOURS; ++i)
+            store_to_rank(slots + (rank * each + (i & (each - 1))) * THREADS,
+                          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), arrival, i >> shift);
+        await_bytes(arrival);
+#pragma unroll
+        for (int i = 0; i < FOURS / 2; ++i) {
+            if (i >= each) break;
+            float4 v = slots[i * THREADS];
+#pragma unroll 1
+            for (u32 other = 1; other < blocks; ++other) {
+                const float4 more = slots[(other * each + i) * THREADS];
+                v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+            }
+            sums[4 * i] = v.x, sums[4 * i + 1] = v.y, sums[4 * i + 2] = v.z, sums[4 * i + 3] = v.w;
+        }
+    }
+
     // Transposes through shared memory, a piece of tokens at a time: a row of out takes 128 bytes of every warpgroup.
     __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, float scale, int row0, int token0,
-                                          int M, int N) {
-        u8* mine = staging + group * OUT_BYTES;
-        const u32 mine_address = shared_address(mine);
+                                          int tokens, int M, int N) {
+        warpgroup_barrier(group + 1);  // what stood here has been read
         const int thread = warp * 32 + lane, n0 = row0 + group * BLOCK_ROWS;
 #pragma unroll
         for (int first = 0; first < F::TOKENS; first += OUT_TOKENS) {
-            warpgroup_barrier(group + 1);  // what stood here has been read
+            if (F::GATHERS && first >= tokens) break;
+            u8* mine = staging + group * OUT_BYTES + first / OUT_TOKENS % 2 * (OUT_BYTES / 2);
+            const u32 mine_address = shared_address(mine);
 #pragma unroll
             for (int pair = 0; pair < OUT_TOKENS / 16; ++pair) {
                 // Four 8 x 8 matrices: tokens 0..7 and 8..15 of the pair, rows 0..7 and 8..15 of the warp's 16.
@@ -297,7 +339,7 @@ struct Consumer {
             for (int pass = 0; pass < OUT_TOKENS / 16; ++pass) {
                 const int token = pass * 16 + thread / 8, column = thread % 8, n = n0 + column * 8;
                 const int m = token0 + first + token;
-                if (m >= M || n >= N) continue;
+                if (m >= M || n >= N || (F::GATHERS && first + token >= tokens)) continue;
                 const u8* from = mine + token * 128 + ((column ^ (token & 7)) << 4);
                 __nv_bfloat16* to = out + (size_t)m * N + n;
                 if (N % 8 == 0) {
@@ -313,8 +355,10 @@ struct Consumer {
 
 template <class F>
 __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ weight, __nv_bfloat16* __restrict__ out,
-                                     float* partials, u32* flags, float scale, int M, int N, int K, int whole) {
+                                     float* partials, u32* flags, float scale, int M, int N, int K, int whole,
+                                     int parts, int each, int rest) {
     extern __shared__ u8 raw[];
+    if (threadIdx.x == 0) prefetch_map(x);
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
     u8* shared = raw + (base - unaligned);
     allow_next_launch();
@@ -324,13 +368,16 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     s.row_tiles = (N + F::ROWS - 1) / F::ROWS;
     s.token_tiles = (M + F::TOKENS - 1) / F::TOKENS;
     s.steps = (K + F::SPAN * CHUNK_K - 1) / (F::SPAN * CHUNK_K);
-    s.whole = whole;
+    s.whole = whole, s.parts = parts, s.each = each, s.rest = rest;
     s.workers = gridDim.x;
-    s.worker = s.workers - 1 - blockIdx.x;
-    s.divide();
+    const u32 blocks = F::GATHERS ? cluster_blocks() : 1;
+    s.worker = blocks > 1 ? blockIdx.x : s.workers - 1 - blockIdx.x;
     const Ring<F> ring{base};
-    if (threadIdx.x == 128) prefetch_map(x);
-    if (threadIdx.x < F::STAGES) ring.init(threadIdx.x);
+    if (threadIdx.x == 32) ring.init();
+    if (blocks > 1) {
+        if (threadIdx.x == 0) expect_bytes(reinterpret_cast<Arrival*>(shared + F::ARRIVAL_AT), F::PARTIAL_FLOATS * 4);
+        cluster_arrive_relaxed();
+    }
     __syncthreads();
 
     // Stage 2: the producer, warpgroup 0.
@@ -357,29 +404,36 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     wait_for_previous_launch();  // before scratch and out are touched
     for_each_piece(s, [&](const Piece& p) {
         consumer.accumulate(p.end - p.begin);
-        if (p.begin > 0) {
+        u32 row_tile, token_tile;
+        s.place(p.tile, row_tile, token_tile);
+        int tokens = F::TOKENS, token0 = token_tile * F::TOKENS;
+        if (F::GATHERS && blocks > 1) {
+            tokens /= blocks;
+            token0 += cluster_rank() * tokens;
+            consumer.gather(shared, blocks, cluster_rank());
+        } else if (p.begin > 0) {
             consumer.hand_over(partials, flags, s.worker);
             return;
         }
-        if (p.end < s.steps) {
-            const int tile_end = (p.tile - whole * s.workers + 1) * s.steps;
-            int last = s.worker + 1;
-            while (last < s.workers && s.share(last) < tile_end) ++last;
+        else if (p.end < s.steps) {
+            const u32 line = s.line(), first = line * s.parts;
+            const u32 tile_end = (p.tile - whole * s.workers - line + 1) * s.steps;
+            u32 last = s.worker + 1;
+            while (last < first + s.parts && s.share(last - first) < tile_end) ++last;
             consumer.take_over(partials, flags, s.worker + 1, last);
         }
-        int row_tile, token_tile;
-        s.place(p.tile, row_tile, token_tile);
-        consumer.store(out, shared + F::OUT_AT, scale, row_tile * F::ROWS, token_tile * F::TOKENS, M, N);
+        consumer.store(out, shared + F::OUT_AT, scale, row_tile * F::ROWS, token0, tokens, M, N);
     });
 }
 
-#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES)                                                              \
+#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS)                                                              \
     extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)                                        \
     NAME(const __grid_constant__ TensorMap x,  /* [M, K], boxes of 64 k x TOKENS, swizzled in 128 bytes */         \
          const u8* __restrict__ weight,        /* [ceil(N/64)][2 * ceil(K/128)][2304] */                           \
          __nv_bfloat16* __restrict__ out,      /* [M, N] */                                                        \
          float* partials,                      /* [grid][ROWS * TOKENS] */                                         \
          u32* flags,                           /* [grid][WARPGROUPS], zero before and after */                     \
-         float scale, int M, int N, int K, int whole) {                                                           \
-        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, M, N, K, whole); \
+         float scale, int M, int N, int K, int whole, int parts, int each, int rest) {                                                           \
+        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, M, N, K, \
+                                                              whole, parts, each, rest);                               \
     }

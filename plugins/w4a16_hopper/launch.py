@@ -6,7 +6,7 @@ from pathlib import Path
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import multiprocessors_of
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_K
-from kernel_muster.plugins.w4a16_hopper.work import FORMS, work_of
+from kernel_muster.plugins.w4a16_hopper.work import FORMS, lines_of, work_of
 from kernel_muster.registry.arrays import view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -24,7 +24,8 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
         raise ContractError(f"x has rows {stride} elements apart, expected a multiple of 8 (16 bytes): copy the slice")
     sizes = (dims["M"], dims["N"], dims["K"])
     work = work_of(*sizes, multiprocessors_of(x.device))
-    form = FORMS[work.entry]
+    form, lines = FORMS[work.entry], lines_of(work, *sizes)
+    cluster = (work.cluster, 1, 1) if work.cluster > 1 else None
     arguments = (
         TensorMap(x, (form.tokens, CHUNK_K)),
         view_of(weight.data),
@@ -34,11 +35,15 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
         weight.global_scale_decode,
         *sizes,
         work.whole,
+        lines.parts,
+        lines.each,
+        lines.rest,
     )
-    return LaunchPlan(work.entry, (work.workers, 1, 1), arguments, dynamic_shared_bytes=form.shared_bytes)
+    grid, shared = (work.workers, 1, 1), form.shared_bytes
+    return LaunchPlan(work.entry, grid, arguments, dynamic_shared_bytes=shared, cluster=cluster)
 
 
-_PARAMETERS = ("tensormap", "ptr", "ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
+_PARAMETERS = ("tensormap", "ptr", "ptr", "ptr", "ptr", "f32", *("i32",) * 7)
 GEMM = CudaKernel(
     _FOLDER / "gemm.cu",
     tuple(EntryPoint(name, _PARAMETERS, form.shared_bytes, form.threads) for name, form in FORMS.items()),

@@ -13,13 +13,17 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Cost:
-    """Microseconds: of a launch, a stage, a tile or part of one, sharing at all, and each part of a tile above two."""
+    """Microseconds: of a launch, a stage, a tile or part of one, sharing at all, and each part of a tile above two.
+
+    ``gather`` is what sharing takes in a cluster, None for a form that has no place for the sums.
+    """
 
     launch: float
     stage: float
     piece: float
     share: float
     part: float
+    gather: float | None = None
 
 
 @frozen
@@ -44,9 +48,13 @@ class Form:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, as gemm.cuh lays it out: ring, staging of results, barriers, alignment."""
+        """Dynamic shared memory of a block, as gemm.cuh lays it out.
+
+        Ring, staging of results in two places, sums of a cluster, barriers, alignment.
+        """
         stage = self.span * (2 * CHUNK_K * self.tokens + self.warpgroups * CHUNK_BYTES)
-        return self.stages * stage + self.warpgroups * 32 * BLOCK_N * 2 + self.stages * 16 + 1024
+        sums = 0 if self.cost.gather is None else 4 * self.rows * self.tokens
+        return self.stages * stage + 2 * self.warpgroups * 32 * BLOCK_N * 2 + sums + self.stages * 16 + 16 + 1024
 
     def tiles(self, rows: int, features: int) -> int:
         """Return how many tiles cover M x N."""
@@ -63,25 +71,55 @@ class Form:
 # Three warpgroups read x less often and win where K is long; two divide few rows better. More stages were slower, most
 # at few tokens (20 against 10 at M=32: 6 to 15%). Again: python benchmarks/hopper_forms.py
 FORMS = {
-    "gemm_t32": Form(32, 2, 2, 6, Cost(3.08, 0.404, 0.92, 1.82, 0.12)),
-    "gemm_t32_r192": Form(32, 3, 2, 7, Cost(2.75, 0.533, 1.42, 2.13, 0.17)),
-    "gemm_t64": Form(64, 2, 2, 7, Cost(2.71, 0.494, 1.30, 2.22, 0.20)),
-    "gemm_t64_r192": Form(64, 3, 2, 6, Cost(2.39, 0.662, 1.93, 2.36, 0.32)),
-    "gemm_t96": Form(96, 2, 1, 8, Cost(2.00, 0.299, 1.93, 2.60, 0.70)),
-    "gemm_t128": Form(128, 2, 1, 6, Cost(0.78, 0.366, 2.02, 3.20, 0.53)),
-    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.471, 4.53, 5.43, 0.90)),
-    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.639, 3.41, 4.77, 1.01)),
+    "gemm_t32": Form(32, 2, 2, 6, Cost(2.48, 0.404, 0.92, 1.82, 0.12)),
+    "gemm_t64": Form(64, 2, 2, 7, Cost(2.11, 0.494, 1.30, 2.22, 0.20, 0.90)),
+    "gemm_t96": Form(96, 2, 1, 8, Cost(1.50, 0.299, 1.93, 2.60, 0.70)),
+    "gemm_t128": Form(128, 2, 1, 6, Cost(0.38, 0.366, 2.02, 3.20, 0.53)),
+    "gemm_t128_r192": Form(128, 3, 1, 7, Cost(1.50, 0.465, 2.50, 9.00, 0.60)),
+    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.471, 4.13, 5.43, 0.90)),
+    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.639, 3.01, 4.77, 1.01)),
 }
 _MOST_PARTS = 8
+# Blocks of a cluster, and the share of the multiprocessors that clusters of so many reach: one lies inside a part of
+# the device, whose multiprocessors are no multiple of four. H200, 64 blocks in fours at 64 x 2048 x 4096 (M x N x K)
+# 8.2 us, 128 at 128 x 2048 x 4096 15.6.
+_CLUSTERS = {2: 1.0, 4: 0.8}
 
 
 @frozen
 class Work:
-    """Who computes what: each of ``workers`` takes ``whole`` tiles alone, and an equal share of what is left."""
+    """Who computes what: each of ``workers`` takes ``whole`` tiles alone, and an equal share of what is left.
+
+    ``cluster`` blocks that share a tile add it up over shared memory; else the device's memory is between them.
+    """
 
     entry: str
     workers: int
     whole: int
+    cluster: int = 1
+
+
+@frozen
+class Lines:
+    """What workers share: one line of all stages that are left, or one for each tile.
+
+    Each of the ``parts`` of a line has ``each`` stages, and the first ``rest`` of them one more.
+    """
+
+    parts: int
+    each: int
+    rest: int
+
+
+def lines_of(work: Work, rows: int, features: int, depth: int) -> Lines:
+    """Return the lines of a work: a tile's own where each tile has as many workers."""
+    form = FORMS[work.entry]
+    tiles, steps = form.tiles(rows, features), form.steps(depth)
+    if work.whole == 0 and work.workers % tiles == 0:
+        parts, units = work.workers // tiles, steps
+    else:
+        parts, units = work.workers, max(0, tiles - work.whole * work.workers) * steps
+    return Lines(parts, *divmod(units, parts))
 
 
 @cache
@@ -100,14 +138,20 @@ def ways(entry: str, rows: int, features: int, depth: int, multiprocessors: int)
         yield Work(entry, multiprocessors, tiles // multiprocessors - 1)
         return
     yield Work(entry, min(multiprocessors, tiles * steps), 0)
-    for parts in range(1, min(_MOST_PARTS, steps, multiprocessors // tiles) + 1):
+    most = min(_MOST_PARTS, steps, multiprocessors // tiles)
+    for parts in range(1, most + 1):
         yield Work(entry, tiles * parts, 0)
+    if form.cost.gather is not None:
+        for blocks, share in _CLUSTERS.items():
+            if blocks <= steps and tiles * blocks <= share * multiprocessors:
+                yield Work(entry, tiles * blocks, 0, blocks)
 
 
 def estimated_us(work: Work, rows: int, features: int, depth: int) -> float:
     """Return about how long a launch takes on an H200."""
     cost = FORMS[work.entry].cost
-    each = (cost.launch, cost.stage, cost.piece, cost.share, cost.part)
+    sharing = (cost.share, cost.part) if work.cluster == 1 else (cost.gather or 0.0, 0.0)
+    each = (cost.launch, cost.stage, cost.piece, *sharing)
     return sum(us * count for us, count in zip(each, counts_of(work, rows, features, depth), strict=True))
 
 

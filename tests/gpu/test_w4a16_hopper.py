@@ -1,5 +1,6 @@
 """The Hopper GEMM on its device: what contract cases do not reach."""
 
+import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work
@@ -13,7 +14,8 @@ SIZES = (40, 520, 1040)  # M, N, K: several tiles of every form but the widest, 
 
 
 @pytest.fixture(scope="module")
-def gemm(kernels):
+def gemm(tmp_path_factory):
+    kernels = km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": str(tmp_path_factory.mktemp("cache") / "cubins")})
     # On its own architecture whatever keeps it away is a failure.
     if str(kernels.target.arch) != "sm_90a":
         pytest.skip(f"the Hopper GEMM is for sm_90a, here is {kernels.target}")
@@ -62,6 +64,21 @@ def test_every_form_is_right_however_its_work_is_shared(gemm, monkeypatch, entry
     out, again = fresh(rows, features), fresh(rows, features)
     gemm(x=x, w=weight, out=out)
     gemm(x=x, w=weight, out=again)
+    assert_right(out, expected)
+    assert np.array_equal(bits(out), bits(again))
+
+
+@pytest.mark.parametrize("blocks", [2, 4])
+@pytest.mark.parametrize("entry", [entry for entry, form in FORMS.items() if form.cost.gather is not None])
+@pytest.mark.parametrize("rows", [1, 40, 70])
+def test_a_cluster_adds_its_parts_of_a_tile_up(gemm, monkeypatch, entry, blocks, rows):
+    _, features, depth = SIZES
+    chosen = Work(entry, FORMS[entry].tiles(rows, features) * blocks, 0, blocks)
+    monkeypatch.setattr("kernel_muster.plugins.w4a16_hopper.launch.work_of", lambda *sizes: chosen)
+    x, weight, expected = problem(gemm, rows, features, depth)
+    out, again = fresh(rows, features), fresh(rows, features)
+    for result in (out, again):
+        gemm(x=x, w=weight, out=result)
     assert_right(out, expected)
     assert np.array_equal(bits(out), bits(again))
 

@@ -9,7 +9,7 @@ from kernel_muster.plugins import w4a16_hopper
 from kernel_muster.plugins.w4a16_hopper import launch
 from kernel_muster.plugins.w4a16_hopper.contracts import W4A16_HOPPER_GEMM
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_BYTES, CODE_BYTES, LAYOUT, to_wgmma_layout
-from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, estimated_us, work_of
+from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, estimated_us, lines_of, work_of
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.contracts import Case
@@ -95,9 +95,11 @@ def test_layout_of_experts_is_refused():
 
 
 def test_forms_are_those_of_the_source():
-    found = re.findall(r"^GEMM\((\w+), (\d+), (\d+), (\d+), (\d+)\)$", SOURCE.read_text(), re.MULTILINE)
-    assert {name: tuple(map(int, numbers)) for name, *numbers in found} == {
-        name: (form.tokens, form.warpgroups, form.span, form.stages) for name, form in FORMS.items()
+    pattern = r"^GEMM\((\w+), (\d+), (\d+), (\d+), (\d+), (true|false)\)$"
+    found = re.findall(pattern, SOURCE.read_text(), re.MULTILINE)
+    assert {name: (*map(int, numbers), gathers == "true") for name, *numbers, gathers in found} == {
+        name: (form.tokens, form.warpgroups, form.span, form.stages, form.cost.gather is not None)
+        for name, form in FORMS.items()
     }
 
 
@@ -114,16 +116,17 @@ def pieces(work, rows, features, depth):
     """Yield ``(worker, tile, first step, last step)`` of every worker in its order."""
     form = FORMS[work.entry]
     tiles, steps = form.tiles(rows, features), form.steps(depth)
-    units = max(0, tiles - work.whole * work.workers) * steps
+    lines = lines_of(work, rows, features, depth)
     for worker in range(work.workers):
         for done in range(work.whole):
             if (tile := done * work.workers + worker) < tiles:
                 yield worker, tile, 0, steps
-        at, end = units * worker // work.workers, units * (worker + 1) // work.workers
+        line, place = divmod(worker, lines.parts)
+        at, end = (lines.each * i + min(i, lines.rest) for i in (place, place + 1))
         while at < end:
             tile, begin = divmod(at, steps)
             stop = min(steps, begin + end - at)
-            yield worker, work.whole * work.workers + tile, begin, stop
+            yield worker, work.whole * work.workers + line + tile, begin, stop
             at += stop - begin
 
 
@@ -178,7 +181,9 @@ def test_launch_has_a_place_for_the_sums_of_every_worker(one_gpu):
     assert scratch == Scratch(4 * work.workers * form.rows * form.tokens)
     assert counters == Counters(4 * work.workers * form.warpgroups)
     assert scale == arguments.arguments["w"].global_scale_decode
-    assert sizes == [40, 200, 272, work.whole]
+    lines = lines_of(work, 40, 200, 272)
+    assert sizes == [40, 200, 272, work.whole, lines.parts, lines.each, lines.rest]
+    assert plan.cluster == (None if work.cluster == 1 else (work.cluster, 1, 1))
 
 
 def test_launch_of_rows_that_bulk_copies_cannot_reach_is_refused(one_gpu):
