@@ -44,12 +44,14 @@ class Row:
     entry: str
     workers: int
     whole: int
+    cluster: int
     us: float
 
     @property
     def counts(self) -> tuple[float, ...]:
         """How often each cost occurs."""
-        return counts_of(Work(self.entry, self.workers, self.whole), self.rows, self.features, self.depth)
+        work = Work(self.entry, self.workers, self.whole, self.cluster)
+        return counts_of(work, self.rows, self.features, self.depth)
 
 
 def main() -> None:
@@ -98,7 +100,7 @@ def measure(handle: Handle, data: DenseData, rows: int) -> Iterator[Row]:
     timed = timer.race(named, ROUNDS)
     for number, work in enumerate(graphs):
         us = timed[str(number)].us
-        yield Row(rows, data.features, data.depth, work.entry, work.workers, work.whole, us)
+        yield Row(rows, data.features, data.depth, work.entry, work.workers, work.whole, work.cluster, us)
 
 
 def candidates(rows: int, features: int, depth: int, multiprocessors: int) -> Iterator[Work]:
@@ -137,7 +139,7 @@ def report(measured: Sequence[Row]) -> None:
     for place in sorted({(row.rows, row.features, row.depth) for row in measured}):
         here = [row for row in measured if (row.rows, row.features, row.depth) == place]
         best, chosen = min(here, key=lambda row: row.us), min(here, key=estimate)
-        way = f"{chosen.entry} x {chosen.workers}, {chosen.whole} whole"
+        way = f"{chosen.entry} x {chosen.workers}, {chosen.whole} whole, clusters of {chosen.cluster}"
         over = chosen.us / best.us - 1
         print(f"M={place[0]:5d} {place[1]} x {place[2]}: {way}: {chosen.us:.2f} us, {over:.1%} over the best")
 

@@ -150,13 +150,15 @@ def ways(entry: str, rows: int, features: int, depth: int, multiprocessors: int)
 def estimated_us(work: Work, rows: int, features: int, depth: int) -> float:
     """Return about how long a launch takes on an H200."""
     cost = FORMS[work.entry].cost
-    sharing = (cost.share, cost.part) if work.cluster == 1 else (cost.gather or 0.0, 0.0)
-    each = (cost.launch, cost.stage, cost.piece, *sharing)
+    each = (cost.launch, cost.stage, cost.piece, cost.share, cost.part, cost.gather or 0.0)
     return sum(us * count for us, count in zip(each, counts_of(work, rows, features, depth), strict=True))
 
 
-def counts_of(work: Work, rows: int, features: int, depth: int) -> tuple[float, float, float, float, float]:
-    """Return how often each cost occurs to one worker: launch, stages, pieces, sharing, parts of a tile above two."""
+def counts_of(work: Work, rows: int, features: int, depth: int) -> tuple[float, ...]:
+    """Return how often each cost occurs to one worker.
+
+    Launch, stages, pieces, sharing, parts of a tile above two, and sharing in a cluster.
+    """
     form = FORMS[work.entry]
     tiles, steps = form.tiles(rows, features), form.steps(depth)
     alone = min(work.whole, ceil_div(tiles, work.workers))
@@ -166,4 +168,5 @@ def counts_of(work: Work, rows: int, features: int, depth: int) -> tuple[float, 
     if shared % work.workers:
         parts = ceil_div(work.workers, shared)
         pieces += work.workers % shared > 0  # a share that ends inside a tile begins another
-    return 1, stages, pieces, float(parts > 1), max(0, parts - 2)
+    sharing = (0.0, 0.0, 1.0) if work.cluster > 1 else (float(parts > 1), float(max(0, parts - 2)), 0.0)
+    return 1.0, stages, float(pieces), *sharing
