@@ -8,16 +8,20 @@ from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_o
 from kernel_muster.plugins.rope.cpu import yarn_ramp, yarn_scale
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 
 Entries = Mapping[str, EntryResources]
 
+_MOST_PAIRS = 2**20  # of a row, which rope.cu counts in FP32
 _PLAIN = (0.0, 0.0, 1.0, 1.0)  # start and slope of the ramp, stretch, scale
 
 
 def _plan(bound: Bound, axes: int, ramp: tuple[float, float, float, float]) -> LaunchPlan:
     views, dims = bound.views, bound.dims
     half = dims["rotary_dim"] // 2
+    if (pairs := (dims["Hq"] + dims["Hk"]) * half) >= _MOST_PAIRS:
+        raise ContractError(f"rope: a row has {pairs} pairs of values, expected fewer than {_MOST_PAIRS}")
     sections = (dims["section_h"], dims["section_w"]) if axes > 1 else (0, 0)
     sizes = (dims["M"], dims["Hq"], dims["Hk"], dims["D"], half, axes, *sections)
     log2_step = math.log2(bound.arguments["theta"]) / half

@@ -44,14 +44,15 @@ __device__ __forceinline__ Values<WIDTH> load_shared(const float* p) {
 template <int WIDTH>
 struct Pieces {
     bf16 *low, *high;
+    int first;  // of their frequencies
     Raw<WIDTH> a, b;
 
-    __device__ __forceinline__ void load_from(bf16* low_, bf16* high_, int piece) {
-        low = low_ + piece * WIDTH, high = high_ + piece * WIDTH;
+    __device__ __forceinline__ void load_from(bf16* low_, bf16* high_, int first_) {
+        first = first_, low = low_ + first, high = high_ + first;
         a = load_now(low, Raw<WIDTH>{}), b = load_now(high, Raw<WIDTH>{});
     }
     __device__ __forceinline__ void turn(const float* cosine, const float* sine) const {
-        const Values<WIDTH> c = load_shared<WIDTH>(cosine), s = load_shared<WIDTH>(sine);
+        const Values<WIDTH> c = load_shared<WIDTH>(cosine + first), s = load_shared<WIDTH>(sine + first);
         Values<WIDTH> x = widen(a), y = widen(b);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
@@ -80,9 +81,10 @@ struct Pieces {
             /* Stage 1: what is read, then frequencies while it is on its way, then angles. */                   \
             const int pieces = count / WIDTH, all = (Hq + Hk) * pieces;                                          \
             auto fetch = [&](Pieces<WIDTH>& into, int at) {                                                      \
-                const int head = at / pieces, piece = at - head * pieces;                                        \
+                /* As at / pieces: below 2^20, which launch.py sees to, a quotient this close is exact. */         \
+                const int head = (int)__fdividef((float)at + 0.5f, (float)pieces), piece = at - head * pieces;   \
                 bf16* values = (head < Hq ? q + (row * Hq + head) * D : k + (row * Hk + head - Hq) * D) + begin; \
-                into.load_from(values, values + half, piece);                                                    \
+                into.load_from(values, values + half, piece * WIDTH);                                            \
             };                                                                                                   \
             Pieces<WIDTH> now;                                                                                   \
             wait_for_previous_launch();                                                                          \
@@ -99,8 +101,7 @@ struct Pieces {
             __syncthreads();                                                                                     \
             /* Stage 2: all heads. */                                                                            \
             for (int at = threadIdx.x; !is_wrong && at < all; at += THREADS) {                                   \
-                const int piece = at % pieces;                                                                   \
-                now.turn(cosine + piece * WIDTH, sine + piece * WIDTH);                                          \
+                now.turn(cosine, sine);                                                                          \
                 if (at + THREADS < all) fetch(now, at + THREADS);                                                \
             }                                                                                                    \
             __syncthreads(); /* before the next round's angles */                                                \
