@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import committed_rows
 from kernel_muster.models.policy.speculation import speculation_pays
@@ -69,6 +70,8 @@ def check_run(
     if not len(prompts):
         raise UsageError("no prompts: expected at least one")
     for prompt in prompts:
+        if not isinstance(prompt, Sequence | np.ndarray):
+            raise UsageError(f"a prompt is {type(prompt).__name__}, expected a sequence of tokens")
         if not len(prompt):
             raise UsageError("a prompt is empty, expected at least one token")
         state.check_ids(prompt)

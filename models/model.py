@@ -86,8 +86,7 @@ class Model:
 
         A prompt that is longer goes through several passes. UsageError for an empty one.
         """
-        if not all(map(len, prompts)):
-            raise UsageError("a prompt is empty, expected at least one token")
+        check_prompts(sequences, prompts)
         for part in parts([len(prompt) for prompt in prompts], self.max_rows):
             chosen = [sequences[index] for index, _ in part]
             ids = [prompts[index][rows] for index, rows in part]
@@ -118,6 +117,7 @@ class Model:
         The caller then keeps some rows of each with ``state.roll_back``; until then nothing else may run.
         """
         batch = state.batch(sequences, ids, "verify")
+        state.await_choice(batch)
         done = self.run(batch, state, reads)
         return Pass(batch, done.hidden, done.features, self.lm_head.forward(done.hidden))
 
@@ -139,6 +139,14 @@ class _Features:
         if self.rows is not None and layer in self._reads:
             start = self._reads.index(layer) * self._width
             copy_rows(self.rows[:, start : start + self._width], residual)
+
+
+def check_prompts(sequences: Sequence[SequenceState], prompts: Sequence[Sequence[int]]) -> None:
+    """UsageError unless there is one prompt for each sequence, and none of them empty."""
+    if len(prompts) != len(sequences):
+        raise UsageError(f"{len(prompts)} prompts for {len(sequences)} sequences: expected one each")
+    if not all(map(len, prompts)):
+        raise UsageError("a prompt is empty, expected at least one token")
 
 
 def parts(counts: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:

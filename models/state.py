@@ -108,6 +108,8 @@ class ModelState:
         self._free_slots = list(range(sizes.sequences))[::-1]
         self._free_pages = list(range(sizes.pages))[::-1]
         self._open: dict[int, SequenceState] = {}  # by slot
+        self._verified: Batch | None = None  # the last verify pass, until its rows are chosen
+        self._undecided: set[int] = set()  # the slots of its sequences
 
     def open(self) -> SequenceState:
         """Begin a sequence; UsageError if every slot is taken."""
@@ -123,6 +125,7 @@ class ModelState:
         """End a sequence; its slot and pages serve others. UsageError for one that is not open here."""
         self.check_open([sequence])
         del self._open[sequence.slot]
+        self._undecided.discard(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._free_pages += sequence.pages[::-1]
         sequence.pages, sequence.length = [], 0
@@ -170,8 +173,13 @@ class ModelState:
         )
 
     def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
-        """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out."""
+        """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out.
+
+        UsageError too while rows of a verify pass wait: it has moved the recurrent states by all of them.
+        """
         self.check_open(sequences)
+        if self._undecided:
+            raise UsageError("a verify pass has run: say with roll_back which of its rows stay, before another pass")
         wanted = self._wanted(sequences, lengths)
         if (missing := sum(wanted) - len(self._free_pages)) > 0:
             size = self.sizes.page_size
@@ -218,14 +226,20 @@ class ModelState:
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.length += count
 
+    def await_choice(self, batch: Batch) -> None:
+        """Say that a verify pass has run: nothing else does before :meth:`roll_back`, or its sequences are closed."""
+        self._verified, self._undecided = batch, set(batch.state_slots.tolist())
+
     def roll_back(self, sequences: Sequence[SequenceState], batch: Batch, kept: Sequence[int]) -> None:
         """Keep the first rows of each sequence of a verify pass, at least one; recurrent states go back exactly.
 
         Keys and values of the others stand beyond the context, where nothing reads them before they are overwritten.
         """
         self.check_open(sequences)
+        if batch is not self._verified or [one.slot for one in sequences] != batch.state_slots.tolist():
+            raise UsageError("no verify pass to roll back: expected the batch and the sequences of the last one")
         counts = batch.counts
-        if any(not 1 <= keep <= count for keep, count in zip(kept, counts, strict=True)):
+        if len(kept) != len(counts) or not all(map(_may_keep, kept, counts)):
             raise UsageError(f"keep {list(kept)} of {list(counts)} rows: expected 1 to all of them")
         # Where every row is kept the state is right already.
         back = [at for at, (keep, count) in enumerate(zip(kept, counts, strict=True)) if keep < count]
@@ -233,7 +247,12 @@ class ModelState:
         rows = [int(batch.cu_rows[at]) + kept[at] - 1 for at in back]
         for pool in self.recurrent.values():
             pool.restore(slots, rows)
+        self._verified, self._undecided = None, set()
         self.advance(sequences, kept)
+
+
+def _may_keep(keep: object, count: int) -> bool:
+    return is_int(keep) and keep in range(1, count + 1)
 
 
 def is_int(value: object) -> bool:

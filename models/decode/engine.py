@@ -183,6 +183,7 @@ class DecodeEngine:
         if step is None:
             step = VerifyStep(self.model, state, shape, self._pages, reads)
             self._verifies[shape, tuple(reads)] = step
+        state.await_choice(batch)
         return step.run(batch)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.decode.recording import FixedInputs, let_go, new_tape, replay_of
-from kernel_muster.models.model import Model, Pass, parts
+from kernel_muster.models.model import Model, Pass, check_prompts, parts
 from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.models.state import ModelState, SequenceState
 from kernel_muster.registry.errors import UsageError
@@ -90,8 +90,7 @@ class Prefill:
         """Yield the passes; UsageError for an empty prompt, or a context beyond what is recorded."""
         if state is not self._state:
             raise UsageError("prompts are read into the state that their passes are recorded for")
-        if not all(map(len, prompts)):
-            raise UsageError("a prompt is empty, expected at least one token")
+        check_prompts(sequences, prompts)
         for part in parts([len(prompt) for prompt in prompts], self._ladder[-1]):
             chosen = [sequences[index] for index, _ in part]
             ids = [prompts[index][rows] for index, rows in part]

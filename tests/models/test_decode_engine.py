@@ -438,6 +438,28 @@ def test_context_of_no_token_is_refused(tiny: Make, max_context: Any) -> None:
         DecodeEngine(tiny("dense"), SIZES, max_context)
 
 
+def test_engine_waits_for_the_choice_of_rows_of_a_verify_pass(engine_of: Any) -> None:
+    engine = engine_of("dense")
+    one = engine.state.open()
+    done = engine.verify(engine.state, [one], [[2, 3]])
+    for run in (
+        lambda: engine.decode(engine.state, [one], [4]),
+        lambda: engine.enqueue([one], [4]),
+        lambda: engine.verify(engine.state, [one], [[4, 5]]),
+    ):
+        with pytest.raises(UsageError, match="say with roll_back which of its rows stay"):
+            run()
+    engine.state.roll_back([one], done.batch, [1])
+    engine.decode(engine.state, [one], [4])
+    assert one.length == 2
+
+
+@pytest.mark.parametrize("prompt", [5, None, {1: 2}, {1, 2}, iter([1])])
+def test_prompt_that_is_no_sequence_is_refused(engine_of: Any, prompt: Any) -> None:
+    with pytest.raises(UsageError, match=r"a prompt is .*, expected a sequence of tokens"):
+        engine_of("dense").generate([[1], prompt], 1)
+
+
 def test_step_after_a_verify_pass_needs_its_tokens(engine_of: Any) -> None:
     engine = engine_of("dense")
     one = engine.state.open()

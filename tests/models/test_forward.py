@@ -304,6 +304,67 @@ def test_state_limits_raise_and_never_clamp(tiny: Make) -> None:
         state.roll_back([sequence], done.batch, [2])
 
 
+@pytest.mark.parametrize("kept", [[], [1, 1, 1], [2, True], [2, 1.0], [0, 1], [3, 1]])
+def test_rows_of_a_verify_pass_are_kept_from_one_to_all_of_each(tiny: Make, kept: list[Any]) -> None:
+    model = tiny("dense")
+    state = model.new_state(SIZES)
+    one, two = state.open(), state.open()
+    done = model.verify(state, [one, two], [[1, 2], [3]])
+    with pytest.raises(UsageError, match=r"of \[2, 1\] rows: expected 1 to all of them"):
+        state.roll_back([one, two], done.batch, kept)
+    for sequences in ([two, one], [one]):
+        with pytest.raises(UsageError, match="the batch and the sequences of the last one"):
+            state.roll_back(sequences, done.batch, [1] * len(sequences))
+    state.roll_back([one, two], done.batch, [1, 1])
+    assert (one.length, two.length) == (1, 1)
+
+
+def test_nothing_runs_before_the_rows_of_a_verify_pass_are_chosen(tiny: Make) -> None:
+    model = tiny("dense")
+    state = model.new_state(SIZES)
+    one, two = state.open(), state.open()
+    first = model.decode(state, [one], [1])
+    with pytest.raises(UsageError, match="no verify pass to roll back"):
+        state.roll_back([one], first.batch, [1])
+    done = model.verify(state, [one], [[2, 3]])
+    for run in (
+        lambda: model.decode(state, [one], [4]),
+        lambda: model.decode(state, [two], [4]),
+        lambda: model.verify(state, [one], [[4, 5]]),
+        lambda: list(model.prefill(state, [two], [[4]])),
+    ):
+        with pytest.raises(UsageError, match="say with roll_back which of its rows stay, before another pass"):
+            run()
+    state.roll_back([one], done.batch, [1])
+    after = model.decode(state, [one], [4]).logits
+    again = model.new_state(SIZES)
+    other = again.open()
+    for token in (1, 2):
+        model.decode(again, [other], [token])
+    assert model.decode(again, [other], [4]).logits.tobytes() == after.tobytes()
+
+
+def test_sequence_that_is_closed_takes_its_verify_pass_along(tiny: Make) -> None:
+    model = tiny("dense")
+    state = model.new_state(SIZES)
+    one, two = state.open(), state.open()
+    done = model.verify(state, [one], [[2, 3]])
+    state.close(one)
+    model.decode(state, [two], [4])
+    with pytest.raises(UsageError, match="closed, or of another state"):
+        state.roll_back([one], done.batch, [1])
+
+
+@pytest.mark.parametrize("prompts", [[[1]], [[1], [2], [3]]])
+def test_prompts_are_as_many_as_their_sequences(tiny: Make, prompts: list[list[int]]) -> None:
+    model = tiny("dense")
+    state = model.new_state(SIZES)
+    live = [state.open(), state.open()]
+    with pytest.raises(UsageError, match=f"{len(prompts)} prompts for 2 sequences: expected one each"):
+        list(model.prefill(state, live, prompts))
+    assert [one.length for one in live] == [0, 0]
+
+
 def test_sequence_that_is_not_open_here_is_refused(tiny: Make) -> None:
     model = tiny("dense")
     state, other = model.new_state(StateSizes(2, 4, 4)), model.new_state(StateSizes(2, 4, 4))
