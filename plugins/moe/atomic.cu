@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const flo
     if (i < count) out[i] = rounded(sums[i]);
 }
 
-#define ATOMIC(NAME, CHAINS, STATIC_K)                                                                             \
-    extern "C" __global__ void GROUPED_BOUNDS grouped_down_atomic_##NAME(                                          \
+#define GROUPED_DOWN_ATOMIC(NAME, CHAINS, STATIC_K)                                                                \
+    extern "C" __global__ void DOWN_BOUNDS grouped_down_atomic_##NAME(                                             \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
         const bf16* h,                         /* [S, I] */                                                        \
@@ -33,11 +33,11 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const flo
         float* __restrict__ sums,              /* [S / top_k, H] */                                                \
         int E, int S, int top_k, int H, int I, int repeats, int is_early) {                                        \
         const Experts experts[1] = {{down, down_scale}};                                                           \
-        grouped_down<Form<CHAINS, STATIC_K, GROUPED_WARPS>>(                                                       \
-            experts, h, {work, E, S}, H, I, repeats, is_early, [&](int i, int output, float y) {                   \
+        grouped_down<Form<CHAINS, STATIC_K, DOWN_WARPS>>(                                                          \
+            experts, h, nullptr, {work, E, S}, H, I, repeats, is_early, [&](int i, int output, float y) {          \
                 const int slot = slots[i];                                                                         \
                 if ((u32)slot < (u32)S) atomicAdd(sums + (size_t)(slot / top_k) * H + output, weights[slot] * y);  \
             });                                                                                                    \
     }
 
-FOR_EACH_SPLIT(ATOMIC)
+FOR_EACH_DOWN(GROUPED_DOWN_ATOMIC)

@@ -1,23 +1,35 @@
 // Back from experts to tokens: the weighted sum of a token's choices, and the shared expert behind its gate.
 // Numerics: FP32, sums in a fixed order, one rounding to BF16. Launched by router_launch.py. sm_80 and newer.
 // What a launch before may write is not __restrict__: its loads might be moved before the wait.
+#include "ahead.cuh"
 #include "bf16.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 
 constexpr int THREADS = 256, MOST_CHOICES = 1024, AHEAD = 8;
 
-// Looks a token's places up in the sorted slots, -1 for one that is not there. For all threads of a block.
-__device__ __forceinline__ void find_places(int (&places)[MOST_CHOICES], const int* slots, int token, int S, int T) {
-    const int first = token * T;
-    for (int t = threadIdx.x; t < T; t += THREADS) places[t] = -1;
-    __syncthreads();
-    for (int i = threadIdx.x; i < S; i += THREADS) {
-        const u32 choice = (u32)(slots[i] - first);
-        if (slots[i] >= 0 && choice < (u32)T) places[choice] = i;
+// A token's places in the sorted slots, -1 for one that is not there. For all threads of a block.
+struct Places {
+    const int* slots;
+    int first, S, T;
+    int (&places)[MOST_CHOICES];
+
+    __device__ __forceinline__ void clear() {
+        for (int t = threadIdx.x; t < T; t += blockDim.x) places[t] = -1;
+        __syncthreads();
     }
-    __syncthreads();
-}
+    __device__ __forceinline__ void note(int slot, int i) {
+        const u32 choice = (u32)(slot - first);
+        if (slot >= 0 && choice < (u32)T) places[choice] = i;
+    }
+    __device__ __forceinline__ void find() {
+        clear();
+        for (int i = threadIdx.x; i < S; i += blockDim.x) note(own_slot(i), i);
+        __syncthreads();
+    }
+    // Past L1, which would keep what it finds before the wait.
+    __device__ __forceinline__ int own_slot(int i) const { return i < S ? peek(slots + i) : -1; }
+};
 
 // The sum over t, in order of t, of weights[token, t] * y[places[t]].
 template <int WIDTH>
@@ -48,17 +60,39 @@ __device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (
     return total;
 }
 
-// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Grid: (M, ceil(H / WIDTH / THREADS)).
+// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Grid: (M, blocks that cover H / WIDTH).
+//
+// Where a thread has a slot at most, places are found before the launch ahead has ended, and looked at again afterwards: who
+// sorted has ended long before, most of the time.
 template <int WIDTH>
 __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
                                                  int T, int H) {
     __shared__ int places[MOST_CHOICES];
     allow_next_launch();
+    const int token = blockIdx.x, piece = blockIdx.y * blockDim.x + threadIdx.x;
+    Places own{slots, token * T, S, T, places};
+    bool is_known = S > (int)blockDim.x;  // that the slots are what they were when places were found
+    int seen = -1;
+    if (!is_known) {
+        own.clear();
+        seen = own.own_slot(threadIdx.x);
+        own.note(seen, threadIdx.x);
+        __syncthreads();
+        if (threadIdx.x < T) bring_into_l2(weights + (size_t)token * T + threadIdx.x);
+    }
     wait_for_previous_launch();
-    const int token = blockIdx.x, piece = blockIdx.y * THREADS + threadIdx.x;
-    find_places(places, slots, token, S, T);
-    if (piece >= H / WIDTH) return;  // no barrier follows
-    store<WIDTH>(out + (size_t)token * H, piece, weighted_sum<WIDTH>(y, places, weights, token, piece, T, H));
+    if (is_known) own.find();
+#pragma unroll 1
+    for (;;) {
+        const int now = is_known ? 0 : own.own_slot(threadIdx.x);
+        if (piece < H / WIDTH) {  // again if places have changed
+            const Values<WIDTH> sum = weighted_sum<WIDTH>(y, places, weights, token, piece, T, H);
+            store<WIDTH>(out + (size_t)token * H, piece, sum);
+        }
+        if (is_known || __syncthreads_and(now == seen)) return;
+        own.find();
+        is_known = true;
+    }
 }
 
 // sigmoid(x . gate_weight) of one row. For all threads of a block.
@@ -106,7 +140,7 @@ __device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* s
     wait_for_previous_launch();
     const int token = blockIdx.x;
     const size_t row = (size_t)token * H;
-    find_places(places, slots, token, S, T);
+    Places{slots, token * T, S, T, places}.find();
     const float gate = shared_gate<WIDTH>(x + row, gate_weight, H);
     for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
         Values<WIDTH> sum = widen(narrow(weighted_sum<WIDTH>(y, places, weights, token, piece, T, H)));

@@ -23,12 +23,12 @@ _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 _MOST_ON_AN_AXIS = 65535  # of a grid's second axis
 _ROUND_THREADS = 256  # atomic.cu
-GROUPED_WARPS, PAIRWISE_WARPS = 4, 8  # grouped.cuh, pairwise.cu
+GROUPED_WARPS, PAIRWISE_WARPS = {"gate_up": 8, "down": 4}, 8  # grouped.cuh, pairwise.cu
 
 
 @frozen
 class Split:
-    """How K is summed (experts.cuh): in so many chains, by an entry point for one K or for any."""
+    """How K is summed (experts.cuh): in at most so many chains, by an entry point for one K or for any."""
 
     name: str
     chains: int
@@ -38,26 +38,33 @@ class Split:
         return warps // min(self.chains, warps)
 
 
-_STATIC = {512: Split("k512", 1), 2048: Split("k2048", 8)}
-_UP_TO = ((512, Split("to_512", 1)), (1024, Split("to_1024", 2)))
 _ANY = Split("any", 8)
-SPLITS = (*_STATIC.values(), *(split for _, split in _UP_TO), _ANY)  # experts.cuh
+_DOWN = ((512, Split("to_512", 1)), (1024, Split("to_1024", 2)))
+_STATIC = {"gate_up": {2048: Split("k2048", 8)}, "down": {512: Split("k512", 1)}}
+#: By form; experts.cuh has the same.
+SPLITS = {
+    "gate_up": (*_STATIC["gate_up"].values(), _ANY),
+    "down": (*_STATIC["down"].values(), *(split for _, split in _DOWN), _ANY),
+}
 
 
-def split_of(depth: int) -> Split:
-    """Return the split for depth K. Never a function of the rows; the chains of one K are the same for every form."""
-    if depth in _STATIC:
-        return _STATIC[depth]
-    return next((split for most, split in _UP_TO if depth <= most), _ANY)
+def split_of(form: str, depth: int) -> Split:
+    """Return the split of ``gate_up`` or ``down`` for depth K, never a function of the rows.
+
+    The chains of one K are the same for every kernel: 1 up to 512, 2 up to 1024, else 8.
+    """
+    if depth in _STATIC[form]:
+        return _STATIC[form][depth]
+    return next((split for most, split in _DOWN if form == "down" and depth <= most), _ANY)
 
 
 # Up to so many slots all tiles are shared out equally among as many blocks as fit the device. More slots may give
 # experts very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
 FEW_SLOTS = 1024
-_REPEATS = {"gate_up": 2, "down": 4}
-_BLOCKS_A_MULTIPROCESSOR = 4  # grouped.cuh
-# Two tokens and more: a block has two tiles, so that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).
-_PAIRWISE_REPEATS = ((8, 1), (1 << 62, 2))
+_REPEATS = {"gate_up": 4, "down": 4}
+_BLOCKS_A_MULTIPROCESSOR = {"gate_up": 2, "down": 4}  # grouped.cuh
+# By choices: so many tiles a block that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).
+_PAIRWISE_REPEATS = ((8, 1), (16, 2), (24, 3), (1 << 62, 4))
 
 
 def _groups(experts: int, slots: int) -> int:
@@ -83,10 +90,10 @@ class Shares:
 
 def shares_of(form: str, features: int, depth: int, experts: int, slots: int, multiprocessors: int) -> Shares:
     """Return the shares of ``gate_up`` or ``down`` for so many features of a depth."""
-    split, tiles, groups = split_of(depth), ceil_div(features, TILE_N), _groups(experts, slots)
-    teams = split.teams(GROUPED_WARPS)
+    split, tiles, groups = split_of(form, depth), ceil_div(features, TILE_N), _groups(experts, slots)
+    teams = split.teams(GROUPED_WARPS[form])
     if slots <= FEW_SLOTS:
-        most = _BLOCKS_A_MULTIPROCESSOR * multiprocessors
+        most = _BLOCKS_A_MULTIPROCESSOR[form] * multiprocessors
         return Shares(0, (min(most, ceil_div(tiles * groups, teams)), 1, 1))
     repeats = _REPEATS[form]
     return Shares(repeats, (ceil_div(tiles, teams * repeats), groups, 1))
@@ -168,7 +175,7 @@ def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     arrays = tuple(views[name] for name in ("x", "slots", "offsets", "work", "out"))
     sizes = (experts, slots, dims["top_k"], features, depth, shares.repeats)
     arguments = (*weights_of(bound, "w_gate", "w_up"), *arrays, *sizes)
-    return LaunchPlan(f"grouped_gate_up_{split_of(depth).name}", shares.grid, arguments)
+    return LaunchPlan(f"grouped_gate_up_{split_of('gate_up', depth).name}", shares.grid, arguments)
 
 
 def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
@@ -182,7 +189,7 @@ def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
     # Where blocks come one after the other, most begin when the launch before has ended.
     sizes = (experts, slots, features, depth, shares.repeats, shares.repeats == 0)
     arguments = (*weights_of(bound, "w_down"), *arrays, *sizes)
-    return LaunchPlan(f"grouped_down_{split_of(depth).name}", shares.grid, arguments)
+    return LaunchPlan(f"grouped_down_{split_of('down', depth).name}", shares.grid, arguments)
 
 
 def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
@@ -196,7 +203,7 @@ def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPla
     return (
         LaunchPlan("clear_sums", blocks, (sums, count)),
         LaunchPlan(
-            f"grouped_down_atomic_{split_of(depth).name}",
+            f"grouped_down_atomic_{split_of('down', depth).name}",
             shares.grid,
             (*weights_of(bound, "w_down"), *arrays, sums, *sizes),
         ),
@@ -207,7 +214,7 @@ def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPla
 def _plan_pairwise_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     slots, features, depth = dims["M"] * dims["T"], dims["I"], dims["H"]
-    split = split_of(depth)
+    split = split_of("gate_up", depth)
     if slots > _MOST_ON_AN_AXIS:
         raise ContractError(f"{slots} choices, expected at most {_MOST_ON_AN_AXIS}: launch in parts")
     repeats = next(repeats for most, repeats in _PAIRWISE_REPEATS if slots <= most)
@@ -222,25 +229,26 @@ def _plan_pairwise_down(bound: Bound, entries: Entries) -> LaunchPlan:
     arrays = (*weights_of(bound, "w_down"), *(views[name] for name in ("h", "ids", "weights", "out")))
     sizes = (dims["E"], dims["T"], dims["H"], dims["I"])
     grid = (ceil_div(dims["H"], TILE_N), dims["M"], 1)
-    return LaunchPlan(f"pairwise_down_{split_of(dims['I']).name}", grid, (*arrays, *sizes))
+    return LaunchPlan(f"pairwise_down_{split_of('down', dims['I']).name}", grid, (*arrays, *sizes))
 
 
-def _entries(form: str, pointers: int, integers: int) -> tuple[EntryPoint, ...]:
-    return tuple(EntryPoint(f"{form}_{split.name}", ("ptr",) * pointers + ("i32",) * integers) for split in SPLITS)
+def _entries(kernel: str, form: str, pointers: int, integers: int) -> tuple[EntryPoint, ...]:
+    types = ("ptr",) * pointers + ("i32",) * integers
+    return tuple(EntryPoint(f"{kernel}_{split.name}", types) for split in SPLITS[form])
 
 
 _GROUPED = (
-    *_entries("grouped_gate_up", 9, 6),
-    *_entries("grouped_down", 6, 6),
+    *_entries("grouped_gate_up", "gate_up", 9, 6),
+    *_entries("grouped_down", "down", 6, 6),
     EntryPoint("grouped_many_gate_up_k2048", ("ptr",) * 8 + ("i32",) * 4),
     EntryPoint("grouped_many_down_k512", ("ptr",) * 5 + ("i32",) * 3),
 )
 _ATOMIC = (
-    *_entries("grouped_down_atomic", 7, 7),
+    *_entries("grouped_down_atomic", "down", 7, 7),
     EntryPoint("clear_sums", ("ptr", "i32")),
     EntryPoint("round_sums", ("ptr", "ptr", "i32")),
 )
-_PAIRWISE = (*_entries("pairwise_gate_up", 7, 6), *_entries("pairwise_down", 6, 4))
+_PAIRWISE = (*_entries("pairwise_gate_up", "gate_up", 7, 6), *_entries("pairwise_down", "down", 6, 4))
 GROUPED_GATE_UP, GROUPED_DOWN = (
     GroupedKernel(_FOLDER / "grouped.cu", _GROUPED, planner, include_dirs=(INCLUDE_DIR,))
     for planner in (_plan_grouped_gate_up, _plan_grouped_down)

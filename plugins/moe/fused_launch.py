@@ -54,7 +54,7 @@ class Shares:
 
 def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
     """Return the shares of ``M T`` choices, and of the shared expert in the blocks that they leave free."""
-    slots, teams = dims["M"] * dims["T"], split_of(dims["H"]).teams(PAIRWISE_WARPS)
+    slots, teams = dims["M"] * dims["T"], split_of("gate_up", dims["H"]).teams(PAIRWISE_WARPS)
     repeats, least = next((repeats, least) for most, repeats, least in _SHARES if slots <= most)
     blocks = ceil_div(ceil_div(dims["I"], TILE_N), teams * repeats)
     free = _BLOCKS_A_MULTIPROCESSOR * multiprocessors - blocks * slots
@@ -76,12 +76,13 @@ def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     sizes = (views["logits"].dtype == numpy_dtype("f32"), *(dims[name] for name in "METIHJ"))
     parts = (shares.repeats, shares.blocks, shares.shared_blocks)
     order = gemv_order(2 * dims["J"], dims["H"], True)
-    return LaunchPlan(f"fused_gate_up_{split_of(dims['H']).name}", shares.grid, (*arrays, *sizes, *parts, *order))
+    entry = f"fused_gate_up_{split_of('gate_up', dims['H']).name}"
+    return LaunchPlan(entry, shares.grid, (*arrays, *sizes, *parts, *order))
 
 
 def _plan_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
-    split, shared = split_of(dims["I"]), bound.arguments["shared_down"]
+    split, shared = split_of("down", dims["I"]), bound.arguments["shared_down"]
     if split.name == "k512" and dims["J"] != dims["I"]:
         split = Split("to_512", split.chains)
     arrays = (
@@ -95,8 +96,8 @@ def _plan_down(bound: Bound, entries: Entries) -> LaunchPlan:
 
 
 _ENTRIES = (
-    *(EntryPoint(f"fused_gate_up_{s.name}", ("ptr",) * 14 + ("f32",) * 2 + ("i32",) * 12) for s in SPLITS),
-    *(EntryPoint(f"fused_down_{s.name}", ("ptr",) * 9 + ("f32",) + ("i32",) * 7) for s in SPLITS),
+    *(EntryPoint(f"fused_gate_up_{s.name}", ("ptr",) * 14 + ("f32",) * 2 + ("i32",) * 12) for s in SPLITS["gate_up"]),
+    *(EntryPoint(f"fused_down_{s.name}", ("ptr",) * 9 + ("f32",) + ("i32",) * 7) for s in SPLITS["down"]),
 )
 FUSED_GATE_UP = cuda_kernel(_FOLDER / "fused_shared.cu", _ENTRIES, _plan_gate_up)
 FUSED_DOWN = cuda_kernel(_FOLDER / "fused_shared.cu", _ENTRIES, _plan_down)

@@ -245,7 +245,7 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
 }
 
-#define FUSED_SHARED(NAME, CHAINS, STATIC_K)                                                                       \
+#define FUSED_GATE_UP(NAME, CHAINS, STATIC_K)                                                                      \
     extern "C" __global__ void GATE_UP_BOUNDS fused_gate_up_##NAME(                                                \
         const u8* __restrict__ gate,           /* [E][ceil(I/16)][ceil(H/256)][2304] */                            \
         const u8* __restrict__ up,             /* the same */                                                      \
@@ -274,7 +274,9 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
             const Routing routing{logits, is_f32 != 0, ids, weights};                                              \
             routed_gate_up<F>(experts, routing, x, out, blockIdx.x - shared_blocks, M, E, T, I, H, repeats, blocks); \
         }                                                                                                          \
-    }                                                                                                              \
+    }
+
+#define FUSED_DOWN(NAME, CHAINS, STATIC_K)                                                                         \
     extern "C" __global__ void DOWN_BOUNDS fused_down_##NAME(                                                      \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
@@ -291,4 +293,5 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
                                                                     GemvOrder(gemv_chains, gemv_ranks));           \
     }
 
-FOR_EACH_SPLIT(FUSED_SHARED)
+FOR_EACH_GATE_UP(FUSED_GATE_UP)
+FOR_EACH_DOWN(FUSED_DOWN)

@@ -7,16 +7,18 @@
 //   many rows  ``repeats`` tiles of one place of the list for each team of a block: experts may have very different numbers of
 //              rows. Grid: (ceil(tiles / TEAMS / repeats), min(E, S)); blocks whose place is empty end at once
 // Blocks are small, so that some stream while others begin. Where K is known, the rows of x go to shared memory once for all
-// tiles that a block has of an expert.
+// tiles that a block has of an expert, and with them those of the expert behind it, if there is room for both.
 //
 // The list is clamped to the E experts and S rows. A slot outside 0 .. S - 1 reads a row of zeros.
 #pragma once
+#include "ahead.cuh"
 #include "experts.cuh"
 
-constexpr int GROUPED_WARPS = 4;
-// Four blocks of four warps on a multiprocessor. Five were slower on an H200, by 13% at 8 tokens and 7% at 64; without
-// overlap of launches by 6% and 2%.
-#define GROUPED_BOUNDS __launch_bounds__(GROUPED_WARPS * 32, 4)
+// Blocks that fill a multiprocessor with 16 warps: of gate and up two, whose shared memory leaves room for others' blocks beside
+// them; of down four. Five blocks of four warps were slower on an H200, by 13% at 8 tokens and 7% at 64.
+constexpr int GATE_UP_WARPS = 8, DOWN_WARPS = 4;
+#define GATE_UP_BOUNDS __launch_bounds__(GATE_UP_WARPS * 32, 2)
+#define DOWN_BOUNDS __launch_bounds__(DOWN_WARPS * 32, 4)
 
 struct Group {
     int expert, begin, end;  // expert -1 if there is none
@@ -26,18 +28,62 @@ struct Group {
     }
 };
 
-// The work list [E][4]: expert, first row, end of its rows, and how many places are taken.
+// List and slots in shared memory, all read at once. How many experts there are says where a block begins, what is there which
+// slots it needs, and those which rows of x: each would be a read of its own.
+struct Near {
+    static constexpr int EXPERTS = 256, SLOTS = 1024;
+    static constexpr u32 NOTHING = 0xffffffffu;
+    u32 groups[EXPERTS];  // end and first row in eleven bits each, above the expert's eight
+    int slots[SLOTS], count;
+};
+
+// The work list [E][4]: expert, first row, end of its rows, and how many places are taken. ``near`` has it too; null if not.
 struct Work {
     const int* list;
     int E, S;
+    Near* near = nullptr;
 
     __device__ __forceinline__ Group at(int place) const {
-        const int* p = list + 4 * min(place, E - 1);
-        const int expert = load_fresh(p), begin = clamped(load_fresh(p + 1)), end = clamped(load_fresh(p + 2));
+        place = min(place, E - 1);
+        if (near) {
+            const u32 word = near->groups[place];
+            return word == Near::NOTHING ? Group{-1, 0, 0} : Group{(int)(word & 255), (int)(word >> 8 & 2047), (int)(word >> 19)};
+        }
+        return in_memory(place);
+    }
+    __device__ __forceinline__ int count() const { return min(max(near ? near->count : load_fresh(list + 3), 0), min(E, S)); }
+    // For all threads of a block, if all of it fits.
+    template <int THREADS>
+    __device__ __forceinline__ void bring(Near& to, const int* slots) {
+        if (E > Near::EXPERTS || S > Near::SLOTS) return;
+        constexpr int GROUPS = Near::EXPERTS / THREADS, EACH = Near::SLOTS / THREADS;
+        Group groups[GROUPS];
+        int own[EACH];
+        const int taken = load_fresh(list + 3);
+#pragma unroll
+        for (int j = 0; j < GROUPS; ++j) groups[j] = in_memory(min((int)threadIdx.x + j * THREADS, E - 1));
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) own[j] = load_fresh(slots + min((int)threadIdx.x + j * THREADS, S - 1));
+#pragma unroll
+        for (int j = 0; j < GROUPS; ++j) {
+            const Group& group = groups[j];
+            const u32 word = (u32)group.end << 19 | group.begin << 8 | group.expert;
+            to.groups[threadIdx.x + j * THREADS] = group.expert < 0 ? Near::NOTHING : word;
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) to.slots[threadIdx.x + j * THREADS] = own[j];
+        if (threadIdx.x == 0) to.count = taken;
+        __syncthreads();
+        near = &to;
+    }
+
+private:
+    __device__ __forceinline__ Group in_memory(int place) const {
+        const int* p = list + 4 * place;
+        const int expert = load_fresh(p);
+        const int begin = min(max(load_fresh(p + 1), 0), S), end = min(max(load_fresh(p + 2), 0), S);
         return {(u32)expert < (u32)E && begin < end ? expert : -1, begin, end};
     }
-    __device__ __forceinline__ int count() const { return min(max(load_fresh(list + 3), 0), min(E, S)); }
-    __device__ __forceinline__ int clamped(int row) const { return min(max(row, 0), S); }
 };
 
 // The tiles of a block: from one of the place-th group on, so many, on over the groups behind.
@@ -50,9 +96,12 @@ struct Share {
             const int tile = blockIdx.x * F::TEAMS * repeats;
             return {(int)blockIdx.y, tile, (int)blockIdx.y < groups ? min(F::TEAMS * repeats, at.tiles - tile) : 0};
         }
-        const u32 items = (u32)groups * at.tiles, each = items / gridDim.x, more = items % gridDim.x;
+        // In whole rounds of the teams, if an expert has such.
+        const u32 unit = at.tiles % F::TEAMS == 0 ? F::TEAMS : 1, tiles = at.tiles / unit;
+        const u32 items = groups * tiles, each = items / gridDim.x, more = items - each * gridDim.x;
         const u32 first = each * blockIdx.x + min(blockIdx.x, more), count = each + (blockIdx.x < more);
-        return {(int)(first / at.tiles), (int)(first % at.tiles), (int)count};
+        const u32 place = first / tiles;
+        return {(int)place, (int)((first - place * tiles) * unit), (int)(count * unit)};
     }
 };
 
@@ -62,84 +111,108 @@ struct Rows {
     static constexpr int STRIDE = F::STATIC_K * (int)sizeof(bf16) + 16;
     uint4 at[F::STATIC_K > 0 ? GROUP_ROWS * STRIDE / 16 : 1];
 
-    // ``row(i)`` is row i in global memory, null for zeros. All threads of the block come here.
+    // Begins to fetch rows ``first`` .. ``end`` of the block, a warp a row; ``row(i)`` is where row i is, null for zeros.
     template <class Source>
-    __device__ __forceinline__ void fill(int rows, Source row) {
-        constexpr int PIECES = F::STATIC_K / 8;  // of 16 bytes, a row
-        __syncthreads();                         // rows before have been read
-        for (int i = 0; i < rows; ++i) {
-            const bf16* from = row(i);
+    __device__ __forceinline__ void fetch(int first, int end, Source row) {
+        if constexpr (F::STATIC_K > 0) {
+            const int lane = threadIdx.x & 31;
+#pragma unroll 1
+            for (int i = first + (threadIdx.x >> 5); i < end; i += F::THREADS / 32) {
+                const bf16* from = row(i);
+                uint4* to = &at[i * (STRIDE / 16) + lane];
 #pragma unroll
-            for (int piece = threadIdx.x; piece < PIECES; piece += F::THREADS) {
-                uint4* to = &at[i * (STRIDE / 16) + piece];
-                if (from) copy_to_shared((u32)__cvta_generic_to_shared(to), from + piece * 8);
-                else *to = make_uint4(0, 0, 0, 0);
+                for (int piece = 0; piece < F::STATIC_K / 8; piece += 32) {
+                    if (from) copy_to_shared((u32)__cvta_generic_to_shared(to + piece), from + (piece + lane) * 8);
+                    else to[piece] = make_uint4(0, 0, 0, 0);
+                }
             }
         }
-        wait_for_copies();
-        __syncthreads();
     }
 };
 
 // Multiplies the tiles of a block by the rows of their groups, of which ``group`` is the first. ``row(i)`` is row i of x in sorted
-// order, ``store(expert, i, output, sums)`` takes what comes of it. The first tile may have begun already.
-template <class F, int MATRICES, class Source, class Store>
-__device__ __forceinline__ void multiply_share(Stream<F, MATRICES, 1>& stream, bool has_begun,
-                                               const Experts (&experts)[MATRICES], const Work& work, Share share, Group group,
-                                               const Place<F>& at, Source row, Store store) {
+// order, ``store(i, output, sums, scales)`` takes what comes of it. The first tile, and the first group's first rows, may be on
+// their way already.
+template <class F, int MATRICES, int SLOTS, class Source, class Store>
+__device__ __forceinline__ void multiply_share(Stream<F, MATRICES, SLOTS>& stream, bool has_begun, bool has_rows,
+                                               Rows<F>& shared_rows, const Experts (&experts)[MATRICES], const Work& work,
+                                               Share share, Group group, const Place<F>& at, Source row, Store store) {
     __shared__ Exchange<F, MATRICES> exchange;
-    __shared__ Rows<F> shared_rows;
+    int turn = 0, base = 0;  // the place of the group's first row
     while (share.count > 0 && group.expert >= 0) {
         // This group's tiles, and what the team has of the next group's.
         const int first = share.tile + at.team, end = min(share.tile + share.count, at.tiles);
         const int left = share.count - (end - share.tile);
         const Group behind = left > 0 ? work.at(share.place + 1) : Group{-1, 0, 0};
         const bool has_behind = at.team < min(left, at.tiles) && behind.expert >= 0;
+        const int all = group.end - group.begin, all_behind = behind.end - behind.begin;
+        const bool has_rows_behind = behind.expert >= 0 && base == 0 && all + all_behind <= GROUP_ROWS;
+        float scales[MATRICES];
+#pragma unroll
+        for (int m = 0; m < MATRICES; ++m) scales[m] = experts[m].scale(group.expert);
         for (int begin = group.begin; begin < group.end; begin += GROUP_ROWS) {
             size_t offset = at.offset(group.expert, first);
-            if (!has_begun && first < end) stream.start(experts, offset, at);
             const bool is_last = begin + GROUP_ROWS >= group.end;
-            has_begun = first < end && (!is_last || has_behind);
             const size_t then = is_last ? at.offset(behind.expert, at.team) : offset;
+            const bool has_more = is_last ? has_behind : first < end;
+            // Rows first: they would come behind all weights that are asked for before them.
             const int rows = min(GROUP_ROWS, group.end - begin);
+            const auto begin_stream = [&] {
+                if (!has_begun && (first < end || has_more)) stream.start(experts, first < end ? offset : then, at);
+                has_begun = has_more;
+            };
             const auto multiply_tiles = [&](auto& x) {
 #pragma unroll 1
                 for (int tile = first; tile < end; tile += F::TEAMS) {
                     const bool is_last_tile = tile + F::TEAMS >= end;
                     const size_t after = is_last_tile ? then : offset + at.stride();
-                    multiply_rows(stream, exchange, experts, offset, after, !is_last_tile || has_begun, x, rows, tile, at,
-                                  [&](int i, int output, const float (&sums)[MATRICES]) {
-                                      store(group.expert, begin + i, output, sums);
+                    multiply_rows(stream, exchange, experts, offset, after, !is_last_tile || has_more, x, rows, tile, turn,
+                                  at, [&](int i, int output, const float (&sums)[MATRICES]) {
+                                      store(begin + i, output, sums, scales);
                                   });
                     offset = after;
                 }
             };
             if constexpr (F::STATIC_K > 0) {
-                shared_rows.fill(rows, [&](int i) { return row(begin + i); });
+                if (!has_rows) __syncthreads();  // rows before have been read
+                shared_rows.fetch(has_rows ? rows : 0, has_rows_behind ? rows + all_behind : rows, [&](int i) {
+                    return row(i < rows ? begin + i : behind.begin + i - rows);
+                });
+                begin_stream();
+                wait_for_copies();
+                __syncthreads();
+                has_rows = false;
                 SharedRow<F> x;
-                x.row = (u32)__cvta_generic_to_shared(shared_rows.at) + at.g * Rows<F>::STRIDE;
+                x.row = (u32)__cvta_generic_to_shared(shared_rows.at) + min(base + at.g, GROUP_ROWS - 1) * Rows<F>::STRIDE;
                 multiply_tiles(x);
             } else {
+                begin_stream();
+                __syncthreads();  // sums before have been read
                 GlobalRow<F> x;
                 x.row = at.g < rows ? row(begin + at.g) : nullptr;
                 multiply_tiles(x);
             }
         }
+        base = has_rows_behind ? all : 0;
+        has_rows = has_rows_behind;
         share = {share.place + 1, 0, left};
         group = behind;
     }
 }
 
-// The down projections of a block's tiles; ``store(i, output, y)`` takes the results of row i in sorted order.
+// The down projections of a block's tiles; ``store(i, output, y)`` takes the results of row i in sorted order. Returns how
+// many rows experts have, as ``offsets`` says; null for nobody who asks.
 //
 // With ``is_early`` they begin before the launch ahead of them has ended: they load the weights of the expert that the list
 // names by then, and look again once it has ended. Only where it wrote the list itself was that in vain.
 template <class F, class Store>
-__device__ __forceinline__ void grouped_down(const Experts (&experts)[1], const bf16* h, const Work& work, int H, int I,
-                                             int repeats, int is_early, Store store) {
+__device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const bf16* h, const int* offsets, const Work& work,
+                                            int H, int I, int repeats, int is_early, Store store) {
+    __shared__ Rows<F> rows;
     allow_next_launch();
     const Place<F> at(H, I);
-    Stream<F, 1, 1> stream;
+    constexpr int SLOTS = F::CHAINS == 1 && F::STATIC_K > 0 ? F::STATIC_K / TILE_K : 1;
+    Stream<F, 1, SLOTS> stream;
     Share share{0, 0, 0};
     Group group{-1, 0, 0};
     int groups = -1;
@@ -147,26 +220,38 @@ __device__ __forceinline__ void grouped_down(const Experts (&experts)[1], const 
         groups = work.count();
         share = Share::of(groups, repeats, at);
         group = work.at(share.place);
-        if (group.expert >= 0 && at.team < min(share.count, at.tiles - share.tile))
-            stream.start(experts, at.offset(group.expert, share.tile + at.team), at);
+        if (group.expert >= 0 && at.team < min(share.count, at.tiles - share.tile)) {
+            stream.start_early(experts, at.offset(group.expert, share.tile + at.team), at);
+            if (at.lane == 0) bring_into_l2(experts[0].scales + group.expert);
+        }
     }
     wait_for_previous_launch();
-    const int groups_now = work.count();
-    Group group_now = work.at(share.place);  // both loads at once: nearly always the place is the same
+    // All at once, and the rows with them: nearly always the place is the same.
+    const int rest = offsets ? load_fresh(offsets + work.E) : 0, groups_now = work.count();
+    Group group_now = work.at(share.place);
+    const auto row = [&](int i) { return h + (size_t)i * I; };
+    if (group.expert >= 0 && share.count > 0)
+        rows.fetch(0, min(GROUP_ROWS, group.end - group.begin), [&](int i) { return row(group.begin + i); });
     const bool is_same = groups_now == groups && group_now == group;
     if (!is_same) {
+        wait_for_copies();
         share = Share::of(groups_now, repeats, at);
         group_now = work.at(share.place);
     }
     const bool has_begun = is_same && group.expert >= 0 && at.team < min(share.count, at.tiles - share.tile);
-    multiply_share(
-        stream, has_begun, experts, work, share, group_now, at, [&](int i) { return h + (size_t)i * I; },
-        [&](int expert, int i, int output, const float (&sums)[1]) { store(i, output, sums[0] * experts[0].scale(expert)); });
+    multiply_share(stream, has_begun, is_same, rows, experts, work, share, group_now, at, row,
+                   [&](int i, int output, const float (&sums)[1], const float (&scales)[1]) {
+                       store(i, output, sums[0] * scales[0]);
+                   });
+    return rest;
 }
 
-// Zeros for the rows that no expert has, which are at the end.
-__device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E, int S, int N) {
-    const int first = min(max(load_fresh(offsets + E), 0), S), block = blockIdx.y * gridDim.x + blockIdx.x;
-    for (int row = first + block; row < S; row += gridDim.x * gridDim.y)
+// Zeros for the rows that no expert has, from ``first`` to the end.
+__device__ __forceinline__ void clear_from(bf16* out, int first, int S, int N) {
+    const int block = blockIdx.y * gridDim.x + blockIdx.x;
+    for (int row = min(max(first, 0), S) + block; row < S; row += gridDim.x * gridDim.y)
         for (int i = threadIdx.x; i < N; i += blockDim.x) out[(size_t)row * N + i] = rounded(0.0f);
+}
+__device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E, int S, int N) {
+    clear_from(out, load_fresh(offsets + E), S, N);
 }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
 }
 
-#define PAIRWISE(NAME, CHAINS, STATIC_K)                                                                           \
+#define PAIRWISE_GATE_UP(NAME, CHAINS, STATIC_K)                                                                   \
     extern "C" __global__ void PAIRWISE_BOUNDS pairwise_gate_up_##NAME(                                            \
         const u8* __restrict__ gate,           /* [E][ceil(I/16)][ceil(H/256)][2304] */                            \
         const u8* __restrict__ up,             /* the same */                                                      \
@@ -45,7 +45,9 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
         int E, int S, int T, int I, int H, int repeats) {                                                          \
         const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                           \
         pairwise_gate_up<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>>(experts, x, ids, out, E, S, T, I, H, repeats);    \
-    }                                                                                                              \
+    }
+
+#define PAIRWISE_DOWN(NAME, CHAINS, STATIC_K)                                                                      \
     extern "C" __global__ void PAIRWISE_BOUNDS pairwise_down_##NAME(                                               \
         const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
         const float* __restrict__ down_scale,  /* [E] */                                                           \
@@ -58,4 +60,5 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
         pairwise_down<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>, false>({down, down_scale}, in, GemvOrder(1, 1));     \
     }
 
-FOR_EACH_SPLIT(PAIRWISE)
+FOR_EACH_GATE_UP(PAIRWISE_GATE_UP)
+FOR_EACH_DOWN(PAIRWISE_DOWN)

@@ -78,6 +78,7 @@ __device__ __forceinline__ void gate_up_of_choices(Stream<F, 2, 2>& stream, Exch
                                                    const Experts (&experts)[2], int expert, int base, u32 mask, int first,
                                                    int tile_end, RowOf row_of, bf16* out, int T, int I, const Place<F>& at) {
     const int count = __popc(mask);
+    int turn = 0;
     const float scale_gate = experts[0].scale(expert), scale_up = experts[1].scale(expert);
     for (int begin = 0; begin < count; begin += GROUP_ROWS) {
         size_t offset = at.offset(expert, first);
@@ -87,7 +88,7 @@ __device__ __forceinline__ void gate_up_of_choices(Stream<F, 2, 2>& stream, Exch
 #pragma unroll 1
         for (int tile = first; tile < tile_end; tile += F::TEAMS, offset += at.stride())
             multiply_rows(stream, exchange, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row, rows, tile,
-                          at, [&](int i, int output, const float (&sums)[2]) {
+                          turn, at, [&](int i, int output, const float (&sums)[2]) {
                               out[(size_t)(base + nth_bit(mask, begin + i)) * I + output] =
                                   activated(sums[0] * scale_gate, sums[1] * scale_up);
                           });

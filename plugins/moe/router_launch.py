@@ -21,6 +21,8 @@ _SORT_WARPS, MOST_EXPERTS = 8, 32768  # sort.cu: experts a block, and at all
 _LOCAL_THREADS = 256  # sort.cu
 _ROUTER_TILE = 8  # experts and rows a block of router_logits.cu
 _COMBINE_THREADS = 256  # combine.cu
+# So few slots are looked at early, one a thread; then a row's columns are shared out among more multiprocessors.
+_FEW_SLOTS = 64
 MOST_CHOICES = 1024
 _MOST_ROW_TILES = 65535  # what a grid's second axis takes
 
@@ -66,8 +68,10 @@ def _plan_unpermute(bound: Bound, entries: Entries) -> LaunchPlan:
         raise ContractError(f"T is {choices}, expected at most {MOST_CHOICES} choices a token")
     width = width_of(columns)
     arrays = tuple(views[name] for name in ("y", "slots", "weights", "out"))
-    grid = (tokens, ceil_div(columns // width, _COMBINE_THREADS), 1)
-    return LaunchPlan(f"unpermute_reduce_w{width}", grid, (*arrays, tokens * choices, choices, columns))
+    slots = tokens * choices
+    threads = _FEW_SLOTS if slots <= _FEW_SLOTS else _COMBINE_THREADS
+    grid, sizes = (tokens, ceil_div(columns // width, threads), 1), (slots, choices, columns)
+    return LaunchPlan(f"unpermute_reduce_w{width}", grid, (*arrays, *sizes), block=(threads, 1, 1))
 
 
 def _plan_unpermute_shared(bound: Bound, entries: Entries) -> LaunchPlan:

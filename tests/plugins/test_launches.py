@@ -5,7 +5,7 @@ import pytest
 from kernel_muster.plugins import gated_delta_rule, moe, paged_decode, prefill_paged, rope
 from kernel_muster.plugins._cuda.nvfp4_layout import LAYOUT, to_mma_layout
 from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
-from kernel_muster.plugins.moe import expert_launch, fused_launch
+from kernel_muster.plugins.moe import expert_launch, fused_launch, router_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.plugins.prefill_paged import launch as prefill_launch
 from kernel_muster.plugins.rope import launch as rope_launch
@@ -70,15 +70,25 @@ def test_layout_of_experts_with_a_negative_scale_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("depth", "split", "chains"),
+    ("form", "depth", "split", "teams"),
     [
-        (16, "to_512", 1), (512, "k512", 1), (528, "to_1024", 2), (1040, "any", 8), (2048, "k2048", 8),
-        (7168, "any", 8),
+        ("down", 16, "to_512", 4), ("down", 512, "k512", 4), ("down", 528, "to_1024", 2), ("down", 1040, "any", 1),
+        ("down", 2048, "any", 1), ("gate_up", 2048, "k2048", 1), ("gate_up", 512, "any", 1),
+        ("gate_up", 7168, "any", 1),
     ],
 )  # fmt: skip
-def test_split_of_experts_depends_on_depth(depth, split, chains):
-    found = expert_launch.split_of(depth)
-    assert (found.name, found.chains) == (split, chains)
+def test_split_of_experts_depends_on_depth(form, depth, split, teams):
+    found = expert_launch.split_of(form, depth)
+    assert (found.name, found.teams(4)) == (split, teams)
+
+
+def test_few_rows_come_back_in_small_blocks():
+    def dims(tokens):
+        return {"M": tokens, "E": 16, "T": 8, "H": 2048, "I": 16, "top_k": 8}
+
+    contract = "moe_unpermute_reduce_indexed"
+    plans = [router_launch.UNPERMUTE.plan(bound(contract, dims(m)), {})[0] for m in (8, 9)]
+    assert [(plan.grid, plan.block) for plan in plans] == [((8, 4, 1), (64, 1, 1)), ((9, 1, 1), (256, 1, 1))]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +124,7 @@ def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
         return expert_launch.shares_of("gate_up", 512, 2048, 256, slots, 132).grid
 
     assert grid(8) == (8 * 32, 1, 1)  # no more blocks than tiles
-    assert grid(64) == grid(1024) == (4 * 132, 1, 1)
+    assert grid(64) == grid(1024) == (2 * 132, 1, 1)
 
 
 def test_many_slots_have_blocks_for_every_expert():
