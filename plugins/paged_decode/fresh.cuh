@@ -19,6 +19,14 @@ struct Projected {
     int half;
 };
 
+// Calls, which compile once for all heads: double precision is much code.
+__device__ __noinline__ double turns_of(int i, double log2_step) { return turns_a_position(i, log2_step, NO_RAMP); }
+__device__ __noinline__ float2 cosine_and_sine_of(int position, double turns) {
+    float2 v;
+    cosine_and_sine(position, turns, NO_RAMP.scale, v.x, v.y);
+    return v;
+}
+
 template <int D>
 struct Fresh {
     static constexpr bool IS_FRESH = true;
@@ -32,7 +40,7 @@ struct Fresh {
 
     // What no launch writes.
     __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_)
-        : log2_step(log2_step_), turns(turns_a_position(threadIdx.x % warp, log2_step_, NO_RAMP)) {
+        : log2_step(log2_step_), turns(turns_of(threadIdx.x % warp, log2_step_)) {
         const int lane = threadIdx.x % warp;
         if (lane < PIECES) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }
@@ -86,13 +94,11 @@ struct Fresh {
         __syncwarp();
         // Each warp makes the angles for itself: a barrier would cost more.
         for (int i = lane; i < row.half && row.position >= 0; i += warp) {
-            float cosine, sine;
-            const double own = i == lane ? turns : turns_a_position(i, log2_step, NO_RAMP);
-            cosine_and_sine(row.position, own, NO_RAMP.scale, cosine, sine);
+            const float2 angle = cosine_and_sine_of(row.position, i == lane ? turns : turns_of(i, log2_step));
 #pragma unroll
             for (int h = 0; h < HEADS_A_WARP; ++h)
-                turn(element(queries, first + h, i), element(queries, first + h, i + row.half), cosine, sine);
-            if (makes_key) turn(memory.key + i, memory.key + i + row.half, cosine, sine);
+                turn(element(queries, first + h, i), element(queries, first + h, i + row.half), angle.x, angle.y);
+            if (makes_key) turn(memory.key + i, memory.key + i + row.half, angle.x, angle.y);
         }
         __syncthreads();
         if (makes_token && (int)threadIdx.x < 2 * PIECES) {
