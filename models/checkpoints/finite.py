@@ -8,7 +8,7 @@ from kernel_muster.models.checkpoints.errors import CheckpointError
 from numpy.typing import NDArray
 
 # Bits of the exponent: all of them are set in NaN and infinities, and in nothing else.
-_EXPONENT = {2: np.uint16(0x7F80), 4: np.uint32(0x7F800000)}
+_EXPONENT: dict[int, np.uint16 | np.uint32] = {2: np.uint16(0x7F80), 4: np.uint32(0x7F800000)}
 # Elements looked at together: their masked copy stays in the cache, and a table of 2 GB costs no second one.
 _CHUNK = 1 << 20
 
