@@ -13,8 +13,10 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 Prompt = tuple[int, ...]
-#: Rows of a made prompt: more than the widest batch tier, so that prefill takes its own kernels.
-MADE_TOKENS = 20
+#: Rows of made prompts, by turns. All are more than the widest batch tier, so that prefill takes kernels of its own; of
+#: 33 rows and more attention goes in tiles, of 65 and more the delta rule goes in chunks. A host reads rows one by one,
+#: so that most are short.
+MADE_TOKENS = (72, 20, 40, 20)
 _MOST_BYTES = 1 << 20
 
 
@@ -30,11 +32,17 @@ class Prompts:
         return tuple(self.prompts[at % len(self.prompts)] for at in range(count))
 
 
-def made_prompts(count: int, vocab: int, seed: int, tokens: int = MADE_TOKENS) -> Prompts:
+def made_prompts(count: int, vocab: int, seed: int) -> Prompts:
     """Make prompts from a seed, all different, so that no two sequences ask for the same experts."""
     rng = random.Random(seed)  # noqa: S311  (nothing secret: the same prompts for the same seed)
-    found = tuple(tuple(rng.randrange(vocab) for _ in range(tokens)) for _ in range(count))
-    return Prompts(found, f"{count} made from seed {seed}, {tokens} tokens each")
+    rows = [MADE_TOKENS[at % len(MADE_TOKENS)] for at in range(count)]
+    found = tuple(tuple(rng.randrange(vocab) for _ in range(tokens)) for tokens in rows)
+    return Prompts(found, f"{count} made from seed {seed}, {_lengths(found)}")
+
+
+def _lengths(prompts: Sequence[Prompt]) -> str:
+    least, most = min(map(len, prompts)), max(map(len, prompts))
+    return f"{least} tokens each" if least == most else f"{least} to {most} tokens"
 
 
 def read_prompts(texts: Sequence[str], vocab: int) -> Prompts:
@@ -43,7 +51,7 @@ def read_prompts(texts: Sequence[str], vocab: int) -> Prompts:
     if not found:
         raise UsageError("--prompt: no prompt in what was given")
     distinct = tuple(dict.fromkeys(found))
-    return Prompts(distinct, f"{len(distinct)} given, {min(map(len, distinct))} to {max(map(len, distinct))} tokens")
+    return Prompts(distinct, f"{len(distinct)} given, {_lengths(distinct)}")
 
 
 def check_count(texts: Sequence[str], sequences: int) -> None:
@@ -55,7 +63,7 @@ def check_count(texts: Sequence[str], sequences: int) -> None:
 
 def longest_prompt(texts: Sequence[str]) -> int:
     """Return the tokens of the longest prompt, given or made, whatever the vocabulary; UsageError as for reading."""
-    return max(map(len, read_prompts(texts, 1 << 31).prompts)) if texts else MADE_TOKENS
+    return max(map(len, read_prompts(texts, 1 << 31).prompts)) if texts else max(MADE_TOKENS)
 
 
 def _read(text: str, vocab: int) -> list[Prompt]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 # A plugin that replaces tiers of the NVFP4 GEMV: right ones, with what a test does to them.
@@ -234,7 +235,8 @@ def test_every_kind_of_model_decodes_at_reduced_size(ab: Callable[..., Any], mod
 
 
 def test_several_models_are_one_comparison(cli: Any) -> None:
-    ran = cli("ab", "qwen3.6-27b", "qwen3.8-27b", *QUICK, "--sequences", "1", "--format", "json", "--repeats", "2")
+    more = ("--sequences", "1", *SHORT[:2], "--format", "json", "--repeats", "2")
+    ran = cli("ab", "qwen3.6-27b", "qwen3.8-27b", *QUICK, *more)
     assert ran.code == 0
     assert [model["model"] for model in ran.json["models"]] == ["qwen3.6-27b", "qwen3.8-27b"]
     assert "one model" not in ran.json["headline"]
@@ -266,7 +268,7 @@ def test_kernel_that_is_wrong_in_verify_passes_alone_is_caught_by_drafting(plant
 
 def test_drafting_that_hardly_ran_proves_nothing(cli: Any) -> None:
     common = ("ab", "qwen3.6-27b", "--target", "cpu", "--repeats", "1", "--sequences", "1", "--format", "json")
-    ran = cli(*common, "--tokens", "6", "--drafts", "2")
+    ran = cli(*common, "--tokens", "6", "--drafts", "2", *SHORT[:2])
     assert (ran.code, failed(ran.json), ran.json["verdict"]) == (1, set(), "inconclusive")
     assert ran.json["headline"].startswith(
         "INCONCLUSIVE: nothing differs, but not everything was judged: verify at all: "
@@ -564,8 +566,10 @@ def muster_kernels():
 @pytest.mark.parametrize("model", ["qwen3.6-35b-a3b", "qwen3.6-27b"])
 def test_kernel_that_computes_garbage_from_some_token_on_is_caught(cli: Any, model: str) -> None:
     cli.install(LATE, "late")
+    prompts = cli.folder / "ids.json"
+    prompts.write_text(json.dumps(np.random.default_rng(0).integers(0, 256, (4, 20)).tolist()))
     common = ("--target", "cpu", "--repeats", "1", "--drafts", "0", "--sequences", "1,4", "--tokens", "16")
-    ran = cli("ab", model, "--b-plugin", "late", *common, "--format", "json")
+    ran = cli("ab", model, "--b-plugin", "late", "--prompt", prompts, *common, "--format", "json")
     assert (ran.code, ran.json["verdict"]) == (1, "differ")
     assert {"largest"} <= failed(ran.json) <= {"largest", "parting", "contract"}  # the last by luck of its lengths
     for row in ran.json["models"][0]["rows"]:

@@ -45,7 +45,7 @@ def test_names_of_the_document_are_those_of_its_version(cli: Any) -> None:
     ran = cli(
         "ab", "qwen3.6-35b-a3b", "--target", "cpu", "--repeats", "1", "--tokens", "8", "--sequences", "4",
         "--drafter", "qwen3.6-35b-a3b-dflash", "--a", "MUSTER_QKV_ARM=tiled", "--b", "MUSTER_QKV_ARM=wide",
-        "--format", "json",
+        "--format", "json", *(part for text in ("abc", "bde", "cfg", "dhi") for part in ("--prompt", text)),
     )  # fmt: skip
     assert (SCHEMA, VERSION.partition(".")[0]) == ("kernel-muster/ab", "2"), "other names: write them down above"
     assert (ran.json["schema"], ran.json["version"]) == (SCHEMA, VERSION)

@@ -11,9 +11,10 @@ from kernel_muster.ab.coherence import coherence, loop_at_end
 from kernel_muster.ab.logits import distance, is_near_tie, top_k_kl, unrelated_kl
 from kernel_muster.ab.metering import KernelUse, differing_kernels
 from kernel_muster.ab.nudging import nudged, row_outputs
-from kernel_muster.ab.prompts import made_prompts
+from kernel_muster.ab.prompts import longest_prompt, made_prompts
 from kernel_muster.ab.sizes import DEVICE, HOST, reduced, size_text, with_layers
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.models.policy.attention import PREFILL_MMA_ROWS
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.discovery import discover
@@ -214,3 +215,12 @@ def test_made_prompts_are_distinct_and_follow_the_seed() -> None:
     assert len({*one.prompts}) == 32
     assert one.prompts == made_prompts(32, 256, 0).prompts != made_prompts(32, 256, 1).prompts
     assert one.take(34)[32:] == one.prompts[:2]
+    assert (one.origin, made_prompts(1, 256, 0).origin) == (
+        "32 made from seed 0, 20 to 72 tokens", "1 made from seed 0, 72 tokens each",
+    )  # fmt: skip
+
+
+def test_made_prompts_reach_the_kernels_of_long_prefills() -> None:
+    (alone,) = made_prompts(1, 256, 0).prompts
+    assert len(alone) > 64 > PREFILL_MMA_ROWS.value  # 65 rows go in chunks through the delta rule
+    assert longest_prompt(()) == max(map(len, made_prompts(4, 256, 0).prompts))
