@@ -27,7 +27,7 @@ _ACCESSES = _LOADS | _STORES | _BULK | {"LDGSTS"}
 _READ = _LOADS | {"LDS", "LDL", "LDSM", "ATOMS", "S2R", "S2UR", "CS2R"}
 # The first operand of these is no result.
 _NOT_WRITING = _STORES | _BULK | {"STS", "STL", "BAR", "SYNCS", "MEMBAR", "CCTL", "BSSY", "BSYNC", "BREAK", "WARPSYNC"}
-_JUMPS = ("BRA", "JMP", "CALL", "BSSY", "WARPSYNC")
+_JUMPS = ("BRA", "JMP", "CALL", "BSSY", "WARPSYNC.COLLECTIVE")
 _INDIRECT = frozenset(["BRX", "BRXU", "JMX", "JMXU"])
 _ALIGN = 128
 _INSTRUCTION = 16
