@@ -1,6 +1,7 @@
 """The layout plan as a model fills it: which copies of each weight are built, why, and how many bytes."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kernel_muster.models.memory import HostMemory, Memory
@@ -9,6 +10,9 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle, Handle
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.layouts import LayoutPlan
+
+#: Kernels by why they read a weight.
+Readers = Mapping[str, Iterable[AnyHandle]]
 
 
 class PlannedWeight:
@@ -32,6 +36,13 @@ class PlannedWeight:
             raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
         raise UsageError(f"{self.spec.name}: no copy in layout {layout}, which {handle.key} reads")
 
+    @property
+    def plain(self) -> Any:
+        """The logical weight, for kernels that were planned to read it so; UsageError if there is none."""
+        if self.spec.logical_layout not in self._copies:
+            raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
+        return self._copies[self.spec.logical_layout]
+
 
 class WeightPlanner:
     """Asks a source for weights, and builds of each, in ``memory``, the copies that the chosen kernels declare."""
@@ -41,11 +52,14 @@ class WeightPlanner:
         self.memory = memory or HostMemory()
         self.planned: list[PlannedWeight] = []
 
-    def plan(self, spec: WeightSpec, readers: Mapping[str, Iterable[AnyHandle]], value: Any = None) -> PlannedWeight:
+    def plan(
+        self, spec: WeightSpec, readers: Readers, value: Any = None, plain: Readers = MappingProxyType({})
+    ) -> PlannedWeight:
         """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
 
         A copy that no kernel can make out of the logical weight is not built, and the audit says LAYOUT_MISSING.
-        ``value`` is the logical weight where it is made here and not found in the source.
+        ``value`` is the logical weight where it is made here and not found in the source. ``plain`` are kernels that
+        take the logical weight's values as an array, beside a weight that has their layout.
         """
         logical = moved_to(self.memory, self.source.find(spec) if value is None else value)
         wanted: dict[str, list[KernelKey]] = {}
@@ -60,12 +74,22 @@ class WeightPlanner:
                 if _makes(handle, layout, spec):
                     makers.setdefault(layout, handle)
                     reasons.setdefault(layout, {})[reason] = None
+        is_plain = False
+        for reason, handles in plain.items():
+            for handle in handles:
+                if not handle:
+                    continue
+                is_plain = True
+                wanted.setdefault(spec.logical_layout, []).append(handle.key)
+                reasons.setdefault(spec.logical_layout, {})[reason] = None
         for layout, keys in wanted.items():
             self._layouts.want(spec.name, layout, *keys)
         for layout, why in reasons.items():
             self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why), spec.shape)
         copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
-        planned = PlannedWeight(spec, frozenset(makers), copies)
+        if is_plain and logical is not None:
+            copies.setdefault(spec.logical_layout, logical)
+        planned = PlannedWeight(spec, frozenset(reasons), copies)
         self.planned.append(planned)
         return planned
 

@@ -20,7 +20,6 @@ from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.state import Recurrent
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.tape import beside
-from kernel_muster.registry.weights import BF16_ROW_MAJOR
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
 # Inputs that a convolution of the fused input launch has: three states and the newest; and the rows that it takes.
@@ -38,13 +37,14 @@ class Gdn:
         dense = bf16_kernels(kernels)
         self._qkvz_one: AnyHandle | None = None
         self._in_one: AnyHandle | None = None
-        self._ba_reader = dense.single
         self.qkvz, self.out = self._projections(ctx, model, dims, dense)
         self._split_qkvz = kernels.kernel("ssm_preprocess", "deinterleave_qkvz")
         self._gates = kernels.kernel("ssm_preprocess", "compute_gdn_gates")
         self.rule = DeltaRule(ctx, dims, model.rms_eps)
         # beta and alpha decide what the state forgets: two rows a value head (all of beta, all of alpha), unquantised.
-        self.ba = Bf16Linear(ctx, ctx.spec("ba_proj", dims.ba_rows, model.hidden, "bf16"), dense)
+        # What makes all inputs in one launch reads the rows of beta and alpha as they are.
+        fused = () if self._in_one is None else (self._in_one,)
+        self.ba = Bf16Linear(ctx, ctx.spec("ba_proj", dims.ba_rows, model.hidden, "bf16"), dense, plain=fused)
         rates = (ctx.array(name, dims.value_heads) for name in ("a_log", "dt_bias"))
         self._a_log, self._dt_bias = (_f32(ctx.memory, rate) for rate in rates)
         constants = (model.rms_eps, model.norm_weight_offset)
@@ -79,9 +79,7 @@ class Gdn:
             made.append(Nvfp4Linear(ctx, spec, tiers, tiles, fused))
         if quants["qkvz_proj"] == "bf16":
             self._qkvz_one = self._in_one = None
-        # The fused launch reads the rows of beta and alpha as they are.
-        is_plain = dense.single.weight_layout == BF16_ROW_MAJOR
-        if self._in_one is not None and not (is_plain and made[0].weight.serves(self._in_one)):
+        if self._in_one is not None and not made[0].weight.serves(self._in_one):
             self._in_one = None
         return made[0], made[1]
 
@@ -129,7 +127,7 @@ class Gdn:
         beta = np.empty_like(decay)
         qkv, z = new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim)
         kernel(
-            x=x, w=self.qkvz.weight.copy_for(kernel), w_ba=self.ba.weight.copy_for(self._ba_reader).values,
+            x=x, w=self.qkvz.weight.copy_for(kernel), w_ba=self.ba.weight.plain.values,
             **self.rule.heads, a_log=needed(self._a_log, "a_log"), dt_bias=needed(self._dt_bias, "dt_bias"),
             conv_weight=needed(self.rule.conv_weight, "conv1d"), state=states.conv, slots=slots,
             out_qkv=qkv, out_z=z, out_decay=decay, out_beta=beta,

@@ -79,12 +79,15 @@ class Nvfp4Linear:
 
 
 class Bf16Linear:
-    """A projection with BF16 weights."""
+    """A projection with BF16 weights. ``plain`` are kernels that read its rows as they are, launched elsewhere."""
 
-    def __init__(self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels, value: Any = None) -> None:
+    def __init__(
+        self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels, value: Any = None,
+        plain: Iterable[AnyHandle] = (),
+    ) -> None:  # fmt: skip
         whole = [] if kernels.gemm is None else [kernels.gemm]
         readers = {DECODE: [kernels.single, kernels.batchm], "GEMM": whole}
-        self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
+        self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value, {DECODE: plain})
         self.used: Counter[str] = Counter()
         self._kernels = kernels
         self._has_batch = self.weight.serves(kernels.batchm)

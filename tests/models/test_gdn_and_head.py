@@ -10,11 +10,16 @@ from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.lm_head import LmHead
+from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
 from kernel_muster.models.state import Recurrent
 from kernel_muster.models.weights import SyntheticWeights, WeightSpec
+from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.errors import ContractError, UsageError
+from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.specs import Registered
 from kernel_muster.registry.tape import Tape
+from kernel_muster.registry.target import CPU_TARGET
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]
@@ -151,6 +156,27 @@ def test_gdn_in_one_launch_is_for_a_decode_step_of_few_sequences(
     assert found.convolved is None
     assert "gdn_in" not in layer.used
     assert not pool.conv.any()
+
+
+def test_gdn_in_one_launch_reads_beta_and_alpha_as_they_are_whatever_their_gemv_reads(
+    make_context: Make, catalog: Catalog, exact: Any
+) -> None:
+    def tiled(row: Registered) -> Registered:
+        spec = replace(row.spec, weight_layout="tiles", prepare=lambda weight: replace(weight, layout="tiles"))
+        return replace(row, spec=spec) if row.spec.key == "gemv::dense_gemv_bf16" else row
+
+    plain = make_context()
+    session = LookupSession(replace(catalog, kernels=tuple(map(tiled, catalog.kernels))), CPU_TARGET, plain.levers)
+    planner = WeightPlanner(session.layouts, plain.planner.source)
+    layers = gdn(replace(plain, kernels=Lookups(session).for_layer(plain.label), planner=planner)), gdn(make_context())
+    x, pools = exact.rows(1, H), [Recurrent(GDN, 1) for _ in layers]
+    one, other = (layer.forward(x, decode_of(0), pool) for layer, pool in zip(layers, pools, strict=True))
+    assert one.tobytes() == other.tobytes()
+    assert [layer.used for layer in layers] == [{"gdn_in": 1}] * 2
+    copies = {copy.layout: copy for copy in session.layouts.copies if copy.weight.endswith("ba_proj")}
+    assert set(map(str, copies["tiles"].readers)) == {"gemv::dense_gemv_bf16"}
+    assert "w4a16_gemv::w4a16_gemv_gdn_in" in set(map(str, copies["bf16_row_major"].readers))
+    assert session.layouts.missing == ()
 
 
 CHUNKED = "gated_delta_rule::gated_delta_rule_prefill_chunked"
