@@ -199,14 +199,22 @@ def owner_contract(catalog: Catalog, key: KernelKey) -> str:
 
 
 def layouts(evidence: Evidence) -> list[Finding]:
-    """Report weight layouts that a chosen kernel reads and the plan does not build."""
+    """Report weight layouts that a chosen kernel reads and the plan does not build: one finding for all its weights."""
+    causes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for copy in evidence.missing_layouts:
+        readers = tuple(sorted(map(str, copy.readers)))
+        causes.setdefault((copy.layout, readers), []).append(copy.weight)
     return [
         Finding(
             "LAYOUT_MISSING",
-            f"{copy.weight} in {copy.layout}",
-            f"read by {', '.join(sorted(map(str, copy.readers)))}, but the layout plan does not build this copy",
+            f"{weights[0] if len(weights) == 1 else f'{len(weights)} weights'} in {layout}",
+            f"read by {', '.join(readers)}, but the layout plan does not build {_copies(len(weights))}",
             remedies=("build the copy in the model's layout plan", "or choose kernels that read a layout it builds"),
-            layers=(copy.weight,),
+            layers=tuple(weights),
         )
-        for copy in evidence.missing_layouts
+        for (layout, readers), weights in causes.items()
     ]
+
+
+def _copies(count: int) -> str:
+    return "this copy" if count == 1 else "these copies"

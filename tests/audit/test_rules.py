@@ -86,6 +86,22 @@ def test_disable_of_an_old_name_switches_that_name_off(world):
     assert new.finding("DISABLED").remedies[0] == "take acme::mul out of MUSTER_DISABLE"
 
 
+def test_layout_that_many_weights_lack_is_one_finding_with_all_their_layers(world):
+    def build(boot):
+        handle, other = (boot.kernels.kernel("acme", name) for name in ("mul", "add"))
+        for layer in range(12):
+            boot.kernels.layouts.want(f"layers.{layer}.ffn.down_proj", "acme_tiled", handle.key)
+        boot.kernels.layouts.want("layers.3.ffn.up_proj", "acme_tiled", handle.key, other.key)
+
+    outcome = world.run(build, {"acme": world.acme("acme::mul", "acme::add", weight_layout="acme_tiled")})
+    assert [(f.subject, f.why) for f in outcome.report.findings] == [
+        ("12 weights in acme_tiled", "read by acme::mul, but the layout plan does not build these copies"),
+        ("layers.3.ffn.up_proj in acme_tiled",
+         "read by acme::add, acme::mul, but the layout plan does not build this copy"),
+    ]  # fmt: skip
+    assert [len(f.layers) for f in outcome.report.findings] == [12, 1]
+
+
 def test_preference_for_two_distributions_at_once_is_a_bad_lever(world):
     two_distributions(world)
     levers = {"MUSTER_PREFER": "acme::mul=rival,acme::mul=acme-kernels"}
