@@ -9,10 +9,10 @@ from kernel_muster.registry.errors import ContractError
 
 @pytest.mark.parametrize(
     ("form", "depth", "experts", "slots", "expected"),
-    [("gate_up", 2048, 256, 4096, True), ("gate_up", 2048, 256, 4095, False), ("gate_up", 512, 256, 8192, False),
-     ("down", 512, 8, 128, True), ("down", 2048, 8, 128, False), ("down", 768, 8, 128, False)],
+    [("gate_up", 2048, 256, 2048, True), ("gate_up", 2048, 256, 2047, False), ("gate_up", 512, 256, 8192, False),
+     ("down", 512, 8, 64, True), ("down", 2048, 8, 128, False), ("down", 768, 8, 128, False)],
 )  # fmt: skip
-def test_many_rows_begin_at_sixteen_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
+def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
     assert expert_launch.has_many(form, depth, experts, slots) is expected
 
 
