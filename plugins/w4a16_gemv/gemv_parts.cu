@@ -26,16 +26,18 @@ struct Heads {
     }
 };
 
+// What is read first stands first, in one line of the constant cache.
 #define PARTS                                                                                                     \
     const u8* __restrict__ weight,         /* [ceil(N/16)][ceil(K/256)][2304] */                                  \
     const u8* __restrict__ weight_a,       /* [ceil(A/16)][ceil(K/256)][2304] */                                  \
     const u8* __restrict__ weight_b,       /* [ceil(B/16)][ceil(K/256)][2304] */                                  \
     const __nv_bfloat16* __restrict__ x,   /* [M, K], rows x_stride apart */                                      \
+    int N, int A, int B, int K, int M, int x_stride,                                                              \
     __nv_bfloat16* __restrict__ first,     /* query, or qkv */                                                    \
     __nv_bfloat16* __restrict__ second,    /* gate, or z */                                                       \
     __nv_bfloat16* __restrict__ out_a,     /* [M, A] */                                                           \
     __nv_bfloat16* __restrict__ out_b,     /* [M, B] */                                                           \
-    float scale, float scale_a, float scale_b, int x_stride, int M, int N, int A, int B, int K, int key_dim, int value_dim
+    float scale, float scale_a, float scale_b, int key_dim, int value_dim
 
 #define GEMV_PARTS(NAME, SPLIT, ROWS)                                                                             \
     extern "C" __global__ void SPLIT_BOUNDS(SPLIT, ROWS) gemv_parts_##NAME##_m##ROWS(PARTS) {                     \

@@ -124,12 +124,13 @@ def _parts(
     """
     (x, stride), (split, share), dims = _x(bound), form, bound.dims
     weights, outputs = _given(bound.arguments, _WEIGHTS), _given(bound.views, _OUTPUTS)
-    scales = (*(weight.global_scale_decode for weight in weights), stride)
+    scales = (weight.global_scale_decode for weight in weights)
     shares = (2 if split == _K2048_AND_FEW else share, share, share)
     tiles = sum(_tiles(features, each) for features, each in zip(rows, shares, strict=True))
-    tensors = (*(view_of(weight.data) for weight in weights), x, *outputs)
+    tensors = (*(view_of(weight.data) for weight in weights), x)
     entry = f"gemv_parts_{split}_m8"
-    return LaunchPlan(entry, _grid(entries, entry, tiles), (*tensors, *scales, dims["M"], *rows, dims["K"], *head))
+    arguments = (*tensors, *rows, dims["K"], dims["M"], stride, *outputs, *scales, *head)
+    return LaunchPlan(entry, _grid(entries, entry, tiles), arguments)
 
 
 def _given(arguments: Mapping[str, Any], names: tuple[tuple[str, ...], ...]) -> list[Any]:
@@ -238,7 +239,11 @@ GEMV_WIDE = _kernel(
     _FOLDER / "gemv_wide.cu", tuple(EntryPoint(f"gemv_wide_{name}", _GEMV) for name in _WIDE_ENTRIES), _plan_wide
 )
 GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, _SPLITS_16, 16), partial(_plan_gemv, 16))
-_PARTS = _entries("gemv_parts", ("ptr",) * 8 + ("f32",) * 3 + ("i32",) * 8, (*_INPUT_SPLITS, _K2048_AND_FEW))
+_PARTS = _entries(
+    "gemv_parts",
+    ("ptr",) * 4 + ("i32",) * 6 + ("ptr",) * 4 + ("f32",) * 3 + ("i32",) * 2,
+    (*_INPUT_SPLITS, _K2048_AND_FEW),
+)
 QG, QKVZ, DUAL, QGKV = (
     _kernel(_FOLDER / "gemv_parts.cu", _PARTS, planner) for planner in (_plan_qg, _plan_qkvz, _plan_dual, _plan_qgkv)
 )

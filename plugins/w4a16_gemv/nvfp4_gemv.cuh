@@ -169,7 +169,16 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
             for (int j = 0; j < S::TILES; ++j) weights[j].scales = load_scales(tile[j] + next + CODE_BYTES + lane * 8);
         if (r == 0) meanwhile.go_on();
     };
-    if constexpr (S::STATIC_K > 0) {
+    // Many rounds are unrolled by two (H200, us: 5120 x 17408 unrolled 17.0, by two 16.1, and 16 rows 21.6 / 21.2), fewer all
+    // (14336 x 5120 13.5, by two 13.8).
+    if constexpr (ROUNDS > 8) {
+        constexpr int COMMON = STATIC_COUNT / P::STEP;  // that every warp has
+#pragma unroll 2
+        for (int r = 0; r < COMMON - 1; ++r) round(r, true);
+        const bool has_more = !EVEN && first + COMMON * P::STEP < count;
+        round(COMMON - 1, has_more);
+        if (has_more) round(COMMON, false);
+    } else if constexpr (S::STATIC_K > 0) {
 #pragma unroll
         for (int r = 0; r < ROUNDS; ++r) {
             const int i = first + r * P::STEP;
