@@ -151,8 +151,8 @@ def many_grid(
     parts = slots // rows + min(experts, slots)
     if parts > _MOST_ON_AN_AXIS:
         raise ContractError(f"{slots} choices make {parts} parts, expected at most {_MOST_ON_AN_AXIS}: launch in parts")
-    slices = 1
-    while slices * 2 * _MANY_WARPS * TILE_N <= features and slices * parts < _MANY_WAVES * multiprocessors:
+    slices, likely = 1, slots // rows + min(experts, slots) // 2  # half of the last parts of experts are none
+    while slices * 2 * _MANY_WARPS * TILE_N <= features and slices * likely < _MANY_WAVES * multiprocessors:
         slices *= 2
     return min(slices, _MOST_SLICES[form]), parts, 1
 
