@@ -52,7 +52,7 @@ def resolve_target(name: str | None) -> tuple[Target | None, Finding | None]:
         raise UsageError(f"target is {name!r}, expected text such as cuda, sm_90a or cpu")
     if name == CPU:
         return CPU_TARGET, None
-    if name is None or re.fullmatch(r"cuda(:\d{1,3})?", name):
+    if name is None or re.fullmatch(r"cuda(:[0-9]{1,3})?", name):
         return _device_target(int(name.partition(":")[2] or 0) if name else 0)
     if name.startswith("sm_"):
         try:

@@ -24,7 +24,7 @@ Subject = Annotated[
     str,
     typer.Argument(metavar="PLUGIN", help="An installed distribution, a plugin of it as listed, or a wheel file."),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time for one step.", min=0.1)]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time for one step.", min=0.1, max=86_400)]
 
 
 def check(

@@ -341,6 +341,14 @@ def test_distribution_without_a_plugin_is_refused(cli):
     assert (ran.code, codes(ran.json)) == (1, [("PLUGIN_NOT_FOUND", "numpy")])
 
 
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "0", "-1", "x"])
+def test_time_limit_that_is_none_is_a_usage_error(cli, seconds):
+    cli.install(source('spec("acme::double")'), "acme")
+    ran = cli("plugin", "check", "acme", "--timeout", seconds)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Invalid value for '--timeout'" in ran.err
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -68,7 +68,7 @@ def test_driver_without_cupy_is_a_finding_of_its_own(two_gpus, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "cuda:0 ", "CPU", "sm_1", "sm_80a", "Sm_90a"]
+    "name", ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "cuda:\u0661", "cuda:0 ", "CPU", "sm_1", "sm_80a", "Sm_90a"]
 )
 def test_name_that_means_nothing_is_a_usage_error(name):
     with pytest.raises(UsageError, match=r"^target: "):
