@@ -77,7 +77,8 @@ struct Pieces {
         const Ramp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
         const size_t row = blockIdx.x;                                                                           \
         for (int begin = 0; begin < half; begin += THREADS) {                                                    \
-            const int count = min(half - begin, THREADS), i = begin + (int)threadIdx.x;                          \
+            /* Of few frequencies, warps that have no piece make the angles. */                                  \
+            const int count = min(half - begin, THREADS), own = threadIdx.x ^ THREADS / 2, i = begin + own;      \
             /* Stage 1: what is read, then frequencies while it is on its way, then angles. */                   \
             const int pieces = count / WIDTH, all = (Hq + Hk) * pieces;                                          \
             auto fetch = [&](Pieces<WIDTH>& into, int at) {                                                      \
@@ -92,12 +93,13 @@ struct Pieces {
             _Pragma("unroll") for (int a = 0; a < MOST_AXES; ++a)                                                \
                 places[a] = a < axes ? load_now(positions + (size_t)a * M + row) : 0;                            \
             if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                 \
-            const double turns = turns_a_position(i, log2_step, ramp);                                           \
-            const bool is_height = i % 3 == 1 && i < 3 * section_h, is_width = i % 3 == 2 && i < 3 * section_w;  \
-            const int place = is_height ? places[1] : is_width ? places[2] : places[0];                          \
+            if (own < count) {                                                                                   \
+                const double turns = turns_a_position(i, log2_step, ramp);                                       \
+                const bool is_height = i % 3 == 1 && i < 3 * section_h, is_width = i % 3 == 2 && i < 3 * section_w; \
+                const int place = is_height ? places[1] : is_width ? places[2] : places[0];                      \
+                cosine_and_sine(place, turns, ramp.scale, cosine[own], sine[own]);                               \
+            }                                                                                                    \
             const bool is_wrong = (places[0] | places[1] | places[2]) < 0;                                       \
-            if ((int)threadIdx.x < count)                                                                        \
-                cosine_and_sine(place, turns, ramp.scale, cosine[threadIdx.x], sine[threadIdx.x]);               \
             __syncthreads();                                                                                     \
             /* Stage 2: all heads. */                                                                            \
             for (int at = threadIdx.x; !is_wrong && at < all; at += THREADS) {                                   \

@@ -7,7 +7,7 @@
 // order, the same for any M: rows do not depend on each other. Grid: ceil(N / 16).
 //
 // ``few``: where there are too few features for a device, K is split over the 4 warps of each of the 8 blocks of a cluster
-// (over 8 warps below sm_90); block 0 sums what all warps send, counted by an mbarrier: a barrier of the cluster would order
+// (over 8 warps below sm_90); block 0 sums what all blocks send, counted by an mbarrier: a barrier of the cluster would order
 // all memory of the device, too. The GEMM of so few rows is this too, bit by bit.
 #pragma once
 #include "ahead.cuh"
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply(float (&c)[4][NT][4], const Rows16& w, 
 }
 
 #if __CUDA_ARCH__ >= 900
-// Where the sums of a cluster's warps arrive in block 0 (PTX ISA 8.1).
+// Where the sums of a cluster's blocks arrive in block 0 (PTX ISA 8.1).
 struct Meeting {
     unsigned long long state;
 
@@ -89,13 +89,13 @@ struct Meeting {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
     }
-    // Two values, to the same place of block 0.
-    __device__ __forceinline__ void send(float* to, float a, float b) {
+    // To the same place of block 0.
+    __device__ __forceinline__ void send(float4* to, float4 v) {
         u32 there, counter;
         asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"((u32)__cvta_generic_to_shared(to)));
         asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(counter) : "r"(address()));
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(there), "f"(a),
-                     "f"(b), "r"(counter) : "memory");
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+                     "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counter) : "memory");
     }
     __device__ __forceinline__ void wait() {
         u32 done = 0;
@@ -110,21 +110,21 @@ template <int NT, class S>
 __device__ __forceinline__ void dense_tile(const __nv_bfloat16* __restrict__ weight,
                                            const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ out,
                                            int x_stride, int M, int N, int K) {
-    // Block 0 has the sums of all warps of its cluster. Rows in pairs: what a lane has.
-    __shared__ __align__(8) float partial[S::RANKS * S::WARPS][NT][TILE_N][8];
+    __shared__ __align__(16) float partial[S::WARPS][NT * 8][TILE_N];
     allow_next_launch();
     int rank = 0;
 #if __CUDA_ARCH__ >= 900
+    __shared__ __align__(16) float of_rank[S::RANKS][NT * 8][TILE_N];  // block 0's
     __shared__ Meeting meeting;
     if (S::RANKS > 1) {
-        if (threadIdx.x == 0) meeting.expect(S::RANKS * S::WARPS * TILE_N * ((M + 1) & ~1) * (u32)sizeof(float));
+        if (threadIdx.x == 0) meeting.expect(S::RANKS * TILE_N * M * (u32)sizeof(float));
         cluster_arrive_relaxed();
         rank = cluster_rank();
     }
 #endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int n0 = blockIdx.x / S::RANKS * TILE_N, step = S::RANKS * S::WARPS * BLOCK_K;
-    const int share = rank * S::WARPS + warp, first = share * BLOCK_K + t * 16;
+    const int first = (rank * S::WARPS + warp) * BLOCK_K + t * 16;
 
     // Stage 1: each warp sums its share of K, DEPTH blocks in flight.
     float c[4][NT][4] = {};
@@ -146,44 +146,53 @@ __device__ __forceinline__ void dense_tile(const __nv_bfloat16* __restrict__ wei
             ring[d] = load_weight(weight, n0 + g, N, K, k + (S::DEPTH + d) * step);
         }
     }
-#if __CUDA_ARCH__ >= 900
-    if (S::RANKS > 1) cluster_wait();  // block 0 has begun
-#endif
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            if (n * 8 + 2 * t >= M) continue;
-            float* const to = &partial[share][n][g + 4 * i][2 * t];
-            const float a = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
-            const float b = (c[0][n][i + 1] + c[1][n][i + 1]) + (c[2][n][i + 1] + c[3][n][i + 1]);
-#if __CUDA_ARCH__ >= 900
-            if (S::RANKS > 1) {
-                meeting.send(to, a, b);
-                continue;
-            }
-#endif
-            *reinterpret_cast<float2*>(to) = make_float2(a, b);
+        for (int i = 0; i < 4; ++i) {
+            const int row = n * 8 + 2 * t + (i & 1);
+            if (row < M) partial[warp][row][g + 8 * (i >> 1)] = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
         }
 
-    // Stage 2: sums over the warps of a block, then over blocks, in rising order.
-    if (rank != 0) return;
+    // Stage 2: sums over the warps of a block in rising order, of four features at a time where they are sent.
+    __syncthreads();
+    if (S::RANKS == 1) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < TILE_N * M; i += S::THREADS) {
+            const int row = i / TILE_N, column = i % TILE_N;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < S::WARPS; ++w) sum += partial[w][row][column];
+            if (n0 + column < N) out[(size_t)row * N + n0 + column] = __float2bfloat16_rn(sum);
+        }
+        return;
+    }
+
+    // Stage 3: sums over blocks in rising order.
 #if __CUDA_ARCH__ >= 900
-    if (S::RANKS > 1) meeting.wait();
-#endif
-    if (S::RANKS == 1) __syncthreads();
+    cluster_wait();  // block 0 has begun
+#pragma unroll 1
+    for (int i = threadIdx.x; i < TILE_N / 4 * M; i += S::THREADS) {
+        const int row = i / (TILE_N / 4), column = i % (TILE_N / 4) * 4;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < S::WARPS; ++w) {
+            const float4 one = *reinterpret_cast<const float4*>(&partial[w][row][column]);
+            sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+        }
+        meeting.send(reinterpret_cast<float4*>(&of_rank[rank][row][column]), sum);
+    }
+    if (rank != 0) return;
+    meeting.wait();
+#pragma unroll 1
     for (int i = threadIdx.x; i < TILE_N * M; i += S::THREADS) {
         const int row = i / TILE_N, column = i % TILE_N;
         float sum = 0.0f;
 #pragma unroll
-        for (int r = 0; r < S::RANKS; ++r) {
-            float of_rank = 0.0f;
-#pragma unroll
-            for (int w = 0; w < S::WARPS; ++w) of_rank += partial[r * S::WARPS + w][row / 8][column][row % 8];
-            sum = S::RANKS == 1 ? of_rank : sum + of_rank;
-        }
+        for (int r = 0; r < S::RANKS; ++r) sum += of_rank[r][row][column];
         if (n0 + column < N) out[(size_t)row * N + n0 + column] = __float2bfloat16_rn(sum);
     }
+#endif
 }
 
 #define DENSE_GEMV(NAME, ROWS, SHARING, CLUSTER)                                                             \
