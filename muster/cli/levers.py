@@ -80,6 +80,7 @@ def _row(row: "LeverRow", lever: "Lever", arch: str) -> dict[str, Any]:
         "grammar": lever.grammar,
         "default": lever.default,
         "diagnostic": lever.diagnostic,
+        "keys": list(lever.keys),
         "doc": lever.doc,
     }
 

@@ -215,6 +215,12 @@ def test_explain_verbose_adds_the_cases_and_the_rest_of_the_spec(cli: Any) -> No
     assert "deterministic  yes" in ran.out
 
 
+def test_levers_json_names_the_keys_that_each_decides_about(cli: Any) -> None:
+    keys = {row["name"]: row["keys"] for row in cli("levers", "--format", "json").json["levers"]}
+    assert keys["MUSTER_NO_PREFILL_MMA"] == ["prefill_paged::prefill_paged_attn_mma"]
+    assert keys["MUSTER_CACHE_DIR"] == []
+
+
 def test_explain_names_the_levers_that_drop_the_key_or_choose_another(cli: Any) -> None:
     cli.monkeypatch.setenv("MUSTER_NO_K64_N64", "1")
     ran = cli("explain", "w4a16::w4a16_gemm_t_k64_n64_p3", "--target", "cpu")
