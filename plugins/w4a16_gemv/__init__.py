@@ -59,6 +59,9 @@ def muster_kernels() -> Iterable[KernelSpec]:
             device = _WIDER.get(tier.name, backend)
             yield _host_spec(key, tier, function, weight_layout=nvfp4.ROW_MAJOR, bit_identical_to=same)
             yield _mma_spec(key=key, contract=tier.name, backend=device, bit_identical_to=same)
+            if device is launch.GEMV16:
+                hopper = launch.GEMV16_HOPPER
+                yield _mma_spec(key=key, contract=tier.name, archs=("sm_90a",), backend=hopper, bit_identical_to=same)
     inputs = (
         (contracts.QKVZ, cpu.w4a16_gemv_qkvz, launch.QKVZ),
         (GDN_IN, cpu.w4a16_gemv_gdn_in, launch.GDN_IN),

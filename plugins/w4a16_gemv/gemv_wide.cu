@@ -1,30 +1,40 @@
-// NVFP4 GEMV for many rows of small weights: 32 at a time share each decoded weight, and the rows that are left are further
-// blocks along y. Grid: as the plain form's, times ceil(M / 32). No depth is known when compiled: few splits serve all.
+// NVFP4 GEMV for many rows of small weights: 32 at a time share each decoded weight, and rows beyond those are further blocks
+// along y. Grid: as the plain form's, times ceil(M / 32). No depth is known when compiled: few splits serve all.
 #include "splits.cuh"
 
 constexpr int ROWS = 32;
-using InRows = Shape<1, 1, 16, 0>;
-using Any = Split<8, 1, InRows, void>;
-using OfTwo = Split<2, 1, InRows, void>;  // as eight of which six have nothing
-using OfFour = Split<4, 1, InRows, void>;
-using OfFourTwice = OfTwoBlocks<4, InRows, void>;
-using OfTenTwice = OfTwoBlocks<10, InRows, void>;
+// Where there is a block a multiprocessor or less, registers hold all that a warp loads ahead; where there are more, two
+// tiles a warp halve what is read of x. H200, 2048 x 4096, us one tile / two: 32 rows 5.4 / 7.2, 64 rows 8.3 / 7.7.
+template <int DEPTH>
+using One = Shape<1, 1, 8, DEPTH>;
+using Two = Shape<2, 1, 8, WHOLE>;
+using Any = Split<8, 1, One<0>, void>;
+using OfEight = Split<8, 1, One<WHOLE>, void>;
+using OfEightPair = Split<8, 1, Two, void>;
+using OfTwo = Split<2, 1, One<WHOLE>, void>;  // as eight of which six have nothing
+using OfTwoPair = Split<2, 1, Two, void>;
+using OfFourPair = Split<4, 1, Shape<2, 1, 12, WHOLE>, void>;
+using OfFourTwice = OfTwoBlocks<4, Shape<1, 1, 12, WHOLE>, void>;
+using OfTenTwice = OfTwoBlocks<10, One<WHOLE>, void>;
 
-#define GEMV_WIDE(NAME, SPLIT)                                                                                           \
-    extern "C" __global__ void SPLIT_BOUNDS(SPLIT, ROWS) gemv_wide_##NAME(                                               \
-        const u8* __restrict__ weight,         /* [ceil(N/16)][ceil(K/256)][2304] */                                     \
-        const __nv_bfloat16* __restrict__ x,   /* [M, K], rows x_stride apart */                                         \
-        __nv_bfloat16* __restrict__ out,       /* [M, N] */                                                              \
-        float scale, int x_stride, int M, int N, int K) {                                                                \
-        const Place<SPLIT> at;                                                                                           \
-        const int first = blockIdx.y * ROWS, rows = min(M - first, ROWS);                                                \
-        gemv_tiles<ROWS / 8, SPLIT>(weight, x + (size_t)first * x_stride, x_stride, scale * EXPONENT_GAP, rows, N, K,    \
-                                    at.group, at.rank,                                                                   \
-                                    [=](int m, int n, float v) { out[(size_t)(first + m) * N + n] = rounded(v); });      \
+#define GEMV_WIDE(NAME, SPLIT)                                                                                        \
+    extern "C" __global__ void SPLIT_BOUNDS(SPLIT, ROWS) gemv_wide_##NAME(                                            \
+        const u8* __restrict__ weight,         /* [ceil(N/16)][ceil(K/256)][2304] */                                  \
+        const __nv_bfloat16* __restrict__ x,   /* [M, K], rows x_stride apart */                                      \
+        __nv_bfloat16* __restrict__ out,       /* [M, N] */                                                           \
+        float scale, int x_stride, int M, int N, int K) {                                                             \
+        const Place<SPLIT> at;                                                                                        \
+        const int first = blockIdx.y * ROWS, rows = min(M - first, ROWS);                                             \
+        gemv_tiles<ROWS / 8, SPLIT>(weight, x + (size_t)first * x_stride, x_stride, scale * EXPONENT_GAP, rows, N, K, \
+                                    at.group, at.rank,                                                                \
+                                    [=](int m, int n, float v) { out[(size_t)(first + m) * N + n] = rounded(v); });   \
     }
 
 GEMV_WIDE(any, Any)
+GEMV_WIDE(8, OfEight)
+GEMV_WIDE(8_pair, OfEightPair)
 GEMV_WIDE(2, OfTwo)
-GEMV_WIDE(4, OfFour)
+GEMV_WIDE(2_pair, OfTwoPair)
+GEMV_WIDE(4_pair, OfFourPair)
 GEMV_WIDE(4x2, OfFourTwice)
 GEMV_WIDE(10x2, OfTenTwice)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
-from kernel_muster.plugins._cuda.launching import ceil_div
+from kernel_muster.plugins._cuda.launching import ceil_div, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_K, TILE_N
 from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
@@ -25,9 +25,11 @@ _INPUT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120", "k5120_pair"
 _GDN_IN_SPLITS = ("any", "k2048", "k5120_few", "k5120", "k5120_pair")
 _SPLITS = (*_INPUT_SPLITS, "k2048_pair", "k4096", "k6144", "k17408")
 _SPLITS_8, _SPLITS_16 = (*_SPLITS, "k4096_early"), (*_SPLITS, "k5120_many")
-# gemv_wide.cu: which of its entry points sums K as a split does.
-_WIDE = {"k2048": "4", "k5120": "4", "k6144": "4x2", "k17408": "4x2", "k5120_few": "10x2"}
-_WIDE_ENTRIES = ("any", "2", "4", "4x2", "10x2")
+# gemv_resident.cuh: splits with an entry point for very many features on Hopper, and its shared memory for their sums.
+_RESIDENT, _RESIDENT_ROWS, _RESIDENT_SUMS = ("k2048", "k5120"), 16, 36864
+# gemv_wide.cu: which of its entry points sums K as a split does, and those of two tiles a warp.
+_WIDE = {"k2048": "4_pair", "k5120": "4_pair", "k6144": "4x2", "k17408": "4x2", "k5120_few": "10x2"}
+_WIDE_ENTRIES = ("any", "8", "8_pair", "2", "2_pair", "4_pair", "4x2", "10x2")
 _WIDE_ROWS = 32  # of a block
 # Two splits of gemv_parts.cu whose blocks are of one size; others that differ are two launches.
 _K2048_AND_FEW = "k2048_and_few"
@@ -140,16 +142,43 @@ def _given(arguments: Mapping[str, Any], names: tuple[tuple[str, ...], ...]) -> 
     return [there if one is None else one for one in found]
 
 
-def wide_of(features: int, depth: int) -> str:
-    """Return which entry point of gemv_wide.cu serves a shape: one whose warps add up K as those of its split do."""
-    return _WIDE.get(split_of(features, depth), "2" if depth <= 2 * TILE_K else "any")
+def _resident_bytes(depth: int) -> int:
+    """Return the shared memory of a block that keeps x."""
+    return 2 * _RESIDENT_ROWS * depth + _RESIDENT_SUMS
+
+
+def _plan_gemv16_hopper(bound: Bound, entries: Entries) -> LaunchPlan:
+    dims = bound.dims
+    split = split_of(dims["N"], dims["K"])
+    if dims["N"] < _MANY_FEATURES or split not in _RESIDENT:
+        return _plan_gemv(16, bound, entries)
+    (x, stride), weight = _x(bound), bound.arguments["w"]
+    arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
+    grid, shared = (multiprocessors_of(x.device), 1, 1), _resident_bytes(dims["K"])
+    sizes = (dims["M"], dims["N"], dims["K"])
+    return LaunchPlan(f"gemv_{split}_resident_m16", grid, (*arguments, *sizes), dynamic_shared_bytes=shared)
+
+
+def wide_of(features: int, depth: int, rows: int) -> tuple[str, int]:
+    """Return which entry point of gemv_wide.cu serves a shape, and how many tiles a warp of it takes.
+
+    Its warps add up K as those of the shape's split do.
+    """
+    entry = _WIDE.get(split_of(features, depth))
+    if entry is None and depth % TILE_K:
+        entry = "any"
+    elif entry is None:
+        blocks = _tiles(features) * ceil_div(rows, _WIDE_ROWS)
+        entry = ("2" if depth <= 2 * TILE_K else "8") + ("_pair" if blocks * TILE_N > _ONE_A_MULTIPROCESSOR else "")
+    return entry, 2 if entry.endswith("_pair") else 1
 
 
 def _plan_wide(bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    entry = f"gemv_wide_{wide_of(dims['N'], dims['K'])}"
+    name, share = wide_of(dims["N"], dims["K"], dims["M"])
+    entry = f"gemv_wide_{name}"
     arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
-    blocks, _, _ = _grid(entries, entry, _tiles(dims["N"]))
+    blocks, _, _ = _grid(entries, entry, _tiles(dims["N"], share))
     grid = (blocks, ceil_div(dims["M"], _WIDE_ROWS), 1)
     return LaunchPlan(entry, grid, (*arguments, dims["M"], dims["N"], dims["K"]))
 
@@ -239,6 +268,14 @@ GEMV_WIDE = _kernel(
     _FOLDER / "gemv_wide.cu", tuple(EntryPoint(f"gemv_wide_{name}", _GEMV) for name in _WIDE_ENTRIES), _plan_wide
 )
 GEMV16 = _kernel(_FOLDER / "gemv16.cu", _entries("gemv", _GEMV, _SPLITS_16, 16), partial(_plan_gemv, 16))
+GEMV16_HOPPER = _kernel(
+    _FOLDER / "gemv16.cu",
+    (
+        *_entries("gemv", _GEMV, _SPLITS, 16),
+        *(EntryPoint(f"gemv_{split}_resident_m16", _GEMV, _resident_bytes(int(split[1:]))) for split in _RESIDENT),
+    ),
+    _plan_gemv16_hopper,
+)
 _PARTS = _entries(
     "gemv_parts",
     ("ptr",) * 4 + ("i32",) * 6 + ("ptr",) * 4 + ("f32",) * 3 + ("i32",) * 2,
