@@ -4,78 +4,113 @@
 
 // --- the first launch: T, P and factors of every chunk ---
 
-constexpr int WITHIN_BLOCKS = __CUDA_ARCH__ == 900 ? 4 : 3;  // an SM; a fourth one spills elsewhere, a third one there
+constexpr int WITHIN_BLOCKS = __CUDA_ARCH__ > 900 ? 3 : 4;  // an SM; a fourth one spills above sm_90
 constexpr int WITHIN_THREADS = 256, COLUMN_STRIDE = CHUNK + 4, SOLVED_STRIDE = CHUNK + 8;
 
 struct Within {
     union {
-        uint4 rows[2][ROWS_BYTES / 16];            // k, q
-        float columns[2][CHUNK][COLUMN_STRIDE];    // of A and P: [i][t]
+        uint4 rows[2 * ROWS_BYTES / 16];         // k, then q
+        float columns[2][CHUNK][COLUMN_STRIDE];  // of A and P: [i][t]
     };
-    float solved[CHUNK][SOLVED_STRIDE];            // (I + A)^-1, [t][i]
-    float decay[CHUNK], beta[CHUNK], unit[2][CHUNK], weight[CHUNK], gone[CHUNK], kept[CHUNK];  // unit: k, q
+    // (I + A)^-1, [t][i]. Above its diagonal, at [k][16 b + r], stands what block b > 0 of its diagonal has at [r][k].
+    float solved[CHUNK][SOLVED_STRIDE];
+    float decay[CHUNK], beta[CHUNK], squares[2][2 * CHUNK], unit[2][CHUNK], weight[CHUNK], gone[CHUNK], kept[CHUNK];
 };
 
-// The length of a row, inverted.
-__device__ __forceinline__ float unit_of(const uint4* tile, int row) {
+// The squares of half of a row.
+__device__ __forceinline__ float squares_of(const uint4* rows, int row, int half) {
+    constexpr int PIECES = KEY_DIM / 16;
     float squares = 0.0f;
 #pragma unroll 4
-    for (int piece = 0; piece < KEY_DIM / 8; ++piece) {
-        const uint4 raw = tile[piece_at(row, piece) / 16];
+    for (int piece = half * PIECES; piece < (half + 1) * PIECES; ++piece) {
+        const uint4 raw = rows[piece_at(row, piece) / 16];
         const float4 low = widen(make_uint2(raw.x, raw.y)), high = widen(make_uint2(raw.z, raw.w));
         squares += dot4(low, low) + dot4(high, high);
     }
-    return rsqrtf(squares + LENGTH_EPS);
+    return squares;
 }
 
-// Multiplies column i by G[t][i], the weights of its rows and ``own``; returns G[63][i]. Above the diagonal: zeros.
+// Multiplies half of column i by G[t][i], the weights of its rows and ``own``; rows before ``first`` become zeros. Returns
+// the last G[t][i]. The first column of A leaves decay[0] ... decay[t] in ``gone``.
 __device__ __forceinline__ float weigh_column(float* column, const float* decay, const float* weight, float own, int i,
-                                              float* gone) {
+                                              int first, int half, float* gone) {
+    constexpr int ROWS = CHUNK / 2;
     float left = 0.0f;
-#pragma unroll 1
-    for (int t = 0; t < CHUNK; t += 4) {
+    auto decays = [&](int t) { return *reinterpret_cast<const float4*>(decay + t); };
+    auto next = [&](int t, float by) { left = t == i ? 1.0f : left * by; };
+#pragma unroll 2
+    for (int t = 0; t < half * ROWS; t += 4) {
+        const float4 d = decays(t);
+        next(t, d.x), next(t + 1, d.y), next(t + 2, d.z), next(t + 3, d.w);
+    }
+#pragma unroll 2
+    for (int t = half * ROWS; t < (half + 1) * ROWS; t += 4) {
         float4* const at = reinterpret_cast<float4*>(column + t);
-        const float4 d = *reinterpret_cast<const float4*>(decay + t), w = *reinterpret_cast<const float4*>(weight + t);
-        const float4 x = *at;
+        const float4 d = decays(t), w = *reinterpret_cast<const float4*>(weight + t), x = *at;
         const float ds[4] = {d.x, d.y, d.z, d.w}, ws[4] = {w.x, w.y, w.z, w.w};
-        float xs[4] = {x.x, x.y, x.z, x.w};
+        float xs[4] = {x.x, x.y, x.z, x.w}, all[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            left = t + e == i ? 1.0f : left * ds[e];
-            xs[e] = t + e < i ? 0.0f : xs[e] * (left * ws[e] * own);
-            if (gone && i == 0) gone[t + e] = left * decay[0];
+            next(t + e, ds[e]);
+            all[e] = left * decay[0];
+            xs[e] = t + e < first ? 0.0f : xs[e] * (left * ws[e] * own);
         }
         *at = make_float4(xs[0], xs[1], xs[2], xs[3]);
+        if (i == 0) *reinterpret_cast<float4*>(gone + t) = make_float4(all[0], all[1], all[2], all[3]);
     }
     return left;
 }
 
-// x -= 16 entries of a column of A, times what is known of their unknown; above ``from`` they do not count.
-__device__ __forceinline__ void take_off(float (&x)[16], const float* column, float known, int from) {
+// A block of 16 on the diagonal of (I + A)^-1, by forward substitution: a lane has half of a column.
+__device__ __forceinline__ void invert_diagonal(Within& w, int block, int lane) {
+    const int begin = 16 * block, i = lane & 15, own = lane >> 4 << 3;
+    float x[8];
 #pragma unroll
-    for (int r = from & ~3; r < 16; r += 4) {
-        const float4 a = *reinterpret_cast<const float4*>(column + r);
-        if (r >= from) x[r] = fmaf(-a.x, known, x[r]);
-        if (r + 1 >= from) x[r + 1] = fmaf(-a.y, known, x[r + 1]);
-        if (r + 2 >= from) x[r + 2] = fmaf(-a.z, known, x[r + 2]);
-        if (r + 3 >= from) x[r + 3] = fmaf(-a.w, known, x[r + 3]);
+    for (int r = 0; r < 8; ++r) x[r] = own + r == i ? 1.0f : 0.0f;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int row = begin + 8 * half + j;
+            const float known = __shfl_sync(ALL_LANES, x[j], 16 * half + i);
+            const float4* const a = reinterpret_cast<const float4*>(&w.columns[0][row][begin + own]);
+            if (own == 0) w.solved[row][begin + i] = known;
+#pragma unroll
+            for (int r = 0; r < 8; r += 4) {
+                const float4 four = a[r / 4];
+                x[r] = fmaf(-four.x, known, x[r]);
+                x[r + 1] = fmaf(-four.y, known, x[r + 1]);
+                x[r + 2] = fmaf(-four.z, known, x[r + 2]);
+                x[r + 3] = fmaf(-four.w, known, x[r + 3]);
+            }
+        }
     }
+    if (block == 0) return;
+#pragma unroll
+    for (int r = 0; r < 8; r += 4)
+        *reinterpret_cast<float4*>(&w.solved[i][begin + own + r]) = make_float4(x[r], x[r + 1], x[r + 2], x[r + 3]);
 }
 
-// Column i of (I + A)^-1, by forward substitution, 16 rows at a time; ``first`` is the first row that is not 0, of a whole warp.
-__device__ __forceinline__ void solve_column(Within& w, int i, int first) {
+// The columns of a warp, eight, below their blocks on the diagonal: X_b = -(diagonal block b) (A X)_b, 16 rows after 16. A
+// lane has four rows of a column.
+__device__ __forceinline__ void complete_columns(Within& w, int warp, int lane) {
+    const int i = 8 * warp + (lane & 7), own = 4 * (lane >> 3), first = warp / 2 * 16;
+    auto put = [&](int row, float4 x) {
+        w.solved[row][i] = x.x, w.solved[row + 1][i] = x.y, w.solved[row + 2][i] = x.z, w.solved[row + 3][i] = x.w;
+        __syncwarp();
+    };
 #pragma unroll 1
-    for (int begin = first; begin < CHUNK; begin += 16) {
-        float x[16];
-#pragma unroll
-        for (int r = 0; r < 16; ++r) x[r] = begin + r == i ? 1.0f : 0.0f;
-#pragma unroll 2
-        for (int j = first; j < begin; ++j) take_off(x, &w.columns[0][j][begin], w.solved[j][i], 0);
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            w.solved[begin + j][i] = x[j];
-            take_off(x, &w.columns[0][begin + j][begin], x[j], j + 1);
-        }
+    for (int begin = first + 16; begin < CHUNK; begin += 16) {
+        float4 sum = make_float4(0, 0, 0, 0), x = sum;
+#pragma unroll 8
+        for (int j = first; j < begin; ++j)
+            sum = fma4(w.solved[j][i], *reinterpret_cast<const float4*>(&w.columns[0][j][begin + own]), sum);
+        put(begin + own, sum);
+#pragma unroll 8
+        for (int k = 0; k < 16; ++k)
+            x = fma4(-w.solved[begin + k][i], *reinterpret_cast<const float4*>(&w.solved[k][begin + own]), x);
+        __syncwarp();
+        put(begin + own, x);
     }
 }
 
@@ -100,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     const float* beta,         // [M, value_heads]
     const int* cu_rows,        // [S + 1]
     Chunk* chunks,             // [places, value_heads]
+    Rows64* row_tiles,         // [places, key_heads]
     int M, int S, int first, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
     Within& w = *reinterpret_cast<Within*>(memory);
@@ -118,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
 
     // Stage 1: rows of k and q, and their lengths.
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
-    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const int thread = threadIdx.x, lane = thread & 31;
+    const int warp = __shfl_sync(ALL_LANES, thread >> 5, 0);  // the same for all, as the compiler may know
     const u32 tiles = (u32)__cvta_generic_to_shared(w.rows);
     const __nv_bfloat16* const q = qkv + begin * heads.width() + heads.key_head(head) * KEY_DIM;
     fetch_rows<WITHIN_THREADS>(tiles, q + (size_t)key_heads * KEY_DIM, heads.width(), count, thread);
@@ -131,12 +168,13 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     }
     wait_for_copies();
     __syncthreads();
-    if (thread < CHUNK) {
-        w.unit[0][thread] = unit_of(w.rows[0], thread);
-        w.weight[thread] = w.beta[thread] * w.unit[0][thread];
-    } else if (thread < 2 * CHUNK) {
-        w.unit[1][thread - CHUNK] = unit_of(w.rows[1], thread - CHUNK) * rsqrtf((float)KEY_DIM);
+    if (head % (value_heads / key_heads) == 0) {  // for all heads of the key head
+        uint4* const to = row_tiles[(size_t)(place - first) * key_heads + heads.key_head(head)].k;
+#pragma unroll 4
+        for (int i = thread; i < (int)sizeof(Rows64) / 16; i += WITHIN_THREADS) to[i] = w.rows[i];
     }
+    const int row = thread % (2 * CHUNK), half = thread / (2 * CHUNK);
+    w.squares[half][row] = squares_of(w.rows, row, half);
 
     // Stage 2: k . k by four warps, q . k by the others, 16 rows each.
     const int which = warp / STEPS, strip = warp % STEPS;
@@ -153,43 +191,49 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
         }
     }
     __syncthreads();
+    if (half == 0) {
+        const float unit = rsqrtf(w.squares[0][row] + w.squares[1][row] + LENGTH_EPS);
+        if (row < CHUNK) w.unit[0][row] = unit, w.weight[row] = unit * w.beta[row];
+        else w.unit[1][row - CHUNK] = unit * rsqrtf((float)KEY_DIM);
+    }
 #pragma unroll
     for (int i = 0; i < 4 * ROW_TILES; ++i)
         w.columns[which][8 * (i / 4) + 2 * (lane & 3) + (i & 1)][16 * strip + (lane >> 2) + 8 * (i >> 1 & 1)] = products[i];
     __syncthreads();
 
     // Stage 3: A and P.
-    if (thread < CHUNK) {
-        const float own = w.unit[0][thread];
-        w.kept[thread] = own * weigh_column(w.columns[0][thread], w.decay, w.weight, own, thread, w.gone);
-    } else if (thread < 2 * CHUNK) {
-        const int i = thread - CHUNK;
-        weigh_column(w.columns[1][i], w.decay, w.unit[1], w.unit[0][i], i, nullptr);
-    }
+    const int is_p = row / CHUNK, i = row % CHUNK;
+    const float own = w.unit[0][i];
+    const float left =
+        weigh_column(w.columns[is_p][i], w.decay, is_p ? w.unit[1] : w.weight, own, i, i + !is_p, half, w.gone);
+    if (half == 1 && !is_p) w.kept[i] = left * own;
     __syncthreads();
 
     // Stage 4: T, and P beside it.
-    if (warp < 2) {
-        solve_column(w, thread, 32 * warp);
+    if (warp < STEPS) {
+        invert_diagonal(w, warp, lane);
     } else {
         Chunk& to = chunks[blockIdx.x];
-        write_triangle<6>(to.for_outputs.p, warp - 2, lane, [&](int t, int i) { return w.columns[1][i][t]; });
-        if (thread >= 3 * CHUNK) {
-            const int t = thread - 3 * CHUNK;
-            to.for_state.read_k[t] = w.gone[t] * w.unit[0][t];
-            to.for_outputs.read_q[t] = w.gone[t] * w.unit[1][t];
-            to.for_state.keep[t] = w.kept[t];
-            if (t == CHUNK - 1) to.for_state.decay = w.gone[t];
+        write_triangle<STEPS>(to.for_outputs.p, warp - STEPS, lane, [&](int t, int i) { return w.columns[1][i][t]; });
+        if (is_p) {
+            to.for_state.read_k[i] = w.gone[i] * w.unit[0][i];
+            to.for_outputs.read_q[i] = w.gone[i] * w.unit[1][i];
+            to.for_state.keep[i] = w.kept[i];
+            if (i == CHUNK - 1) to.for_state.decay = w.gone[i];
         }
     }
     __syncthreads();
-    write_triangle<8>(chunks[blockIdx.x].for_state.t, warp, lane, [&](int t, int i) { return w.solved[t][i] * w.beta[i]; });
+    complete_columns(w, warp, lane);
+    __syncthreads();
+    write_triangle<WITHIN_THREADS / 32>(chunks[blockIdx.x].for_state.t, warp, lane,
+                                        [&](int t, int i) { return w.solved[t][i] * w.beta[i]; });
 }
 
 // --- the second launch: chunk after chunk ---
 //
 // A block has 32 columns of a head's state, each 16 of them, transposed, in the accumulators of a warp, which are the next
-// product's operand. Beside each such warp stands one that makes the outputs: it gets state and D as operands.
+// product's operand. Beside each such warp stands one that makes the outputs: it gets state and D as operands. These warps
+// have less to multiply, so they bring everything from memory for all.
 
 constexpr int STRIPS = 2, BLOCK_COLUMNS = STRIPS * STRIP, GROUP = STRIPS * 32, THROUGH_THREADS = 2 * GROUP;
 static_assert(BLOCK_COLUMNS == COLUMNS);
@@ -200,10 +244,11 @@ struct Through {
     uint4 states[STRIPS][KEY_STEPS][2][32], learnt[STRIPS][STEPS][2][32];  // operands
     StateGiven for_state;
     OutputGiven for_outputs;
+    unsigned long long keys_there, given_there;  // barriers of bulk copies
 };
 
-// Named barriers: of each group, and of each pair of warps.
-enum Barrier { STATE_GROUP = 1, OUTPUT_GROUP, STATE_FULL, STATE_EMPTY = STATE_FULL + STRIPS, LEARNT_FULL = STATE_EMPTY + STRIPS,
+// Named barriers: of the block, of the warps that make outputs, and of each pair of warps.
+enum Barrier { KEYS_READY = 1, GIVEN_READY, OUTPUT_GROUP, STATE_FULL, STATE_EMPTY = STATE_FULL + STRIPS, LEARNT_FULL = STATE_EMPTY + STRIPS,
                LEARNT_EMPTY = LEARNT_FULL + STRIPS };
 constexpr int PAIR = 64;
 static_assert(LEARNT_EMPTY + STRIPS <= 16);
@@ -213,16 +258,13 @@ struct Walk {
     Heads heads;
     const __nv_bfloat16* qkv;
     const Chunk* chunks;  // of this head, from the first chunk on
+    const Rows64* tiles;  // of its key head
     int head, column, row, stop, thread;  // of the group
 
     __device__ __forceinline__ int count() const { return min(stop - row, CHUNK); }
     __device__ __forceinline__ bool has_next() const { return row + CHUNK < stop; }
-    __device__ __forceinline__ void advance() { row += CHUNK, chunks += heads.value_heads; }
+    __device__ __forceinline__ void advance() { row += CHUNK, chunks += heads.value_heads, tiles += heads.key_heads; }
 
-    __device__ __forceinline__ void fetch_keys(const void* tile, bool is_q) const {
-        const size_t column = (size_t)((is_q ? 0 : heads.key_heads) + heads.key_head(head)) * KEY_DIM;
-        fetch_rows<GROUP>((u32)__cvta_generic_to_shared(tile), qkv + row * heads.width() + column, heads.width(), count(), thread);
-    }
     __device__ __forceinline__ void fetch_values(uint4 (*tile)[BLOCK_COLUMNS / 8]) const {
         constexpr int PIECES = BLOCK_COLUMNS / 8;
         const __nv_bfloat16* const from = qkv + row * heads.width() + 2 * (size_t)heads.key_heads * KEY_DIM +
@@ -234,11 +276,24 @@ struct Walk {
                     from + min(r, count() - 1) * heads.width() + piece * 8, r < count());
         }
     }
-    template <class T>
-    __device__ __forceinline__ void fetch_part(T& to, const T& from) const {
-        const u32 at = (u32)__cvta_generic_to_shared(&to);
-#pragma unroll 1
-        for (int i = thread; i < (int)sizeof(T) / 16; i += GROUP) copy_16(at + 16 * i, reinterpret_cast<const uint4*>(&from) + i, true);
+    // Two parts at once; their barrier counts the bytes, where there are bulk copies.
+    template <class T, class U>
+    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, void* barrier) const {
+        const u32 at = (u32)__cvta_generic_to_shared(&to), also_at = (u32)__cvta_generic_to_shared(&also);
+#if __CUDA_ARCH__ >= 900
+        if (thread > 0) return;
+        const u32 counts = (u32)__cvta_generic_to_shared(barrier);
+        barrier_expect(counts, sizeof(T) + sizeof(U));
+        copy_bulk(at, &from, sizeof(T), counts);
+        copy_bulk(also_at, &also_from, sizeof(U), counts);
+#else
+        auto fetch = [&](u32 to, const void* from, int count) {
+#pragma unroll 4
+            for (int i = thread; i < count; i += GROUP) copy_16(to + 16 * i, static_cast<const uint4*>(from) + i, true);
+        };
+        fetch(at, &from, sizeof(T) / 16);
+        fetch(also_at, &also_from, sizeof(U) / 16);
+#endif
     }
 };
 
@@ -254,47 +309,38 @@ __device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, 
     for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.low, b[p / 2][p % 2 * 2], b[p / 2][p % 2 * 2 + 1]);
 }
 
-// c += 16 rows of an operand (step) times a triangle.
+// c += 16 rows of an operand (step) times a triangle. Products of one accumulator wait for each other: they stand apart.
 __device__ __forceinline__ void times_triangle(float (&c)[4 * ROW_TILES], const uint4* triangle, int step, int lane,
                                                const Operand& a) {
+    uint4 b[ROW_TILES];
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) {
-        if (tile < 2 * step) continue;
-        const uint4 b = triangle[triangle_at(step, tile) * 32 + lane];
-        mma(c + 4 * tile, a.high, b.x, b.y);
-        mma(c + 4 * tile, a.low, b.x, b.y);
-        mma(c + 4 * tile, a.high, b.z, b.w);
-    }
+    for (int tile = 2 * step; tile < ROW_TILES; ++tile) b[tile] = triangle[triangle_at(step, tile) * 32 + lane];
+#pragma unroll
+    for (int tile = 2 * step; tile < ROW_TILES; ++tile) mma(c + 4 * tile, a.high, b[tile].x, b[tile].y);
+#pragma unroll
+    for (int tile = 2 * step; tile < ROW_TILES; ++tile) mma(c + 4 * tile, a.low, b[tile].x, b[tile].y);
+#pragma unroll
+    for (int tile = 2 * step; tile < ROW_TILES; ++tile) mma(c + 4 * tile, a.high, b[tile].z, b[tile].w);
 }
 
 // Keeps 16 columns of the state, transposed: lane (g, t) has of columns g and g + 8 keys 8 j + 2 t and + 1 in state[4 j ...].
-__device__ __forceinline__ void keep_state(Through& m, Walk walk, float* pool, int strip, int lane) {
-    int value_dim = walk.heads.value_dim;
+__device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim, float* pool, int strip, int lane) {
     const int g = lane >> 2, t = lane & 3;
     float* const place = pool + (size_t)2 * t * value_dim + strip * STRIP + g;
     float state[4 * KEY_TILES];
     auto element = [&](int i) { return place + (size_t)(8 * (i / 4) + (i & 1)) * value_dim + 8 * (i >> 1 & 1); };
-    walk.fetch_keys(m.k[0], false);
-    walk.fetch_part(m.for_state, walk.chunks->for_state);
-    walk.fetch_values(m.v);
-    commit_copies();
 #pragma unroll
     for (int i = 0; i < 4 * KEY_TILES; ++i) state[i] = *element(i);
     const StateGiven& now = m.for_state;
 #pragma unroll 1
-    for (int parity = 0, is_first = 1;; parity ^= 1, is_first = 0) {
-        const bool has_next = walk.has_next();
-        wait_for_copies();
-        bar_sync(STATE_GROUP, GROUP);  // all is there; the other tile of k has been read
-        walk.advance();
-        if (has_next) walk.fetch_keys(m.k[parity ^ 1], false);
-        commit_copies();
-        const u32 k = (u32)__cvta_generic_to_shared(m.k[parity]);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        bar_sync(KEYS_READY, THROUGH_THREADS);
+        const u32 k = (u32)__cvta_generic_to_shared(m.k[chunk & 1]);
         make_opaque(lane);  // addresses made of it are not kept over all chunks
 
         // Stage 1: k S, and the state for the outputs.
         float learnt[4 * ROW_TILES] = {};
-        if (!is_first) bar_sync(STATE_EMPTY + strip, PAIR);
+        if (chunk > 0) bar_sync(STATE_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             const Operand operand(state + 8 * step);
@@ -304,6 +350,7 @@ __device__ __forceinline__ void keep_state(Through& m, Walk walk, float* pool, i
         bar_arrive(STATE_FULL + strip, PAIR);
 
         // Stage 2: D = T (V - g k S).
+        bar_sync(GIVEN_READY, THROUGH_THREADS);
 #pragma unroll
         for (int p = 0; p < STEPS; ++p) {
             u32 v[4];
@@ -323,22 +370,16 @@ __device__ __forceinline__ void keep_state(Through& m, Walk walk, float* pool, i
         float delta[4 * ROW_TILES] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) times_triangle(delta, now.t[0], step, lane, Operand(learnt + 8 * step));
-        if (!is_first) bar_sync(LEARNT_EMPTY + strip, PAIR);
+        if (chunk > 0) bar_sync(LEARNT_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.learnt[strip][step][0][lane]);
-        bar_arrive(LEARNT_FULL + strip, PAIR);
 #pragma unroll
         for (int p = 0; p < ROW_TILES; ++p) {
             const float2 by = *reinterpret_cast<const float2*>(now.keep + 8 * p + 2 * t);
             delta[4 * p] *= by.x, delta[4 * p + 1] *= by.y, delta[4 * p + 2] *= by.x, delta[4 * p + 3] *= by.y;
         }
         const float decay = now.decay;
-        bar_sync(STATE_GROUP, GROUP);  // T, factors and v have been read
-        if (has_next) {
-            walk.fetch_part(m.for_state, walk.chunks->for_state);
-            walk.fetch_values(m.v);
-        }
-        commit_copies();
+        bar_arrive(LEARNT_FULL + strip, PAIR);  // and T, factors and v have been read
 
         // Stage 3: the state.
 #pragma unroll
@@ -357,7 +398,6 @@ __device__ __forceinline__ void keep_state(Through& m, Walk walk, float* pool, i
                 for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
             }
         }
-        if (!has_next) break;
     }
     make_opaque(value_dim);  // or its 64 addresses would be kept all the time
 #pragma unroll
@@ -368,22 +408,43 @@ __device__ __forceinline__ void keep_state(Through& m, Walk walk, float* pool, i
 __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat16* out, int strip, int lane) {
     const size_t width = (size_t)walk.heads.value_heads * walk.heads.value_dim;
     out += walk.row * width + (size_t)walk.head * walk.heads.value_dim + walk.column + strip * STRIP + 2 * (lane & 3);
-    walk.fetch_keys(m.q, true);
-    walk.fetch_part(m.for_outputs, walk.chunks->for_outputs);
-    commit_copies();
+    auto fetch_keys = [&](int parity) {
+        walk.fetch_parts(m.k[parity], walk.tiles->k, m.q, walk.tiles->q, &m.keys_there);
+        commit_copies();
+    };
+    auto fetch_given = [&] {
+        walk.fetch_parts(m.for_state, walk.chunks->for_state, m.for_outputs, walk.chunks->for_outputs, &m.given_there);
+        walk.fetch_values(m.v);
+        commit_copies();
+    };
+    auto keys_are_ready = [&](int parity) {
+#if __CUDA_ARCH__ >= 900
+        barrier_wait((u32)__cvta_generic_to_shared(&m.keys_there), parity);
+#else
+        wait_for_copies<1>();
+#endif
+        bar_arrive(KEYS_READY, THROUGH_THREADS);
+    };
+    fetch_keys(0);
+    fetch_given();
+    keys_are_ready(0);
     const u32 q = (u32)__cvta_generic_to_shared(m.q);
 #pragma unroll 1
-    while (true) {
+    for (int parity = 0;; parity ^= 1) {
         const bool has_next = walk.has_next();
         const int count = walk.count();
         wait_for_copies();
+#if __CUDA_ARCH__ >= 900
+        barrier_wait((u32)__cvta_generic_to_shared(&m.given_there), parity);
+#endif
+        bar_arrive(GIVEN_READY, THROUGH_THREADS);
         bar_sync(OUTPUT_GROUP, GROUP);
         walk.advance();
 
         // Stage 1: q S.
         float mixed[4 * ROW_TILES] = {};
         bar_sync(STATE_FULL + strip, PAIR);
-#pragma unroll 2
+#pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             Operand operand;
             operand.load(&m.states[strip][step][0][lane]);
@@ -396,22 +457,23 @@ __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat1
             float* const c = mixed + 4 * tile;
             c[0] *= by.x, c[1] *= by.y, c[2] *= by.x, c[3] *= by.y;
         }
-        bar_sync(OUTPUT_GROUP, GROUP);  // q has been read
-        if (has_next) walk.fetch_keys(m.q, true);
-        commit_copies();
+        bar_sync(OUTPUT_GROUP, GROUP);  // q has been read; states are there, so the other tile of k has been, too
+        if (has_next) fetch_keys(parity ^ 1);
 
         // Stage 2: P D.
         bar_sync(LEARNT_FULL + strip, PAIR);
-#pragma unroll 1
+#pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             Operand operand;
             operand.load(&m.learnt[strip][step][0][lane]);
             times_triangle(mixed, m.for_outputs.p[0], step, lane, operand);
         }
         if (has_next) bar_arrive(LEARNT_EMPTY + strip, PAIR);
-        bar_sync(OUTPUT_GROUP, GROUP);  // P and factors have been read
-        if (has_next) walk.fetch_part(m.for_outputs, walk.chunks->for_outputs);
-        commit_copies();
+        bar_sync(OUTPUT_GROUP, GROUP);  // what is given has been read
+        if (has_next) {
+            fetch_given();
+            keys_are_ready(parity ^ 1);
+        }
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
             const int row = 8 * tile + (lane >> 2);
@@ -433,6 +495,7 @@ extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_thro
     const int* slots,          // [S]
     const int* cu_rows,        // [S + 1]
     const Chunk* chunks,       // [last - first, value_heads]
+    const Rows64* row_tiles,   // [last - first, key_heads]
     __nv_bfloat16* out,        // [M, value_heads Dv]
     int M, int first, int last, int pool_slots, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
@@ -446,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_thro
     const int start = rows.start + skipped * CHUNK, stop = min(rows.stop, rows.start + (last - begin) * CHUNK);
     if (start >= stop) return;  // the whole block
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, strip = warp % STRIPS;
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(ALL_LANES, threadIdx.x >> 5, 0), strip = warp % STRIPS;
     if ((u32)slot >= (u32)pool_slots) {  // padding
         constexpr int WORDS = BLOCK_COLUMNS / 2;
         for (int i = threadIdx.x; i < (stop - start) * WORDS; i += THROUGH_THREADS) {
@@ -455,9 +518,17 @@ extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_thro
         }
         return;
     }
-    const Walk walk{heads, qkv, chunks + (size_t)(begin + skipped - first) * value_heads + head, head, column, start, stop,
-                    (int)threadIdx.x % GROUP};
+    const size_t place = begin + skipped - first;
+    const Walk walk{heads, qkv, chunks + place * value_heads + head, row_tiles + place * key_heads + heads.key_head(head),
+                    head, column, start, stop, (int)threadIdx.x % GROUP};
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+        barrier_init((u32)__cvta_generic_to_shared(&m.keys_there));
+        barrier_init((u32)__cvta_generic_to_shared(&m.given_there));
+    }
+    __syncthreads();
+#endif
     if (warp < STRIPS)
-        keep_state(m, walk, pool + ((size_t)slot * value_heads + head) * heads.state_size() + column, strip, lane);
+        keep_state(m, (stop - start + CHUNK - 1) / CHUNK, value_dim, pool + ((size_t)slot * value_heads + head) * heads.state_size() + column, strip, lane);
     else make_outputs(m, walk, out, strip, lane);
 }

@@ -40,7 +40,11 @@ struct Chunk {
     StateGiven for_state;
     OutputGiven for_outputs;
 };
-static_assert(sizeof(Chunk) == 21760 && sizeof(StateGiven) % 256 == 0 && sizeof(OutputGiven) % 16 == 0);
+// Rows of k and of q of a chunk and key head, as they lie in shared memory.
+struct Rows64 {
+    uint4 k[ROWS_BYTES / 16], q[ROWS_BYTES / 16];
+};
+static_assert(sizeof(Rows64) == 32768 && sizeof(Chunk) == 21760 && sizeof(StateGiven) % 256 == 0 && sizeof(OutputGiven) % 16 == 0);
 
 // --- instruction wrappers (PTX ISA 7.8) ---
 
@@ -66,7 +70,29 @@ __device__ __forceinline__ void copy_16(u32 to, const void* from, bool is_there)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+template <int PENDING = 0>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+#if __CUDA_ARCH__ >= 900  // barriers that count bytes, and bulk copies (PTX ISA 8.0)
+__device__ __forceinline__ void barrier_init(u32 barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+#endif
 __device__ __forceinline__ void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -123,10 +149,14 @@ __device__ __forceinline__ void rows_by_keys(u32 (&b)[4], u32 tile, int step, in
 // Sends 64 rows of 128 values on their way to a tile; rows from ``count`` on are zeros.
 template <int THREADS>
 __device__ __forceinline__ void fetch_rows(u32 tile, const __nv_bfloat16* from, size_t stride, int count, int thread) {
-#pragma unroll 1
-    for (int i = thread; i < CHUNK * KEY_DIM / 8; i += THREADS) {
-        const int row = i / (KEY_DIM / 8), piece = i % (KEY_DIM / 8);
-        copy_16(tile + piece_at(row, piece), from + min(row, count - 1) * stride + piece * 8, row < count);
+    constexpr int PIECES = KEY_DIM / 8, TOGETHER = THREADS / PIECES;
+    static_assert(THREADS % PIECES == 0 && CHUNK % TOGETHER == 0);
+    const int first = thread / PIECES, piece = thread % PIECES;
+    const __nv_bfloat16* at = from + first * stride + piece * 8;
+#pragma unroll
+    for (int i = 0; i < CHUNK / TOGETHER; ++i, at += TOGETHER * stride) {
+        const int row = first + i * TOGETHER;
+        copy_16(tile + piece_at(row, piece), row < count ? at : from, row < count);
     }
 }
 

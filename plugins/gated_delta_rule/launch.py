@@ -62,9 +62,11 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
     return LaunchPlan(entry, (heads * (cluster[0] if cluster else 1), 1, 1), arguments)
 
 
-# chunked.cuh: rows of a chunk, bytes that the first launch leaves of one and a head, shared memory of both launches.
-_CHUNK, _CHUNK_BYTES, _WITHIN_BYTES, _THROUGH_BYTES = 64, 21760, 55040, 99584
-# Chunks of a head that are in scratch at a time: 44 MB at 32 heads, which stay in the L2 of an H200.
+# chunked.cuh: rows of a chunk, what the first launch leaves of one for a value head and for a key head, and the shared
+# memory of both launches.
+_CHUNK, _CHUNK_BYTES, _TILES_BYTES = 64, 21760, 32768
+_WITHIN_BYTES, _THROUGH_BYTES = 56064, 99600
+# Chunks of a head that are in scratch at a time: 78 MB at 32 heads over 16.
 _MOST_CHUNKS = 64
 
 
@@ -81,13 +83,15 @@ def _plan_chunked(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     qkv, decay, beta, state, slots, cu_rows, out = (
         views[name] for name in ("qkv", "decay", "beta", "state", "slots", "cu_rows", "out")
     )
-    chunks = Scratch(min(places, _MOST_CHUNKS) * heads * _CHUNK_BYTES, "chunks")
+    most = min(places, _MOST_CHUNKS)
+    chunks = Scratch(most * heads * _CHUNK_BYTES, "chunks")
+    tiles = Scratch(most * dims["key_heads"] * _TILES_BYTES, "tiles")
     sizes = (dims["key_heads"], heads, dims["value_dim"])
     plans = []
     for first in range(0, places, _MOST_CHUNKS):
         last = min(first + _MOST_CHUNKS, places)
-        within = (qkv, decay, beta, cu_rows, chunks, rows, dims["S"], first, *sizes)
-        through = (qkv, state, slots, cu_rows, chunks, out, rows, first, last, dims["R"], *sizes)
+        within = (qkv, decay, beta, cu_rows, chunks, tiles, rows, dims["S"], first, *sizes)
+        through = (qkv, state, slots, cu_rows, chunks, tiles, out, rows, first, last, dims["R"], *sizes)
         grids = (last - first) * heads, dims["S"] * heads * dims["value_dim"] // COLUMNS
         plans += [
             LaunchPlan("delta_rule_within_chunks", (grids[0], 1, 1), within, dynamic_shared_bytes=_WITHIN_BYTES),
@@ -116,8 +120,8 @@ DECODE_NORM = _kernel(
 CHUNKED = _kernel(
     _FOLDER / "chunked.cu",
     (
-        EntryPoint("delta_rule_within_chunks", ("ptr",) * 5 + ("i32",) * 6, _WITHIN_BYTES),
-        EntryPoint("delta_rule_through_chunks", ("ptr",) * 6 + ("i32",) * 7, _THROUGH_BYTES),
+        EntryPoint("delta_rule_within_chunks", ("ptr",) * 6 + ("i32",) * 6, _WITHIN_BYTES),
+        EntryPoint("delta_rule_through_chunks", ("ptr",) * 7 + ("i32",) * 7, _THROUGH_BYTES),
     ),
     _plan_chunked,
 )

@@ -315,12 +315,13 @@ def test_delta_rule_in_chunks_has_a_place_for_every_chunk_of_any_division(rows, 
 
 def test_delta_rule_in_chunks_hands_all_places_on_through_one_scratch():
     plans = chunked_plans(20_000, 2, 2)
-    spans = [(plan.arguments[7], plan.arguments[8]) for plan in plans[1::2]]
+    spans = [(plan.arguments[8], plan.arguments[9]) for plan in plans[1::2]]
     assert [first for first, _ in spans] == [0, *(last for _, last in spans[:-1])]
     assert spans[-1][1] == 20_000 // 64 + 2
-    assert [plan.arguments[7] for plan in plans[::2]] == [first for first, _ in spans]
+    assert [plan.arguments[8] for plan in plans[::2]] == [first for first, _ in spans]
     scratch = {part for plan in plans for part in plan.arguments if isinstance(part, Scratch)}
-    assert [part.size_bytes for part in scratch] == [max(last - first for first, last in spans) * 2 * 21760]
+    most = max(last - first for first, last in spans)
+    assert {part.name: part.size_bytes for part in scratch} == {"chunks": most * 2 * 21760, "tiles": most * 32768}
 
 
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(64, 64), (128, 48), (256, 64)])
