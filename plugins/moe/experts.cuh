@@ -27,6 +27,12 @@ __device__ __forceinline__ int load_fresh(const int* p) {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
+__device__ __forceinline__ int4 load_fresh(const int4* p) {
+    int4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
 __device__ __forceinline__ void copy_to_shared(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -38,14 +44,14 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Weights are read once; where they stand, ahead of the wait for the launch before: an ld.global.nc may be moved over it.
 __device__ __forceinline__ void load_early(Supertile& own, const u8* p, int lane) {
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
+                 : "=r"(own.scales.x), "=r"(own.scales.y) : "l"(p + CODE_BYTES + lane * 8));
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
         uint4& v = own.codes[b];
         asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
                      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p + b * 512 + lane * 16));
     }
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(own.scales.x), "=r"(own.scales.y) : "l"(p + CODE_BYTES + lane * 8));
 }
 
 // Experts [E][tiles][supertiles][2304] with their global scales [E].
@@ -145,11 +151,22 @@ struct Stream {
     static __device__ __forceinline__ const u8* first(const Experts (&experts)[MATRICES], size_t tile, int i) {
         return IS_WHOLE ? experts[0].data + tile + i * SUPERTILE_BYTES : experts[IS_WHOLE ? 0 : i].data + tile;
     }
-    // Begins with a tile.
+    // Begins with a tile: in the order in which it will be multiplied.
     __device__ __forceinline__ void start(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
         if (at.warp_k >= at.chains) return;
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) ring[i].load(first(experts, tile, i), at.lane);
+        for (int i = 0; i < SLOTS; ++i) ring[i].scales = load_scales(first(experts, tile, i) + CODE_BYTES + at.lane * 8);
+        if constexpr (IS_WHOLE) {
+#pragma unroll
+            for (int i = 0; i < SLOTS; ++i)
+#pragma unroll
+                for (int b = 0; b < 4; ++b) ring[i].load_block(first(experts, tile, i), b, at.lane);
+        } else {
+#pragma unroll
+            for (int b = 0; b < 4; ++b)
+#pragma unroll
+                for (int i = 0; i < SLOTS; ++i) ring[i].load_block(first(experts, tile, i), b, at.lane);
+        }
     }
     // The same ahead of the wait for the launch before.
     __device__ __forceinline__ void start_early(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
@@ -162,11 +179,11 @@ struct Stream {
         static_assert(SLOTS == MATRICES);
         if (at.warp_k >= at.chains) return;
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) {
+        for (int i = 0; i < SLOTS; ++i) ring[i].scales = load_scales(scales[i]);
 #pragma unroll
-            for (int b = 0; b < 4; ++b) ring[i].codes[b] = load_codes(codes[i] + b * 512);
-            ring[i].scales = load_scales(scales[i]);
-        }
+        for (int b = 0; b < 4; ++b)
+#pragma unroll
+            for (int i = 0; i < SLOTS; ++i) ring[i].codes[b] = load_codes(codes[i] + b * 512);
     }
 
     // A supertile of each of COUNT matrices from ``ring[first_slot]`` on, by the same rows; loads those at ``next`` in their
@@ -174,20 +191,23 @@ struct Stream {
     template <int COUNT, int A, class Row>
     __device__ __forceinline__ void multiply(float (&c)[COUNT][A][1][4], Supertile* own, Row& x, int s, const Experts* experts,
                                              size_t next, bool has_next, const Place<F>& at) {
+        uint2 scales[COUNT];  // those of the next supertile are asked for before its codes
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m) {
+            scales[m] = own[m].scales;
+            if (has_next) own[m].scales = load_scales(experts[m].data + next + CODE_BYTES + at.lane * 8);
+        }
         x.begin(s, at);
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
             const auto& xs = x.block(b, at);
 #pragma unroll
             for (int m = 0; m < COUNT; ++m) {
-                const u32 word = b < 2 ? own[m].scales.x : own[m].scales.y;
+                const u32 word = b < 2 ? scales[m].x : scales[m].y;
                 multiply_block<1>(c[m], own[m].codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
                 if (has_next) own[m].load_block(experts[m].data + next, b, at.lane);
             }
         }
-#pragma unroll
-        for (int m = 0; m < COUNT; ++m)
-            if (has_next) own[m].scales = load_scales(experts[m].data + next + CODE_BYTES + at.lane * 8);
     }
     template <class Finish>
     static __device__ __forceinline__ void finish_chain(const float (&c)[4][1][4], int m, int chain, Finish finish) {

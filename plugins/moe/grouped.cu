@@ -16,6 +16,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
                                                 int repeats) {
     __shared__ Rows<F> rows;
     __shared__ Near near;
+    __shared__ int all_rows;
     allow_next_launch();
     if (repeats == 0) {
         bring_lines(experts[0].scales, work.E * sizeof(float), 0);
@@ -26,10 +27,10 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
         bring_lines(x, (size_t)(work.S / top_k) * H * sizeof(bf16), 5);
     }
     wait_for_previous_launch();
-    const int rest = load_fresh(offsets + work.E);
+    if (threadIdx.x == F::THREADS - 1) all_rows = load_fresh(offsets + work.E);
     work.bring<F::THREADS>(near, slots);
     const Place<F> at(I, H);
-    const Share share = Share::of(work.count(), repeats, at);
+    const Share share = Share::of(work.taken(), repeats, at);
     Stream<F, 2> stream;
     multiply_share(
         stream, false, false, rows, experts, work, share, work.at(share.place), at,
@@ -40,7 +41,8 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
         [&](int i, int output, const float (&sums)[2], const float (&scales)[2]) {
             out[(size_t)i * I + output] = activated(sums[0] * scales[0], sums[1] * scales[1]);
         });
-    clear_from(out, rest, work.S, I);
+    __syncthreads();
+    clear_from(out, all_rows, work.S, I);
 }
 
 #define GROUPED_GATE_UP(NAME, CHAINS, STATIC_K)                                                                    \

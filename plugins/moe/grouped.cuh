@@ -34,10 +34,13 @@ struct Near {
     static constexpr int EXPERTS = 256, SLOTS = 1024;
     static constexpr u32 NOTHING = 0xffffffffu;
     u32 groups[EXPERTS];  // end and first row in eleven bits each, above the expert's eight
-    int slots[SLOTS], count;
+    int slots[SLOTS], taken;
 };
 
-// The work list [E][4]: expert, first row, end of its rows, and how many places are taken. ``near`` has it too; null if not.
+// The work list [E][4]: expert, first row, end of its rows, and how many places are taken, the same in all places. ``near`` has
+// it too; null if not.
+//
+// All blocks read it at the same moment. A thread a value, and 16 bytes a thread: one L2 slice has few requests a cycle.
 struct Work {
     const int* list;
     int E, S;
@@ -45,44 +48,42 @@ struct Work {
 
     __device__ __forceinline__ Group at(int place) const {
         place = min(place, E - 1);
-        if (near) {
-            const u32 word = near->groups[place];
-            return word == Near::NOTHING ? Group{-1, 0, 0} : Group{(int)(word & 255), (int)(word >> 8 & 2047), (int)(word >> 19)};
-        }
-        return in_memory(place);
+        int taken;
+        if (!near) return in_memory(place, taken);
+        const u32 word = near->groups[place];
+        return word == Near::NOTHING ? Group{-1, 0, 0} : Group{(int)(word & 255), (int)(word >> 8 & 2047), (int)(word >> 19)};
     }
-    __device__ __forceinline__ int count() const { return min(max(near ? near->count : load_fresh(list + 3), 0), min(E, S)); }
+    __device__ __forceinline__ Group in_memory(int place, int& taken) const {
+        const int4 v = load_fresh(reinterpret_cast<const int4*>(list) + min(place, E - 1));
+        const int begin = min(max(v.y, 0), S), end = min(max(v.z, 0), S);
+        taken = min(max(v.w, 0), min(E, S));
+        return {(u32)v.x < (u32)E && begin < end ? v.x : -1, begin, end};
+    }
+    __device__ __forceinline__ int taken() const {
+        return near ? near->taken : min(max(load_fresh(list + 3), 0), min(E, S));
+    }
     // For all threads of a block, if all of it fits.
     template <int THREADS>
     __device__ __forceinline__ void bring(Near& to, const int* slots) {
         if (E > Near::EXPERTS || S > Near::SLOTS) return;
-        constexpr int GROUPS = Near::EXPERTS / THREADS, EACH = Near::SLOTS / THREADS;
-        Group groups[GROUPS];
-        int own[EACH];
-        const int taken = load_fresh(list + 3);
+        constexpr int EACH = Near::SLOTS / THREADS;
+        static_assert(THREADS >= Near::EXPERTS);
+        int own[EACH], taken;
 #pragma unroll
-        for (int j = 0; j < GROUPS; ++j) groups[j] = in_memory(min((int)threadIdx.x + j * THREADS, E - 1));
+        for (int j = 0; j < EACH; ++j) own[j] = 0;
+        Group group;
+        if (threadIdx.x < E) group = in_memory(threadIdx.x, taken);
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) own[j] = load_fresh(slots + min((int)threadIdx.x + j * THREADS, S - 1));
-#pragma unroll
-        for (int j = 0; j < GROUPS; ++j) {
-            const Group& group = groups[j];
-            const u32 word = (u32)group.end << 19 | group.begin << 8 | group.expert;
-            to.groups[threadIdx.x + j * THREADS] = group.expert < 0 ? Near::NOTHING : word;
-        }
+        for (int j = 0; j < EACH; ++j)
+            if ((int)threadIdx.x + j * THREADS < S) own[j] = load_fresh(slots + threadIdx.x + j * THREADS);
+        if (threadIdx.x < E)
+            to.groups[threadIdx.x] =
+                group.expert < 0 ? Near::NOTHING : (u32)group.end << 19 | (u32)group.begin << 8 | (u32)group.expert;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) to.slots[threadIdx.x + j * THREADS] = own[j];
-        if (threadIdx.x == 0) to.count = taken;
+        if (threadIdx.x == 0) to.taken = taken;
         __syncthreads();
         near = &to;
-    }
-
-private:
-    __device__ __forceinline__ Group in_memory(int place) const {
-        const int* p = list + 4 * place;
-        const int expert = load_fresh(p);
-        const int begin = min(max(load_fresh(p + 1), 0), S), end = min(max(load_fresh(p + 2), 0), S);
-        return {(u32)expert < (u32)E && begin < end ? expert : -1, begin, end};
     }
 };
 
@@ -111,20 +112,17 @@ struct Rows {
     static constexpr int STRIDE = F::STATIC_K * (int)sizeof(bf16) + 16;
     uint4 at[F::STATIC_K > 0 ? GROUP_ROWS * STRIDE / 16 : 1];
 
-    // Begins to fetch rows ``first`` .. ``end`` of the block, a warp a row; ``row(i)`` is where row i is, null for zeros.
+    // Begins to fetch rows ``first`` .. ``end`` of the block, for all its threads; ``row(i)`` is where row i is, null for zeros.
     template <class Source>
     __device__ __forceinline__ void fetch(int first, int end, Source row) {
         if constexpr (F::STATIC_K > 0) {
-            const int lane = threadIdx.x & 31;
+            constexpr int PIECES = F::STATIC_K / 8;  // of 16 bytes, a row
 #pragma unroll 1
-            for (int i = first + (threadIdx.x >> 5); i < end; i += F::THREADS / 32) {
-                const bf16* from = row(i);
-                uint4* to = &at[i * (STRIDE / 16) + lane];
-#pragma unroll
-                for (int piece = 0; piece < F::STATIC_K / 8; piece += 32) {
-                    if (from) copy_to_shared((u32)__cvta_generic_to_shared(to + piece), from + (piece + lane) * 8);
-                    else to[piece] = make_uint4(0, 0, 0, 0);
-                }
+            for (int i = first * PIECES + threadIdx.x; i < end * PIECES; i += F::THREADS) {
+                const bf16* from = row(i / PIECES);
+                uint4* to = &at[i / PIECES * (STRIDE / 16) + i % PIECES];
+                if (from) copy_to_shared((u32)__cvta_generic_to_shared(to), from + i % PIECES * 8);
+                else *to = make_uint4(0, 0, 0, 0);
             }
         }
     }
@@ -155,9 +153,10 @@ __device__ __forceinline__ void multiply_share(Stream<F, MATRICES, SLOTS>& strea
             const bool is_last = begin + GROUP_ROWS >= group.end;
             const size_t then = is_last ? at.offset(behind.expert, at.team) : offset;
             const bool has_more = is_last ? has_behind : first < end;
-            // Rows first: they would come behind all weights that are asked for before them.
+            // Rows are asked for first, by all warps: they would come behind all weights that are asked for before them.
             const int rows = min(GROUP_ROWS, group.end - begin);
             const auto begin_stream = [&] {
+                if (F::TEAMS == 1 && !has_begun) __syncthreads();
                 if (!has_begun && (first < end || has_more)) stream.start(experts, first < end ? offset : then, at);
                 has_begun = has_more;
             };
@@ -209,41 +208,44 @@ template <class F, class Store>
 __device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const bf16* h, const int* offsets, const Work& work,
                                             int H, int I, int repeats, int is_early, Store store) {
     __shared__ Rows<F> rows;
+    __shared__ int all_rows;
     allow_next_launch();
     const Place<F> at(H, I);
     constexpr int SLOTS = F::CHAINS == 1 && F::STATIC_K > 0 ? F::STATIC_K / TILE_K : 1;
     Stream<F, 1, SLOTS> stream;
     Share share{0, 0, 0};
     Group group{-1, 0, 0};
-    int groups = -1;
+    int taken = -1;
     if (is_early) {
-        groups = work.count();
-        share = Share::of(groups, repeats, at);
-        group = work.at(share.place);
+        share = Share::of(work.taken(), repeats, at);
+        group = work.in_memory(share.place, taken);
         if (group.expert >= 0 && at.team < min(share.count, at.tiles - share.tile)) {
             stream.start_early(experts, at.offset(group.expert, share.tile + at.team), at);
             if (at.lane == 0) bring_into_l2(experts[0].scales + group.expert);
         }
     }
     wait_for_previous_launch();
-    // All at once, and the rows with them: nearly always the place is the same.
-    const int rest = offsets ? load_fresh(offsets + work.E) : 0, groups_now = work.count();
-    Group group_now = work.at(share.place);
+    // Both at once: nearly always the place has what it had.
+    int taken_now, rest = 0;
+    Group group_now = work.in_memory(share.place, taken_now);
+    if (offsets && threadIdx.x == 0) rest = load_fresh(offsets + work.E);
     const auto row = [&](int i) { return h + (size_t)i * I; };
     if (group.expert >= 0 && share.count > 0)
         rows.fetch(0, min(GROUP_ROWS, group.end - group.begin), [&](int i) { return row(group.begin + i); });
-    const bool is_same = groups_now == groups && group_now == group;
+    const bool is_same = taken_now == taken && group_now == group;
     if (!is_same) {
         wait_for_copies();
-        share = Share::of(groups_now, repeats, at);
-        group_now = work.at(share.place);
+        share = Share::of(taken_now, repeats, at);
+        group_now = work.in_memory(share.place, taken_now);
     }
+    if (threadIdx.x == 0) all_rows = rest;
     const bool has_begun = is_same && group.expert >= 0 && at.team < min(share.count, at.tiles - share.tile);
     multiply_share(stream, has_begun, is_same, rows, experts, work, share, group_now, at, row,
                    [&](int i, int output, const float (&sums)[1], const float (&scales)[1]) {
                        store(i, output, sums[0] * scales[0]);
                    });
-    return rest;
+    __syncthreads();
+    return all_rows;
 }
 
 // Zeros for the rows that no expert has, from ``first`` to the end.

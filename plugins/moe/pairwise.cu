@@ -15,6 +15,8 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
     __shared__ Exchange<F, 2> exchange;
     allow_next_launch();
     wait_for_previous_launch();
+    const Rows<F> rows{x, H};
+    rows.fetch(S / T);
     const Place<F> at(I, H);
     const int own = blockIdx.y, expert = ids[own], block_first = blockIdx.x * F::TEAMS * repeats;
     const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team;
@@ -29,7 +31,11 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
     const int base = own / 32 * 32, slot = base + at.lane;
     const u32 mask = __ballot_sync(0xffffffffu, slot < S && ids[slot] == expert);
     if (base + __ffs(mask) - 1 != own) return;  // another block's; the same for all warps
-    const auto row_of = [=](int token) { return global_row<F>(x, token, H); };
+    if constexpr (F::STATIC_K > 0) {  // one team
+        rows.wait();
+        __syncthreads();
+    }
+    const auto row_of = [&](int token) { return rows.of(token); };
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
 }
 

@@ -13,6 +13,7 @@
 
 constexpr int PAIRWISE_WARPS = 8, PAIRWISE_THREADS = PAIRWISE_WARPS * 32;
 constexpr int MOST_CHAINS = 20;  // of the GEMV
+constexpr int MOST_TOKENS = 4;
 
 // The i-th set bit of a mask.
 __device__ __forceinline__ int nth_bit(u32 mask, int i) {
@@ -58,6 +59,41 @@ __device__ __forceinline__ GlobalRow<F> global_row(const bf16* x, int token, int
     row.row = token >= 0 ? x + (size_t)token * H : nullptr;
     return row;
 }
+
+// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little apart, so
+// that lanes of different rows read different banks; else they are read where they are. ``fetch`` begins, ``wait`` comes
+// before the block's next barrier, and that before the first row.
+template <class F>
+struct Rows {
+    static constexpr int STRIDE = F::STATIC_K + 8;
+    const bf16* x;  // [M, H]
+    int H;
+
+    static __device__ __forceinline__ u32 place(int token, int k) {
+        __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MOST_TOKENS * STRIDE : 8];
+        return (u32)__cvta_generic_to_shared(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
+    }
+    __device__ __forceinline__ void fetch(int M) const {
+        if constexpr (F::STATIC_K > 0)
+#pragma unroll 1
+            for (int token = 0; token < M; ++token)
+#pragma unroll 1
+                for (int k = threadIdx.x * 8; k < F::STATIC_K; k += PAIRWISE_THREADS * 8)
+                    copy_to_shared(place(token, k), x + (size_t)token * F::STATIC_K + k);
+    }
+    static __device__ __forceinline__ void wait() {
+        if constexpr (F::STATIC_K > 0) wait_for_copies();
+    }
+    __device__ __forceinline__ auto of(int token) const {
+        if constexpr (F::STATIC_K > 0) {
+            SharedRow<F> row;
+            row.row = place(max(token, 0), 0);
+            return row;
+        } else {
+            return global_row<F>(x, token, H);
+        }
+    }
+};
 
 // One supertile on A accumulators.
 template <int A, class Row, class F>
