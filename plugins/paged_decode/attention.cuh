@@ -232,7 +232,6 @@ struct Shared {
     float4 tiles[WARPS * Rows<D>::RING_BYTES / 16];  // [WARPS][SLOTS][TILE][D] of BF16
     Queries<D> q;
     alignas(16) Stats of_warp[WARPS][HEADS];
-    Groups groups;
     Memory fresh;
 };
 
@@ -273,7 +272,8 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     if (SPREAD ? team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1) : team.index >= max(cut.groups, 1)) {
         wait_for_copies<0>();
         if (SPREAD && team.index >= team.sharing && cut.pieces > 1)
-            combine_unit(&shared.groups, row.out, row.gate, row.heads, team.zeros, cut.pieces, D, team.index - team.sharing);
+            combine_columns(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing, cut.pieces, D,
+                            team.index - team.sharing);
         return;
     }
 

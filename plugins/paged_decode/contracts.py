@@ -122,7 +122,7 @@ DECODE = Contract(
         Case("model_27b", _dims(3, (24, 4, _WIDEST), (600, 16, 200), 3189), _MODEL_SCALE, attention_tolerance(3189)),
         Case("every_piece", _dims(1, (16, 2, _WIDEST), (600, 16, 600), 9500), _MODEL_SCALE, attention_tolerance(9500)),
         Case(
-            "more_rows_than_clusters",
+            "more_rows_than_have_pieces_to_themselves",
             _dims(33, (4, 2, 64), (140, 16, 132), 2100),
             {"scale": 0.125},
             attention_tolerance(2100),

@@ -22,7 +22,7 @@
         bf16* __restrict__ out,                /* [S, Hq, D] */                                                     \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
         float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, u32 factor,   \
-        int shift, int Hk, int per_key, int most) {                                                                 \
+        int shift, int Hk, int per_key, int sharing, int most) {                                                    \
         allow_next_launch();                                                                                        \
         Fresh<D> source(q_weight, k_weight, log2_step);                                                             \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
@@ -39,7 +39,7 @@
                       is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};               \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(most, scratch, zeros), source);           \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros), source);  \
     }
 
 PAGED_DECODE_FRESH(paged_decode_fresh, 64, false, ATTENTION_BOUNDS)

@@ -31,7 +31,7 @@ _NO_ARRAY = 0  # a null pointer
 _PIECE_TOKENS = 64
 # A row has pieces for so many blocks, and a piece's groups of 8 are at most 8 (pieces.cuh).
 _MOST_BLOCKS, _MOST_PIECES, _GROUP = 128, 64, 8
-# Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 10 KB a piece.
+# Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 12 KB a piece.
 _SPREAD_BLOCKS = 512
 # So many blocks keep a device busy: with fewer rows several share one.
 _ENOUGH_BLOCKS = 528
@@ -39,8 +39,8 @@ _ENOUGH_BLOCKS = 528
 # where they do not, and beside them.
 _TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 8 * 1024
 _SMALLEST = (8, 0)
-# pieces.cuh: the columns that a block combines, and the mail of a piece, a column.
-_UNIT, _MAIL_BYTES = 8, 40
+# pieces.cuh: the mail of a piece, a column; pieces that a warp combines, and its columns.
+_MAIL_BYTES, _PIECES_A_WARP, _COLUMNS, _WARPS = 48, 16, 4, 4
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
@@ -122,6 +122,12 @@ def shares_of(teams: int, longest: int, most: int) -> Shares:
     return Shares(False, min(ceil_div(pieces, _GROUP), ceil_div(_ENOUGH_BLOCKS, teams)))
 
 
+def combining_blocks(head_dim: int, pieces: int) -> int:
+    """Return how many blocks combine the pieces of a row and key head: 4 columns a warp, or every two or four of them."""
+    warps = next(count for count in (1, 2, _WARPS) if pieces <= count * _PIECES_A_WARP)
+    return head_dim // _COLUMNS * warps // _WARPS
+
+
 def launches(
     name: str, bound: Bound, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
 ) -> tuple[LaunchPlan, ...]:
@@ -154,11 +160,11 @@ def _shared_launch(
     elif shares.sharing > 1:
         slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2)
         workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")
-    units = dims["D"] // _UNIT if shares.is_spread else 0
+    waiting = combining_blocks(dims["D"], shares.sharing) if shares.is_spread else 0
     return LaunchPlan(
         f"{name}_spread_d{dims['D']}" if shares.is_spread else f"{name}_d{dims['D']}",
-        (rows, teams_a_row, shares.sharing + units),
-        (*tensors, *workspace, *numbers, most),
+        (rows, teams_a_row, shares.sharing + waiting),
+        (*tensors, *workspace, *numbers, shares.sharing, most),
         dynamic_shared_bytes=_shared_bytes(_capability_of(bound.views["q"].device)),
     )
 
@@ -169,7 +175,7 @@ _SIZES = ("i32", "i32", "u32", "i32", "i32", "i32")  # of paged_sizes
 def entry_points(name: str, pointers: int, counts: int) -> tuple[EntryPoint, ...]:
     """Return the entry points of a source: for each head size one for many rows and one for few; and one for any."""
     numbers = ("f32", *("i32",) * counts, *_SIZES)
-    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + (*numbers, "i32"))
+    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + (*numbers, "i32", "i32"))
     return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + numbers + ("i32",)))
 
 
@@ -216,7 +222,7 @@ DECODE_FRESH = AttentionKernel(
     FOLDER / "fresh.cu",
     _shared_entries(
         "paged_decode_fresh",
-        ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64", "i32", "i32", *_SIZES, "i32"),
+        ("ptr",) * (len(_FRESH_TENSORS) + 2) + ("f32",) * 3 + ("f64", "i32", "i32", *_SIZES, "i32", "i32"),
     ),
     _plan_fresh,
     include_dirs=(INCLUDE_DIR,),

@@ -13,7 +13,7 @@
         const __nv_bfloat16* gate,                 /* [S, Hq, D], or none */                                        \
         __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                 \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int most) {                   \
+        float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) {      \
         allow_next_launch();                                                                                        \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
         const BlockPlace at(per_key);                                                                               \
@@ -23,7 +23,7 @@
         const int entry = entry_of(cache, table, L, at.first_token<SPREAD>());                                      \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(most, scratch, zeros));                   \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)

@@ -4,7 +4,7 @@
 // warps of a piece are taken in one after the other, then pieces within a group, then groups. A row has the same bits
 // however it is shared out:
 //   one piece   the block that has it writes the result
-//   few rows    a block a piece, which sends its result to blocks that have none; those wait for it, each for 8 columns
+//   few rows    a block a piece, which sends its result to blocks that have none; those wait for it, each for some columns
 //   many rows   a block takes all pieces of a group, and group after group; the last one to be done combines the groups
 // Blocks that wait are the last ones of a grid, so that whoever they wait for is there before them.
 #pragma once
@@ -32,6 +32,9 @@ __device__ __forceinline__ uint4 look(const uint4* p) {
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
     return v;
+}
+__device__ __forceinline__ void put(u32* p, u32 v) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 __device__ __forceinline__ void put(uint2* p, uint2 v) {
     asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
@@ -101,6 +104,13 @@ struct Running {
 
 __device__ __forceinline__ float mix(float total, float value, float2 shares) {
     return __fmaf_rn(shares.y, value, __fmul_rn(total, shares.x));
+}
+
+// A result as it is stored. -0 becomes 0: it depends on how a row is shared out.
+__device__ __forceinline__ bf16 finished(float total, Stats stats, bool is_gated, bf16 gate) {
+    const float mean = __fmul_rn(__fadd_rn(total, 0.0f), __frcp_rn(stats.y));
+    const bf16 rounded = __float2bfloat16_rn(stats.y <= 0.0f ? 0.0f : mean);
+    return is_gated ? __float2bfloat16_rn(__fmul_rn(__bfloat162float(rounded), sigmoid(__bfloat162float(gate)))) : rounded;
 }
 
 // Where a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4) goes: two columns of one head.
@@ -216,123 +226,119 @@ __device__ __forceinline__ bool is_last(u32* count, int added, int all) {
 
 // --- few rows: mail ---
 
-// 8 columns of a piece or a group, of heads 2t and 2t + 1 in one of them.
-struct Unit {
-    float2 total = make_float2(0.0f, 0.0f);
-    Running of_head[2];
-
-    // Nothing changes, but for -0, where there is nothing: no branch, so that one does not wait for another.
-    __device__ __forceinline__ void take(float2 value, float4 stats, bool exists) {
-        if (!exists) value = make_float2(0.0f, 0.0f), stats = make_float4(NO_TOP, 0.0f, NO_TOP, 0.0f);
-        total.x = mix(total.x, value.x, of_head[0].take(make_float2(stats.x, stats.y)));
-        total.y = mix(total.y, value.y, of_head[1].take(make_float2(stats.z, stats.w)));
-    }
-    __device__ __forceinline__ float4 stats() const {
-        const Stats first = of_head[0].stats(), second = of_head[1].stats();
-        return make_float4(first.x, first.y, second.x, second.y);
-    }
-};
-
-// What a unit of a piece is sent in: a word that is zero has not come. There is no counter, and nobody waits for more than
-// the word itself; whoever has read one makes it zero again. Zero is sent as -0.
+// What four columns of a piece are sent in: values [4, HEADS], then statistics. A word that is zero has not come: there is no
+// counter, and nobody waits for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0,
+// which counts as much.
 struct Mail {
-    static constexpr int UNIT_WORDS = 64 + 2 * HEADS;
-    u32* const at;
+    static constexpr int COLUMNS = 4, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
 
-    __device__ __forceinline__ Mail(u32* of_team, int D, int piece, int unit)
-        : at(of_team + (size_t)piece * words_of(D) + unit * UNIT_WORDS) {}
-    __device__ __forceinline__ static int words_of(int D) { return D / 8 * UNIT_WORDS; }  // a piece's
-    __device__ __forceinline__ uint2* value() const { return reinterpret_cast<uint2*>(at) + (threadIdx.x & 31); }
-    __device__ __forceinline__ uint4* stats() const { return reinterpret_cast<uint4*>(at + 64) + (threadIdx.x & 3); }
-    __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
-    __device__ __forceinline__ static float read(u32 letter) { return __fadd_rn(__uint_as_float(letter), 0.0f); }
-    __device__ __forceinline__ static bool is_there(uint2 v) { return v.x != 0 && v.y != 0; }
-    __device__ __forceinline__ static bool is_there(uint4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
-
-    __device__ __forceinline__ void clear() const {
-        put(value(), make_uint2(0, 0));
-        if ((threadIdx.x & 31) < 4) put(stats(), make_uint4(0, 0, 0, 0));
+    __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a piece
+    __device__ __forceinline__ static u32* at(u32* of_team, int D, int piece, int part) {
+        return of_team + (size_t)piece * words_of(D) + part * WORDS;
     }
+    __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
 };
 
-// Sends a piece. A lane has columns of its warp's units, and of one of them statistics.
+// Sends a piece.
 template <int D>
 __device__ __forceinline__ void send_piece(const Held<D>& held, const Team& team) {
-    constexpr int OWN = D / 32;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    constexpr int PARTS = D / WARPS / Mail::COLUMNS;  // a warp's
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = (threadIdx.x >> 5) * PARTS;
 #pragma unroll
-    for (int i = 0; i < OWN; ++i)
-        put(Mail(team.zeros, D, team.index, warp * OWN + i).value(),
+    for (int i = 0; i < PARTS / 2; ++i)
+        put(reinterpret_cast<uint2*>(Mail::at(team.zeros, D, team.index, first + 2 * i + g / 4)) + g % 4 * (HEADS / 2) + t,
             make_uint2(Mail::letter(held.total[i / 2][i % 2 * 2]), Mail::letter(held.total[i / 2][i % 2 * 2 + 1])));
-    const Stats first = held.of_head[0].stats(), second = held.of_head[1].stats();
-    if (lane < 4 * OWN)
-        put(Mail(team.zeros, D, team.index, warp * OWN + lane / 4).stats(),
-            make_uint4(Mail::letter(first.x), Mail::letter(first.y), Mail::letter(second.x), Mail::letter(second.y)));
+    const Stats even = held.of_head[0].stats(), odd = held.of_head[1].stats();
+    const uint4 stats = make_uint4(Mail::letter(even.x), Mail::letter(even.y), Mail::letter(odd.x), Mail::letter(odd.y));
+#pragma unroll
+    for (int i = 0; i < PARTS; i += 8)
+        if (i + g < PARTS)
+            put(reinterpret_cast<uint4*>(Mail::at(team.zeros, D, team.index, first + i + g) + Mail::STATS) + t, stats);
 }
 
-// Groups of a unit, which warps leave for the first of them.
+// How many warps combine what four columns of so many pieces are sent in, two groups each.
+constexpr int PIECES_A_WARP = MOST_GROUPS / WARPS * GROUP;
+__device__ __forceinline__ int warps_of(int sharing) { return sharing > 2 * PIECES_A_WARP ? 4 : sharing > PIECES_A_WARP ? 2 : 1; }
+
+// Groups, as lanes leave them for the first of those warps.
 struct Groups {
-    alignas(16) float4 stats[MOST_GROUPS][4];
-    float2 total[MOST_GROUPS][32];
+    float total[MOST_GROUPS][32];
+    Stats stats[MOST_GROUPS][32];
 };
 
-// Combines a unit: a warp two groups, the first one the groups. By a block without a piece. One function for all head
-// sizes, which compiles once.
-__device__ __noinline__ void combine_unit(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int pieces,
-                                          int D, int unit) {
-    constexpr int TOGETHER = MOST_GROUPS / WARPS * GROUP;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * TOGETHER, count = pieces - first;
-    const Row row{nullptr, out, nullptr, 0, heads, 0, 0, gate};
-    Target target(row, D, 8 * unit);
-    if (warp == 0) target.load_gate();
+// A value of one head.
+struct Value {
+    float total = 0.0f;
+    Running head;
+
+    // Nothing changes, but for -0, where there is nothing: no branch, so that one does not wait for another.
+    __device__ __forceinline__ void take(float value, Stats stats, bool exists) {
+        const float2 shares = head.take(make_float2(exists ? stats.x : NO_TOP, exists ? stats.y : 0.0f));
+        total = mix(total, exists ? value : 0.0f, shares);
+    }
+};
+
+// Combines four columns a warp, or every two or four warps: a lane one head of one of them. By a block without a piece, the
+// ``index``-th of them. One function for all head sizes, which compiles once.
+__device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int sharing,
+                                             int pieces, int D, int index) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = warps_of(sharing);
+    const int part = index * (WARPS / warps) + warp / warps, first = warp % warps * PIECES_A_WARP, count = pieces - first;
+    const int head = lane % HEADS, place = head * D + 4 * part + lane / HEADS;
+    const bool is_first = first == 0, exists = is_first && head < heads;
+    bf16 factor = {};
+    if (exists && gate != nullptr) factor = gate[place];
     if (count > 0) {
-        // Until a piece comes, few words are looked at.
-        const u32* const word = Mail(mail, D, first + min(lane % TOGETHER, count - 1), unit).at + 64;
-        while (!__any_sync(0xffffffffu, look(word) != 0)) {}
-        uint2 values[TOGETHER] = {};
-        uint4 stats[TOGETHER] = {};
-        bool is_there;
+        // Few words are looked at until all pieces have begun to come. What is beyond them is the last one once more: with
+        // a branch, a look would wait for the one before.
+        const u32* const word = Mail::at(mail, D, first + min(lane % PIECES_A_WARP, count - 1), part) + Mail::STATS;
+        while (!__all_sync(0xffffffffu, look(word) != 0)) {}
+        u32 values[PIECES_A_WARP];
+        uint2 stats[PIECES_A_WARP];
+        u32 missing;
         do {
-            is_there = true;
 #pragma unroll
-            for (int i = 0; i < TOGETHER; ++i) {
-                if (i >= count) continue;
-                const Mail from(mail, D, first + i, unit);
-                values[i] = look(from.value()), stats[i] = look(from.stats());
+            for (int i = 0; i < PIECES_A_WARP; ++i) {
+                const u32* const from = Mail::at(mail, D, first + min(i, count - 1), part);
+                values[i] = look(from + lane);
+                stats[i] = look(reinterpret_cast<const uint2*>(from + Mail::STATS) + head);
             }
+            missing = 0;
 #pragma unroll
-            for (int i = 0; i < TOGETHER; ++i)
-                is_there &= i >= count || (Mail::is_there(values[i]) && Mail::is_there(stats[i]));
-        } while (!__all_sync(0xffffffffu, is_there));
+            for (int i = 0; i < PIECES_A_WARP; ++i) missing |= (values[i] == 0) | (stats[i].x == 0) | (stats[i].y == 0);
+        } while (__any_sync(0xffffffffu, missing != 0));
 #pragma unroll
-        for (int g = 0; g < TOGETHER / GROUP; ++g) {
-            Unit own;
+        for (int g = 0; g < PIECES_A_WARP / GROUP; ++g) {
+            Value own;
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
-                own.take(make_float2(Mail::read(values[i].x), Mail::read(values[i].y)),
-                         make_float4(Mail::read(stats[i].x), Mail::read(stats[i].y), Mail::read(stats[i].z),
-                                     Mail::read(stats[i].w)),
+                own.take(__uint_as_float(values[i]), make_float2(__uint_as_float(stats[i].x), __uint_as_float(stats[i].y)),
                          i < count);
-            const int group = first / GROUP + g;
-            groups->total[group][lane] = own.total;
-            if (lane < 4) groups->stats[group][lane] = own.stats();
+            groups->total[warp * (PIECES_A_WARP / GROUP) + g][lane] = own.total;
+            groups->stats[warp * (PIECES_A_WARP / GROUP) + g][lane] = own.head.stats();
         }
     }
     __syncthreads();
-    if (warp == 0) {
-        const int all = (pieces + GROUP - 1) / GROUP;
-        Unit whole;
+    if (is_first) {
+        const int all = (pieces + GROUP - 1) / GROUP, from = warp * (PIECES_A_WARP / GROUP);
+        Value whole;
 #pragma unroll
-        for (int g = 0; g < MOST_GROUPS; ++g) whole.take(groups->total[g][lane], groups->stats[g][lane & 3], g < all);
-        const Stats stats[2] = {whole.of_head[0].stats(), whole.of_head[1].stats()};
-        target.write(whole.total, stats);
+        for (int g = 0; g < MOST_GROUPS; ++g) {
+            const int at = min(from + g, MOST_GROUPS - 1);
+            whole.take(groups->total[at][lane], groups->stats[at][lane], g < all);
+        }
+        if (exists) out[place] = finished(whole.total, whole.head.stats(), gate != nullptr, factor);
     }
 #pragma unroll 4
-    for (int i = 0; i < min(count, TOGETHER); ++i) Mail(mail, D, first + i, unit).clear();
+    for (int i = 0; i < min(count, PIECES_A_WARP); ++i) {
+        u32* const from = Mail::at(mail, D, first + i, part);
+        put(from + lane, 0);
+        if (lane < 2 * HEADS) put(from + Mail::STATS + lane, 0);
+    }
 }
 
 // Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows; key_heads *
-// ceil(per_key / 8); blocks that have pieces, and with SPREAD one more for every 8 columns.
+// ceil(per_key / 8); blocks that have pieces, and with SPREAD those that combine columns.
 struct BlockPlace {
     int row, key_head, head, heads;
 
@@ -353,8 +359,8 @@ struct BlockPlace {
 
     // This block's team; where several share a row it has mail, or scratch memory for ``most`` pieces and a counter.
     template <int D, bool SPREAD>
-    __device__ __forceinline__ Team team_of(int most, float* scratch, u32* zeros) const {
-        const int sharing = (int)gridDim.z - (SPREAD ? D / 8 : 0), groups = (most + GROUP - 1) / GROUP;
+    __device__ __forceinline__ Team team_of(int sharing, int most, float* scratch, u32* zeros) const {
+        const int groups = (most + GROUP - 1) / GROUP;
         const size_t team = (size_t)row * gridDim.y + blockIdx.y;
         return {(int)blockIdx.z, sharing, most, scratch + team * groups * Slice<D>::FLOATS,
                 zeros + team * (SPREAD ? sharing * Mail::words_of(D) : 1)};

@@ -35,7 +35,7 @@ struct Prefix {
         const int* context_lens,                   /* [S] */                                                        \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                 \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int most) {            \
+        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) { \
         allow_next_launch();                                                                                        \
         wait_for_previous_launch();                                                                                 \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
@@ -46,7 +46,7 @@ struct Prefix {
         const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<SPREAD>());                          \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
                       nullptr};                                                                                     \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(most, scratch, zeros));                   \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
     }
 
 PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)

@@ -272,7 +272,7 @@ def test_rows_with_gaps_give_the_bits_of_rows_without(kernels, launched, key, sl
         assert memory.back(array).tobytes() == without[name].tobytes()
 
 
-# clusters
+# shares of a row
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "width"), [(8, 2, 64), (24, 4, 256)])
@@ -293,7 +293,7 @@ def test_attention_of_a_row_alone_has_the_bits_of_the_row_among_many(kernels, he
         memory.wait()
         return memory.back(out)
 
-    # Many rows have a block each, one row clusters that share its pieces.
+    # Of many rows a block has several pieces, of one row one.
     among_many = launch(slice(0, rows))
     for row in (0, 4, 152, 296):  # where int32 views are aligned
         assert np.array_equal(launch(slice(row, row + 1)), among_many[row : row + 1])
