@@ -123,7 +123,7 @@ def shares_of(teams: int, longest: int, most: int) -> Shares:
 
 
 def combining_blocks(head_dim: int, pieces: int) -> int:
-    """Return how many blocks combine the pieces of a row and key head: 4 columns a warp, or every two or four of them."""
+    """Return how many blocks combine the pieces of a row and key head: 4 columns a warp, or two or four warps."""
     warps = next(count for count in (1, 2, _WARPS) if pieces <= count * _PIECES_A_WARP)
     return head_dim // _COLUMNS * warps // _WARPS
 
