@@ -11,7 +11,7 @@
 constexpr int LISTED = sizeof(Ranking::list) / sizeof(u64);
 constexpr int MOST_WANTED = 128;  // launch.py says the same
 constexpr int ENTRIES = 1;  // of a block's posts, behind its header
-constexpr u32 HEADERS = 4;  // the upper half of a header is below that, of any other word it is not
+constexpr u64 HEADER = 1ull << 33;  // and 1ull << 32 beside it: of entries the upper half is larger
 constexpr u64 NO_ENTRY = ~0ull;
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
@@ -25,6 +25,16 @@ __device__ __forceinline__ u64 posted(const u64* place) {
 __device__ __forceinline__ u64 await_post(const u64* place, u64 word = 0) {
     while (word == 0) word = posted(place);
     return word;
+}
+
+// Without what the compiler adds to share one among the lanes of a warp.
+__device__ __forceinline__ u32 count_up(u32& counter) {
+    u32 before;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"((u32)__cvta_generic_to_shared(&counter)) : "memory");
+    return before;
+}
+__device__ __forceinline__ void raise_to(u32& place, u32 value) {
+    asm volatile("red.shared.max.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(&place)), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ u32 key_at(const bf16* logits, u32 index) {
@@ -61,6 +71,7 @@ struct Share {
     __device__ __forceinline__ u64* mass(int block) const { return posts + blocks * places + block; }
     // The last cluster has the merging block: where blocks begin in order, all that it waits for have begun.
     __device__ __forceinline__ bool is_last_team() const { return block >= blocks - TEAM; }
+    __device__ __forceinline__ bool merges() const { return block == blocks - TEAM; }
 };
 
 using Pair = __nv_bfloat162;
@@ -112,20 +123,19 @@ template <class Visit>
 __device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pieces pieces, int at, Pair reach, Visit visit) {
 #pragma unroll 1
     while (true) {
-#pragma unroll 1
-        for (int i = 0; i < PARALLEL; ++i) {
-            const uint4 raw = pieces.raw[0];
-            // Bits 0 to 3 for the lower logits of the four words, 16 to 19 for the upper ones.
-            u32 ones = (__hge2_mask(pair_of(raw.x), reach) & 0x10001u) | (__hge2_mask(pair_of(raw.y), reach) & 0x20002u) |
-                       (__hge2_mask(pair_of(raw.z), reach) & 0x40004u) | (__hge2_mask(pair_of(raw.w), reach) & 0x80008u);
-#pragma unroll 1
-            for (; ones != 0; ones &= ones - 1) {
-                const int bit = __ffs(ones) - 1, word = bit & 3, half = bit >> 4;
-                const u32 low = word & 1 ? raw.y : raw.x, high = word & 1 ? raw.w : raw.z;
-                visit((word & 2 ? high : low) >> 16 * half & 0xFFFFu, (at + i * share.step) * share.width + 2 * word + half);
-            }
+        // Of each word of the four pieces one bit for the lower logit, and one 16 further for the upper one.
+        u32 ones = 0;
 #pragma unroll
-            for (int j = 1; j < PARALLEL; ++j) pieces.raw[j - 1] = pieces.raw[j];
+        for (int i = 0; i < PARALLEL; ++i) {
+            const u32 words[4] = {pieces.raw[i].x, pieces.raw[i].y, pieces.raw[i].z, pieces.raw[i].w};
+#pragma unroll
+            for (int word = 0; word < 4; ++word) ones |= __hge2_mask(pair_of(words[word]), reach) & 0x10001u << (4 * i + word);
+        }
+#pragma unroll 1
+        for (; ones != 0; ones &= ones - 1) {
+            const int bit = __ffs(ones) - 1, half = bit >> 4;
+            const int index = (at + (bit >> 2 & 3) * share.step) * share.width + 2 * (bit & 3) + half;
+            visit((u32)reinterpret_cast<const unsigned short*>(row)[index], index);
         }
         at -= PARALLEL * share.step;
         if (at < share.first) return;
@@ -136,9 +146,9 @@ __device__ __forceinline__ void each_reaching(const bf16* row, const Share& shar
 // --- the key of some rank among the largest that warps met: a bound from below, since they are some of all ---
 
 constexpr int TOP_BITS = 10;  // of a place among them, so that no two are equal
-static_assert(THREADS <= 1 << TOP_BITS);
+static_assert(THREADS <= 1 << TOP_BITS && WARPS % 16 == 0);
 
-// The ``each`` largest of a warp's keys, one a lane; 0 is none.
+// The ``each`` largest of a warp's keys, one a lane; 0 is none. All others of ``buckets`` are 0.
 __device__ __forceinline__ void mark_tops(Ranking& shared, u32 key, int each) {
     const u32 lane = threadIdx.x % 32;
     u32 own = key << 5 | lane;
@@ -150,67 +160,66 @@ __device__ __forceinline__ void mark_tops(Ranking& shared, u32 key, int each) {
     }
 }
 
-// The block meets before and after. ``ranked`` and ``largest`` stay where there is no such one.
+// The block meets before and after. ``ranked`` and ``largest`` stay where there is no such one. Half a warp counts for one.
 __device__ __forceinline__ void rank_tops(const Ranking& shared, int each, u32 rank, u32& ranked, u32& largest) {
-    const int count = WARPS * each;
-    if ((int)threadIdx.x >= count) return;
-    const u32 own = shared.buckets[threadIdx.x], key = own >> TOP_BITS;
-    u32 ahead = 0;
+    const int lane = threadIdx.x % 32, count = WARPS * each;
 #pragma unroll 1
-    for (int i = 0; i < count; i += 16)
+    for (int begin = 0; begin < count; begin += THREADS / 16) {
+        const int which = begin + threadIdx.x / 16;
+        const u32 own = shared.buckets[which], key = own >> TOP_BITS;
+        u32 ahead = 0;
+#pragma unroll 1
+        for (int i = lane % 16; i < count; i += 64)
 #pragma unroll
-        for (int j = 0; j < 16; j += 4) {
-            const uint4 tops = *reinterpret_cast<const uint4*>(&shared.buckets[i + j]);
-            ahead += (tops.x > own) + (tops.y > own) + (tops.z > own) + (tops.w > own);
+            for (int j = 0; j < 64; j += 16)
+                ahead += __popc(__ballot_sync(ALL_LANES, shared.buckets[i + j] > own) & 0xFFFFu << (lane & 16));
+        if (lane % 16 == 0 && key != 0) {
+            if (ahead + 1 == rank) ranked = key;
+            if (ahead == 0) largest = key;
         }
-    if (key != 0 && ahead + 1 == rank) ranked = key;
-    if (key != 0 && ahead == 0) largest = key;
+    }
 }
 
 // --- the blocks of a row ---
 
 // By all threads, before the block first meets; the cluster is awaited before anything is told.
 __device__ __forceinline__ void begin_team(Ranking& shared) {
+    shared.buckets[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
-        shared.floor = shared.largest = shared.reached = 0;
-        shared.joint_reach = shared.joint_floor = shared.joint_largest = shared.joint_count = shared.is_too_many = 0;
+        shared.reached = shared.joint_floor = shared.joint_largest = shared.joint_count = 0;
+        shared.floors[0] = shared.floors[1] = shared.largest = 0;
         expect_bytes(&shared.told, sizeof(shared.verdict));
     }
     cluster_arrive_relaxed();
 }
 
-// Posts the largest of this block's share, of which ``own`` is the thread's; ``last`` and ``at`` as largest_key leaves them.
+constexpr u32 TOO_MANY = 1u << 16;  // beside a floor
+
+// Posts what reaches the block's floor.
 __device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, const Share& share, u32 own, const Pieces& last,
                                              int at) {
-    mark_tops(shared, own, share.tops);
-    __syncthreads();
-    rank_tops(shared, share.tops, share.least, shared.floor, shared.largest);
-    __syncthreads();
-    const u32 reach = max(shared.floor, LOWEST_KEY);
+    const u32 reach = max(shared.floors[0], LOWEST_KEY);
     u64* const posts = share.posts + share.block * share.places;
     const int most = share.places - ENTRIES;
     if (own >= reach)
         each_reaching(row, share, last, at, pair_of(bits_of(reach) * 0x10001u), [&](u32 bits, int index) {
-            const int place = atomicAdd(&shared.reached, 1u);
+            const int place = count_up(shared.reached);
             if (place < most) post(posts + ENTRIES + place, order_of(key_of(bits), index));
         });
     __syncthreads();
-    const int count = shared.reached;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < share.places; i += THREADS) {
-        if (i == 0) post(posts, (u64)(count > most ? 3 : 2) << 32 | shared.largest << 16 | shared.floor);
-        else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
-    }
+    const int count = shared.reached, i = threadIdx.x;
+    static_assert(2 * MOST_WANTED + 32 <= THREADS);
+    if (i >= share.places) return;
+    const u32 floor = shared.floors[0] | (count > most ? TOO_MANY : 0);
+    if (i == 0) post(posts, (u64)floor << 16 | shared.largest | HEADER);
+    else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
 }
 
-// By the merging block: lists what all posted, sorted, from the ``wanted``-th largest on or a little further (0: as far as
-// that is complete), and returns how many they are, fewer than are wanted if that cannot be said. ``joint_largest`` is the
-// row's largest key.
-__device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share, int wanted) {
+// Brings all posts together, once they are there, and returns the largest key of those that this thread brought.
+__device__ __forceinline__ u32 collect(Ranking& shared, const Share& share) {
     const int total = share.blocks * share.places;
     constexpr int AT_ONCE = 2;
-    // Stage 1: all posts, once they are there, and their largest.
-    u32 own = 0, floor = 0, largest = 0, flags = 0;
+    u32 own = 0, floor = 0, largest = 0;
 #pragma unroll 1
     for (int first = threadIdx.x; first < total; first += AT_ONCE * THREADS) {
         u64 words[AT_ONCE];
@@ -223,39 +232,54 @@ __device__ __forceinline__ int merge_largest(Ranking& shared, const Share& share
             if (at >= total) continue;
             u64 word = await_post(share.posts + at, words[i]);
             share.posts[at] = 0;
-            if ((u32)(word >> 32) < HEADERS) {
-                floor = max(floor, (u32)word & 0xFFFFu), largest = max(largest, (u32)word >> 16), flags |= (u32)(word >> 32);
+            if (word < 2 * HEADER) {
+                floor = max(floor, (u32)(word >> 16) & 0x1FFFFu), largest = max(largest, (u32)word & 0xFFFFu);
                 word = NO_ENTRY;
             }
             shared.list[at] = word;
             if (word != NO_ENTRY) own = max(own, key_in(word));
         }
     }
-    floor = __reduce_max_sync(ALL_LANES, floor), largest = __reduce_max_sync(ALL_LANES, largest);
-    flags = __reduce_or_sync(ALL_LANES, flags);
-    if (threadIdx.x % 32 == 0) {
-        atomicMax(&shared.joint_floor, floor), atomicMax(&shared.joint_largest, largest);
-        if (flags & 1) shared.is_too_many = 1;
+    // Headers stand at multiples of 32.
+    if (threadIdx.x % 32 == 0) raise_to(shared.joint_floor, floor), raise_to(shared.joint_largest, largest);
+    return own;
+}
+
+// By all blocks of a row: lists the largest, sorted, in the merging block, from the ``wanted``-th on or a little further (0: as
+// far as that is complete), and returns there how many they are, fewer than are wanted if that cannot be said; elsewhere -1.
+// ``joint_largest`` is the row's largest key. All threads of a block call ``between`` between the posting and the merging.
+template <class Between>
+__device__ __forceinline__ int list_largest(Ranking& shared, const bf16* row, const Share& share, u32 own, const Pieces& last,
+                                            int at, int wanted, Between between) {
+    int each = share.tops, rank = share.least;
+#pragma unroll 1
+    for (int phase = 0; phase < 2; ++phase) {  // first of a block, then of all: the code is fetched once
+        mark_tops(shared, own, each);
+        __syncthreads();
+        rank_tops(shared, each, rank, shared.floors[phase], shared.largest);
+        __syncthreads();
+        if (phase > 0) break;
+        shared.buckets[threadIdx.x] = 0;
+        post_largest(shared, row, share, own, last, at);
+        between();
+        if (!share.merges()) return -1;
+        own = collect(shared, share);
+        each = min((2 * wanted + WARPS - 1) / WARPS, 8), rank = wanted;
     }
-    // Stage 2: those that are far enough ahead.
-    const int each = min((2 * wanted + WARPS - 1) / WARPS, 8);
-    mark_tops(shared, own, each);
-    __syncthreads();
-    rank_tops(shared, each, wanted, shared.joint_reach, shared.largest);
-    __syncthreads();
-    const u32 reach = max(max(shared.joint_reach, shared.joint_floor), 1u);
+    const int total = share.blocks * share.places;
+    const u32 joint_floor = shared.joint_floor, reach = max(max(shared.floors[1], joint_floor), 1u);
     u64* const found = shared.list + total;
 #pragma unroll 1
     for (int i = threadIdx.x; i < total; i += THREADS) {
         const u64 word = shared.list[i];
         if (word == NO_ENTRY || key_in(word) < reach) continue;
-        const int place = atomicAdd(&shared.joint_count, 1u);
+        const int place = count_up(shared.joint_count);
         if (place < LISTED - total) found[place] = word;
     }
     __syncthreads();
     const int count = shared.joint_count;
-    if (shared.is_too_many || count > LISTED - total) return 0;
-    // Stage 3: each to its place; LANES threads count for one.
+    if (joint_floor >= TOO_MANY || count > LISTED - total) return 0;
+    // Each to its place; LANES threads count for one.
     constexpr int LANES = 8, EACH = 4;
 #pragma unroll 1
     for (int begin = 0; begin < count * LANES; begin += THREADS) {

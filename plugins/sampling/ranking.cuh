@@ -29,10 +29,11 @@ __device__ __forceinline__ float value_of(u32 key) { return __uint_as_float(bits
 // 2^((logit - largest) * rate) * unit; 0 for a NaN.
 struct Softmax {
     float largest, rate, unit;
-    __device__ __forceinline__ u64 mass(u32 key) const {
+    __device__ __forceinline__ u64 mass(u32 key) const { return key == 0 ? 0 : mass_of(bits_of(key)); }
+    __device__ __forceinline__ u64 mass_of(u32 bits) const {
         float power;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((value_of(key) - largest) * rate));
-        return key == 0 ? 0 : __float2ull_rz(power * unit);
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((__uint_as_float(bits << 16) - largest) * rate));
+        return (bits & 0x7FFFu) > 0x7F80u ? 0 : __float2ull_rz(power * unit);
     }
 };
 // The rate of a temperature above 0; finite, so that the largest has a power of 1.
@@ -71,8 +72,9 @@ struct Ranking {
     u32 bucket, place, index;
     u32 selected;
     // largest.cuh: of a block, of all blocks of a row, and what the block that merges tells its cluster.
-    u32 floor, largest, reached;
-    u32 joint_reach, joint_floor, joint_largest, joint_count, is_too_many, is_done;
+    u32 largest, reached;
+    u32 floors[2];  // of the block, of all
+    u32 joint_floor, joint_largest, joint_count, is_done;
     float verdict;
     Arrival told;
 };

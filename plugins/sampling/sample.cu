@@ -46,18 +46,28 @@ __device__ __forceinline__ u64 sum_of_warp(u64 sum) {
 }
 
 // The mass of the whole row, in every thread of the merging block. By all blocks of a row, after they have posted.
-__device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, const Pieces& last, int at,
+__device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, Pieces pieces, int at,
                                            Softmax softmax) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (warp == 0) {
-        const u32 largest = lane < share.blocks ? (u32)await_post(share.posts + lane * share.places) >> 16 : 0;
+        const u32 largest = lane < share.blocks ? (u32)await_post(share.posts + lane * share.places) & 0xFFFFu : 0;
         shared.joint_largest = __reduce_max_sync(ALL_LANES, largest);
     }
     __syncthreads();
     softmax.largest = value_of(shared.joint_largest);
     u64 mass = 0;
-    const u32 lowest = bits_of(LOWEST_KEY) * 0x10001u;
-    each_reaching(row, share, last, at, pair_of(lowest), [&](u32 bits, int) { mass += softmax.mass(key_of(bits)); });
+#pragma unroll 1
+    for (; at >= share.first; at -= PARALLEL * share.step) {
+        pieces.load_from(row, share, at);
+#pragma unroll 1
+        for (int i = 0; i < PARALLEL; ++i) {
+            const unsigned short* bits = reinterpret_cast<const unsigned short*>(&pieces.raw[0]);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) mass += softmax.mass_of((u32)bits[e]);
+#pragma unroll
+            for (int j = 1; j < PARALLEL; ++j) pieces.raw[j - 1] = pieces.raw[j];
+        }
+    }
     mass = sum_of_warp(mass);
     if (lane == 0) shared.of_warp[warp].mass = mass;
     __syncthreads();
@@ -67,7 +77,7 @@ __device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, con
         mass = sum_of_warp(lane < WARPS ? shared.of_warp[lane].mass : 0);
         if (lane == 0) post(share.mass(share.block), (mass & MOST) + 1);
     }
-    if (share.block != share.blocks - TEAM) return 0;
+    if (!share.merges()) return 0;
     if (warp == 0) {
         mass = 0;
         if (lane < share.blocks) mass = await_post(share.mass(lane)) - 1, *share.mass(lane) = 0;
@@ -78,21 +88,27 @@ __device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, con
     return shared.total.mass;
 }
 
-// By a warp: the token, if it is among ``listed`` logits of ``list``; false if it is not, or that cannot be said.
+// By a warp: the token, if it is among ``listed`` logits of ``list``, with top_k all that it keeps; false if it is not, or that
+// cannot be said.
 __device__ __forceinline__ bool draw_listed(const u64* list, const Limits& limits, const Softmax& softmax, int listed,
                                             u64 mass_of_all, u32& index) {
     const int each = (listed + 31) / 32, begin = threadIdx.x * each, end = min(begin + each, listed);
     u64 own = 0;
 #pragma unroll 1
     for (int i = begin; i < end; ++i) own += softmax.mass(key_in(list[i]));
-    const u64 up_to = sum_up_to_lane({0, own}).mass, listed_mass = __shfl_sync(ALL_LANES, up_to, 31);
-    u64 kept = mass_of_all;
+    u64 up_to = own;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const u64 lower = __shfl_up_sync(ALL_LANES, up_to, distance);
+        if ((int)threadIdx.x >= distance) up_to += lower;
+    }
+    const u64 listed_mass = __shfl_sync(ALL_LANES, up_to, 31);
+    u64 kept = limits.top_k > 0 ? listed_mass : mass_of_all;
 #pragma unroll 1
-    for (int limit = 0; limit < LIMITS; ++limit) {
+    for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
-        const bool by_mass = limit != TOP_K;
         const u64 wanted = limits.wanted(limit, kept);
-        if (wanted > (by_mass ? listed_mass : listed)) return false;
+        if (wanted > listed_mass) return false;
         u64 sum = up_to - own, found_sum = 0;
         u32 found = 0;
         bool is_found = false;
@@ -100,7 +116,7 @@ __device__ __forceinline__ bool draw_listed(const u64* list, const Limits& limit
         for (int i = begin; i < end; ++i) {
             const u64 order = list[i], with = sum + softmax.mass(key_in(order));
             // One lane meets it, once.
-            if (by_mass ? sum < wanted && wanted <= with : i + 1 == wanted) found_sum = with, found = (u32)order, is_found = true;
+            if (sum < wanted && wanted <= with) found_sum = with, found = (u32)order, is_found = true;
             sum = with;
         }
         const int lane = __ffs(__ballot_sync(ALL_LANES, is_found)) - 1;
@@ -148,17 +164,17 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     const bool has_top_k = limits.top_k > 0, has_few = has_top_k && limits.top_k <= MOST_WANTED;
     share.want(!is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
-    post_largest(shared, row.logits, share, own, last, at);
+    const int asked = !is_drawn ? 1 : has_few ? limits.top_k : 0;
     Softmax softmax{0.0f, rate_of(limits.temperature), unit};
     u64 mass_of_all = 0;
-    if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, last, at, softmax);
+    const int listed = list_largest(shared, row.logits, share, own, last, at, asked, [&] {
+        if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, last, at, softmax);
+    });
     if (!share.is_last_team()) return;
-    cluster_wait();
 
     // Stage 2: the token, if it is among these.
     u32 verdict = 0;
-    if (row.rank == 0) {
-        const int listed = merge_largest(shared, share, !is_drawn ? 1 : has_few ? limits.top_k : 0);
+    if (share.merges()) {
         const u32 key = shared.joint_largest;
         softmax.largest = value_of(key);
         is_drawn = is_drawn && isfinite(softmax.largest);
@@ -168,8 +184,8 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
             if (!is_done && listed > 0) {
                 index = (u32)shared.list[0], is_done = true;
                 if (is_drawn)
-                    is_done = draw_listed(shared.list, limits, softmax, has_top_k ? min(listed, limits.top_k) : listed,
-                                          mass_of_all, index);
+                    is_done = limits.top_k <= listed &&
+                              draw_listed(shared.list, limits, softmax, has_top_k ? limits.top_k : listed, mass_of_all, index);
             }
             if (threadIdx.x == 0 && is_done) out[m] = index;
             if (threadIdx.x == 0) shared.is_done = is_done;
@@ -177,6 +193,7 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
         __syncthreads();
         verdict = shared.is_done ? 0 : 1 << 16 | key;
     }
+    cluster_wait();
     verdict = told(shared, row.rank, verdict);
     if (verdict == 0) return;
 

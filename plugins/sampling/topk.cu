@@ -99,20 +99,17 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) topk_bf16(
         int at;
         const u32 own = largest_key(row.logits, share, last, at, [&] { begin_team(shared); });
         share.want(k);
-        post_largest(shared, row.logits, share, own, last, at);
+        const int listed = list_largest(shared, row.logits, share, own, last, at, k, [] {});
         if (!share.is_last_team()) return;
-        cluster_wait();
-        u32 verdict = 0;
-        if (row.rank == 0) {
-            const int listed = merge_largest(shared, share, k);
+        if (share.merges())
 #pragma unroll 1
             for (int i = threadIdx.x; i < k && k <= listed; i += THREADS) {
                 const u64 order = shared.list[i];
                 ids[i] = (int)(u32)order;
                 values[i] = value_of(key_in(order));
             }
-            verdict = k > listed;
-        }
+        cluster_wait();
+        const u32 verdict = k > listed;
         if (told(shared, row.rank, verdict) == 0) return;
     }  // else launch.py gives a row one cluster
     __syncthreads();  // the list is read no more
