@@ -119,7 +119,7 @@ struct Few {
 };
 __device__ __forceinline__ uint2 narrow(float a, float b, float c, float d) { return make_uint2(bf16_pair(a, b), bf16_pair(c, d)); }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one_w8(
+extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one(
     const bf16* x,                    // [S, C]
     const bf16* __restrict__ weight,  // [C, 4]
     bf16* state,                      // [R, C, 3], in and out

@@ -32,7 +32,7 @@ def _plan(
     if width > 1 and not is_ragged:
         blocks = ceil_div(channels // _CHANNELS, _THREADS)
         arrays = (views[name] for name in ("x", "weight", "state", "slots", "out"))
-        return LaunchPlan("causal_conv1d_one_w8", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
+        return LaunchPlan("causal_conv1d_one", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
     cu_rows = views["cu_rows"] if is_ragged else _NULL
     tensors = (views["x"], cu_rows, views["weight"], views["state"], views["slots"], views["out"])
     sizes = (rows, sequences, dims["R"], channels, taps, rows_a_chunk, blocks)
@@ -46,7 +46,7 @@ _kernel = partial(
     Path(__file__).with_name("causal_conv1d.cu"),
     (
         *(EntryPoint(f"causal_conv1d_w{width}", ("ptr",) * 7 + ("i32",) * 7) for width in (1, 8)),
-        EntryPoint("causal_conv1d_one_w8", ("ptr",) * 5 + ("i32",) * 3),
+        EntryPoint("causal_conv1d_one", ("ptr",) * 5 + ("i32",) * 3),
     ),
 )
 UPDATE = _kernel(partial(_plan, is_ragged=False))

@@ -61,7 +61,7 @@ def test_rule_with_norm_by_its_heads(sequences, form, cluster, blocks):
 
 
 @pytest.mark.parametrize(("channels", "taps", "form", "blocks"), [
-    (8192, 4, "one_w8", 96), (72, 4, "one_w8", 3), (65, 4, "w1", 6), (8192, 3, "w1", 384),
+    (8192, 4, "one", 96), (72, 4, "one", 3), (65, 4, "w1", 6), (8192, 3, "w1", 384),
 ])  # fmt: skip
 def test_convolution_of_single_rows_by_channels_and_taps(channels, taps, form, blocks):
     dims = {"S": 3, "R": 3, "C": channels, "W": taps}
