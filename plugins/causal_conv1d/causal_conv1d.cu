@@ -117,7 +117,9 @@ struct Few {
         return __uint_as_float(place % 2 ? pair & 0xFFFF0000u : pair << 16);
     }
 };
-__device__ __forceinline__ uint2 narrow(float a, float b, float c, float d) { return make_uint2(bf16_pair(a, b), bf16_pair(c, d)); }
+__device__ __forceinline__ uint2 narrow(float a, float b, float c, float d) {
+    return make_uint2(bf16_pair(a, b), bf16_pair(c, d));
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one(
     const bf16* x,                    // [S, C]

@@ -1,10 +1,10 @@
 // The largest logits of a row, sorted, in one block: what top-k and sampling look at nearly always.
 //
 // Several blocks share a row, warp by warp in turns of 32 pieces. Each looks once: of the largest that its warps met, the
-// ``least``-th is its floor, and what reaches that, a few more logits, it posts in global memory, where the block that merges
-// waits for it. Every word of a post is written once and is not 0, so that it tells of itself: no fence, no counter, and
-// one trip to L2. What reaches the highest floor of all is complete, and nearly always more than is wanted; it is sorted by
-// counting what is ahead. The rows where it is less, or where too many are equal, are left to ranking.cuh.
+// ``least``-th is its floor, and what reaches that, a few more logits, it posts in global memory, where the block that
+// merges waits for it. Every word of a post is written once and is not 0, so that it tells of itself: no fence, no counter,
+// and one trip to L2. What reaches the highest floor of all is complete, and nearly always more than is wanted; it is sorted
+// by counting what is ahead. The rows where it is less, or where too many are equal, are left to ranking.cuh.
 #pragma once
 #include "ranking.cuh"
 
@@ -55,7 +55,8 @@ struct Share {
     int least, places, tops;  // a block's rank of its floor, words of its posts, and what its warps mark
 
     __device__ __forceinline__ Share(u64* all, int V, int row_bits, int stride)
-        : row_bits(row_bits), blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), width(piece_width(V)), pieces(width == 8 ? V / 8 : V),
+        : row_bits(row_bits), blocks(1 << row_bits), block(blockIdx.x & (blocks - 1)), width(piece_width(V)),
+          pieces(width == 8 ? V / 8 : V),
           first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32), step(WARPS * 32 << row_bits) {
         posts = all + (size_t)(blockIdx.x >> row_bits) * stride;
     }
@@ -118,9 +119,11 @@ __device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, 
     }
 }
 
-// Calls ``visit(bits, index)`` for the logits of this thread's share that reach a pair of two equal ones, the last pieces first.
+// Calls ``visit(bits, index)`` for the logits of this thread's share that reach a pair of two equal ones, the last pieces
+// first.
 template <class Visit>
-__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pieces pieces, int at, Pair reach, Visit visit) {
+__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pieces pieces, int at, Pair reach,
+                                              Visit visit) {
 #pragma unroll 1
     while (true) {
         // Of each word of the four pieces one bit for the lower logit, and one 16 further for the upper one.
@@ -245,9 +248,9 @@ __device__ __forceinline__ u32 collect(Ranking& shared, const Share& share) {
     return own;
 }
 
-// By all blocks of a row: lists the largest, sorted, in the merging block, from the ``wanted``-th on or a little further (0: as
-// far as that is complete), and returns there how many they are, fewer than are wanted if that cannot be said; elsewhere -1.
-// ``joint_largest`` is the row's largest key. All threads of a block call ``between`` between the posting and the merging.
+// By all blocks of a row: lists the largest, sorted, in the merging block, down to the ``wanted``-th or a little further (0:
+// as far as that is complete), and returns there how many they are, fewer than are wanted if that cannot be said; elsewhere
+// -1. ``joint_largest`` is the row's largest key. All threads of a block call ``between`` between posting and merging.
 template <class Between>
 __device__ __forceinline__ int list_largest(Ranking& shared, const bf16* row, const Share& share, u32 own, const Pieces& last,
                                             int at, int wanted, Between between) {

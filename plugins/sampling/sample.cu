@@ -2,14 +2,15 @@
 //
 // In this order: the first top_k stay (0: all), softmax of logit / temperature over them, the shortest run of them whose
 // sum reaches top_p stays, and the first whose cumulative sum exceeds uniform times their total is the token. Temperature
-// 0 takes the largest. Where all of this happens among the largest few hundred, these are listed and sorted (largest.cuh) by
-// as many blocks as are at hand; else nothing is sorted (ranking.cuh), by a cluster of 8 blocks from sm_90 on, one block
-// below: the row is read once for the bins, and once or twice for each limit that is set. Both ways give the same token: all
-// sums are exact.
+// 0 takes the largest. Where all of this happens among the largest few hundred, these are listed and sorted (largest.cuh)
+// by as many blocks as are at hand; else nothing is sorted (ranking.cuh), by a cluster of 8 blocks from sm_90 on, one block
+// below: the row is read once for the bins, and once or twice for each limit that is set. Both ways give the same token:
+// all sums are exact.
 //
-// Numerics: exponentials FP32 (2 units in the last place), summed exactly as whole numbers; limits are multiplied in FP64. One ``uniform`` always
-// gives one token, whatever other rows there are. Parameters out of range and rows without a finite largest logit, which
-// the contract refuses, give the largest logit; NaN is passed over. sm_80 and newer. Launched by launch.py.
+// Numerics: exponentials FP32 (2 units in the last place), summed exactly as whole numbers; limits are multiplied in FP64.
+// One ``uniform`` always gives one token, whatever other rows there are. Parameters out of range and rows without a finite
+// largest logit, which the contract refuses, give the largest logit; NaN is passed over. sm_80 and newer. Launched by
+// launch.py.
 #include "largest.cuh"
 
 // What bounds the order, one after the other; each is a sum that the last logit within it reaches.

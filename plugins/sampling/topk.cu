@@ -1,8 +1,9 @@
 // The k largest logits of each row in falling order, of equal ones the lowest index first.
 //
 // Up to 128 are nearly always found as largest.cuh says. Otherwise the k-th is found without sorting (ranking.cuh), by a
-// cluster of 8 blocks from sm_90 on, one block below; what is not behind it goes to out_ids in any order, and one block sorts
-// it by value and index: in shared memory up to LISTED, else in out_ids itself, which is slow. Values are exact. NaN, which the contract refuses, comes last. sm_80 and newer. Launched by launch.py.
+// cluster of 8 blocks from sm_90 on, one block below; what is not behind it goes to out_ids in any order, and one block
+// sorts it by value and index: in shared memory up to LISTED, else in out_ids itself, which is slow. Values are exact. NaN,
+// which the contract refuses, comes last. sm_80 and newer. Launched by launch.py.
 #include "largest.cuh"
 
 __device__ __forceinline__ void select(const Row& row, int k, int* ids) {
