@@ -293,15 +293,18 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         // a branch, a look would wait for the one before.
         const u32* const word = Mail::at(mail, D, first + min(lane % PIECES_A_WARP, count - 1), part) + Mail::STATS;
         while (!__all_sync(0xffffffffu, look(word) != 0)) {}
+        const char* const from = reinterpret_cast<const char*>(Mail::at(mail, D, first, part));
+        const char *const own_value = from + 4 * lane, *const own_stats = from + 4 * Mail::STATS + 8 * head;
+        const int step = 4 * Mail::words_of(D);
         u32 values[PIECES_A_WARP];
         uint2 stats[PIECES_A_WARP];
         u32 missing;
         do {
 #pragma unroll
             for (int i = 0; i < PIECES_A_WARP; ++i) {
-                const u32* const from = Mail::at(mail, D, first + min(i, count - 1), part);
-                values[i] = look(from + lane);
-                stats[i] = look(reinterpret_cast<const uint2*>(from + Mail::STATS) + head);
+                const long long at = (long long)min(i, count - 1) * step;
+                values[i] = look(reinterpret_cast<const u32*>(own_value + at));
+                stats[i] = look(reinterpret_cast<const uint2*>(own_stats + at));
             }
             missing = 0;
 #pragma unroll
