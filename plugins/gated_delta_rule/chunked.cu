@@ -1,64 +1,47 @@
-// Prefill in chunks of 64 rows, by the tensor cores: chunked.cuh says how. Two launches, by launch.py. sm_80 and newer; Dk =
-// 128, Dv a multiple of 32.
+// Prefill in chunks of 64 rows, by the tensor cores: chunked.cuh says how. Two launches, by launch.py. Dk = 128, Dv a
+// multiple of 32. sm_80 and newer.
 #include "chunked.cuh"
 
 // --- the first launch: T, P and factors of every chunk ---
 
 constexpr int WITHIN_BLOCKS = __CUDA_ARCH__ > 900 ? 3 : 4;  // an SM; a fourth one spills above sm_90
-constexpr int WITHIN_THREADS = 256, COLUMN_STRIDE = CHUNK + 4, SOLVED_STRIDE = CHUNK + 8;
+constexpr int WITHIN_THREADS = 256, STRIDE = CHUNK + 4;
 
 struct Within {
     union {
-        uint4 rows[2 * ROWS_BYTES / 16];         // k, then q
-        float columns[2][CHUNK][COLUMN_STRIDE];  // of A and P: [i][t]
+        uint4 rows[2 * ROWS_BYTES / 16];      // k, then q
+        float columns[CHUNK][STRIDE];         // of A: [i][t]
     };
     // (I + A)^-1, [t][i]. Above its diagonal, at [k][16 b + r], stands what block b > 0 of its diagonal has at [r][k].
-    float solved[CHUNK][SOLVED_STRIDE];
-    float decay[CHUNK], beta[CHUNK], squares[2][2 * CHUNK], unit[2][CHUNK], weight[CHUNK], gone[CHUNK], kept[CHUNK];
+    float solved[CHUNK][STRIDE];
+    // G of 16 rows: [block][i][t]; of row t the product from its block's first row on, of row i from the next to the last.
+    float inside[STEPS][16][16 + 1], from_first[CHUNK], to_last[CHUNK];
+    float decay[CHUNK], beta[CHUNK];
+    // Factors of rows [k or q] (their squares, to begin with) and of columns: without decays, and with the own block's.
+    float row[2][CHUNK], row_decayed[2][CHUNK], column[CHUNK], column_decayed[CHUNK];
 };
 
-// The squares of half of a row.
-__device__ __forceinline__ float squares_of(const uint4* rows, int row, int half) {
-    constexpr int PIECES = KEY_DIM / 16;
-    float squares = 0.0f;
+static_assert(sizeof(Within) == 57088);
+
+// Products of decays inside of each 16 rows, by column.
+__device__ __forceinline__ void multiply_decays(Within& w, int thread) {
+    const int block = thread / 16, i = thread % 16;
+    const float* const decay = w.decay + 16 * block;
+    float left = 0.0f;
 #pragma unroll 4
-    for (int piece = half * PIECES; piece < (half + 1) * PIECES; ++piece) {
-        const uint4 raw = rows[piece_at(row, piece) / 16];
-        const float4 low = widen(make_uint2(raw.x, raw.y)), high = widen(make_uint2(raw.z, raw.w));
-        squares += dot4(low, low) + dot4(high, high);
+    for (int t = 0; t < 16; ++t) {
+        left = t == i ? 1.0f : left * decay[t];
+        w.inside[block][i][t] = left;
+        if (i == 0) w.from_first[16 * block + t] = left * decay[0];
     }
-    return squares;
+    w.to_last[thread] = left;
 }
 
-// Multiplies half of column i by G[t][i], the weights of its rows and ``own``; rows before ``first`` become zeros. Returns
-// the last G[t][i]. The first column of A leaves decay[0] ... decay[t] in ``gone``.
-__device__ __forceinline__ float weigh_column(float* column, const float* decay, const float* weight, float own, int i,
-                                              int first, int half, float* gone) {
-    constexpr int ROWS = CHUNK / 2;
-    float left = 0.0f;
-    auto decays = [&](int t) { return *reinterpret_cast<const float4*>(decay + t); };
-    auto next = [&](int t, float by) { left = t == i ? 1.0f : left * by; };
-#pragma unroll 2
-    for (int t = 0; t < half * ROWS; t += 4) {
-        const float4 d = decays(t);
-        next(t, d.x), next(t + 1, d.y), next(t + 2, d.z), next(t + 3, d.w);
-    }
-#pragma unroll 2
-    for (int t = half * ROWS; t < (half + 1) * ROWS; t += 4) {
-        float4* const at = reinterpret_cast<float4*>(column + t);
-        const float4 d = decays(t), w = *reinterpret_cast<const float4*>(weight + t), x = *at;
-        const float ds[4] = {d.x, d.y, d.z, d.w}, ws[4] = {w.x, w.y, w.z, w.w};
-        float xs[4] = {x.x, x.y, x.z, x.w}, all[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            next(t + e, ds[e]);
-            all[e] = left * decay[0];
-            xs[e] = t + e < first ? 0.0f : xs[e] * (left * ws[e] * own);
-        }
-        *at = make_float4(xs[0], xs[1], xs[2], xs[3]);
-        if (i == 0) *reinterpret_cast<float4*>(gone + t) = make_float4(all[0], all[1], all[2], all[3]);
-    }
-    return left;
+// All rows of the blocks from ``from`` to before ``to``.
+__device__ __forceinline__ float decay_between(const Within& w, int from, int to) {
+    float all = 1.0f;
+    for (int block = from; block < to; ++block) all *= w.from_first[16 * block + 15];
+    return all;
 }
 
 // A block of 16 on the diagonal of (I + A)^-1, by forward substitution: a lane has half of a column.
@@ -73,7 +56,7 @@ __device__ __forceinline__ void invert_diagonal(Within& w, int block, int lane) 
         for (int j = 0; j < 8; ++j) {
             const int row = begin + 8 * half + j;
             const float known = __shfl_sync(ALL_LANES, x[j], 16 * half + i);
-            const float4* const a = reinterpret_cast<const float4*>(&w.columns[0][row][begin + own]);
+            const float4* const a = reinterpret_cast<const float4*>(&w.columns[row][begin + own]);
             if (own == 0) w.solved[row][begin + i] = known;
 #pragma unroll
             for (int r = 0; r < 8; r += 4) {
@@ -104,7 +87,7 @@ __device__ __forceinline__ void complete_columns(Within& w, int warp, int lane) 
         float4 sum = make_float4(0, 0, 0, 0), x = sum;
 #pragma unroll 8
         for (int j = first; j < begin; ++j)
-            sum = fma4(w.solved[j][i], *reinterpret_cast<const float4*>(&w.columns[0][j][begin + own]), sum);
+            sum = fma4(w.solved[j][i], *reinterpret_cast<const float4*>(&w.columns[j][begin + own]), sum);
         put(begin + own, sum);
 #pragma unroll 8
         for (int k = 0; k < 16; ++k)
@@ -114,11 +97,11 @@ __device__ __forceinline__ void complete_columns(Within& w, int warp, int lane) 
     }
 }
 
-// Writes a triangle as operands; ``value(t, i)`` gives its numbers. Each of WARPS warps takes tiles in turn.
-template <int WARPS, class Value>
-__device__ __forceinline__ void write_triangle(uint4 (*to)[32], int warp, int lane, Value value) {
+// Writes T as operands; warps take tiles in turn.
+__device__ __forceinline__ void write_solved(const Within& w, uint4 (*to)[32], int warp, int lane) {
+    auto value = [&](int t, int i) { return w.solved[t][i] * w.beta[i]; };
 #pragma unroll 1
-    for (int index = warp; index < TRIANGLE_TILES; index += WARPS) {
+    for (int index = warp; index < TRIANGLE_TILES; index += WITHIN_THREADS / 32) {
         const int step = index < 8 ? 0 : index < 14 ? 1 : index < 18 ? 2 : 3, tile = index - triangle_at(step, 0);
         const int t = 8 * tile + (lane >> 2), i = 16 * step + 2 * (lane & 3);
         uint4 words;
@@ -173,60 +156,96 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
 #pragma unroll 4
         for (int i = thread; i < (int)sizeof(Rows64) / 16; i += WITHIN_THREADS) to[i] = w.rows[i];
     }
-    const int row = thread % (2 * CHUNK), half = thread / (2 * CHUNK);
-    w.squares[half][row] = squares_of(w.rows, row, half);
+    if (thread < CHUNK) multiply_decays(w, thread);
 
-    // Stage 2: k . k by four warps, q . k by the others, 16 rows each.
-    const int which = warp / STEPS, strip = warp % STEPS;
-    float products[4 * ROW_TILES] = {};
+    // Stage 2: k . k by four warps, q . k by the others, 16 rows each; and the rows' squares.
+    const int which = warp / STEPS, strip = warp % STEPS, g = lane >> 2, t = lane & 3;
+    float products[4 * ROW_TILES] = {}, squares[8] = {};
 #pragma unroll 1
     for (int step = 0; step < KEY_STEPS; ++step) {
+        const u32 own = tiles + which * ROWS_BYTES;
         u32 a[4], b[4];
-        load_matrices(a, tiles + which * ROWS_BYTES + piece_at(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
+        load_matrices(a, own + piece_at(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
+        keys_by_rows(b, own, step, strip, lane);
+        mma(squares, a, b[0], b[1]);
+        mma(squares + 4, a, b[2], b[3]);
 #pragma unroll
         for (int p = 0; p < STEPS; ++p) {
+            if (p > strip) break;  // above the diagonal
             keys_by_rows(b, tiles, step, p, lane);
             mma(products + 8 * p, a, b[0], b[1]);
             mma(products + 8 * p + 4, a, b[2], b[3]);
         }
     }
-    __syncthreads();
-    if (half == 0) {
-        const float unit = rsqrtf(w.squares[0][row] + w.squares[1][row] + LENGTH_EPS);
-        if (row < CHUNK) w.unit[0][row] = unit, w.weight[row] = unit * w.beta[row];
-        else w.unit[1][row - CHUNK] = unit * rsqrtf((float)KEY_DIM);
-    }
 #pragma unroll
-    for (int i = 0; i < 4 * ROW_TILES; ++i)
-        w.columns[which][8 * (i / 4) + 2 * (lane & 3) + (i & 1)][16 * strip + (lane >> 2) + 8 * (i >> 1 & 1)] = products[i];
+    for (int e = 0; e < 2; ++e)
+        if (g == 2 * t + e) {
+            w.row[which][16 * strip + g] = squares[e];
+            w.row[which][16 * strip + g + 8] = squares[6 + e];
+        }
     __syncthreads();
 
-    // Stage 3: A and P.
-    const int is_p = row / CHUNK, i = row % CHUNK;
-    const float own = w.unit[0][i];
-    const float left =
-        weigh_column(w.columns[is_p][i], w.decay, is_p ? w.unit[1] : w.weight, own, i, i + !is_p, half, w.gone);
-    if (half == 1 && !is_p) w.kept[i] = left * own;
+    // Stage 3: factors.
+    Chunk& to = chunks[blockIdx.x];
+    if (thread < CHUNK) {
+        const int i = thread, block = i / 16;
+        const float unit_k = rsqrtf(w.row[0][i] + LENGTH_EPS);
+        const float unit_q = rsqrtf(w.row[1][i] + LENGTH_EPS) * rsqrtf((float)KEY_DIM);
+        const float before = w.from_first[i] * decay_between(w, 0, block);
+        w.row[0][i] = unit_k * w.beta[i];
+        w.row[1][i] = unit_q;
+        w.column[i] = unit_k;
+        w.row_decayed[0][i] = w.row[0][i] * w.from_first[i];
+        w.row_decayed[1][i] = unit_q * w.from_first[i];
+        w.column_decayed[i] = unit_k * w.to_last[i];
+        to.for_state.read_k[i] = before * unit_k;
+        to.for_outputs.read_q[i] = before * unit_q;
+        to.for_state.keep[i] = w.column_decayed[i] * decay_between(w, block + 1, STEPS);
+        if (i == CHUNK - 1) to.for_state.decay = before;
+    }
     __syncthreads();
 
-    // Stage 4: T, and P beside it.
-    if (warp < STEPS) {
-        invert_diagonal(w, warp, lane);
-    } else {
-        Chunk& to = chunks[blockIdx.x];
-        write_triangle<STEPS>(to.for_outputs.p, warp - STEPS, lane, [&](int t, int i) { return w.columns[1][i][t]; });
-        if (is_p) {
-            to.for_state.read_k[i] = w.gone[i] * w.unit[0][i];
-            to.for_outputs.read_q[i] = w.gone[i] * w.unit[1][i];
-            to.for_state.keep[i] = w.kept[i];
-            if (i == CHUNK - 1) to.for_state.decay = w.gone[i];
+    // Stage 4: A, and P, which becomes operands as it is.
+    const int low_row = 16 * strip + g;
+#pragma unroll
+    for (int p = 0; p < STEPS; ++p) {
+        if (p > strip) break;
+        const float between = decay_between(w, p + 1, strip);
+        float rows[2], columns[4];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            rows[e] = p < strip ? w.row_decayed[which][low_row + 8 * e] * between : w.row[which][low_row + 8 * e];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int i = 16 * p + 8 * (e / 2) + 2 * t + e % 2;
+            columns[e] = p < strip ? w.column_decayed[i] : w.column[i];
+        }
+        float* const x = products + 8 * p;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const int i = 8 * (e / 4) + 2 * t + e % 2, r = g + 8 * (e / 2 % 2);
+            x[e] *= rows[e / 2 % 2] * columns[e / 4 * 2 + e % 2];
+            if (p == strip) x[e] = r < i + !which ? 0.0f : x[e] * w.inside[strip][i][r];
+            if (which == 0) w.columns[16 * p + i][16 * strip + r] = x[e];
+        }
+        if (which == 1) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                uint4 words;
+                split(words.x, words.z, x[2 * e], x[2 * e + 1]);
+                split(words.y, words.w, x[4 + 2 * e], x[4 + 2 * e + 1]);
+                to.for_outputs.p[triangle_at(p, 2 * strip + e)][lane] = words;
+            }
         }
     }
     __syncthreads();
+
+    // Stage 5: T.
+    if (warp < STEPS) invert_diagonal(w, warp, lane);
+    __syncthreads();
     complete_columns(w, warp, lane);
     __syncthreads();
-    write_triangle<WITHIN_THREADS / 32>(chunks[blockIdx.x].for_state.t, warp, lane,
-                                        [&](int t, int i) { return w.solved[t][i] * w.beta[i]; });
+    write_solved(w, chunks[blockIdx.x].for_state.t, warp, lane);
 }
 
 // --- the second launch: chunk after chunk ---
@@ -244,14 +263,23 @@ struct Through {
     uint4 states[STRIPS][KEY_STEPS][2][32], learnt[STRIPS][STEPS][2][32];  // operands
     StateGiven for_state;
     OutputGiven for_outputs;
-    unsigned long long keys_there, given_there;  // barriers of bulk copies
+    Counted keys_there, given_there;
 };
 
 // Named barriers: of the block, of the warps that make outputs, and of each pair of warps.
-enum Barrier { KEYS_READY = 1, GIVEN_READY, OUTPUT_GROUP, STATE_FULL, STATE_EMPTY = STATE_FULL + STRIPS, LEARNT_FULL = STATE_EMPTY + STRIPS,
-               LEARNT_EMPTY = LEARNT_FULL + STRIPS };
+enum Barrier {
+    KEYS_READY = 1,
+    GIVEN_READY,
+    OUTPUT_GROUP,
+    STATE_FULL,
+    STATE_EMPTY = STATE_FULL + STRIPS,
+    LEARNT_FULL = STATE_EMPTY + STRIPS,
+    LEARNT_EMPTY = LEARNT_FULL + STRIPS
+};
 constexpr int PAIR = 64;
 static_assert(LEARNT_EMPTY + STRIPS <= 16);
+
+static_assert(sizeof(Through) == 99600);
 
 // What a block works on, chunk by chunk.
 struct Walk {
@@ -278,14 +306,13 @@ struct Walk {
     }
     // Two parts at once; their barrier counts the bytes, where there are bulk copies.
     template <class T, class U>
-    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, void* barrier) const {
+    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, Counted* barrier) const {
         const u32 at = (u32)__cvta_generic_to_shared(&to), also_at = (u32)__cvta_generic_to_shared(&also);
 #if __CUDA_ARCH__ >= 900
         if (thread > 0) return;
-        const u32 counts = (u32)__cvta_generic_to_shared(barrier);
-        barrier_expect(counts, sizeof(T) + sizeof(U));
-        copy_bulk(at, &from, sizeof(T), counts);
-        copy_bulk(also_at, &also_from, sizeof(U), counts);
+        barrier->expect(sizeof(T) + sizeof(U));
+        barrier->copy(at, &from, sizeof(T));
+        barrier->copy(also_at, &also_from, sizeof(U));
 #else
         auto fetch = [&](u32 to, const void* from, int count) {
 #pragma unroll 4
@@ -297,16 +324,15 @@ struct Walk {
     }
 };
 
-// c += the state, as ``operand(step)`` gives it, times rows of k or q: columns by rows.
-template <class Get>
-__device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, int step, int lane, const Get& operand) {
+// c += 16 keys of the state (step) times rows of k or q: columns by rows.
+__device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, int step, int lane, const Operand& operand) {
     u32 b[STEPS][4];
 #pragma unroll
     for (int p = 0; p < STEPS; ++p) keys_by_rows(b[p], tile, step, p, lane);
 #pragma unroll
-    for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.high, b[p / 2][p % 2 * 2], b[p / 2][p % 2 * 2 + 1]);
+    for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.high, b[p / 2] + p % 2 * 2);
 #pragma unroll
-    for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.low, b[p / 2][p % 2 * 2], b[p / 2][p % 2 * 2 + 1]);
+    for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.low, b[p / 2] + p % 2 * 2);
 }
 
 // c += 16 rows of an operand (step) times a triangle. Products of one accumulator wait for each other: they stand apart.
@@ -393,9 +419,9 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
                 rows_by_keys(b[0], k, step, p, lane);
                 rows_by_keys(b[1], k, step, p + 1, lane);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+                for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.high, b[i / 2] + i % 2 * 2);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+                for (int i = 0; i < 4; ++i) mma(state + 8 * p + 4 * i, operand.low, b[i / 2] + i % 2 * 2);
             }
         }
     }
@@ -419,7 +445,7 @@ __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat1
     };
     auto keys_are_ready = [&](int parity) {
 #if __CUDA_ARCH__ >= 900
-        barrier_wait((u32)__cvta_generic_to_shared(&m.keys_there), parity);
+        m.keys_there.wait(parity);
 #else
         wait_for_copies<1>();
 #endif
@@ -435,7 +461,7 @@ __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat1
         const int count = walk.count();
         wait_for_copies();
 #if __CUDA_ARCH__ >= 900
-        barrier_wait((u32)__cvta_generic_to_shared(&m.given_there), parity);
+        m.given_there.wait(parity);
 #endif
         bar_arrive(GIVEN_READY, THROUGH_THREADS);
         bar_sync(OUTPUT_GROUP, GROUP);
@@ -523,12 +549,13 @@ extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_thro
                     head, column, start, stop, (int)threadIdx.x % GROUP};
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-        barrier_init((u32)__cvta_generic_to_shared(&m.keys_there));
-        barrier_init((u32)__cvta_generic_to_shared(&m.given_there));
+        m.keys_there.init();
+        m.given_there.init();
     }
     __syncthreads();
 #endif
     if (warp < STRIPS)
-        keep_state(m, (stop - start + CHUNK - 1) / CHUNK, value_dim, pool + ((size_t)slot * value_heads + head) * heads.state_size() + column, strip, lane);
+        keep_state(m, (stop - start + CHUNK - 1) / CHUNK, value_dim,
+                   pool + ((size_t)slot * value_heads + head) * heads.state_size() + column, strip, lane);
     else make_outputs(m, walk, out, strip, lane);
 }

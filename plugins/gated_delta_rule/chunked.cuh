@@ -8,7 +8,8 @@
 //   S  <- g[63] S + (G[63] K)^T D
 //
 // The first launch makes T = (I + A)^-1 beta and P of all chunks at once; the second goes through the chunks of a head in
-// their order: D = T (V - g K S). Rows that are not there are zeros with a decay of 1: they change nothing.
+// their order: D = T (V - g K S). Rows that are not there are zeros with a decay of 1: they change nothing. Numbers that
+// are not finite reach all rows of their chunk.
 //
 // Numerics: q, k and v enter products as they are, in BF16; lengths and decays multiply results. The state, T, P, D and all
 // sums are FP32. An FP32 operand of a product is a pair of BF16, high + low, which errs by 2^-18; of two pairs, low * low
@@ -24,7 +25,9 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 // T and P are lower triangular: of 16 columns i by 8 rows t, only tiles that reach the diagonal. A tile is 32 lanes' B
 // operands of m16n8k16, {high, high, low, low}.
 constexpr int TRIANGLE_TILES = 2 * (4 + 3 + 2 + 1), TRIANGLE_BYTES = TRIANGLE_TILES * 32 * 16;
-__device__ __forceinline__ constexpr int triangle_at(int step, int tile) { return 8 * step - step * (step - 1) + tile - 2 * step; }
+__device__ __forceinline__ constexpr int triangle_at(int step, int tile) {
+    return 8 * step - step * (step - 1) + tile - 2 * step;
+}
 
 // What the first launch leaves of a chunk and head.
 struct StateGiven {
@@ -53,6 +56,7 @@ __device__ __forceinline__ void mma(float* c, const u32 (&a)[4], u32 b0, u32 b1)
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+__device__ __forceinline__ void mma(float* c, const u32 (&a)[4], const u32* b) { mma(c, a, b[0], b[1]); }
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
@@ -74,25 +78,31 @@ template <int PENDING = 0>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-#if __CUDA_ARCH__ >= 900  // barriers that count bytes, and bulk copies (PTX ISA 8.0)
-__device__ __forceinline__ void barrier_init(u32 barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
-        ::"r"(barrier), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
+// A barrier that counts bytes of bulk copies, from sm_90 on (PTX ISA 8.0).
+struct Counted {
+    unsigned long long bits;
+
+#if __CUDA_ARCH__ >= 900
+    __device__ __forceinline__ u32 at() const { return (u32)__cvta_generic_to_shared(this); }
+    __device__ __forceinline__ void init() {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __device__ __forceinline__ void expect(u32 bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
+    }
+    __device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                     "l"(from), "r"(bytes), "r"(at()) : "memory");
+    }
+    __device__ __forceinline__ void wait(u32 parity) const {
+        asm volatile(
+            "{\n.reg .pred done;\nagain:\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
+            ::"r"(at()), "r"(parity) : "memory");
+    }
 #endif
+};
 __device__ __forceinline__ void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -137,7 +147,7 @@ struct Operand {
 // Where 16 bytes of a row of q or k lie: twisted so that the eight rows that an ldmatrix reads lie in different banks.
 __device__ __forceinline__ u32 piece_at(int row, int piece) { return row * ROW_BYTES + ((piece ^ (row & 7)) << 4); }
 
-// The B operands of 16 keys (step) and 16 rows (pair) of a tile of rows: b[0], b[1] of its first eight, b[2], b[3] of the others.
+// The B operands of 16 keys (step) and 16 rows (pair) of a tile of rows: of its first eight, and of the others.
 __device__ __forceinline__ void keys_by_rows(u32 (&b)[4], u32 tile, int step, int pair, int lane) {
     load_matrices(b, tile + piece_at(16 * pair + (lane >> 4) * 8 + (lane & 7), 2 * step + (lane >> 3 & 1)));
 }

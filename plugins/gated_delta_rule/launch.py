@@ -65,7 +65,7 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
 # chunked.cuh: rows of a chunk, what the first launch leaves of one for a value head and for a key head, and the shared
 # memory of both launches.
 _CHUNK, _CHUNK_BYTES, _TILES_BYTES = 64, 21760, 32768
-_WITHIN_BYTES, _THROUGH_BYTES = 56064, 99600
+_WITHIN_BYTES, _THROUGH_BYTES = 57088, 99600
 # Chunks of a head that are in scratch at a time: 78 MB at 32 heads over 16.
 _MOST_CHUNKS = 64
 
