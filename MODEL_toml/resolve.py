@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_muster.MODEL_toml.contradictions import contradictions
 from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, ConfigFacts, config_facts, read_config
 from kernel_muster.MODEL_toml.loader import claimed_names, load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
@@ -16,6 +17,7 @@ from kernel_muster.registry.values import frozen
 
 MANIFEST_NAME = "MODEL.toml"
 _LONGEST_NAME = 300
+_MOST_SHOWN = 8
 
 
 @frozen
@@ -91,13 +93,13 @@ class Catalogue:
         text = None if reference is None else str(reference)
         named = None if text is None else self._named(text)
         if named is not None:
-            return _compared(named, content)
+            return _agreed(_compared(named, content), content)
         try:
             facts = config_facts(content)
         except ValueError as error:
             why = f"the config.json is malformed: {error}"
             return Resolution(None, _unknown("config.json", why, ()), (why,))
-        return self._by_type(facts, text)
+        return _agreed(self._by_type(facts, text), content)
 
     def _named(self, text: str) -> Resolution | None:
         found = [manifest for manifest in self.manifests if text in (manifest.name, manifest.hf_id)]
@@ -191,6 +193,22 @@ def _compared(named: Resolution, config: Mapping[str, Any]) -> Resolution:
     where = manifest.where("model_types") if manifest.model_types else manifest.where("model", "name")
     remedies = (f"name the model of that config.json, or give the config.json of {manifest.name}",)
     return Resolution(None, Finding("UNKNOWN_MODEL", manifest.name, why, (where,), remedies), (*named.steps, why))
+
+
+def _agreed(resolution: Resolution, config: Mapping[str, Any]) -> Resolution:
+    """Refuse a manifest whose dimensions are not those of the config.json that it was found for."""
+    manifest = resolution.manifest
+    found = () if manifest is None else contradictions(manifest.model, config)
+    if manifest is None or not found:
+        return resolution
+    what = "; ".join(found[:_MOST_SHOWN]) + (f"; and {len(found) - _MOST_SHOWN} more" * (len(found) > _MOST_SHOWN))
+    why = f"the config.json has type and size of {manifest.name}, and contradicts its manifest: {what}"
+    remedies = (
+        "give the model of that config.json a manifest of its own: --manifest FILE",
+        "or correct one of the two",
+    )
+    finding = Finding("UNKNOWN_MODEL", manifest.name, why, (manifest.where("model"),), remedies)
+    return Resolution(None, finding, (*resolution.steps, f"but the config.json contradicts it: {what}"))
 
 
 def _fits(facts: ConfigFacts, model_type: str | None, hidden_size: int | None) -> bool:

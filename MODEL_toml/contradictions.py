@@ -1,0 +1,151 @@
+"""Where a ``config.json`` says something else than a manifest: then it is another model, whatever its type and size.
+
+Only what both of them state is compared. What a manifest has no word for (an activation, a bias) is not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kernel_muster.MODEL_toml.schema import ModelTable
+from kernel_muster.MODEL_toml.wording import shown
+
+#: Each key of a manifest's [model] by its name in configs.
+_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "vocab_size": "vocab_size",
+    "rms_norm_eps": "rms_norm_eps",
+    "tie_word_embeddings": "tie_word_embeddings",
+    "attention.heads": "num_attention_heads",
+    "attention.kv_heads": "num_key_value_heads",
+    "attention.head_dim": "head_dim",
+    "attention.gated": "attn_output_gate",
+    "gdn.key_heads": "linear_num_key_heads",
+    "gdn.key_dim": "linear_key_head_dim",
+    "gdn.value_heads": "linear_num_value_heads",
+    "gdn.value_dim": "linear_value_head_dim",
+    "gdn.conv_width": "linear_conv_kernel_dim",
+    "moe.experts": "num_experts",
+    "moe.top_k": "num_experts_per_tok",
+    "moe.intermediate_size": "moe_intermediate_size",
+    "moe.shared_intermediate_size": "shared_expert_intermediate_size",
+    "moe.renormalise": "norm_topk_prob",
+    "mtp.layers": "mtp_num_hidden_layers",
+}
+#: The same for rope parameters, in their table; configs of an older generation have some of them outside.
+_ROPE_KEYS = {
+    "theta": "rope_theta",
+    "partial_factor": "partial_rotary_factor",
+    "mrope_sections": "mrope_section",
+    "mrope_interleaved": "mrope_interleaved",
+    "yarn_factor": "factor",
+    "yarn_original_context": "original_max_position_embeddings",
+}
+_YARN, _NOT_YARN = "yarn", ("default", "mrope")
+#: Methods that are formats of their own; the other ones say theirs in more words, which loading reads.
+_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
+_READ_WHEN_LOADING = ("compressed-tensors", "modelopt")
+_LONGEST = 60
+
+Get = Callable[[str], Any]
+
+
+def contradictions(model: ModelTable, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say where a config and a manifest's [model] state different things; the text model may be nested."""
+    nested = config.get("text_config")
+    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else {}
+
+    def get(key: str) -> Any:
+        value = text.get(key)
+        return config.get(key) if value is None else value
+
+    return (*_plain(model, get), *_layers(model, get), *_rope(model, get), *_quant(model, get))
+
+
+def _plain(model: ModelTable, get: Get) -> Iterator[str]:
+    for path, key in _KEYS.items():
+        table, _, name = path.rpartition(".")
+        owner = getattr(model, table) if table else model
+        yield from _compared(path, None if owner is None else getattr(owner, name), key, get(key))
+    if model.ffn == "dense":
+        key = "intermediate_size"
+        yield from _compared(key, model.intermediate_size, key, get(key))
+        if experts := get("num_experts"):
+            yield f"num_experts is {shown(experts)}, expected none (ffn = 'dense')"
+
+
+def _compared(path: str, mine: Any, key: str, theirs: Any) -> Iterator[str]:
+    if mine is None or theirs is None or _is_same(mine, theirs):
+        return
+    wanted = list(mine) if isinstance(mine, tuple) else shown(mine)
+    got = str(theirs)[:_LONGEST] if isinstance(theirs, list) else shown(theirs)
+    yield f"{key} is {got}, expected {wanted} ({path})"
+
+
+def _is_same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, tuple):
+        return isinstance(theirs, list) and len(theirs) == len(mine) and all(map(_is_same, mine, theirs))
+    if isinstance(mine, bool) or isinstance(theirs, bool):
+        return mine is theirs
+    return isinstance(theirs, int | float) and bool(mine == theirs)
+
+
+def _layers(model: ModelTable, get: Get) -> Iterator[str]:
+    """Compare the kind of every layer; attention to a window counts as full attention, as manifests have no other."""
+    kinds = model.layer_kinds
+    stated, every = get("layer_types"), get("full_attention_interval")
+    if not kinds:
+        return
+    if isinstance(stated, list):
+        theirs = tuple("gdn" if kind == "linear_attention" else "full" for kind in stated)
+        if theirs != kinds:
+            yield f"layer_types are {_counted(theirs)}, expected {_counted(kinds)} (layer_pattern)"
+    elif isinstance(every, int) and every > 0:
+        theirs = tuple("gdn" if (at + 1) % every else "full" for at in range(len(kinds)))
+        if theirs != kinds:
+            yield f"full_attention_interval is {shown(every)}, expected {_counted(kinds)} (layer_pattern)"
+
+
+def _counted(kinds: tuple[str, ...]) -> str:
+    if not kinds:
+        return "none"
+    first = next((at for at, kind in enumerate(kinds) if kind == "full"), None)
+    where = "" if first is None else f", the first full one at {first}"
+    return f"{kinds.count('gdn')} gdn and {kinds.count('full')} full{where}"
+
+
+def _rope(model: ModelTable, get: Get) -> Iterator[str]:
+    if model.rope is None:
+        return
+    table = _rope_table(get)
+    for name, key in _ROPE_KEYS.items():
+        mine, theirs = getattr(model.rope, name), table.get(key)
+        if theirs is None and not name.startswith("yarn"):
+            theirs = get(key)
+        yield from _compared(f"rope.{name}", None if mine == () else mine, key, theirs)
+    kind = table.get("rope_type", table.get("type"))
+    if kind is None:
+        return
+    if kind != _YARN and kind not in _NOT_YARN:
+        yield f"rope_type is {shown(kind)}, expected {' or '.join((*_NOT_YARN, _YARN))}"
+    elif (kind == _YARN) != (model.rope.yarn_factor is not None):
+        yield f"rope_type is {shown(kind)}, expected {'another' if kind == _YARN else _YARN} (rope.yarn_factor)"
+
+
+def _rope_table(get: Get) -> Mapping[str, Any]:
+    """Return the rope parameters, of full attention where there are some for each kind of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        table = get(name)
+        if isinstance(table, Mapping):
+            own = table.get("full_attention")
+            return own if isinstance(own, Mapping) else table
+    return {}
+
+
+def _quant(model: ModelTable, get: Get) -> Iterator[str]:
+    """Compare the method of quantisation; without one, weights may be requantised when they are loaded."""
+    stated = get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if method is None or (isinstance(method, str) and method.startswith(_READ_WHEN_LOADING)):
+        return
+    if not isinstance(method, str) or _METHODS.get(method) != model.quant:
+        yield f"quantization_config.quant_method is {shown(method)}, expected one of {model.quant} (quant)"

@@ -1,0 +1,133 @@
+"""A config.json that has type and size of a model and is another one all the same."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.MODEL_toml.contradictions import _KEYS, _ROPE_KEYS, contradictions
+
+ROPE = {
+    "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+    "mrope_interleaved": True,
+}  # fmt: skip
+DENSE: dict[str, Any] = {
+    "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "vocab_size": 248320,
+    "intermediate_size": 17408, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_attention_heads": 24,
+    "num_key_value_heads": 4, "head_dim": 256, "attn_output_gate": True, "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128, "linear_num_value_heads": 48, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
+    "rope_parameters": ROPE, "mtp_num_hidden_layers": 1,
+}  # fmt: skip
+MOE = {
+    "model_type": "qwen3_6_moe", "hidden_size": 2048, "num_hidden_layers": 40, "full_attention_interval": 4,
+    "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "norm_topk_prob": True,
+    "shared_expert_intermediate_size": 512, "rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_scaling": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Catalogue:
+    return Catalogue.from_folders([manifest_folder()])
+
+
+def nested(text: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model_type": text["model_type"].removesuffix("_text"), "text_config": text, **more}
+
+
+@pytest.mark.parametrize(("config", "name"), [
+    (DENSE, "qwen3.6-27b"), (nested(DENSE), "qwen3.8-27b"), (MOE, "qwen3.6-35b-a3b"),
+    ({"model_type": "qwen3_5", "hidden_size": 5120}, "qwen3.6-27b"),
+    (nested({**DENSE, "head_dim": None}, vocab_size=None), "qwen3.6-27b"),
+    (nested(DENSE, quantization_config={"quant_method": "compressed-tensors"}), "qwen3.6-27b"),
+    (nested(DENSE, quantization_config={"quant_method": "modelopt"}), "qwen3.6-27b"),
+    ({**DENSE, "rope_parameters": {"full_attention": ROPE, "linear_attention": {"rope_theta": 1}}}, "qwen3.6-27b"),
+])  # fmt: skip
+def test_config_that_says_the_same_or_less_is_no_contradiction(
+    shipped: Catalogue, config: dict[str, Any], name: str
+) -> None:
+    found = shipped.resolve_config(config, name)
+    assert found.finding is None
+    assert found.manifest is not None
+    assert found.manifest.name == name
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"num_hidden_layers": 63}, "num_hidden_layers is 63, expected 64 (num_layers)"),
+    ({"num_hidden_layers": "64"}, "num_hidden_layers is '64', expected 64 (num_layers)"),
+    ({"num_hidden_layers": True}, "num_hidden_layers is true, expected 64"),
+    ({"vocab_size": 151936}, "vocab_size is 151936, expected 248320"),
+    ({"intermediate_size": 27648}, "intermediate_size is 27648, expected 17408"),
+    ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, expected 1e-06"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected 1e-06"),
+    ({"tie_word_embeddings": True}, "tie_word_embeddings is true, expected false"),
+    ({"head_dim": 128}, "head_dim is 128, expected 256 (attention.head_dim)"),
+    ({"attn_output_gate": False}, "attn_output_gate is false, expected true (attention.gated)"),
+    ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim is 3, expected 4 (gdn.conv_width)"),
+    ({"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers is 2, expected 1 (mtp.layers)"),
+    ({"num_experts": 8}, "num_experts is 8, expected none (ffn = 'dense')"),
+    ({"layer_types": ["full_attention"] * 64},
+     "layer_types are 0 gdn and 64 full, the first full one at 0, expected 48 gdn and 16 full"),
+    ({"layer_types": None, "full_attention_interval": 2}, "full_attention_interval is 2, expected 48 gdn and 16 full"),
+    ({"rope_parameters": {**ROPE, "rope_theta": 1e6}}, "rope_theta is 1000000.0, expected 10000000.0 (rope.theta)"),
+    ({"rope_parameters": None, "rope_theta": 5}, "rope_theta is 5, expected 10000000.0"),
+    ({"rope_parameters": {**ROPE, "mrope_section": [16, 8, 8]}},
+     "mrope_section is [16, 8, 8], expected [11, 11, 10] (rope.mrope_sections)"),
+    ({"rope_parameters": {**ROPE, "mrope_interleaved": False}}, "mrope_interleaved is false, expected true"),
+    ({"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}},
+     "rope_type is 'yarn', expected another (rope.yarn_factor)"),
+    ({"rope_parameters": {**ROPE, "rope_type": "llama3"}}, "rope_type is 'llama3', expected default or mrope or yarn"),
+    ({"quantization_config": {"quant_method": "gptq"}},
+     "quantization_config.quant_method is 'gptq', expected one of nvfp4 (quant)"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8', expected one of nvfp4"),
+])  # fmt: skip
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_config_that_contradicts_its_manifest_is_of_no_known_model(
+    shipped: Catalogue, change: dict[str, Any], said: str, is_nested: bool
+) -> None:
+    config = {**DENSE, **change}
+    found = shipped.resolve_config(nested(config) if is_nested else config, "a fine tune of qwen3.6-27b")
+    assert found.manifest is None
+    assert found.finding is not None
+    assert (found.finding.code, found.finding.subject) == ("UNKNOWN_MODEL", "qwen3.6-27b")
+    assert said in found.finding.why
+    assert found.finding.where[0].startswith(str(manifest_folder() / "qwen3.6-27b" / "MODEL.toml"))
+    assert "but the config.json contradicts it" in found.steps[-1]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"num_experts": 128}, "num_experts is 128, expected 256 (moe.experts)"),
+    ({"norm_topk_prob": False}, "norm_topk_prob is false, expected true (moe.renormalise)"),
+    ({"num_experts_per_tok": 4}, "num_experts_per_tok is 4, expected 8"),
+])  # fmt: skip
+def test_model_that_is_named_must_be_that_of_its_config(shipped: Catalogue, change: dict[str, Any], said: str) -> None:
+    finding = shipped.resolve_config({**MOE, **change}, "qwen3.6-35b-a3b").finding
+    assert finding is not None
+    assert said in finding.why
+
+
+def test_many_contradictions_are_counted(shipped: Catalogue) -> None:
+    config = {**DENSE, **dict.fromkeys(_KEYS.values(), 7)}
+    finding = shipped.resolve_config(config, "qwen3.6-27b").finding
+    assert finding is not None
+    assert "; and " in finding.why
+    assert finding.why.endswith(" more")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(sorted({
+    *_KEYS.values(), *_ROPE_KEYS.values(), "layer_types", "full_attention_interval", "rope_parameters", "rope_scaling",
+    "rope_type", "type", "quantization_config", "quant_method", "text_config", "full_attention", "num_experts",
+}))  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(NAMES, JSON | st.dictionaries(NAMES, JSON, max_size=3), max_size=6))
+def test_whatever_stands_in_a_config_is_compared_without_an_exception(config: dict[str, Any]) -> None:
+    for manifest in Catalogue.from_folders([manifest_folder()]).manifests[:2]:
+        assert all(isinstance(text, str) and len(text) < 400 for text in contradictions(manifest.model, config))
