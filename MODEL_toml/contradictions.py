@@ -45,12 +45,16 @@ _YARN, _NOT_YARN = "yarn", ("default", "mrope")
 _METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
 _READ_WHEN_LOADING = ("compressed-tensors", "modelopt")
 _LONGEST = 60
+_OF_LAYERS = ("num_hidden_layers ", "layer_types ", "full_attention_interval ")
 
 Get = Callable[[str], Any]
 
 
-def contradictions(model: ModelTable, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say where a config and a manifest's [model] state different things; the text model may be nested."""
+def contradictions(model: ModelTable, config: Mapping[str, Any], *, has_all_layers: bool = True) -> tuple[str, ...]:
+    """Say where a config and a manifest's [model] state different things; the text model may be nested.
+
+    Without ``has_all_layers`` the manifest may be of some layers of that model.
+    """
     nested = config.get("text_config")
     text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else {}
 
@@ -58,7 +62,8 @@ def contradictions(model: ModelTable, config: Mapping[str, Any]) -> tuple[str, .
         value = text.get(key)
         return config.get(key) if value is None else value
 
-    return (*_plain(model, get), *_layers(model, get), *_rope(model, get), *_quant(model, get))
+    found = (*_plain(model, get), *_layers(model, get), *_rope(model, get), *_quant(model, get))
+    return found if has_all_layers else tuple(text for text in found if not text.startswith(_OF_LAYERS))
 
 
 def _plain(model: ModelTable, get: Get) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kernel_muster.MODEL_toml.contradictions import contradictions
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
@@ -54,6 +55,7 @@ def build_model(
         check_modalities(dims.name, modalities)
         if dims.drafter is not None:
             raise UsageError(f"{dims.name} cannot be built: it is a drafter of {dims.drafter.target}, not a model")
+        check_checkpoint(manifest, weights)
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", str(error))
         raise
@@ -101,6 +103,17 @@ def _build(ctx: LayerContext, dims: ModelDims, kernels: Lookups) -> Model:
         ctx.memory,
         tuple(ctx.planner.planned),
     )
+
+
+def check_checkpoint(manifest: HasModelTable, weights: object) -> None:
+    """Refuse a checkpoint of another model whose weights may have the same shapes; UsageError. A part of it will do."""
+    checkpoint = getattr(weights, "checkpoint", None)  # a plan shall not import what reads checkpoints
+    config = getattr(checkpoint, "config", None)
+    if checkpoint is None or not isinstance(config, Mapping):
+        return
+    if found := contradictions(manifest.model, config, has_all_layers=False):
+        where = f"{manifest.model.name} cannot be built from {checkpoint.folder}"
+        raise UsageError(f"{where}, whose config.json contradicts its manifest: {'; '.join(found)}")
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:

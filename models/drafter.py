@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_muster.models.batch import Batch
-from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_requests, open_context
+from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_checkpoint, check_requests, open_context
 from kernel_muster.models.dims import DrafterDims, ModelDims
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.decoder import OutputNorm
@@ -66,6 +66,7 @@ def build_drafter(
         dims = model_dims(manifest)
         if dims.drafter is None:
             raise UsageError(f"{dims.name} cannot be built: its manifest has no [dflash] table")
+        check_checkpoint(manifest, weights)
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", str(error))
         raise

@@ -48,6 +48,35 @@ def test_built_model_computes_through_every_layer(make_session: Make, changes: d
     assert isinstance(model.layers[1].ffn, NoneFfn) == (changes.get("ffn") == "none")
 
 
+class FromCheckpoint(SyntheticWeights):
+    """Weights that fit, beside a config.json that says more than they do."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.checkpoint = SimpleNamespace(folder="/models/other", config={"model_type": "qwen3_5", **config})
+
+
+@pytest.mark.parametrize("config", [{}, {"rope_theta": 1e7, "vocab_size": 48}, {"num_hidden_layers": 64}])
+def test_checkpoint_of_the_model_or_of_more_layers_of_it_builds_it(make_session: Make, config: dict[str, Any]) -> None:
+    assert build_model(manifest(), Lookups(make_session()), FromCheckpoint(**config), max_rows=4).maturity == "partial"
+
+
+@pytest.mark.parametrize(("config", "said"), [
+    ({"rope_theta": 1e6}, r"rope_theta is 1000000\.0, expected 10000000\.0 \(rope\.theta\)"),
+    ({"text_config": {"rms_norm_eps": 1e-5}}, "rms_norm_eps is 1e-05, expected 1e-06"),
+    ({"tie_word_embeddings": True}, "tie_word_embeddings is true, expected false"),
+])  # fmt: skip
+def test_checkpoint_of_another_model_whose_weights_would_fit_is_refused(
+    make_session: Make, config: dict[str, Any], said: str
+) -> None:
+    session = make_session()
+    contradicts = "tiny cannot be built from /models/other, whose config.json contradicts its manifest: "
+    with pytest.raises(UsageError, match=f"^{contradicts}{said}"):
+        build_model(manifest(), Lookups(session), FromCheckpoint(**config), max_rows=4)
+    (request,) = session.requests
+    assert request.lever == "manifest tiny"
+
+
 def test_weights_given_by_name_equal_the_synthetic_ones(make_session: Make) -> None:
     class Recorder(SyntheticWeights):
         def __init__(self) -> None:
