@@ -1,9 +1,10 @@
 """Build a model from a manifest and lookups: layers ask for their kernels here, once, and never again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kernel_muster.MODEL_toml.contradictions import contradictions
+from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
@@ -34,6 +35,15 @@ MATURITY: Maturity = "partial"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
 #: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
 MAX_ROWS = 2048
+#: Options of configs that change what layers compute, and the only value that is built.
+_OPTIONS: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "mlp_only_layers": [],
+}
 #: What a model reads. The vision tower of multimodal checkpoints is not built.
 MODALITIES = ("text",)
 
@@ -111,9 +121,20 @@ def check_checkpoint(manifest: HasModelTable, weights: object) -> None:
     config = getattr(checkpoint, "config", None)
     if checkpoint is None or not isinstance(config, Mapping):
         return
-    if found := contradictions(manifest.model, config, has_all_layers=False):
+    found = contradictions(manifest.model, config, has_all_layers=False)
+    if found := (*found, *_not_built(config, is_drafter=bool(getattr(manifest, "dflash", None)))):
         where = f"{manifest.model.name} cannot be built from {checkpoint.folder}"
         raise UsageError(f"{where}, whose config.json contradicts its manifest: {'; '.join(found)}")
+
+
+def _not_built(config: Mapping[str, Any], *, is_drafter: bool) -> Iterator[str]:
+    """Say which options of a config no layer has; a drafter attends to a window anyway."""
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, Mapping) else {}
+    for key, built in _OPTIONS.items():
+        value = text.get(key, config.get(key))
+        if value is not None and value != built and not (is_drafter and key == "use_sliding_window"):
+            yield f"{key} is {shown(value)}, which no layer does"
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:

@@ -56,7 +56,10 @@ class FromCheckpoint(SyntheticWeights):
         self.checkpoint = SimpleNamespace(folder="/models/other", config={"model_type": "qwen3_5", **config})
 
 
-@pytest.mark.parametrize("config", [{}, {"rope_theta": 1e7, "vocab_size": 48}, {"num_hidden_layers": 64}])
+@pytest.mark.parametrize("config", [
+    {}, {"rope_theta": 1e7, "vocab_size": 48}, {"num_hidden_layers": 64},
+    {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False, "mlp_only_layers": []},
+])  # fmt: skip
 def test_checkpoint_of_the_model_or_of_more_layers_of_it_builds_it(make_session: Make, config: dict[str, Any]) -> None:
     assert build_model(manifest(), Lookups(make_session()), FromCheckpoint(**config), max_rows=4).maturity == "partial"
 
@@ -65,6 +68,9 @@ def test_checkpoint_of_the_model_or_of_more_layers_of_it_builds_it(make_session:
     ({"rope_theta": 1e6}, r"rope_theta is 1000000\.0, expected 10000000\.0 \(rope\.theta\)"),
     ({"text_config": {"rms_norm_eps": 1e-5}}, "rms_norm_eps is 1e-05, expected 1e-06"),
     ({"tie_word_embeddings": True}, "tie_word_embeddings is true, expected false"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which no layer does"),
+    ({"text_config": {"use_sliding_window": True}}, "use_sliding_window is true, which no layer does"),
+    ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping is 30\.0, which no layer does"),
 ])  # fmt: skip
 def test_checkpoint_of_another_model_whose_weights_would_fit_is_refused(
     make_session: Make, config: dict[str, Any], said: str
