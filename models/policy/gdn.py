@@ -15,8 +15,13 @@ CHUNKED_KEY_DIM, CHUNKED_VALUE_DIMS = 128, 32
 # One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
 CHUNKED_PREFILL_ROWS = Threshold(
     "least rows of a prefill that the delta rule takes in chunks",
-    65,
-    Evidence(H200, "us a row of 32 heads, one after the other, 0.48", "fewer rows"),
+    33,
+    Evidence(
+        H200,
+        "us chunks/rows, 32 heads: 16 rows 16.6/14.3, 24 rows 16.7/20.0, 33 rows 16.7/26.2, 64 rows 17.0/47.6, 512 "
+        "rows 37/342, 2048 rows 105/1089; 8 sequences of 8 rows 43/27, of 32 rows 45/73, 16 of 16 rows 69/81; 48 "
+        "heads: 64 rows 16.3/45.9, 2048 rows 159/1168",
+    ),
 )
 
 
