@@ -101,7 +101,7 @@ def shares_of(form: str, features: int, depth: int, experts: int, slots: int, mu
 
 # Where experts have many rows, tiles are multiplied by many of them at once (grouped_many.cuh), for one depth of each.
 _MANY = {"gate_up": 2048, "down": 512}
-_MANY_ROWS_AN_EXPERT, _MANY_WARPS = 8, 8
+_MANY_ROWS_AN_EXPERT, _MANY_WARPS = 8, 16
 # Waves of blocks that a device should have at least, of one block a multiprocessor.
 _MANY_WAVES = 4
 _MOST_SLICES = {"gate_up": 4, "down": 8}
