@@ -20,7 +20,8 @@ def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, dep
     ("form", "features", "slots", "grid"),
     [("gate_up", 512, 4096, (2, 128 + 256, 1)), ("gate_up", 512, 16384, (1, 512 + 256, 1)),
      ("gate_up", 512, 2048, (2, 64 + 256, 1)), ("down", 2048, 2049, (4, 64 + 256, 1)),
-     ("down", 2048, 63, (8, 1 + 63, 1)), ("down", 40, 2048, (1, 64 + 256, 1)), ("down", 300, 63, (1, 1 + 63, 1)), ("down", 512, 63, (2, 1 + 63, 1))],
+     ("down", 2048, 63, (8, 1 + 63, 1)), ("down", 40, 2048, (1, 64 + 256, 1)), ("down", 300, 63, (1, 1 + 63, 1)),
+     ("down", 512, 63, (2, 1 + 63, 1))],
 )  # fmt: skip
 def test_few_parts_are_cut_into_slices_of_whole_warps_until_the_device_has_four_waves(form, features, slots, grid):
     assert expert_launch.many_grid(form, features, 256, slots, 32, 132) == grid
