@@ -13,9 +13,9 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 Prompt = tuple[int, ...]
-#: Rows of made prompts, by turns. All are more than the widest batch tier, so that prefill takes kernels of its own; of
-#: 33 rows and more attention goes in tiles, of 65 and more the delta rule goes in chunks. A host reads rows one by one,
-#: so that most are short.
+#: Rows of made prompts, by turns. All are more than the widest batch tier, so that prefill takes kernels of its own;
+#: from 33 rows on attention goes in tiles and the delta rule in chunks of 64, of which the longest needs two. A host
+#: reads rows one by one, so that others are short.
 MADE_TOKENS = (72, 20, 40, 20)
 _MOST_BYTES = 1 << 20
 

@@ -14,9 +14,9 @@ from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.registry.errors import UsageError
 
 Limits = Mapping[str, Mapping[str, int]]
-#: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group), sizes of heads and states are
-#: the smallest that every kernel of attention and of the delta rule is written for, and a vocabulary of 256 takes the
-#: bytes of any text.
+#: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group), sizes of heads and states
+#: are the smallest that every kernel of attention and of the delta rule is written for, and a vocabulary of 256 takes
+#: the bytes of any text.
 HOST: Limits = {
     "": {"hidden_size": 64, "vocab_size": 256, "intermediate_size": 128},
     "attention": {"heads": 4, "kv_heads": 2, "head_dim": 128},

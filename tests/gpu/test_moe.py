@@ -1,6 +1,5 @@
 """Routed experts on a real device: launches that begin early, both paths bit for bit, and lists that are nonsense."""
 
-import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ EXPERTS, CHOICES = 12, 4
 
 
 @pytest.fixture(scope="module")
-def layer(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return Layer(km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache}))
+def layer(kernels):
+    return Layer(kernels)
 
 
 class Layer:

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,20 +12,6 @@ pytestmark = pytest.mark.gpu
 BF16 = ml_dtypes.bfloat16
 RULE = "gated_delta_rule::gated_delta_rule_decode"
 MODEL_35B, MODEL_27B = (16, 128, 32, 128), (16, 128, 48, 128)
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
-
-
-def launched(kernels, key, **arguments):
-    memory = device_memory(0)
-    arrays = {name: memory.to(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    kernels.kernel(*key.split("::"))(**{**arguments, **arrays})
-    memory.wait()
-    return {name: memory.back(array) for name, array in arrays.items()}
 
 
 def numbers(*shape):
@@ -57,16 +42,16 @@ def inputs(sequences, heads, weight_type=np.float32):
     (3, (2, 5, 6, 7)), (3, (1, 16, 2, 24)), (2, (1, 128, 2, 64)), (1, (1, 8, 2, 1024)), (2, (1, 8, 2, 1030)),
     (2, (2, 8, 2, 1032)),
 ])  # fmt: skip
-def test_rule_with_norm_has_the_bits_of_rule_then_norm(kernels, sequences, heads, weight_type):
+def test_rule_with_norm_has_the_bits_of_rule_then_norm(launched, sequences, heads, weight_type):
     rule, norm = inputs(sequences, heads, weight_type)
-    plain = launched(kernels, f"{RULE}_strided", **rule)
+    plain = launched(f"{RULE}_strided", **rule)
     by_head = (-1, heads[3])
     normed = launched(
-        kernels, "norm::rms_norm_gated", x=plain["out"].reshape(by_head), gate=norm["gate"].reshape(by_head),
+        "norm::rms_norm_gated", x=plain["out"].reshape(by_head), gate=norm["gate"].reshape(by_head),
         weight=norm["norm_weight"], eps=norm["eps"], out=np.full_like(plain["out"], 9).reshape(by_head),
     )["out"].reshape(plain["out"].shape)  # fmt: skip
     normed[rule["slots"] < 0] = 0
-    fused = launched(kernels, f"{RULE}_norm_strided", **rule, **norm)
+    fused = launched(f"{RULE}_norm_strided", **rule, **norm)
     assert fused["out"].tobytes() == normed.tobytes()
     assert fused["state"].tobytes() == plain["state"].tobytes()
 
@@ -76,7 +61,7 @@ CONVOLUTION = "causal_conv1d::causal_conv1d_update"
 
 @pytest.mark.parametrize("key", [RULE, f"{RULE}_norm_strided", CONVOLUTION])
 @pytest.mark.parametrize("before", [0, 2, -1, 1000])
-def test_slot_that_the_launch_before_writes_is_the_one_that_counts(kernels, key, before):
+def test_slot_that_the_launch_before_writes_is_the_one_that_counts(kernels, launched, key, before):
     rule, norm = inputs(1, MODEL_35B)
     arguments = {**rule, **(norm if key == f"{RULE}_norm_strided" else {})}
     if key == CONVOLUTION:
@@ -85,7 +70,7 @@ def test_slot_that_the_launch_before_writes_is_the_one_that_counts(kernels, key,
     logits = np.zeros((1, 250_000), BF16)
     logits[0, 1] = 1
     arguments["slots"][0] = 1
-    expected = launched(kernels, key, **arguments)
+    expected = launched(key, **arguments)
     arguments["slots"][0] = before
     memory = device_memory(0)
     arrays = {name: memory.to(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
@@ -170,25 +155,25 @@ def stepped(given):
 
 @pytest.mark.parametrize("keys", ["gaussian", "near", "same", "signs", "four"])
 @pytest.mark.parametrize("gates", ["middle", "ones", "near one", "near zero", "zeros", "slow", "tiny"])
-def test_chunks_are_as_near_the_rows_as_pairs_of_bf16_let_them_be(kernels, keys, gates):
+def test_chunks_are_as_near_the_rows_as_pairs_of_bf16_let_them_be(launched, keys, gates):
     given = prompt([300, 64, 1, 131], (1, 2), keys, gates, value_dim=64)
-    found, (out, states) = launched(kernels, CHUNKED, **given), stepped(given)
+    found, (out, states) = launched(CHUNKED, **given), stepped(given)
     assert relative(found["state"], states) <= NEAR_STATE
     assert relative(found["out"], out) <= NEAR_OUT
 
 
 @pytest.mark.parametrize(("heads", "gates"), [((1, 2), "ones"), ((1, 3), "slow"), ((2, 2), "near one")])
-def test_errors_of_many_chunks_do_not_pile_up(kernels, heads, gates):
+def test_errors_of_many_chunks_do_not_pile_up(launched, heads, gates):
     given = prompt([3000], heads, "near", gates, value_dim=32)
-    found, (out, states) = launched(kernels, CHUNKED, **given), stepped(given)
+    found, (out, states) = launched(CHUNKED, **given), stepped(given)
     assert relative(found["state"], states) <= NEAR_STATE
     assert relative(found["out"], out) <= NEAR_OUT
 
 
 @pytest.mark.parametrize(("heads", "counts"), [((16, 32), [700, 64, 65]), ((16, 48), [200, 3, 257]), ((4, 4), [5000])])
-def test_chunks_of_a_model_are_near_its_rows(kernels, heads, counts):
+def test_chunks_of_a_model_are_near_its_rows(launched, heads, counts):
     given = prompt(counts, heads)
-    found, rows = launched(kernels, CHUNKED, **given), launched(kernels, PREFILL, **given)
+    found, rows = launched(CHUNKED, **given), launched(PREFILL, **given)
     assert relative(found["state"], rows["state"]) <= NEAR_STATE
     assert relative(found["out"], rows["out"]) <= NEAR_OUT
     untouched = sorted(set(range(len(counts) + 1)) - set(given["slots"].tolist()))
@@ -204,37 +189,37 @@ def cut(given, sequence, start, stop, state):
     return {**given, **pieces, "cu_rows": ends, "slots": slots, "state": state}
 
 
-def test_sequence_has_its_bits_alone_among_others_and_cut_between_chunks(kernels):
+def test_sequence_has_its_bits_alone_among_others_and_cut_between_chunks(launched):
     given = prompt([100, 0, 333, 64, 5000], (2, 4), value_dim=64)
-    together = launched(kernels, CHUNKED, **given)
+    together = launched(CHUNKED, **given)
     for sequence, rows in enumerate(np.diff(given["cu_rows"]).tolist()):
         state, begin = given["state"], given["cu_rows"][sequence]
         for start, stop in pairwise(sorted({0, min(64, rows), rows // 64 * 64, rows})):
-            part = launched(kernels, CHUNKED, **cut(given, sequence, start, stop, state))
+            part = launched(CHUNKED, **cut(given, sequence, start, stop, state))
             state = part["state"]
             assert part["out"].tobytes() == together["out"][begin + start : begin + stop].tobytes()
         slot = given["slots"][sequence]
         assert state[slot].tobytes() == together["state"][slot].tobytes()
 
 
-def test_padding_gives_rows_of_zeros_and_moves_no_state(kernels):
+def test_padding_gives_rows_of_zeros_and_moves_no_state(launched):
     given = prompt([70, 200, 64], (2, 4), value_dim=64)
-    whole = launched(kernels, CHUNKED, **given)
+    whole = launched(CHUNKED, **given)
     for wrong in (-1, 4, 2**31 - 1):
         slots = given["slots"].copy()
         slots[1] = wrong
-        found = launched(kernels, CHUNKED, **{**given, "slots": slots})
+        found = launched(CHUNKED, **{**given, "slots": slots})
         assert not found["out"][70:270].astype(np.float32).any()
         for rows in (slice(70), slice(270, None)):
             assert found["out"][rows].tobytes() == whole["out"][rows].tobytes()
         assert found["state"][given["slots"][1]].tobytes() == given["state"][given["slots"][1]].tobytes()
 
 
-def test_chunks_replay_from_a_graph_with_the_bits_of_a_launch(kernels):
+def test_chunks_replay_from_a_graph_with_the_bits_of_a_launch(kernels, launched):
     import cupy
 
     given = prompt([500], (2, 4))
-    expected = launched(kernels, CHUNKED, **given)
+    expected = launched(CHUNKED, **given)
     memory = device_memory(0)
     arrays = {name: memory.to(value) for name, value in given.items() if isinstance(value, np.ndarray)}
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -251,8 +236,8 @@ def test_chunks_replay_from_a_graph_with_the_bits_of_a_launch(kernels):
 
 
 @pytest.mark.parametrize("cu_rows", [[0, 500, 200], [-7, 100, 200], [0, 2**31 - 1, 200], [0, 50, -3], [5, 5, 5]])
-def test_offsets_that_do_not_share_the_rows_out_are_clamped(kernels, cu_rows):
+def test_offsets_that_do_not_share_the_rows_out_are_clamped(launched, cu_rows):
     given = prompt([100, 100], (1, 2), value_dim=32)
-    found = launched(kernels, CHUNKED, **{**given, "cu_rows": np.array(cu_rows, np.int32)})
+    found = launched(CHUNKED, **{**given, "cu_rows": np.array(cu_rows, np.int32)})
     spare = sorted(set(range(3)) - set(given["slots"].tolist()))
     assert found["state"][spare].tobytes() == given["state"][spare].tobytes()

@@ -1,6 +1,5 @@
 """The Hopper GEMM on its device: what contract cases do not reach."""
 
-import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work
@@ -14,8 +13,7 @@ SIZES = (40, 520, 1040)  # M, N, K: several tiles of every form but the widest, 
 
 
 @pytest.fixture(scope="module")
-def gemm(tmp_path_factory):
-    kernels = km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": str(tmp_path_factory.mktemp("cache") / "cubins")})
+def gemm(kernels):
     # On its own architecture whatever keeps it away is a failure.
     if str(kernels.target.arch) != "sm_90a":
         pytest.skip(f"the Hopper GEMM is for sm_90a, here is {kernels.target}")

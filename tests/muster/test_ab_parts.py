@@ -15,6 +15,7 @@ from kernel_muster.ab.prompts import longest_prompt, made_prompts
 from kernel_muster.ab.sizes import DEVICE, HOST, reduced, size_text, with_layers
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.models.policy.attention import PREFILL_MMA_ROWS
+from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.discovery import discover
@@ -222,5 +223,5 @@ def test_made_prompts_are_distinct_and_follow_the_seed() -> None:
 
 def test_made_prompts_reach_the_kernels_of_long_prefills() -> None:
     (alone,) = made_prompts(1, 256, 0).prompts
-    assert len(alone) > 64 > PREFILL_MMA_ROWS.value  # 65 rows go in chunks through the delta rule
+    assert len(alone) > 64 >= max(PREFILL_MMA_ROWS.value, CHUNKED_PREFILL_ROWS.value)
     assert longest_prompt(()) == max(map(len, made_prompts(4, 256, 0).prompts))
