@@ -148,9 +148,9 @@ def test_tiles_by_mma_sync_keep_their_contract_where_others_are_chosen(kernels):
     assert len(results) == len(handle.contract.cases)
 
 
-def test_prompt_read_in_tiles_gives_the_logits_of_one_read_row_by_row_within_its_roundings(tmp_path):
+def test_prompt_read_in_tiles_gives_the_logits_of_one_read_row_by_row_within_its_roundings(cache):
     def first_logits(**levers):
-        given = {"MUSTER_CACHE_DIR": str(tmp_path), **levers}
+        given = {"MUSTER_CACHE_DIR": cache, **levers}
         with km.boot("qwen3.6-27b", target="cuda", levers=given, stage="loaded") as boot:
             model = build_from_dims(reduced(model_dims(boot.manifest)), boot.kernels, RandomWeights(1), 128)
         with DecodeEngine(model, StateSizes(2, 32, 16), 256) as engine:
