@@ -17,32 +17,37 @@ Arm = Literal["gemv", "gemm"]
 #: What MUSTER_W4A16_ARM may say.
 ASKED_ARMS = ("auto", "gemv", "tile", "hopper")
 
-# The Hopper GEMM from here up, where it is there: its place between one tier, chunks of 16 and the GEMM. A small weight
-# has an edge of its own: its chunks take a few microseconds each, the GEMM takes seven before it is at speed.
-# H200, CUDA 13.0, cold L2, medians of 9, us GEMV/Hopper at M=16, 17, 32, 64. Again: muster tune
-#   14336x5120 15.8/19.7 29.8/20.0 32.0/20.0 63.3/23.4      5120x6144 8.5/12.5 15.7/12.5 17.0/12.6 33.8/14.3
-#   9216x2048 6.7/9.9 11.8/9.9 13.4/9.9 26.6/11.3           2048x4096 4.3/7.8 7.4/7.8 8.3/7.8 16.2/9.2
+# The Hopper GEMM from here up, where it is there: its place between one tier, the wide one and the GEMM. A small weight
+# has an edge of its own: a GEMV takes a few microseconds, the GEMM six before it is at speed. A tiny one has none. All
+# blocks of the wide tier read x, which costs more than a second read of the weights where there are many.
+# H200, CUDA 13.0, cold L2, medians of 7, us GEMV/Hopper. Again: muster tune
+#   M=16, 17, 32    9216x2048 6.2/9.0 9.5/9.0 10.0/9.0       5120x6144 8.8/12.0 -/12.0 18.1/12.2
+#   M=32, 48, 64    2048x4096 6.0/7.4 7.9/8.4 8.1/8.4        1024x5120 5.2/7.5 -/7.6 9.3/7.7
+#   M=64, 128, 256  512x2048 4.1/6.3 4.5/6.5 5.7/6.6         2048x512 3.7/4.9 4.6/4.8 6.0/5.2
 HOPPER_FROM = Threshold(
     "least rows of the Hopper GEMM",
     WIDEST_TIER + 1,
-    Evidence(H200, "time over GEMV, weights from 18 Mi: M=16 1.29x (1.07..1.48), M=17 0.71x (0.59..0.84), M=32 0.65x"),
+    Evidence(H200, "time over GEMV, weights from 18 Mi: M=16 1.4x (1.36..1.45), M=17 0.95x, M=32 0.83x (0.68..0.92)"),
 )
 SMALL_FROM = Threshold(
     "least rows of the Hopper GEMM for a small weight",
-    48,
-    Evidence(
-        H200, "time over GEMV, weights of 1 to 8 Mi: M=17 1.15x, M=32 1.05x (0.94..1.17), M=48 0.74x (0.65..0.80)"
-    ),
+    33,
+    Evidence(H200, "time over GEMV, weights of 5 and 8 Mi: M=32 1.33x (1.22..1.44), M=64 0.93x (0.83..1.03)"),
 )
 SMALL_MI = Threshold(
     "most elements of a small weight, in units of 2^20",
     8,
-    Evidence(H200, "the Hopper GEMM wins from M=48 for 1 and 5 Mi, M=32 for 8 Mi, M=17 for 18 Mi and more", "9..17 Mi"),
+    Evidence(H200, "the Hopper GEMM wins from M=33 for 5 Mi, M=65 for 8 Mi, M=17 for 18 Mi and more", "9..17 Mi"),
 )
 GEMV_MI = Threshold(
     "most elements of a weight that GEMVs serve up to 256 rows, in units of 2^20",
     1,
-    Evidence(H200, "time of the Hopper GEMM over GEMV, weights of 1 Mi: M=48 1.3x, M=256 1.2x", "2..4 Mi"),
+    Evidence(
+        H200,
+        "time of the Hopper GEMM over GEMV, weights of 1 Mi: M=64 1.42x (1.32..1.53), M=128 1.22x (1.03..1.45), "
+        "M=256 1.00x (0.86..1.15)",
+        "2..4 Mi",
+    ),
 )
 
 

@@ -4,17 +4,18 @@
 
 constexpr int ROWS = 32;
 // Where there is a block a multiprocessor or less, registers hold all that a warp loads ahead; where there are more, two
-// tiles a warp halve what is read of x. H200, 2048 x 4096, us one tile / two: 32 rows 5.4 / 7.2, 64 rows 8.3 / 7.7.
+// tiles a warp halve what is read of x. H200, us one tile / two: 2048 x 4096 at 32 rows 5.9 / 7.6, 64 rows 8.5 / 8.1;
+// 2048 x 512 at 64 rows 3.7 / 4.4, 128 rows 4.8 / 4.6.
 template <int DEPTH>
-using One = Shape<1, 1, 8, DEPTH>;
-using Two = Shape<2, 1, 8, WHOLE>;
+using One = Shape<1, 1, 8, DEPTH, 0, true>;
+using Two = Shape<2, 1, 8, WHOLE, 0, true>;
 using Any = Split<8, 1, One<0>, void>;
 using OfEight = Split<8, 1, One<WHOLE>, void>;
 using OfEightPair = Split<8, 1, Two, void>;
 using OfTwo = Split<2, 1, One<WHOLE>, void>;  // as eight of which six have nothing
 using OfTwoPair = Split<2, 1, Two, void>;
-using OfFourPair = Split<4, 1, Shape<2, 1, 12, WHOLE>, void>;
-using OfFourTwice = OfTwoBlocks<4, Shape<1, 1, 12, WHOLE>, void>;
+using OfFourPair = Split<4, 1, Shape<2, 1, 12, WHOLE, 0, true>, void>;
+using OfFourTwice = OfTwoBlocks<4, Shape<1, 1, 12, WHOLE, 0, true>, void>;
 using OfTenTwice = OfTwoBlocks<10, One<WHOLE>, void>;
 
 #define GEMV_WIDE(NAME, SPLIT)                                                                                        \

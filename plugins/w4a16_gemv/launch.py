@@ -168,8 +168,9 @@ def wide_of(features: int, depth: int, rows: int) -> tuple[str, int]:
     if entry is None and depth % TILE_K:
         entry = "any"
     elif entry is None:
+        warps, most = ("2", 2 * _ONE_A_MULTIPROCESSOR) if depth <= 2 * TILE_K else ("8", _ONE_A_MULTIPROCESSOR)
         blocks = _tiles(features) * ceil_div(rows, _WIDE_ROWS)
-        entry = ("2" if depth <= 2 * TILE_K else "8") + ("_pair" if blocks * TILE_N > _ONE_A_MULTIPROCESSOR else "")
+        entry = warps + ("_pair" if blocks * TILE_N > most else "")
     return entry, 2 if entry.endswith("_pair") else 1
 
 

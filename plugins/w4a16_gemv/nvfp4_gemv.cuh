@@ -19,11 +19,15 @@ constexpr int WHOLE = -TILE_K;
 // How a warp works, which changes no bit of the result: how many row tiles share what it loads of x, how many blocks of
 // 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), a
 // depth K that is known when compiled, whose loop is unrolled (0 is any depth, WHOLE any of whole supertiles), and how many
-// blocks of 64 k are decoded before the launch ahead is waited for: at most one supertile, and only at a known depth.
-template <int TILES_, int AHEAD_, int RESIDENT_WARPS_, int STATIC_K_, int EARLY_ = 0>
+// blocks of 64 k are decoded before the launch ahead is waited for: at most one supertile, and only at a known depth. With
+// LAST_ROW the last row of x stands for those that are missing, whose sums nobody stores: no load is left out, and no register
+// cleared for it. H200, 16 rows, us without / with: 14336 x 5120 16.5 / 16.2, 5120 x 17408 21.7 / 20.9, but of one tile a warp
+// 17408 x 5120 20.0 / 20.9 and 9216 x 2048 6.4 / 6.8.
+template <int TILES_, int AHEAD_, int RESIDENT_WARPS_, int STATIC_K_, int EARLY_ = 0, bool LAST_ROW_ = false>
 struct Shape {
     static constexpr int TILES = TILES_, AHEAD = AHEAD_, RESIDENT_WARPS = RESIDENT_WARPS_, STATIC_K = STATIC_K_;
     static constexpr int EARLY = EARLY_;
+    static constexpr bool LAST_ROW = LAST_ROW_;
     static_assert(STATIC_K % TILE_K == 0 && (EARLY == 0 || STATIC_K > 0));
 };
 
@@ -87,29 +91,27 @@ __device__ __forceinline__ u32 scale_high(const Supertile& tile, int block) {
     return scale_pair(block < 2 ? tile.scales.x : tile.scales.y, 2 * (block & 1) + 1);
 }
 
-// The rows of x that a lane feeds to its mma: row g of each group of eight, from its first k on. Of several groups the last
-// row stands for those from M on, whose sums nobody stores: no load is left out, and no register cleared for it (H200, 16
-// rows, us: 14336 x 5120 16.6 / 16.0, 5120 x 17408 21.7 / 20.6). Addresses that the compiler cannot see through stay in
-// registers; it would compute them again for every load, to save some.
-template <int NT>
+// The rows of x that a lane feeds to its mma: row g of each group of eight, from its first k on. Addresses that the
+// compiler cannot see through stay in registers; it would compute them again for every load, to save some.
+template <int NT, bool LAST_ROW = false>
 struct LaneRows {
     const __nv_bfloat16* at[NT];
-    bool is_there;
+    bool is_there[NT];
 
     __device__ __forceinline__ LaneRows(const __nv_bfloat16* __restrict__ x, int stride, int M, int g, int k) {
-        is_there = NT > 1 || g < M;
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            at[n] = x + (size_t)(NT > 1 ? min(n * 8 + g, M - 1) : g) * stride + k;
+            is_there[n] = LAST_ROW || n * 8 + g < M;
+            at[n] = x + (size_t)(LAST_ROW ? min(n * 8 + g, M - 1) : n * 8 + g) * stride + k;
             asm volatile("" : "+l"(at[n]));
         }
     }
-    // x[row, k .. k + 15], k counted from the lane's first; k from ``end`` on is zeros, and so are rows from M on of one group.
+    // x[row, k .. k + 15], k counted from the lane's first; k from ``end`` on is zeros, rows from M on are or are the last.
     __device__ __forceinline__ void load(uint4 (&v)[NT][2], int k, int end) const {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
             v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
-            if (is_there && k < end) {
+            if (is_there[n] && k < end) {
                 const uint4* p = reinterpret_cast<const uint4*>(at[n] + k);
                 v[n][0] = load_now(p), v[n][1] = load_now(p + 1);
             }
@@ -141,7 +143,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
     constexpr bool EVEN = S::STATIC_K > 0 && STATIC_COUNT % P::STEP == 0;  // the same number of rounds for every warp
     const int count = S::STATIC_K > 0 ? STATIC_COUNT : (K + TILE_K - 1) / TILE_K;
     const int first_k = first * TILE_K + (lane & 3) * 16;
-    const LaneRows<NT> rows(x, stride, M, lane >> 2, first_k);
+    const LaneRows<NT, S::LAST_ROW> rows(x, stride, M, lane >> 2, first_k);
     Supertile weights[S::TILES];
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j) {

@@ -27,15 +27,15 @@ using OnHopper = OTHER;
 using AnyK = Split<8, 1, Shape<1, 4, 16, 0>, Shape<1, 2, 16, 0>>;
 using K2048Few = Split<8, 1, Shape<1, 4, 16, 2048>, Shape<1, 1, 16, 2048>>;
 using K2048 = Split<4, 1, Shape<1, 4, 24, 2048>, Shape<1, 2, 20, 2048>>;
-using K2048Pair = Split<4, 1, Shape<2, 1, 20, 2048>, Shape<2, 2, 16, 2048>>;
-using K4096 = Split<8, 1, Shape<1, 4, 16, 4096>, Shape<1, 4, 16, 4096>>;
+using K2048Pair = Split<4, 1, Shape<2, 1, 20, 2048>, Shape<2, 1, 16, 2048, 0, true>>;
+using K4096 = Split<8, 1, Shape<1, 4, 16, 4096>, Shape<1, 4, 16, 4096, 0, true>>;
 using K4096Early = Split<8, 1, OnHopper<Shape<1, 1, 8, 4096, 4>, Shape<1, 4, 16, 4096>>, void>;
 using K5120Few = OfTwoBlocks<10, Shape<1, 4, 20, 5120>, Shape<1, 2, 20, 5120>>;
-using K5120 = Split<4, 1, Shape<1, 4, 20, 5120>, Shape<1, 2, 20, 5120>>;
-using K5120Pair = Split<4, 1, Shape<2, 1, 16, 5120>, Shape<2, 2, 16, 5120>>;
+using K5120 = Split<4, 1, Shape<1, 4, 20, 5120>, Shape<1, 1, 20, 5120>>;
+using K5120Pair = Split<4, 1, Shape<2, 1, 16, 5120>, Shape<2, 2, 16, 5120, 0, true>>;
 using K5120Many = Split<4, 1, Shape<1, 1, 24, 0>, Shape<2, 2, 16, 0>>;
 using K6144 = OfTwoBlocks<4, OnHopper<Shape<1, 4, 20, 6144>, Shape<1, 4, 24, 6144>>, Shape<1, 1, 20, 6144>>;
-using K17408 = OfTwoBlocks<4, Shape<1, 4, 20, 17408>, Shape<1, 4, 20, 17408>>;
+using K17408 = OfTwoBlocks<4, Shape<1, 4, 20, 17408>, Shape<1, 1, 20, 17408, 0, true>>;
 
 // Of the depths that inputs of layers have; and what only the plain form needs beside them.
 #define FOR_EACH_INPUT_SPLIT(ENTRY, ROWS)                                                          \

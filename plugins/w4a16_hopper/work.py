@@ -65,19 +65,19 @@ class Form:
         return ceil_div(depth, self.span * CHUNK_K)
 
 
-# Costs: 2026-11-29, H200 (132 SMs), CUDA 13.0, cold L2, median of 6, fitted to 271 ways at 32 sizes (N x K as in
-# benchmarks/hopper_forms.py, M 32 to 1024). The way chosen was the best one measured, or within 3% of it, at all sizes;
-# for that gemm_t128's share was taken down from 3.49: 9216 x 2048 at M=128 takes 14.4 us shared, 15.1 in whole tiles.
-# Three warpgroups read x less often and win where K is long; two divide few rows better. More stages were slower, most
-# at few tokens (20 against 10 at M=32: 6 to 15%). Again: python benchmarks/hopper_forms.py
+# Costs: 2026-11-30, H200 (132 SMs), CUDA 13.0, cold L2, median of 5, fitted to 339 ways at 56 sizes (N x K as in
+# benchmarks/hopper_forms.py, 12288 x 2048 and 512 x 2048, M 32 to 512), then each within 12% to where choosing by them
+# loses least: 0.2% on average, at most 4.5% (32 x 512 x 2048, which no GEMM serves). Three warpgroups read x less often
+# and decode more at once; two divide few rows better. More stages were slower, most at few tokens (20 against 10 at
+# M=32: 6 to 15%). Forms of 32 and 64 tokens with three warpgroups won by 0.1%. Again: python benchmarks/hopper_forms.py
 FORMS = {
-    "gemm_t32": Form(32, 2, 2, 6, Cost(2.48, 0.404, 0.92, 1.82, 0.12)),
-    "gemm_t64": Form(64, 2, 2, 7, Cost(2.11, 0.494, 1.30, 2.22, 0.20, 0.90)),
-    "gemm_t96": Form(96, 2, 1, 8, Cost(1.50, 0.299, 1.93, 2.60, 0.70)),
-    "gemm_t128": Form(128, 2, 1, 6, Cost(0.38, 0.366, 2.02, 3.20, 0.53)),
-    "gemm_t128_r192": Form(128, 3, 1, 7, Cost(1.50, 0.465, 2.50, 9.00, 0.60)),
-    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.471, 4.13, 5.43, 0.90)),
-    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.639, 3.01, 4.77, 1.01)),
+    "gemm_t32": Form(32, 2, 2, 6, Cost(2.77, 0.441, 0.589, 1.373, 0.115)),
+    "gemm_t64": Form(64, 2, 2, 7, Cost(2.99, 0.498, 0.927, 1.369, 0.257, 0.563)),
+    "gemm_t96": Form(96, 2, 1, 8, Cost(1.424, 0.311, 1.563, 2.197, 0.312)),
+    "gemm_t128": Form(128, 2, 1, 6, Cost(0.349, 0.391, 2.186, 2.597, 0.642)),
+    "gemm_t128_r192": Form(128, 3, 1, 7, Cost(0.0, 0.551, 2.1, 4.148, 0.279)),
+    "gemm_t192": Form(192, 2, 1, 7, Cost(0.0, 0.493, 3.366, 2.096, 0.502)),
+    "gemm_t256": Form(256, 2, 1, 5, Cost(0.0, 0.664, 3.14, 4.146, 0.927)),
 }
 _MOST_PARTS = 8
 # Blocks of a cluster, and the share of the multiprocessors that clusters of so many reach: one lies inside a part of
