@@ -1,6 +1,7 @@
 """What a live boot does beyond asking: wait for builds and loads, and run the proofs that a stage asks for."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -8,9 +9,10 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.lookups import LookupSession
-from kernel_muster.registry.running import BuildState, Progress
-from kernel_muster.registry.specs import STAGES, Stage
+from kernel_muster.registry.running import BuildState, Progress, Runner
+from kernel_muster.registry.specs import STAGES, KernelSpec, Stage
 from kernel_muster.registry.values import frozen
+from kernel_muster.registry.watch import cause_chain, one_line
 
 if TYPE_CHECKING:
     from kernel_muster.audit.proofs import CaseResult
@@ -38,13 +40,26 @@ class Checked:
         return frozenset(r.key for r in self.results) - {r.key for r in self.results if r.findings}
 
 
+def _state(runner: Runner, spec: KernelSpec) -> BuildState:
+    """Wait for a kernel; an exception that no builder foresaw is a finding about it, and hides no other kernel."""
+    try:
+        return runner.state(spec)
+    except Exception as error:  # noqa: BLE001  (sources and backends are a plugin's)
+        why = f"its build raised {one_line(error)}"
+        remedies = ("correct its sources, or its backend", "or report it, if both are sound")
+        return BuildState(
+            "registered", Finding("COMPILE_FAILED", spec.key, why, remedies=remedies, log=cause_chain(error))
+        )
+
+
 def check_kernels(
     session: LookupSession, evidence: Evidence, stage: Stage | None, progress: Progress | None = None
 ) -> Checked:
     """Wait for all kernels that serve; with stage ``proven`` run the cases of those that are loaded."""
-    session.runner.join(progress)
+    with suppress(Exception):  # what a build raised, its kernel's state says
+        session.runner.join(progress)
     chosen = {key: d.chosen for key in sorted(evidence.asked_keys) if (d := evidence.decide(key)).chosen is not None}
-    states = {key: session.runner.state(registered.spec) for key, registered in chosen.items() if registered}
+    states = {key: _state(session.runner, registered.spec) for key, registered in chosen.items() if registered}
     if stage != "proven":
         return Checked(states)
     from kernel_muster.audit.proofs import device_memory, host_memory, prove  # an audit without proofs starts faster

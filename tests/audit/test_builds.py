@@ -174,6 +174,20 @@ def test_log_of_a_failed_compilation_names_the_file_and_line(compile_for, make_k
     assert f"{kernel.source}(3): error:" in compile_for({"acme::a": kernel}).finding("COMPILE_FAILED").log
 
 
+def test_build_that_raises_what_nobody_foresaw_is_one_finding_and_hides_no_other(compile_for, make_kernel, tmp_path):
+    depth = 2 * sys.getrecursionlimit()
+    for number in range(depth):
+        (tmp_path / f"h{number}.cuh").write_text(f'#include "h{number + 1}.cuh"\n')
+    (tmp_path / f"h{depth}.cuh").write_text("")
+    nested, broken = make_kernel('#include "h0.cuh"\n' + GOOD), make_kernel("void broken(")
+    outcome = compile_for({"acme::a": nested, "acme::b": broken, "acme::c": make_kernel()})
+    assert outcome.codes == ["COMPILE_FAILED", "COMPILE_FAILED"]
+    raised, other = sorted(outcome.report.findings, key=lambda finding: finding.subject)
+    assert raised.why.startswith("its build raised RecursionError")
+    assert raised.log.startswith("RecursionError: maximum recursion depth exceeded")
+    assert other.subject == "acme::b"
+
+
 def test_body_compiled_out_for_one_architecture_compiles_for_another(compile_for, make_kernel):
     kernel = make_kernel(COMPILED_OUT)
     assert compile_for({"acme::a": kernel}, "sm_100a").codes == []
