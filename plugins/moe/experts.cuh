@@ -17,7 +17,7 @@
 #include "nvfp4_mma.cuh"
 #include "shared.cuh"
 
-constexpr int GROUP_ROWS = 8;
+constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
 
 // --- instruction wrappers (PTX ISA 7.0) ---
 
@@ -44,14 +44,14 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Weights are read once; where they stand, ahead of the wait for the launch before: an ld.global.nc may be moved over it.
 __device__ __forceinline__ void load_early(Supertile& own, const u8* p, int lane) {
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(own.scales.x), "=r"(own.scales.y) : "l"(p + CODE_BYTES + lane * 8));
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
         uint4& v = own.codes[b];
         asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
                      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p + b * 512 + lane * 16));
     }
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
+                 : "=r"(own.scales.x), "=r"(own.scales.y) : "l"(p + CODE_BYTES + lane * 8));
 }
 
 // Experts [E][tiles][supertiles][2304] with their global scales [E].
@@ -139,82 +139,44 @@ private:
     u32 at_k;
 };
 
-// What a warp has on its way: a supertile of each matrix, or all of a tile of one matrix whose K is one chain.
-template <class F, int MATRICES, int SLOTS = MATRICES>
+// What a warp has on its way: a supertile of each matrix where SLOTS is their number, else of one of them.
+template <class F, int MATRICES, int SLOTS>
 struct Stream {
-    static constexpr bool IS_WHOLE = MATRICES == 1 && F::CHAINS == 1 && F::STATIC_K == SLOTS * TILE_K;
-    static constexpr bool IS_SINGLE = F::STATIC_K > 0 && F::STATIC_K == F::CHAINS * TILE_K;  // a supertile a chain
-    static_assert(SLOTS == MATRICES || IS_WHOLE);
+    static_assert(SLOTS == 1 || SLOTS == MATRICES);
     Supertile ring[SLOTS];
 
-    // The i-th that a warp begins a tile with.
-    static __device__ __forceinline__ const u8* first(const Experts (&experts)[MATRICES], size_t tile, int i) {
-        return IS_WHOLE ? experts[0].data + tile + i * SUPERTILE_BYTES : experts[IS_WHOLE ? 0 : i].data + tile;
-    }
-    // Begins with a tile: in the order in which it will be multiplied.
+    // Begins with a tile.
     __device__ __forceinline__ void start(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
         if (at.warp_k >= at.chains) return;
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) ring[i].scales = load_scales(first(experts, tile, i) + CODE_BYTES + at.lane * 8);
-        if constexpr (IS_WHOLE) {
-#pragma unroll
-            for (int i = 0; i < SLOTS; ++i)
-#pragma unroll
-                for (int b = 0; b < 4; ++b) ring[i].load_block(first(experts, tile, i), b, at.lane);
-        } else {
-#pragma unroll
-            for (int b = 0; b < 4; ++b)
-#pragma unroll
-                for (int i = 0; i < SLOTS; ++i) ring[i].load_block(first(experts, tile, i), b, at.lane);
-        }
+        for (int i = 0; i < SLOTS; ++i) ring[i].load(experts[i].data + tile, at.lane);
     }
-    // The same ahead of the wait for the launch before.
-    __device__ __forceinline__ void start_early(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
-        if (at.warp_k >= at.chains) return;
-#pragma unroll
-        for (int i = 0; i < SLOTS; ++i) load_early(ring[i], first(experts, tile, i), at.lane);
-    }
+
     // The same from a lane's place in each matrix: of codes, and of scales.
     __device__ __forceinline__ void start_at(const u8* (&codes)[MATRICES], const u8* (&scales)[MATRICES], const Place<F>& at) {
         static_assert(SLOTS == MATRICES);
         if (at.warp_k >= at.chains) return;
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) ring[i].scales = load_scales(scales[i]);
+        for (int i = 0; i < SLOTS; ++i) {
 #pragma unroll
-        for (int b = 0; b < 4; ++b)
-#pragma unroll
-            for (int i = 0; i < SLOTS; ++i) ring[i].codes[b] = load_codes(codes[i] + b * 512);
+            for (int b = 0; b < 4; ++b) ring[i].codes[b] = load_codes(codes[i] + b * 512);
+            ring[i].scales = load_scales(scales[i]);
+        }
     }
 
-    // A supertile of each of COUNT matrices from ``ring[first_slot]`` on, by the same rows; loads those at ``next`` in their
-    // places, null for nothing.
-    template <int COUNT, int A, class Row>
-    __device__ __forceinline__ void multiply(float (&c)[COUNT][A][1][4], Supertile* own, Row& x, int s, const Experts* experts,
-                                             size_t next, bool has_next, const Place<F>& at) {
-        uint2 scales[COUNT];  // those of the next supertile are asked for before its codes
-#pragma unroll
-        for (int m = 0; m < COUNT; ++m) {
-            scales[m] = own[m].scales;
-            if (has_next) own[m].scales = load_scales(experts[m].data + next + CODE_BYTES + at.lane * 8);
-        }
+    // One supertile; loads ``next`` in its place, null for nothing.
+    template <int A, class Row>
+    __device__ __forceinline__ void multiply(float (&c)[A][1][4], Supertile& own, Row& x, int s, const u8* next,
+                                             const Place<F>& at) {
         x.begin(s, at);
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
             const auto& xs = x.block(b, at);
-#pragma unroll
-            for (int m = 0; m < COUNT; ++m) {
-                const u32 word = b < 2 ? scales[m].x : scales[m].y;
-                multiply_block<1>(c[m], own[m].codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
-                if (has_next) own[m].load_block(experts[m].data + next, b, at.lane);
-            }
+            const u32 word = b < 2 ? own.scales.x : own.scales.y;
+            multiply_block<1>(c, own.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
+            if (next) own.load_block(next, b, at.lane);
         }
-    }
-    template <class Finish>
-    static __device__ __forceinline__ void finish_chain(const float (&c)[4][1][4], int m, int chain, Finish finish) {
-        float sums[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
-        finish(m, chain, sums);
+        if (next) own.scales = load_scales(next + CODE_BYTES + at.lane * 8);
     }
 
     // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8, as an
@@ -222,41 +184,39 @@ struct Stream {
     template <class Row, class Finish>
     __device__ __forceinline__ void multiply_tile(const Experts (&experts)[MATRICES], size_t tile, size_t after,
                                                   bool has_after, Row& x, const Place<F>& at, Finish finish) {
-        if constexpr (IS_WHOLE) {
-            float c[1][4][1][4] = {};
 #pragma unroll
-            for (int s = 0; s < SLOTS; ++s)
-                multiply<1>(c, &ring[s], x, s, experts, after + s * SUPERTILE_BYTES, has_after, at);
-            finish_chain(c[0], 0, 0, finish);
-        } else {
-            // Where rows are read again for each block of 64 k, matrices share them.
-            constexpr int COUNT = IS_SINGLE && Row::IS_NEAR ? MATRICES : 1;
+        for (int m = 0; m < MATRICES; ++m) {
+            // Behind this matrix: its own next tile, or the next matrix of this tile.
+            constexpr bool HAS_OWN_SLOT = SLOTS == MATRICES;
+            const bool is_last = HAS_OWN_SLOT || m + 1 == MATRICES;
 #pragma unroll 1
-            for (int chain = at.warp_k; chain < at.chains; chain += F::WARPS_K)
-#pragma unroll
-                for (int m = 0; m < MATRICES; m += COUNT) {
-                    float c[COUNT][4][1][4] = {};
+            for (int chain = at.warp_k; chain < at.chains; chain += F::WARPS_K) {
+                float c[4][1][4] = {};
 #pragma unroll 1
-                    for (int s = chain; s < at.supertiles; s += at.step) {
-                        int in_tile = s + at.step;  // of this chain, else of the next one, else of the next tile
-                        if (in_tile >= at.supertiles) in_tile = chain + F::WARPS_K < at.chains ? chain + F::WARPS_K : 0;
-                        const size_t next = in_tile > 0 ? tile + (in_tile - at.warp_k) * SUPERTILE_BYTES : after;
-                        multiply<COUNT>(c, &ring[m], x, s, &experts[m], next, in_tile > 0 || has_after, at);
-                        if (IS_SINGLE) break;
+                for (int s = chain; s < at.supertiles; s += at.step) {
+                    int in_tile = s + at.step;
+                    if (in_tile >= at.supertiles) in_tile = chain + F::WARPS_K < at.chains ? chain + F::WARPS_K : 0;
+                    const u8* next = experts[m].data + tile + (in_tile - at.warp_k) * SUPERTILE_BYTES;
+                    bool has_next = true;
+                    if (in_tile == 0) {
+                        next = is_last ? experts[HAS_OWN_SLOT ? m : 0].data + after : experts[(m + 1) % MATRICES].data + tile;
+                        has_next = !is_last || has_after;
                     }
-#pragma unroll
-                    for (int i = 0; i < COUNT; ++i) finish_chain(c[i], m + i, chain, finish);
+                    multiply(c, ring[HAS_OWN_SLOT ? m : 0], x, s, has_next ? next : nullptr, at);
                 }
+                float sums[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[i] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
+                finish(m, chain, sums);
+            }
         }
     }
 };
 
-// Where sums of chains meet: [TEAMS][8 rows][MATRICES][CHAINS][16 outputs], rows a little apart, so that their values lie in
-// different banks.
+// Where sums of chains meet: [TEAMS][MATRICES][CHAINS][TILE_VALUES], row-major values [8 rows][16 outputs].
 template <class F, int MATRICES>
 struct Exchange {
-    static constexpr int ROW = MATRICES * F::CHAINS * TILE_N + 16, SIZE = GROUP_ROWS * ROW;
-    float at[F::CHAINS == 1 ? 1 : F::TEAMS][F::CHAINS == 1 ? 1 : SIZE];
+    float at[F::CHAINS == 1 ? 1 : F::TEAMS][MATRICES][F::CHAINS][F::CHAINS == 1 ? 1 : TILE_VALUES];
 };
 
 template <class F>
@@ -269,7 +229,7 @@ __device__ __forceinline__ void team_barrier(int team) {
 template <class F, int MATRICES, int SLOTS, class Row, class Store>
 __device__ __forceinline__ void multiply_rows(Stream<F, MATRICES, SLOTS>& stream, Exchange<F, MATRICES>& exchange,
                                               const Experts (&experts)[MATRICES], size_t offset, size_t after,
-                                              bool has_after, Row& x, int rows, int tile, int& turn, const Place<F>& at, Store store) {
+                                              bool has_after, Row& x, int rows, int tile, const Place<F>& at, Store store) {
     if constexpr (F::CHAINS == 1) {
         float sums[MATRICES][4] = {};
         stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&own)[4]) {
@@ -285,32 +245,23 @@ __device__ __forceinline__ void multiply_rows(Stream<F, MATRICES, SLOTS>& stream
             if (own < rows && output < at.N) store(own, output, values);
         }
     } else {
-        // Up to four rows fill half of the space: sums of two tiles take turns, so that one barrier a tile is enough.
-        constexpr int ROW = Exchange<F, MATRICES>::ROW;
-        const bool is_half = rows <= GROUP_ROWS / 2;
-        turn = is_half ? turn ^ (GROUP_ROWS / 2 * ROW) : 0;
-        float* const partial = exchange.at[at.team] + turn;
+        auto& partial = exchange.at[at.team];
         stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int chain, const float (&own)[4]) {
-            if (2 * at.t >= rows) return;
-            float* const to = partial + 2 * at.t * ROW + (m * F::CHAINS + chain) * TILE_N + at.g;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) to[(i & 1) * ROW + 8 * (i >> 1)] = own[i];
+            for (int i = 0; i < 4; ++i) partial[m][chain][(2 * at.t + (i & 1)) * TILE_N + at.g + 8 * (i >> 1)] = own[i];
         });
         team_barrier<F>(at.team);
-        // Another warp each time: the others go on.
-        const int warp = (at.warp_k + tile) % F::WARPS_K;
-        for (int i = warp * 32 + at.lane; i < rows * TILE_N; i += F::WARPS_K * 32) {
-            const float* const from = partial + i / TILE_N * ROW + i % TILE_N;
+        for (int i = at.warp_k * 32 + at.lane; i < rows * TILE_N; i += F::WARPS_K * 32) {
             const int output = tile * TILE_N + i % TILE_N;
             float totals[MATRICES] = {};
 #pragma unroll
             for (int c = 0; c < F::CHAINS; ++c)
 #pragma unroll
                 for (int m = 0; m < MATRICES; ++m)
-                    if (F::STATIC_K > 0 || c < at.chains) totals[m] += from[(m * F::CHAINS + c) * TILE_N];
+                    if (F::STATIC_K > 0 || c < at.chains) totals[m] += partial[m][c][i];
             if (output < at.N) store(i / TILE_N, output, totals);
         }
-        if (!is_half) team_barrier<F>(at.team);  // before the next tile's sums
+        team_barrier<F>(at.team);  // before the next tile's sums
     }
 }
 

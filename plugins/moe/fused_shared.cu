@@ -15,7 +15,7 @@
 #include "reduce.cuh"
 #include "topk.cuh"
 
-constexpr int MOST_CHOICES = 32;
+constexpr int MOST_TOKENS = 4, MOST_CHOICES = 32;
 // Two blocks a multiprocessor.
 #define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
 #define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32 * SHARED_WARPS, 2)
@@ -48,6 +48,41 @@ __device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_wei
     }
     return sigmoid(block_sum(dot, partial));
 }
+
+// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little apart, so
+// that lanes of different rows read different banks; else they are read where they are. ``fetch`` begins, ``wait`` comes
+// before the block's next barrier, and that before the first row.
+template <class F>
+struct Rows {
+    static constexpr int STRIDE = F::STATIC_K + 8;
+    const bf16* x;  // [M, H]
+    int H;
+
+    static __device__ __forceinline__ u32 place(int token, int k) {
+        __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MOST_TOKENS * STRIDE : 8];
+        return (u32)__cvta_generic_to_shared(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
+    }
+    __device__ __forceinline__ void fetch(int M) const {
+        if constexpr (F::STATIC_K > 0)
+#pragma unroll 1
+            for (int token = 0; token < M; ++token)
+#pragma unroll 1
+                for (int k = threadIdx.x * 8; k < F::STATIC_K; k += PAIRWISE_THREADS * 8)
+                    copy_to_shared(place(token, k), x + (size_t)token * F::STATIC_K + k);
+    }
+    static __device__ __forceinline__ void wait() {
+        if constexpr (F::STATIC_K > 0) wait_for_copies();
+    }
+    __device__ __forceinline__ auto of(int token) const {
+        if constexpr (F::STATIC_K > 0) {
+            SharedRow<F> row;
+            row.row = place(max(token, 0), 0);
+            return row;
+        } else {
+            return global_row<F>(x, token, H);
+        }
+    }
+};
 
 // Tiles blockIdx.x, blockIdx.x + blocks, ... of the shared expert's gate and up, a chain a warp at a time.
 template <class F>

@@ -31,7 +31,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
     work.bring<F::THREADS>(near, slots);
     const Place<F> at(I, H);
     const Share share = Share::of(work.taken(), repeats, at);
-    Stream<F, 2> stream;
+    TileStream<F, 2> stream;
     multiply_share(
         stream, false, false, rows, experts, work, share, work.at(share.place), at,
         [&](int i) {

@@ -112,30 +112,181 @@ struct Rows {
     static constexpr int STRIDE = F::STATIC_K * (int)sizeof(bf16) + 16;
     uint4 at[F::STATIC_K > 0 ? GROUP_ROWS * STRIDE / 16 : 1];
 
+    static constexpr int PIECES = F::STATIC_K / 8;  // of 16 bytes, a row
+    // Whether a warp multiplies by the same supertile of K in every tile: then it fetches that alone, for nobody else.
+    static constexpr bool IS_OWN = F::STATIC_K > 0 && F::STATIC_K == F::CHAINS * TILE_K && F::WARPS_K == F::CHAINS;
+
+    __device__ __forceinline__ void put(int i, int piece, const bf16* from) {
+        uint4* to = &at[i * (STRIDE / 16) + piece];
+        if (from) copy_to_shared((u32)__cvta_generic_to_shared(to), from + piece * 8);
+        else *to = make_uint4(0, 0, 0, 0);
+    }
     // Begins to fetch rows ``first`` .. ``end`` of the block, for all its threads; ``row(i)`` is where row i is, null for zeros.
     template <class Source>
     __device__ __forceinline__ void fetch(int first, int end, Source row) {
-        if constexpr (F::STATIC_K > 0) {
-            constexpr int PIECES = F::STATIC_K / 8;  // of 16 bytes, a row
+        if constexpr (IS_OWN) {
+            constexpr int OF_CHAIN = TILE_K / 8;
+            static_assert(OF_CHAIN == 32);
 #pragma unroll 1
-            for (int i = first * PIECES + threadIdx.x; i < end * PIECES; i += F::THREADS) {
-                const bf16* from = row(i / PIECES);
-                uint4* to = &at[i / PIECES * (STRIDE / 16) + i % PIECES];
-                if (from) copy_to_shared((u32)__cvta_generic_to_shared(to), from + i % PIECES * 8);
-                else *to = make_uint4(0, 0, 0, 0);
-            }
+            for (int i = first; i < end; ++i) put(i, threadIdx.x % F::THREADS, row(i));
+        } else if constexpr (F::STATIC_K > 0) {
+#pragma unroll 1
+            for (int i = first * PIECES + threadIdx.x; i < end * PIECES; i += F::THREADS) put(i / PIECES, i % PIECES, row(i / PIECES));
         }
     }
 };
+
+// What a warp has on its way: a supertile of each matrix, or all of a tile of one matrix whose K is one chain.
+template <class F, int MATRICES, int SLOTS = MATRICES>
+struct TileStream {
+    static constexpr bool IS_WHOLE = MATRICES == 1 && F::CHAINS == 1 && F::STATIC_K == SLOTS * TILE_K;
+    static constexpr bool IS_SINGLE = F::STATIC_K > 0 && F::STATIC_K == F::CHAINS * TILE_K;  // a supertile a chain
+    static_assert(SLOTS == MATRICES || IS_WHOLE);
+    Supertile ring[SLOTS];
+
+    // The i-th that a warp begins a tile with.
+    static __device__ __forceinline__ const u8* first(const Experts (&experts)[MATRICES], size_t tile, int i) {
+        return IS_WHOLE ? experts[0].data + tile + i * SUPERTILE_BYTES : experts[IS_WHOLE ? 0 : i].data + tile;
+    }
+    // Begins with a tile.
+    __device__ __forceinline__ void start(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
+        if (at.warp_k >= at.chains) return;
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) ring[i].load(first(experts, tile, i), at.lane);
+    }
+    // The same ahead of the wait for the launch before.
+    __device__ __forceinline__ void start_early(const Experts (&experts)[MATRICES], size_t tile, const Place<F>& at) {
+        if (at.warp_k >= at.chains) return;
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) load_early(ring[i], first(experts, tile, i), at.lane);
+    }
+    // A supertile of each of COUNT matrices, from ``own`` on, by the same rows; loads those at ``next`` in their places, if any.
+    // Codes, then scales, as they lie: scales first were 10% slower on an H200.
+    template <int COUNT, int A, class Row>
+    __device__ __forceinline__ void multiply(float (&c)[COUNT][A][1][4], Supertile* own, Row& x, int s, const Experts* experts,
+                                             size_t next, bool has_next, const Place<F>& at) {
+        x.begin(s, at);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+            const auto& xs = x.block(b, at);
+#pragma unroll
+            for (int m = 0; m < COUNT; ++m) {
+                const u32 word = b < 2 ? own[m].scales.x : own[m].scales.y;
+                multiply_block<1>(c[m], own[m].codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
+                if (has_next) own[m].load_block(experts[m].data + next, b, at.lane);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m)
+            if (has_next) own[m].scales = load_scales(experts[m].data + next + CODE_BYTES + at.lane * 8);
+    }
+    template <class Finish>
+    static __device__ __forceinline__ void finish_chain(const float (&c)[4][1][4], int m, int chain, Finish finish) {
+        float sums[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
+        finish(m, chain, sums);
+    }
+
+    // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8, as an
+    // mma has them. ``after`` is the tile that comes next, if any does.
+    template <class Row, class Finish>
+    __device__ __forceinline__ void multiply_tile(const Experts (&experts)[MATRICES], size_t tile, size_t after,
+                                                  bool has_after, Row& x, const Place<F>& at, Finish finish) {
+        if constexpr (IS_WHOLE) {
+            float c[1][4][1][4] = {};
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s)
+                multiply<1>(c, &ring[s], x, s, experts, after + s * SUPERTILE_BYTES, has_after, at);
+            finish_chain(c[0], 0, 0, finish);
+        } else {
+            // Where rows are read again for each block of 64 k, matrices share them.
+            constexpr int COUNT = IS_SINGLE && Row::IS_NEAR ? MATRICES : 1;
+#pragma unroll 1
+            for (int chain = at.warp_k; chain < at.chains; chain += F::WARPS_K)
+#pragma unroll
+                for (int m = 0; m < MATRICES; m += COUNT) {
+                    float c[COUNT][4][1][4] = {};
+#pragma unroll 1
+                    for (int s = chain; s < at.supertiles; s += at.step) {
+                        int in_tile = s + at.step;  // of this chain, else of the next one, else of the next tile
+                        if (in_tile >= at.supertiles) in_tile = chain + F::WARPS_K < at.chains ? chain + F::WARPS_K : 0;
+                        const size_t next = in_tile > 0 ? tile + (in_tile - at.warp_k) * SUPERTILE_BYTES : after;
+                        multiply<COUNT>(c, &ring[m], x, s, &experts[m], next, in_tile > 0 || has_after, at);
+                        if (IS_SINGLE) break;
+                    }
+#pragma unroll
+                    for (int i = 0; i < COUNT; ++i) finish_chain(c[i], m + i, chain, finish);
+                }
+        }
+    }
+};
+
+// Where sums of chains meet: [TEAMS][8 rows][MATRICES][CHAINS][16 outputs], rows a little apart, so that their values lie in
+// different banks.
+template <class F, int MATRICES>
+struct Sums {
+    static constexpr int ROW = MATRICES * F::CHAINS * TILE_N + 16, SIZE = GROUP_ROWS * ROW;
+    float at[F::CHAINS == 1 ? 1 : F::TEAMS][F::CHAINS == 1 ? 1 : SIZE];
+};
+
+// Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global scale.
+template <class F, int MATRICES, int SLOTS, class Row, class Store>
+__device__ __forceinline__ void multiply_group(TileStream<F, MATRICES, SLOTS>& stream, Sums<F, MATRICES>& exchange,
+                                              const Experts (&experts)[MATRICES], size_t offset, size_t after,
+                                              bool has_after, Row& x, int rows, int tile, int& turn, const Place<F>& at, Store store) {
+    if constexpr (F::CHAINS == 1) {
+        float sums[MATRICES][4] = {};
+        stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&own)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][i] = own[i];
+        });
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int own = 2 * at.t + (i & 1), output = tile * TILE_N + at.g + 8 * (i >> 1);
+            float values[MATRICES];
+#pragma unroll
+            for (int m = 0; m < MATRICES; ++m) values[m] = sums[m][i];
+            if (own < rows && output < at.N) store(own, output, values);
+        }
+    } else {
+        // Up to four rows fill half of the space: sums of two tiles take turns, so that one barrier a tile is enough.
+        constexpr int ROW = Sums<F, MATRICES>::ROW;
+        const bool is_half = rows <= GROUP_ROWS / 2;
+        turn = is_half ? turn ^ (GROUP_ROWS / 2 * ROW) : 0;
+        float* const partial = exchange.at[at.team] + turn;
+        stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int chain, const float (&own)[4]) {
+            if (2 * at.t >= rows) return;
+            float* const to = partial + 2 * at.t * ROW + (m * F::CHAINS + chain) * TILE_N + at.g;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[(i & 1) * ROW + 8 * (i >> 1)] = own[i];
+        });
+        team_barrier<F>(at.team);
+        // Another warp each time: the others go on.
+        const int warp = (at.warp_k + tile) % F::WARPS_K;
+        for (int i = warp * 32 + at.lane; i < rows * TILE_N; i += F::WARPS_K * 32) {
+            const float* const from = partial + i / TILE_N * ROW + i % TILE_N;
+            const int output = tile * TILE_N + i % TILE_N;
+            float totals[MATRICES] = {};
+#pragma unroll
+            for (int c = 0; c < F::CHAINS; ++c)
+#pragma unroll
+                for (int m = 0; m < MATRICES; ++m)
+                    if (F::STATIC_K > 0 || c < at.chains) totals[m] += from[(m * F::CHAINS + c) * TILE_N];
+            if (output < at.N) store(i / TILE_N, output, totals);
+        }
+        if (!is_half) team_barrier<F>(at.team);  // before the next tile's sums
+    }
+}
 
 // Multiplies the tiles of a block by the rows of their groups, of which ``group`` is the first. ``row(i)`` is row i of x in sorted
 // order, ``store(i, output, sums, scales)`` takes what comes of it. The first tile, and the first group's first rows, may be on
 // their way already.
 template <class F, int MATRICES, int SLOTS, class Source, class Store>
-__device__ __forceinline__ void multiply_share(Stream<F, MATRICES, SLOTS>& stream, bool has_begun, bool has_rows,
+__device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& stream, bool has_begun, bool has_rows,
                                                Rows<F>& shared_rows, const Experts (&experts)[MATRICES], const Work& work,
                                                Share share, Group group, const Place<F>& at, Source row, Store store) {
-    __shared__ Exchange<F, MATRICES> exchange;
+    __shared__ Sums<F, MATRICES> exchange;
     int turn = 0, base = 0;  // the place of the group's first row
     while (share.count > 0 && group.expert >= 0) {
         // This group's tiles, and what the team has of the next group's.
@@ -165,7 +316,7 @@ __device__ __forceinline__ void multiply_share(Stream<F, MATRICES, SLOTS>& strea
                 for (int tile = first; tile < end; tile += F::TEAMS) {
                     const bool is_last_tile = tile + F::TEAMS >= end;
                     const size_t after = is_last_tile ? then : offset + at.stride();
-                    multiply_rows(stream, exchange, experts, offset, after, !is_last_tile || has_more, x, rows, tile, turn,
+                    multiply_group(stream, exchange, experts, offset, after, !is_last_tile || has_more, x, rows, tile, turn,
                                   at, [&](int i, int output, const float (&sums)[MATRICES]) {
                                       store(begin + i, output, sums, scales);
                                   });
@@ -173,13 +324,15 @@ __device__ __forceinline__ void multiply_share(Stream<F, MATRICES, SLOTS>& strea
                 }
             };
             if constexpr (F::STATIC_K > 0) {
-                if (!has_rows) __syncthreads();  // rows before have been read
+                if constexpr (Rows<F>::IS_OWN) __syncwarp();
+                else if (!has_rows) __syncthreads();  // rows before have been read
                 shared_rows.fetch(has_rows ? rows : 0, has_rows_behind ? rows + all_behind : rows, [&](int i) {
                     return row(i < rows ? begin + i : behind.begin + i - rows);
                 });
                 begin_stream();
                 wait_for_copies();
-                __syncthreads();
+                if (Rows<F>::IS_OWN && rows <= GROUP_ROWS / 2) __syncwarp();
+                else __syncthreads();  // sums before have been read
                 has_rows = false;
                 SharedRow<F> x;
                 x.row = (u32)__cvta_generic_to_shared(shared_rows.at) + min(base + at.g, GROUP_ROWS - 1) * Rows<F>::STRIDE;
@@ -212,7 +365,7 @@ __device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const b
     allow_next_launch();
     const Place<F> at(H, I);
     constexpr int SLOTS = F::CHAINS == 1 && F::STATIC_K > 0 ? F::STATIC_K / TILE_K : 1;
-    Stream<F, 1, SLOTS> stream;
+    TileStream<F, 1, SLOTS> stream;
     Share share{0, 0, 0};
     Group group{-1, 0, 0};
     int taken = -1;

@@ -13,7 +13,6 @@
 
 constexpr int PAIRWISE_WARPS = 8, PAIRWISE_THREADS = PAIRWISE_WARPS * 32;
 constexpr int MOST_CHAINS = 20;  // of the GEMV
-constexpr int MOST_TOKENS = 4;
 
 // The i-th set bit of a mask.
 __device__ __forceinline__ int nth_bit(u32 mask, int i) {
@@ -60,41 +59,6 @@ __device__ __forceinline__ GlobalRow<F> global_row(const bf16* x, int token, int
     return row;
 }
 
-// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little apart, so
-// that lanes of different rows read different banks; else they are read where they are. ``fetch`` begins, ``wait`` comes
-// before the block's next barrier, and that before the first row.
-template <class F>
-struct Rows {
-    static constexpr int STRIDE = F::STATIC_K + 8;
-    const bf16* x;  // [M, H]
-    int H;
-
-    static __device__ __forceinline__ u32 place(int token, int k) {
-        __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MOST_TOKENS * STRIDE : 8];
-        return (u32)__cvta_generic_to_shared(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
-    }
-    __device__ __forceinline__ void fetch(int M) const {
-        if constexpr (F::STATIC_K > 0)
-#pragma unroll 1
-            for (int token = 0; token < M; ++token)
-#pragma unroll 1
-                for (int k = threadIdx.x * 8; k < F::STATIC_K; k += PAIRWISE_THREADS * 8)
-                    copy_to_shared(place(token, k), x + (size_t)token * F::STATIC_K + k);
-    }
-    static __device__ __forceinline__ void wait() {
-        if constexpr (F::STATIC_K > 0) wait_for_copies();
-    }
-    __device__ __forceinline__ auto of(int token) const {
-        if constexpr (F::STATIC_K > 0) {
-            SharedRow<F> row;
-            row.row = place(max(token, 0), 0);
-            return row;
-        } else {
-            return global_row<F>(x, token, H);
-        }
-    }
-};
-
 // One supertile on A accumulators.
 template <int A, class Row, class F>
 __device__ __forceinline__ void multiply_supertile(float (&c)[A][1][4], const Supertile& own, Row& x, int s,
@@ -114,7 +78,6 @@ __device__ __forceinline__ void gate_up_of_choices(Stream<F, 2, 2>& stream, Exch
                                                    const Experts (&experts)[2], int expert, int base, u32 mask, int first,
                                                    int tile_end, RowOf row_of, bf16* out, int T, int I, const Place<F>& at) {
     const int count = __popc(mask);
-    int turn = 0;
     const float scale_gate = experts[0].scale(expert), scale_up = experts[1].scale(expert);
     for (int begin = 0; begin < count; begin += GROUP_ROWS) {
         size_t offset = at.offset(expert, first);
@@ -124,7 +87,7 @@ __device__ __forceinline__ void gate_up_of_choices(Stream<F, 2, 2>& stream, Exch
 #pragma unroll 1
         for (int tile = first; tile < tile_end; tile += F::TEAMS, offset += at.stride())
             multiply_rows(stream, exchange, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row, rows, tile,
-                          turn, at, [&](int i, int output, const float (&sums)[2]) {
+                          at, [&](int i, int output, const float (&sums)[2]) {
                               out[(size_t)(base + nth_bit(mask, begin + i)) * I + output] =
                                   activated(sums[0] * scale_gate, sums[1] * scale_up);
                           });
