@@ -1,14 +1,14 @@
 // One row of BF16 logits for a team of blocks: 8 that form a cluster from sm_90 on, one block below.
 //
 // A single block reads a row of a large vocabulary (half a megabyte) at the rate of one multiprocessor. The blocks of a
-// cluster read an eighth each and meet in shared memory; two fit on a multiprocessor, or 16 rows would not run at once.
+// cluster read an eighth each and meet in shared memory; four fit on a multiprocessor, or 16 rows would not run at once.
 #pragma once
 #include "bf16.cuh"
 #include "cluster.cuh"
 
 #if __CUDA_ARCH__ >= 900
 constexpr int TEAM = 8;
-#define TEAM_BOUNDS(THREADS) __cluster_dims__(TEAM, 1, 1) __launch_bounds__(THREADS, 2)
+#define TEAM_BOUNDS(THREADS) __cluster_dims__(TEAM, 1, 1) __launch_bounds__(THREADS, 4)
 #else
 constexpr int TEAM = 1;
 #define TEAM_BOUNDS(THREADS) __launch_bounds__(THREADS, 1)

@@ -65,7 +65,7 @@ struct Share {
         const int turns = (pieces + 31) / 32, busy = min(blocks, turns), warps = min(max(turns >> row_bits, 1), WARPS);
         least = min(wanted, 2 * ceil_div(wanted, busy) + 7);
         places = (ENTRIES + 2 * least + 31) / 32 * 32;
-        tops = min(ceil_div(2 * least, warps), 32);
+        tops = min(ceil_div(least + least / 2, warps), 32);
     }
     // Of small numbers: a quotient this close is exact, and a sixth of the instructions of any.
     __device__ __forceinline__ static int ceil_div(int a, int b) { return (int)__fdividef((float)(a + b) - 0.5f, (float)b); }
@@ -149,7 +149,7 @@ __device__ __forceinline__ void each_reaching(const bf16* row, const Share& shar
 // --- the key of some rank among the largest that warps met: a bound from below, since they are some of all ---
 
 constexpr int TOP_BITS = 10;  // of a place among them, so that no two are equal
-static_assert(THREADS <= 1 << TOP_BITS && WARPS % 16 == 0);
+static_assert(THREADS <= 1 << TOP_BITS);
 
 // The ``each`` largest of a warp's keys, one a lane; 0 is none. All others of ``buckets`` are 0.
 __device__ __forceinline__ void mark_tops(Ranking& shared, u32 key, int each) {
@@ -163,24 +163,23 @@ __device__ __forceinline__ void mark_tops(Ranking& shared, u32 key, int each) {
     }
 }
 
-// The block meets before and after. ``ranked`` and ``largest`` stay where there is no such one. Half a warp counts for one.
+// The block meets before and after. ``ranked`` and ``largest`` stay where there is no such one.
 __device__ __forceinline__ void rank_tops(const Ranking& shared, int each, u32 rank, u32& ranked, u32& largest) {
-    const int lane = threadIdx.x % 32, count = WARPS * each;
+    const int count = WARPS * each;
+    if ((int)threadIdx.x >= count) return;
+    const int own = shared.buckets[threadIdx.x], key = own >> TOP_BITS;
+    u32 ahead[4] = {};  // as one sum, each would wait for the last
 #pragma unroll 1
-    for (int begin = 0; begin < count; begin += THREADS / 16) {
-        const int which = begin + threadIdx.x / 16;
-        const u32 own = shared.buckets[which], key = own >> TOP_BITS;
-        u32 ahead = 0;
-#pragma unroll 1
-        for (int i = lane % 16; i < count; i += 64)
+    for (int i = 0; i < count; i += 16)
 #pragma unroll
-            for (int j = 0; j < 64; j += 16)
-                ahead += __popc(__ballot_sync(ALL_LANES, shared.buckets[i + j] > own) & 0xFFFFu << (lane & 16));
-        if (lane % 16 == 0 && key != 0) {
-            if (ahead + 1 == rank) ranked = key;
-            if (ahead == 0) largest = key;
+        for (int j = 0; j < 16; j += 4) {
+            const int4 tops = *reinterpret_cast<const int4*>(&shared.buckets[i + j]);
+            ahead[0] += (u32)(own - tops.x) >> 31, ahead[1] += (u32)(own - tops.y) >> 31;
+            ahead[2] += (u32)(own - tops.z) >> 31, ahead[3] += (u32)(own - tops.w) >> 31;
         }
-    }
+    const u32 all = (ahead[0] + ahead[1]) + (ahead[2] + ahead[3]);
+    if (key != 0 && all + 1 == rank) ranked = key;
+    if (key != 0 && all == 0) largest = key;
 }
 
 // --- the blocks of a row ---
@@ -210,18 +209,19 @@ __device__ __forceinline__ void post_largest(Ranking& shared, const bf16* row, c
             if (place < most) post(posts + ENTRIES + place, order_of(key_of(bits), index));
         });
     __syncthreads();
-    const int count = shared.reached, i = threadIdx.x;
-    static_assert(2 * MOST_WANTED + 32 <= THREADS);
-    if (i >= share.places) return;
+    const int count = shared.reached;
     const u32 floor = shared.floors[0] | (count > most ? TOO_MANY : 0);
-    if (i == 0) post(posts, (u64)floor << 16 | shared.largest | HEADER);
-    else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < share.places; i += THREADS) {
+        if (i == 0) post(posts, (u64)floor << 16 | shared.largest | HEADER);
+        else if (i >= ENTRIES + count) post(posts + i, NO_ENTRY);
+    }
 }
 
 // Brings all posts together, once they are there, and returns the largest key of those that this thread brought.
 __device__ __forceinline__ u32 collect(Ranking& shared, const Share& share) {
     const int total = share.blocks * share.places;
-    constexpr int AT_ONCE = 2;
+    constexpr int AT_ONCE = 4;
     u32 own = 0, floor = 0, largest = 0;
 #pragma unroll 1
     for (int first = threadIdx.x; first < total; first += AT_ONCE * THREADS) {
@@ -267,7 +267,7 @@ __device__ __forceinline__ int list_largest(Ranking& shared, const bf16* row, co
         between();
         if (!share.merges()) return -1;
         own = collect(shared, share);
-        each = min((2 * wanted + WARPS - 1) / WARPS, 8), rank = wanted;
+        each = min((wanted + wanted / 2 + WARPS - 1) / WARPS, 16), rank = wanted;
     }
     const int total = share.blocks * share.places;
     const u32 joint_floor = shared.joint_floor, reach = max(max(shared.floors[1], joint_floor), 1u);

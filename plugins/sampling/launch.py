@@ -17,9 +17,9 @@ _FOLDER = Path(__file__).parent
 _SEQUENCES_A_BLOCK = 4
 # All masses of a row together stay below 2^62; the largest logit has 2^62 over the next power of two of V.
 _MASS_BITS = 62
-# largest.cuh: what a list is made for, and blocks that share a row; two of 512 threads fit on a multiprocessor.
+# largest.cuh: what a list is made for, and blocks that share a row; four of 256 threads fit on a multiprocessor.
 MOST_WANTED, _MOST_BLOCKS = 128, 32
-_WARP, _THREADS, _THREADS_A_MULTIPROCESSOR = 32, 512, 1024
+_WARP, _THREADS, _THREADS_A_MULTIPROCESSOR = 32, 256, 1024
 
 
 def _check_logits(bound: Bound) -> None:
@@ -37,7 +37,7 @@ class Shares:
 
 
 def shares_of(rows: int, width: int, wanted: int, entry: EntryResources, multiprocessors: int) -> Shares:
-    """Return the blocks of a row of ``width`` logits: whole clusters, all of which run at once, of 512 pieces a block.
+    """Return the blocks of a row of ``width`` logits: whole clusters, all of which run at once, of a piece a thread.
 
     A block waits for what others of its row post, so that none may wait for its turn to begin.
     """
