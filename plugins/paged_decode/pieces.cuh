@@ -27,12 +27,6 @@ __device__ __forceinline__ uint2 look(const uint2* p) {
     asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ uint4 look(const uint4* p) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-    return v;
-}
 __device__ __forceinline__ void put(u32* p, u32 v) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -230,9 +224,7 @@ __device__ __forceinline__ bool is_last(u32* count, int added, int all) {
 // counter, and nobody waits for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0,
 // which counts as much.
 struct Mail {
-    static constexpr int COLUMNS = 4, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
-
-    static constexpr int HERALD_WORDS = 32;
+    static constexpr int COLUMNS = 4, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS, HERALD_WORDS = 32;
 
     __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a piece
     // Behind all pieces: not zero once one is about to be sent. Only then do others look at more than a few words.
