@@ -276,6 +276,7 @@ GEMV16_HOPPER = _kernel(
         *(EntryPoint(f"gemv_{split}_resident_m16", _GEMV, _resident_bytes(int(split[1:]))) for split in _RESIDENT),
     ),
     _plan_gemv16_hopper,
+    options=("-DRESIDENT",),
 )
 _PARTS = _entries(
     "gemv_parts",
