@@ -69,7 +69,9 @@ def build_model(
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", str(error))
         raise
-    return build_from_dims(dims, kernels, weights, max_rows)
+    model = build_from_dims(dims, kernels, weights, max_rows)
+    check_patterns(dims.name, kernels, weights)
+    return model
 
 
 def build_from_dims(
@@ -125,6 +127,14 @@ def check_checkpoint(manifest: HasModelTable, weights: object) -> None:
     if found := (*found, *_not_built(config, is_drafter=bool(getattr(manifest, "dflash", None)))):
         where = f"{manifest.model.name} cannot be built from {checkpoint.folder}"
         raise UsageError(f"{where}, whose config.json contradicts its manifest: {'; '.join(found)}")
+
+
+def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
+    """Refuse what should be requantised and is nowhere in the model: its weights stay as large as they were."""
+    if unmatched := getattr(weights, "unmatched", ()):
+        why = f"no weight of {name} is named like {', '.join(unmatched)}: correct what shall be requantised"
+        kernels.request_failed(f"weights of {name}", why)
+        raise UsageError(why)
 
 
 def _not_built(config: Mapping[str, Any], *, is_drafter: bool) -> Iterator[str]:

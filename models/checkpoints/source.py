@@ -14,6 +14,7 @@ from kernel_muster.models.checkpoints.modules import ACTIVATION_LEAVES, LogicalW
 from kernel_muster.models.checkpoints.names import Names, Recipe
 from kernel_muster.models.weights import WeightSpec, stack_experts
 from kernel_muster.registry import nvfp4
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.weights import Bf16Weight
@@ -49,11 +50,14 @@ class CheckpointWeights:
     """
 
     def __init__(self, checkpoint: Checkpoint, requantise: Collection[str] = ()) -> None:
+        if isinstance(requantise, str):  # each letter would be a pattern, and a * mean all weights
+            raise UsageError(f"requantise is {requantise!r}, expected several patterns: [{requantise!r}]")
         self.checkpoint = checkpoint
         self._names = Names(checkpoint)
         self._logical = LogicalWeights(checkpoint)
         self._assembly = Assembly(self._logical)
         self._patterns = tuple(requantise)
+        self._matched: set[str] = set()
         self._missing: set[str] = set()
         self._requantised: set[str] = set()
 
@@ -77,8 +81,14 @@ class CheckpointWeights:
         recipe = self._names.recipe(name)
         if recipe is None or recipe.kind == "array":
             return None
+        is_requantised = self._is_requantised(name)
         stored = self._assembly.quant(recipe)
-        return "nvfp4" if stored == "bf16" and self._is_requantised(name) else stored
+        return "nvfp4" if stored == "bf16" and is_requantised else stored
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The patterns that no weight which was asked for so far has the name of."""
+        return tuple(pattern for pattern in self._patterns if pattern not in self._matched)
 
     def report(self) -> WeightReport:
         """Say what was used so far."""
@@ -90,10 +100,13 @@ class CheckpointWeights:
         return WeightReport(*(tuple(sorted(names)) for names in lists))
 
     def _is_requantised(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._patterns)
+        matching = [pattern for pattern in self._patterns if fnmatchcase(name, pattern)]
+        self._matched.update(matching)
+        return bool(matching)
 
     def _fitted(self, value: Weight, recipe: Recipe, spec: WeightSpec) -> Weight:
-        if self._is_requantised(spec.name) and spec.quant == "nvfp4":
+        is_requantised = self._is_requantised(spec.name)
+        if is_requantised and spec.quant == "nvfp4":
             if isinstance(value, Nvfp4Weight):
                 got = "nvfp4 weights already"
                 raise CheckpointError(self.checkpoint.folder, spec.name, "bf16 weights to requantise, as asked", got)

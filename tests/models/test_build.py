@@ -83,6 +83,14 @@ def test_checkpoint_of_another_model_whose_weights_would_fit_is_refused(
     assert request.lever == "manifest tiny"
 
 
+def test_pattern_of_no_weight_is_refused_when_the_whole_model_is_built(make_session: Make) -> None:
+    source, session = FromCheckpoint(), make_session()
+    source.unmatched = ("layers.*.gdm.*",)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"^no weight of tiny is named like layers\.\*\.gdm\.\*: correct what"):
+        build_model(manifest(), Lookups(session), source, max_rows=4)
+    assert [request.lever for request in session.requests] == ["weights of tiny"]
+
+
 def test_weights_given_by_name_equal_the_synthetic_ones(make_session: Make) -> None:
     class Recorder(SyntheticWeights):
         def __init__(self) -> None:

@@ -9,6 +9,7 @@ from kernel_muster.models.checkpoints import CheckpointError, CheckpointWeights,
 from kernel_muster.models.checkpoints.names import Names
 from kernel_muster.models.weights import PlanOnly, WeightSpec
 from kernel_muster.registry import nvfp4
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
 Same = Callable[[Nvfp4Weight, Nvfp4Weight], None]
@@ -298,6 +299,19 @@ def test_experts_are_requantised_one_by_one(disk: Any, same: Same) -> None:
     got = source(disk, tensors, requantise=["*.experts.*"]).find(spec("layers.0.moe.experts.down_proj", 3, H, 16))
     for index in range(3):
         same(got[index], nvfp4.quantize(down[index]))
+
+
+def test_patterns_that_no_weight_has_the_name_of_are_known(disk: Any) -> None:
+    tensors = {"model.layers.0.self_attn.q_proj.weight": disk.values(6, H)}
+    found = source(disk, tensors, requantise=["layers.*.attn.q_proj", "layers.*.atn.*"])
+    assert found.unmatched == ("layers.*.attn.q_proj", "layers.*.atn.*")
+    assert found.quant_of("layers.0.attn.q_proj") == "nvfp4"
+    assert found.unmatched == ("layers.*.atn.*",)
+
+
+def test_one_pattern_is_not_taken_for_its_letters(disk: Any) -> None:
+    with pytest.raises(UsageError, match=r"requantise is 'layers\.\*', expected several patterns: \['layers\.\*'\]"):
+        source(disk, {"model.layers.0.self_attn.q_proj.weight": disk.values(6, H)}, requantise="layers.*")
 
 
 def test_request_to_requantise_what_is_nvfp4_is_refused(disk: Any) -> None:
