@@ -1,5 +1,5 @@
-// NVFP4 GEMV for M <= 16: a file of its own, so that both compile at once. With -DRESIDENT, for Hopper, very many features
-// have entry points of their own.
+// NVFP4 GEMV for M <= 16: a file of its own, so that both compile at once. With -DRESIDENT, for Hopper, very many
+// features have entry points of their own.
 #include "gemv.cuh"
 
 FOR_EACH_SPLIT(GEMV, 16)
