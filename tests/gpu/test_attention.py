@@ -1,6 +1,5 @@
 """Attention at decode: fused launches have the bits of their parts, and a row has its bits however it is shared out."""
 
-import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,20 +11,6 @@ pytestmark = pytest.mark.gpu
 BF16 = ml_dtypes.bfloat16
 MODEL_35B, MODEL_27B = (16, 2, 256), (24, 4, 256)
 PAGE = 16
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("cache") / "cubins")
-    return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
-
-
-def launched(kernels, key, **arguments):
-    memory = device_memory(0)
-    arrays = {name: memory.to(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    kernels.kernel(*key.split("::"))(**{**arguments, **arrays})
-    memory.wait()
-    return {name: memory.back(array) for name, array in arrays.items()}
 
 
 def numbers(rng, *shape):
@@ -44,7 +29,7 @@ def full(*shape):
     ("heads", "rotary_dim"),
     [(MODEL_35B, 64), (MODEL_27B, 64), ((4, 1, 128), 128), ((5, 3, 33), 12), ((3, 1, 1024), 1000), ((3, 1, 1023), 90)],
 )
-def test_norm_turn_append_has_the_bits_of_its_parts(kernels, rows, heads, rotary_dim):
+def test_norm_turn_append_has_the_bits_of_its_parts(launched, rows, heads, rotary_dim):
     rng = np.random.default_rng(rows)
     query_heads, key_heads, width = heads
     q, k, v = (numbers(rng, rows, count, width) for count in (query_heads, key_heads, key_heads))
@@ -56,17 +41,17 @@ def test_norm_turn_append_has_the_bits_of_its_parts(kernels, rows, heads, rotary
     norm, rope = {"eps": 1e-6, "weight_offset": 1.0}, {"rotary_dim": rotary_dim, "theta": 1e7}
 
     normed = {
-        name: launched(kernels, "norm::rms_norm", x=x.reshape(-1, width), weight=weights[name], **norm,
+        name: launched("norm::rms_norm", x=x.reshape(-1, width), weight=weights[name], **norm,
                        out=full(x.size // width, width))["out"].reshape(x.shape)
         for name, x in (("q", q), ("k", k))
     }  # fmt: skip
-    turned = launched(kernels, "rope::rope_forward", **normed, positions=positions, **rope)
+    turned = launched("rope::rope_forward", **normed, positions=positions, **rope)
     kept = launched(
-        kernels, "kv_cache::kv_cache_append", k=turned["k"], v=v, slots=slots, k_cache=full(*cache),
+        "kv_cache::kv_cache_append", k=turned["k"], v=v, slots=slots, k_cache=full(*cache),
         v_cache=full(*cache),
     )  # fmt: skip
     got = launched(
-        kernels, "rope::qk_norm_rope_append", q=q, k=k, v=v, q_weight=weights["q"], k_weight=weights["k"],
+        "rope::qk_norm_rope_append", q=q, k=k, v=v, q_weight=weights["q"], k_weight=weights["k"],
         positions=positions, slots=slots, **norm, **rope, k_cache=full(*cache), v_cache=full(*cache),
     )  # fmt: skip
     assert got["q"].tobytes() == turned["q"].tobytes()
@@ -90,23 +75,23 @@ def context(rng, lengths, heads, entries=None):
     }  # fmt: skip
 
 
-def attended(kernels, given, key="paged_decode::paged_decode_attn", **more):
-    return launched(kernels, key, **given, **more, out=full(*given["q"].shape))["out"]
+def attended(launched, given, key="paged_decode::paged_decode_attn", **more):
+    return launched(key, **given, **more, out=full(*given["q"].shape))["out"]
 
 
 @pytest.mark.parametrize("heads", [MODEL_35B, MODEL_27B, (8, 2, 64), (32, 4, 128), (15, 5, 33)])
 @pytest.mark.parametrize("lengths", [(1,), (20, 0, 64), (65, 300, 512, 513), (4096,), (1500,) * 40])
-def test_gated_attention_has_the_bits_of_attention_then_gate(kernels, heads, lengths):
+def test_gated_attention_has_the_bits_of_attention_then_gate(launched, heads, lengths):
     rng = np.random.default_rng(len(lengths))
     given = context(rng, lengths, heads)
     gate = numbers(rng, *given["q"].shape)
-    plain = attended(kernels, given)
+    plain = attended(launched, given)
     flat = (len(lengths), heads[0] * heads[2])
     expected = launched(
-        kernels, "residual_add::sigmoid_gate_mul_batched", x=plain.reshape(flat), gate=gate.reshape(flat),
+        "residual_add::sigmoid_gate_mul_batched", x=plain.reshape(flat), gate=gate.reshape(flat),
         out=full(*flat),
     )["out"]  # fmt: skip
-    got = attended(kernels, given, "paged_decode::paged_decode_attn_gated", gate=gate)
+    got = attended(launched, given, "paged_decode::paged_decode_attn_gated", gate=gate)
     assert got.tobytes() == expected.tobytes()
 
 
@@ -116,7 +101,7 @@ def test_gated_attention_has_the_bits_of_attention_then_gate(kernels, heads, len
 @pytest.mark.parametrize("lengths", [(1,), (20, 0, 64, 33), (65, 300, 513, 129), (1217,)])
 @pytest.mark.parametrize(("spread", "enough"), [(256, 528), (0, 528), (0, 1)], ids=["mail", "blocks", "alone"])
 def test_attention_from_projections_has_the_bits_of_its_parts(
-    kernels, monkeypatch, heads, rotary_dim, lengths, spread, enough
+    launched, monkeypatch, heads, rotary_dim, lengths, spread, enough
 ):
     monkeypatch.setattr(launch, "_SPREAD_BLOCKS", spread)
     monkeypatch.setattr(launch, "_ENOUGH_BLOCKS", enough)
@@ -144,12 +129,10 @@ def test_attention_from_projections_has_the_bits_of_its_parts(
         "theta": 1e7,
     }  # fmt: skip
     caches = {name: given[name] for name in ("k_cache", "v_cache")}
-    placed = launched(kernels, "rope::qk_norm_rope_append", q=given["q"], **shared, **caches)
+    placed = launched("rope::qk_norm_rope_append", q=given["q"], **shared, **caches)
     parts = {name: placed[name] for name in ("q", *caches)}
-    expected = attended(kernels, {**given, **parts}, "paged_decode::paged_decode_attn_gated", gate=gate)
-    got = launched(
-        kernels, "paged_decode::paged_decode_attn_fresh", **given, **shared, gate=gate, out=full(*given["q"].shape)
-    )
+    expected = attended(launched, {**given, **parts}, "paged_decode::paged_decode_attn_gated", gate=gate)
+    got = launched("paged_decode::paged_decode_attn_fresh", **given, **shared, gate=gate, out=full(*given["q"].shape))
     assert got["q"].tobytes() == given["q"].tobytes()
     assert got["k_cache"].tobytes() == placed["k_cache"].tobytes()
     assert got["v_cache"].tobytes() == placed["v_cache"].tobytes()
@@ -158,7 +141,7 @@ def test_attention_from_projections_has_the_bits_of_its_parts(
 
 @pytest.mark.parametrize("heads", [MODEL_35B, MODEL_27B, (8, 2, 64), (32, 4, 128), (6, 1, 128)])
 @pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 200, 511, 512, 513, 577, 1100, 4095, 8300])
-def test_row_has_the_same_bits_however_it_is_shared_out(kernels, heads, length):
+def test_row_has_the_same_bits_however_it_is_shared_out(launched, heads, length):
     rng = np.random.default_rng(length)
     given = context(rng, (length,), heads, entries=2048)
     narrow = -(-length // PAGE)
@@ -166,7 +149,7 @@ def test_row_has_the_same_bits_however_it_is_shared_out(kernels, heads, length):
     for rows, entries in ((1, narrow), (1, 2048), (3, narrow), (40, narrow), (40, 2048), (600, narrow)):
         repeated = {name: np.repeat(given[name], rows, axis=0) for name in ("q", "block_table", "context_lens")}
         repeated["block_table"] = np.ascontiguousarray(repeated["block_table"][:, :entries])
-        out = attended(kernels, {**given, **repeated})
+        out = attended(launched, {**given, **repeated})
         assert len({row.tobytes() for row in out}) == 1
         results.append(out[0].tobytes())
     assert len(set(results)) == 1
@@ -175,16 +158,16 @@ def test_row_has_the_same_bits_however_it_is_shared_out(kernels, heads, length):
 @pytest.mark.parametrize("rows", [1, 40, 600])
 @pytest.mark.parametrize("wrong", [-1, 10**6, -(2**31)])
 @pytest.mark.parametrize("at", [0, 40, 70, 129])
-def test_row_with_a_page_outside_the_cache_is_zeros_and_its_neighbours_are_not(kernels, rows, wrong, at):
+def test_row_with_a_page_outside_the_cache_is_zeros_and_its_neighbours_are_not(launched, rows, wrong, at):
     rng = np.random.default_rng(3)
     given = context(rng, (130 * PAGE,) * rows, (8, 2, 64))
-    right = attended(kernels, given)
+    right = attended(launched, given)
     given["block_table"][-1, at] = wrong
-    got = attended(kernels, given)
+    got = attended(launched, given)
     assert got[:-1].tobytes() == right[:-1].tobytes()
     assert not got[-1].astype(np.float32).any()
     given["context_lens"][-1] = at * PAGE  # does not need that page
-    assert got[:-1].tobytes() == attended(kernels, given)[:-1].tobytes()
+    assert got[:-1].tobytes() == attended(launched, given)[:-1].tobytes()
 
 
 def test_launches_that_share_counters_and_scratch_give_the_same_bits_again(kernels):
