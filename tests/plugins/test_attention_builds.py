@@ -10,9 +10,9 @@ MULTIPROCESSOR = {"sm_80": 164 * 1024, "sm_90": 228 * 1024, "sm_100a": 228 * 102
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
-def test_attention_spills_nothing_and_two_blocks_fit_a_multiprocessor(arch):
+def test_attention_spills_nothing_and_two_blocks_fit_a_multiprocessor(arch, build_cache):
     request = launch.DECODE.request(parse_arch(arch))
-    built = Builder(None).build(request)
+    built = Builder(build_cache).build(request)
     for entry in request.entries:
         needs = built.entries[entry.name]
         assert (needs.spill_store_bytes, needs.registers <= 255) == (0, True)

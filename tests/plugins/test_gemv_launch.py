@@ -203,8 +203,8 @@ def test_gates_have_whole_clusters_of_blocks_ahead_of_the_tiles(heads, depth, ex
 @pytest.mark.parametrize(
     "backend", [launch.GEMV8, launch.GEMV16_HOPPER, launch.GEMV_WIDE, launch.DUAL_SILU, launch.GDN_IN, launch.QGKV]
 )
-def test_registers_hold_what_a_warp_works_on(backend):
-    built = Builder().build(backend.request(parse_arch("sm_90a")))
+def test_registers_hold_what_a_warp_works_on(backend, build_cache):
+    built = Builder(build_cache).build(backend.request(parse_arch("sm_90a")))
     spilt = {name: entry.spill_store_bytes for name, entry in built.entries.items() if entry.spill_store_bytes}
     assert max(spilt.values(), default=0) <= 32  # bytes; a working set that does not fit spills hundreds
     assert len(spilt) <= 2
