@@ -23,6 +23,7 @@ from kernel_muster.models.memory import HostMemory, Memory, enough_memory, memor
 from kernel_muster.models.model import Model
 from kernel_muster.models.random_weights import in_memory
 from kernel_muster.models.scratch import Scratch, ScratchPlan
+from kernel_muster.models.state import is_int
 from kernel_muster.models.weights import GivenWeights, PlanOnly, WeightSource
 from kernel_muster.registry.builders import Maturity
 from kernel_muster.registry.errors import UsageError
@@ -34,7 +35,7 @@ from kernel_muster.registry.weights import Bf16Weight
 MATURITY: Maturity = "partial"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
 #: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
-MAX_ROWS = 2048
+MAX_ROWS, MOST_ROWS = 2048, 1 << 20
 #: Options of configs that change what layers compute, and the only value that is built.
 _OPTIONS: Mapping[str, Any] = {
     "hidden_act": "silu",
@@ -160,6 +161,8 @@ def open_context(
     shared: Memory | None = None,
 ) -> LayerContext:  # fmt: skip
     """Return what layers are built with; UsageError for weights where there is nothing to compute on."""
+    if not is_int(max_rows) or not 1 <= max_rows <= MOST_ROWS:
+        raise UsageError(f"{dims.name}: max_rows is {max_rows!r}, expected 1 to {MOST_ROWS}")
     if weights is not None:
         need_device(kernels.target, f"{dims.name} with weights")
     source = GivenWeights(weights) if isinstance(weights, Mapping) else weights or PlanOnly()

@@ -13,7 +13,7 @@ from kernel_muster.models.decode.plain_run import PlainRun
 from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.decode.recording import Replay
 from kernel_muster.models.decode.rung import Rung
-from kernel_muster.models.decode.sampling import Sampling
+from kernel_muster.models.decode.sampling import Sampling, check_uniform
 from kernel_muster.models.decode.transfer import DEPTH
 from kernel_muster.models.decode.verify import VerifyStep
 from kernel_muster.models.generate import Gate, Generated, GreedyDecoder, check_run
@@ -122,6 +122,8 @@ class DecodeEngine:
         self.state.check_ids(() if ids is None else ids)
         if not sampling.is_greedy and len(uniform) != len(sequences):
             raise UsageError(f"{len(uniform)} random numbers for {len(sequences)} sequences: expected one each")
+        if not sampling.is_greedy:
+            check_uniform(uniform)
         rung = self.rung(len(sequences))
         replay = self._replay(rung, sampling)
         if self.buffers.pending >= DEPTH:
@@ -223,8 +225,9 @@ class DecodeEngine:
                 self.prefill,
                 self.longest,
             )
-            return decoder.run(prompts, new_tokens)
-        with self.model.memory.active():
+            with enough_memory(self.model.memory, "a pass"):
+                return decoder.run(prompts, new_tokens)
+        with enough_memory(self.model.memory, "a pass"), self.model.memory.active():
             return PlainRun(self, sampling, keep_logits).run(prompts, new_tokens)
 
     def _replay(self, rung: Rung, sampling: Sampling) -> Replay:

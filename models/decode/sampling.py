@@ -1,5 +1,8 @@
 """How tokens are chosen, and the random numbers that decide."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from kernel_muster.models.state import is_int
 from kernel_muster.registry.errors import UsageError
@@ -46,6 +49,13 @@ class Sampling:
 
 def _is_number(value: object) -> bool:
     return is_int(value) or isinstance(value, (float, np.floating))
+
+
+def check_uniform(values: Sequence[Any]) -> None:
+    """UsageError unless all are numbers in [0, 1), also as FP32: a kernel on a device takes them as they are."""
+    for at, value in enumerate(values):
+        if not (_is_number(value) and 0 <= value < 1 and np.float32(value) < 1):
+            raise UsageError(f"random number {value!r} at place {at}: expected FP32 from 0 on and below 1")
 
 
 class UniformStream:

@@ -48,6 +48,12 @@ def test_built_model_computes_through_every_layer(make_session: Make, changes: d
     assert isinstance(model.layers[1].ffn, NoneFfn) == (changes.get("ffn") == "none")
 
 
+@pytest.mark.parametrize("max_rows", [0, -1, 1.5, "8", True, 2**40])
+def test_rows_of_a_pass_that_make_no_sense_are_refused(make_session: Make, max_rows: Any) -> None:
+    with pytest.raises(UsageError, match=r"^tiny: max_rows is .*, expected 1 to 1048576$"):
+        build_model(manifest(), Lookups(make_session()), max_rows=max_rows)
+
+
 class FromCheckpoint(SyntheticWeights):
     """Weights that fit, beside a config.json that says more than they do."""
 

@@ -1,5 +1,6 @@
 """The decode engine on the host: a recorded step gives what the layers give, for any sequences, in any order."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -458,6 +459,28 @@ def test_engine_waits_for_the_choice_of_rows_of_a_verify_pass(engine_of: Any) ->
 def test_prompt_that_is_no_sequence_is_refused(engine_of: Any, prompt: Any) -> None:
     with pytest.raises(UsageError, match=r"a prompt is .*, expected a sequence of tokens"):
         engine_of("dense").generate([[1], prompt], 1)
+
+
+@pytest.mark.parametrize("number", [1.0, -0.1, 2, 10**400, math.nan, 1 - 1e-12, "0.5", None, True])
+def test_random_number_that_is_none_reaches_no_kernel(engine_of: Any, number: Any) -> None:
+    engine = engine_of("dense")
+    one = engine.state.open()
+    with pytest.raises(UsageError, match=r"at place 0: expected FP32 from 0 on and below 1"):
+        engine.enqueue([one], [1], Sampling(1.0), [number])
+    assert (one.length, one.pages, engine.buffers.pending) == (0, [], 0)
+    engine.enqueue([one], [1], Sampling(1.0), [0.999999])
+    assert engine.tokens()
+
+
+def test_pass_that_does_not_fit_into_memory_says_so(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("dense")
+
+    def full(*arguments: Any) -> Any:
+        raise MemoryError("no room for scratch")
+
+    monkeypatch.setattr(engine, "_prefill", full)
+    with pytest.raises(UsageError, match=r"a pass does not fit into memory .*no room for scratch"):
+        engine.generate([[1, 2]], 1)
 
 
 def test_step_after_a_verify_pass_needs_its_tokens(engine_of: Any) -> None:
