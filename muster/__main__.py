@@ -37,6 +37,9 @@ def main() -> int:
     # A short process that makes many objects and drops few: one collection takes 5% of an audit's time, and those at
     # exit 12%, for memory that the end of the process gives back anyway.
     gc.set_threshold(1_000_000)
+    # Pydantic would read the entry points of all distributions, and fail where one of them is malformed: discovery
+    # reads them too, and makes that a finding.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from kernel_muster.cli.app import run
 

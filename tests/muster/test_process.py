@@ -77,6 +77,22 @@ def test_reader_that_goes_away_leaves_the_verdict_and_no_noise(cli: Any) -> None
     assert (process.wait(60), noise) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    "text", [b"[kernel_muster.v1]\nacme\n", b"[kernel_muster.v1]\nacm\xe9 = acme\n", b"[other]\nx\n"]
+)
+def test_distribution_with_malformed_entry_points_breaks_nothing_but_itself(cli: Any, text: bytes) -> None:
+    cli.acme("acme::double")
+    info = cli.folder / "site" / "broken-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_bytes(text)
+    cli.monkeypatch.syspath_prepend(str(info.parent))
+    ran = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    is_ours = b"muster" in text
+    assert (ran.returncode, "bug in kernel-muster" in ran.stderr) == (int(is_ours), False), ran.stderr
+    assert ("PLUGIN_LOAD_FAILED broken-1.0.dist-info" in ran.stdout) == is_ours
+
+
 @pytest.mark.parametrize(("arguments", "what"), [
     (("manifest", "schema"), "stdout"), (("--version",), "stdout"), (("--help",), "help and usage errors"),
     (("plugins", "--help"), "help and usage errors"),
