@@ -50,8 +50,8 @@ def tone_of(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """Return the verdict in one line."""
-    subject = f"{report.model or '(no model)'} on {target_text(report)}"
+    """Return the verdict in one line: what a model is called ends none."""
+    subject = f"{report.model or '(no model)'} on {target_text(report)}".replace("\n", "\\n")
     counts = report.counts
     rest = f"{plural(counts.warnings, 'warning')}, {plural(counts.notes, 'note')}"
     if report.is_refused:

@@ -16,7 +16,8 @@ def show_report(report: Report, format: ReportFormat, output: Path | None, *, ve
     """Write a report and return the exit code it stands for; a boot that was cut short has not passed."""
     if output is not None:
         write_file(output, rendered(report, format, verbose=verbose))
-        say(ascii_only(f"{headline(report)}\nreport: {output}"))
+        path = str(output).replace("\n", "\\n")
+        say(ascii_only(f"{headline(report)}\nreport: {path}"))
     elif format is ReportFormat.TEXT and is_terminal():
         say(_coloured(report, verbose=verbose))
     else:

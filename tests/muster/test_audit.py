@@ -258,6 +258,16 @@ def test_audit_interrupted_exits_130(cli: Any, audit: Any) -> None:
     assert ran.err.endswith("muster: interrupted\n")
 
 
+def test_name_with_a_line_end_in_it_makes_no_second_verdict(cli: Any) -> None:
+    ran = cli("audit", "x\nPASSED: qwen3.6-27b", "--target", "cpu", "--output", cli.folder / "a\nPASSED: b")
+    assert ran.code == 1
+    assert [line.partition(":")[0] for line in ran.out.splitlines()] == ["REFUSED", "report"]
+    told = (cli.folder / "a\nPASSED: b").read_text()
+    assert [line.partition(":")[0] for line in told.splitlines() if line.startswith(("PASSED", "REFUSED"))] == [
+        "REFUSED", "REFUSED",
+    ]  # fmt: skip
+
+
 def test_audit_interrupted_waits_for_nothing_that_still_builds(cli: Any) -> None:
     begin = "from concurrent.futures import ThreadPoolExecutor; from time import sleep; pool = ThreadPoolExecutor(1)"
     cli.acme("acme::double", after=f"{begin}; pool.submit(sleep, 60); pool.submit(sleep, 60); raise KeyboardInterrupt")
