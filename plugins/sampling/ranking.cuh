@@ -38,7 +38,7 @@ struct Softmax {
     }
 };
 // The rate of a temperature above 0; finite, so that the largest has a power of 1.
-__device__ __forceinline__ float rate_of(float temperature) { return fminf(1.44269504f / temperature, 3e38f); }
+__device__ __forceinline__ float rate_of(float temperature) { return fminf(__fdividef(1.44269504f, temperature), 3e38f); }
 
 // How many logits, and what mass.
 struct Sum {
