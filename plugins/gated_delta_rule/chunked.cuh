@@ -24,7 +24,7 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 
 // T and P are lower triangular: of 16 columns i by 8 rows t, only tiles that reach the diagonal. A tile is 32 lanes' B
 // operands of m16n8k16, {high, high, low, low}.
-constexpr int TRIANGLE_TILES = 2 * (4 + 3 + 2 + 1), TRIANGLE_BYTES = TRIANGLE_TILES * 32 * 16;
+constexpr int TRIANGLE_TILES = 2 * (4 + 3 + 2 + 1);
 __device__ __forceinline__ constexpr int triangle_at(int step, int tile) {
     return 8 * step - step * (step - 1) + tile - 2 * step;
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ constexpr int triangle_at(int step, int tile) {
 struct StateGiven {
     uint4 t[TRIANGLE_TILES][32];
     float read_k[CHUNK], keep[CHUNK];  // factors of k S (g times k's length), and of what goes into S (G[63] times it)
-    float decay, unused[2 * CHUNK - 1];  // g[63]
+    float decay, unused[2 * CHUNK - 1];  // decay: g[63]
 };
 struct OutputGiven {
     uint4 p[TRIANGLE_TILES][32];
@@ -47,12 +47,14 @@ struct Chunk {
 struct Rows64 {
     uint4 k[ROWS_BYTES / 16], q[ROWS_BYTES / 16];
 };
-static_assert(sizeof(Rows64) == 32768 && sizeof(Chunk) == 21760 && sizeof(StateGiven) % 256 == 0 && sizeof(OutputGiven) % 16 == 0);
+static_assert(sizeof(Rows64) == 32768 && sizeof(Chunk) == 21760);
+static_assert(sizeof(StateGiven) % 16 == 0 && sizeof(OutputGiven) % 16 == 0);
 
 // --- instruction wrappers (PTX ISA 7.8) ---
 
 __device__ __forceinline__ void mma(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
