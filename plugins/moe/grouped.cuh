@@ -125,10 +125,9 @@ struct Rows {
     template <class Source>
     __device__ __forceinline__ void fetch(int first, int end, Source row) {
         if constexpr (IS_OWN) {
-            constexpr int OF_CHAIN = TILE_K / 8;
-            static_assert(OF_CHAIN == 32);
+            static_assert(PIECES == F::THREADS);
 #pragma unroll 1
-            for (int i = first; i < end; ++i) put(i, threadIdx.x % F::THREADS, row(i));
+            for (int i = first; i < end; ++i) put(i, threadIdx.x, row(i));
         } else if constexpr (F::STATIC_K > 0) {
 #pragma unroll 1
             for (int i = first * PIECES + threadIdx.x; i < end * PIECES; i += F::THREADS) put(i / PIECES, i % PIECES, row(i / PIECES));
@@ -233,8 +232,8 @@ struct Sums {
 // Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global scale.
 template <class F, int MATRICES, int SLOTS, class Row, class Store>
 __device__ __forceinline__ void multiply_group(TileStream<F, MATRICES, SLOTS>& stream, Sums<F, MATRICES>& exchange,
-                                              const Experts (&experts)[MATRICES], size_t offset, size_t after,
-                                              bool has_after, Row& x, int rows, int tile, int& turn, const Place<F>& at, Store store) {
+                                               const Experts (&experts)[MATRICES], size_t offset, size_t after, bool has_after,
+                                               Row& x, int rows, int tile, int& turn, const Place<F>& at, Store store) {
     if constexpr (F::CHAINS == 1) {
         float sums[MATRICES][4] = {};
         stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&own)[4]) {
@@ -317,9 +316,9 @@ __device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& s
                     const bool is_last_tile = tile + F::TEAMS >= end;
                     const size_t after = is_last_tile ? then : offset + at.stride();
                     multiply_group(stream, exchange, experts, offset, after, !is_last_tile || has_more, x, rows, tile, turn,
-                                  at, [&](int i, int output, const float (&sums)[MATRICES]) {
-                                      store(begin + i, output, sums, scales);
-                                  });
+                                   at, [&](int i, int output, const float (&sums)[MATRICES]) {
+                                       store(begin + i, output, sums, scales);
+                                   });
                     offset = after;
                 }
             };
