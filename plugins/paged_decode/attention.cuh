@@ -328,8 +328,6 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     while (now.piece != NO_PIECE) {
         const int token = now.token + TILE * warp, piece = now.piece;
         const bool has_newest = Source::IS_FRESH && (u32)(replaced - token) < TILE;
-        if (SPREAD && threadIdx.x == 0 && cut.pieces > 1 && now.token + cut.pieces * TOKENS >= row.length)
-            put(Mail::herald(team.zeros, D, team.sharing), 1);
 
         wait_for_copies<SLOTS - 1>();
         __syncwarp();

@@ -39,8 +39,8 @@ _ENOUGH_BLOCKS = 528
 # where they do not, and beside them.
 _TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 8 * 1024
 _SMALLEST = (8, 0)
-# pieces.cuh: the mail of a piece, a column, and its herald; pieces that a warp combines, and its columns.
-_MAIL_BYTES, _HERALD_BYTES, _PIECES_A_WARP, _COLUMNS, _WARPS = 48, 128, 16, 4, 4
+# pieces.cuh: the mail of a piece, a column; pieces that a warp combines, and its columns.
+_MAIL_BYTES, _PIECES_A_WARP, _COLUMNS, _WARPS = 48, 16, 4, 4
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
@@ -156,8 +156,7 @@ def _shared_launch(
     shares = shares_of(teams, dims["L"] * dims["B"], most)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
     if shares.is_spread:
-        mail = shares.sharing * _MAIL_BYTES * dims["D"] + _HERALD_BYTES
-        workspace = _NO_ARRAY, Counters(teams * mail, "mail")
+        workspace = _NO_ARRAY, Counters(teams * shares.sharing * _MAIL_BYTES * dims["D"], "mail")
     elif shares.sharing > 1:
         slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2)
         workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")

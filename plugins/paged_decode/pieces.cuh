@@ -224,13 +224,9 @@ __device__ __forceinline__ bool is_last(u32* count, int added, int all) {
 // counter, and nobody waits for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0,
 // which counts as much.
 struct Mail {
-    static constexpr int COLUMNS = 4, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS, HERALD_WORDS = 32;
+    static constexpr int COLUMNS = 4, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
 
     __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a piece
-    // Behind all pieces: not zero once one is about to be sent. Only then do others look at more than a few words.
-    __device__ __forceinline__ static u32* herald(u32* of_team, int D, int sharing) {
-        return of_team + (size_t)sharing * words_of(D);
-    }
     __device__ __forceinline__ static u32* at(u32* of_team, int D, int piece, int part) {
         return of_team + (size_t)piece * words_of(D) + part * WORDS;
     }
@@ -287,23 +283,16 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     bf16 factor = {};
     if (exists && gate != nullptr) factor = gate[place];
     if (count > 0) {
-        // Few words are looked at before mail is due. What is beyond the pieces is the last one once more: with a branch, a
-        // look would wait for the one before.
-        const u32* const word = Mail::at(mail, D, first + min(lane % PIECES_A_WARP, count - 1), part) + Mail::STATS;
-        u32* const herald = Mail::herald(mail, D, sharing);
-        while (!__any_sync(0xffffffffu, (look(herald) | look(word)) != 0)) {}
-        const char* const from = reinterpret_cast<const char*>(Mail::at(mail, D, first, part));
-        const char *const own_value = from + 4 * lane, *const own_stats = from + 4 * Mail::STATS + 8 * head;
-        const int step = 4 * Mail::words_of(D);
+        // What is beyond the pieces is the last one once more: with a branch, a look would wait for the one before.
         u32 values[PIECES_A_WARP];
         uint2 stats[PIECES_A_WARP];
         u32 missing;
         do {
 #pragma unroll
             for (int i = 0; i < PIECES_A_WARP; ++i) {
-                const long long at = (long long)min(i, count - 1) * step;
-                values[i] = look(reinterpret_cast<const u32*>(own_value + at));
-                stats[i] = look(reinterpret_cast<const uint2*>(own_stats + at));
+                const u32* const from = Mail::at(mail, D, first + min(i, count - 1), part);
+                values[i] = look(from + lane);
+                stats[i] = look(reinterpret_cast<const uint2*>(from + Mail::STATS) + head);
             }
             missing = 0;
 #pragma unroll
@@ -331,7 +320,6 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         }
         if (exists) out[place] = finished(whole.total, whole.head.stats(), gate != nullptr, factor);
     }
-    if (index == 0 && threadIdx.x == 0) put(Mail::herald(mail, D, sharing), 0);  // whoever looks now finds mail
 #pragma unroll 4
     for (int i = 0; i < min(count, PIECES_A_WARP); ++i) {
         u32* const from = Mail::at(mail, D, first + i, part);
@@ -366,6 +354,6 @@ struct BlockPlace {
         const int groups = (most + GROUP - 1) / GROUP;
         const size_t team = (size_t)row * gridDim.y + blockIdx.y;
         return {(int)blockIdx.z, sharing, most, scratch + team * groups * Slice<D>::FLOATS,
-                zeros + team * (SPREAD ? sharing * Mail::words_of(D) + Mail::HERALD_WORDS : 1)};
+                zeros + team * (SPREAD ? sharing * Mail::words_of(D) : 1)};
     }
 };
