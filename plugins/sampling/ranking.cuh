@@ -13,8 +13,7 @@
 
 using u64 = unsigned long long;
 
-// Where several warps of a scheduler do the same, each waits for the others: half as many threads are faster for one row.
-constexpr int THREADS = TEAM > 1 ? 256 : 1024, WARPS = THREADS / 32;
+constexpr int THREADS = TEAM > 1 ? 512 : 1024, WARPS = THREADS / 32;
 constexpr int BINS = 2048, LOW = 32;  // a key is bin * LOW + low
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
