@@ -200,10 +200,10 @@ def test_table_is_written_read_back_and_decides_a_boot(kernels, tmp_path, capsys
     file = tmp_path / "a1.json"
     assert tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file) == 0
     text = capsys.readouterr().out
-    assert "What dispatch picks is at none of 33 points slower than cuBLAS in BF16." in text
+    assert "What dispatch picks is at none of 39 points slower than cuBLAS in BF16." in text
     table = read_table(file)
     assert (table.device.name, table.device.arch, table.device.driver) == ("Acme A1", "sm_90a", "13.0")
-    assert (table.covers.features.most, table.covers.rows.most, len(table.timings)) == (32768, 256, 33)
+    assert (table.covers.features.most, table.covers.rows.most, len(table.timings)) == (32768, 256, 39)
 
     def arms(**levers):
         with km.boot("qwen3.6-27b", target="cpu", levers=levers) as boot:
@@ -267,7 +267,7 @@ def test_summary_names_every_point_that_cublas_wins(kernels, built_in, tmp_path)
 
     file = tmp_path / "a1.json"
     tune_with(kernels, FakeSource(rule), SHAPES, ROWS, Format.TEXT, file)
-    assert "slower than cuBLAS in BF16 at 1 of 33 points: 4096x8192 M=256." in to_markdown(read_table(file), built_in)
+    assert "slower than cuBLAS in BF16 at 1 of 39 points: 4096x8192 M=256." in to_markdown(read_table(file), built_in)
 
 
 def test_shapes_hold_every_projection_with_two_arms_and_no_lm_head():
