@@ -9,6 +9,7 @@ some condition only belongs to the closure.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from kernel_muster.registry.backends.request import BuildFailure
@@ -52,31 +53,30 @@ def read_closure(source: Path, include_dirs: Sequence[Path] = ()) -> Closure:
 class _Reader:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = [Path(root).absolute() for root in roots]
-        self.files: dict[Path, SourceFile | None] = {}  # None while its own includes are being read
+        self.files: dict[Path, SourceFile] = {}
 
     def read(self, source: Path) -> Closure:
-        path = source.absolute()
-        self._visit(path)
-        files = {key: file for key, file in self.files.items() if file is not None}
-        main = files.pop(path.resolve())
-        return Closure(main, tuple(sorted(files.values(), key=lambda file: file.name)))
+        main = source.absolute()
+        waiting = [main]  # a stack of our own: headers may be nested deeper than Python's calls
+        while waiting:
+            path = waiting.pop()
+            if path.resolve() not in self.files:
+                included: list[Path] = []
+                text = _INCLUDE.sub(partial(self._renamed, path, included), _read(path))
+                self.files[path.resolve()] = SourceFile(self._name(path), path, text)
+                waiting += reversed(included)
+        first = self.files.pop(main.resolve())
+        return Closure(first, tuple(sorted(self.files.values(), key=lambda file: file.name)))
 
-    def _visit(self, path: Path) -> str:
-        name = self._name(path)
-        if path.resolve() not in self.files:
-            self.files[path.resolve()] = None
-            text = _INCLUDE.sub(lambda match: self._renamed(path, match), _read(path))
-            self.files[path.resolve()] = SourceFile(name, path, text)
-        return name
-
-    def _renamed(self, includer: Path, match: re.Match[bytes]) -> bytes:
-        """Return the include line with the canonical name of the file that it means."""
+    def _renamed(self, includer: Path, included: list[Path], match: re.Match[bytes]) -> bytes:
+        """Return the include line with the canonical name of the file that it means; ``included`` gets the file."""
         quoted, angled = match[2], match[3]
         folders = [*([includer.parent] if quoted else []), *self.roots[1:]]
         found = _find(quoted or angled, folders)
         if found is None:
             return match[0]
-        return match[1] + b'"' + self._visit(found).encode() + b'"'
+        included.append(found)
+        return match[1] + b'"' + self._name(found).encode() + b'"'
 
     def _name(self, path: Path) -> str:
         """Name a file after the first root that holds it; the same file always gets the same name."""

@@ -12,6 +12,11 @@ _NO_HEADER = re.compile(r"^(.*?\(\d+\)): catastrophic error: (?:cannot|could not
 _ERROR = re.compile(
     r"^(?:.*?\(\d+\): (?:catastrophic )?error: .*|ptxas .*(?:error|fatal)\s*: .*|nvrtc: error: .*)$", re.MULTILINE
 )
+# What stands behind a source. An error in its first line means that the source does not end; one in another line is a
+# macro of the source.
+_BEHIND = re.compile(r"<(?:declared parameters|entry point [^>\n]*)>\(")
+_UNENDED = re.compile(r"<declared parameters>\(1\): (?:catastrophic )?error: (.*)")
+_AT_END = re.compile(r"^At end of source: (?:catastrophic )?error: (.*)$(?:\n(.*?\(\d+\)): note )?", re.MULTILINE)
 _OVER = re.compile(r"^ptxas (?:error|fatal)\s*: (.*uses too much (?:shared|global|local|parameter).*)$", re.MULTILINE)
 
 
@@ -33,8 +38,8 @@ def spills(log: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def failure(log: str, arch: Arch, toolkit: Toolkit) -> BuildFailure:
-    """Return what a log of a failed compilation means; paths in it must be readable already."""
+def failure(log: str, arch: Arch, toolkit: Toolkit, source: str) -> BuildFailure:
+    """Return what the log of a failed compilation of a source means; paths in it must be readable already."""
     if header := _NO_HEADER.search(log):
         why, remedy = toolkit.missing_header(header[2])
         return BuildFailure("HEADERS_MISSING", f"{header[1]}: {header[2]} was not found: {why}", log, (remedy,))
@@ -43,9 +48,19 @@ def failure(log: str, arch: Arch, toolkit: Toolkit) -> BuildFailure:
     if "invalid value for --gpu-architecture" in log:
         return too_old(arch, toolkit)
     errors = _ERROR.findall(log)
+    if unended := _unended(log, errors, source):
+        errors = [error for error in errors if not _BEHIND.match(error)] or [unended]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     first = errors[0] if errors else "the compiler failed and gave no reason"
     return BuildFailure("COMPILE_FAILED", f"for {arch}: {first}{more}", log, ("read the log in the JSON report",))
+
+
+def _unended(log: str, errors: list[str], source: str) -> str:
+    """Say what a source begins and does not end, and where; nothing if it ends."""
+    if at_end := _AT_END.search(log):
+        return f"{at_end[2] or source}: error: {at_end[1]} before the end of the source"
+    behind = next(filter(None, map(_UNENDED.match, errors)), None)
+    return f"{source}: error: {behind[1]} before the end of the source" if behind else ""
 
 
 def too_old(arch: Arch, toolkit: Toolkit, known: tuple[str, ...] = ()) -> BuildFailure:

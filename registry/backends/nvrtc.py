@@ -79,7 +79,7 @@ def compile_cubin(work: CompileInput, toolkit: Toolkit) -> Compiled:
     succeeded, cubin, log = _compile(nvrtc, work, [option.encode() for option in options])
     log = clean(log)
     if not succeeded:
-        raise failure(work.closure.readable(log), work.arch, toolkit)
+        raise failure(work.closure.readable(log), work.arch, toolkit, str(work.closure.source.path))
     if not cubin:
         raise BuildFailure("NO_DEVICE_CODE", f"{toolkit.compiler} returned an empty cubin for {work.arch}", log)
     return Compiled(cubin, log)

@@ -138,6 +138,22 @@ def test_source_that_does_not_compile_is_compile_failed_with_file_line_and_log(b
     assert failure.finding("m::scale").log == failure.log
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("int f() { return 1;", r'scale\.cu\(2\): error: expected a "}" before the end of the source'),
+        ("namespace open {", r'scale\.cu\(2\): error: expected a "}" before the end of the source'),
+        ("struct Open {}", r'scale\.cu: error: expected a ";" before the end of the source'),
+        ("template <class T>", r"scale\.cu: error: expected a declaration before the end of the source"),
+        ("/* open", r"scale\.cu\(2\): error: comment unclosed at end of file"),
+        ("int open(", r"scale\.cu: error: expected an expression before the end of the source"),
+    ],
+)
+def test_source_that_does_not_end_is_named_and_not_what_stands_behind_it(builder, make_request, last, said):
+    failure = _failure(builder, make_request(f"{SIGNATURE}{BODY}\n{last}\n", TWO))
+    assert re.fullmatch(rf"for sm_90a: /[^<>]*{said}", failure.why), failure.why
+
+
 def test_error_in_an_own_header_is_reported_with_the_path_of_the_header(builder, make_request, tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "part.cuh").write_text("\n#error broken on purpose\n")

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_closure_searches_the_includer_first_then_the_folders_in_order(tmp_path)
 def test_closure_with_a_cycle_ends(tmp_path):
     _write(tmp_path, {"k.cu": '#include "a.h"\n', "a.h": '#include "b.h"\n', "b.h": '#include "a.h"\n'})
     assert [header.name for header in read_closure(tmp_path / "k.cu").headers] == ["<0>/a.h", "<0>/b.h"]
+
+
+def test_headers_nested_deeper_than_python_calls_are_read_and_compile(builder, make_request, tmp_path):
+    depth = 2 * sys.getrecursionlimit()
+    _write(tmp_path, {f"h{number}.cuh": f'#include "h{number + 1}.cuh"\n' for number in range(depth)})
+    _write(tmp_path, {f"h{depth}.cuh": 'extern "C" __global__ void scale(float f, float* o) { *o = f; }\n'})
+    request = make_request('#include "h0.cuh"\n', ("f32", "ptr"))
+    assert len(read_closure(request.source).headers) == depth + 1
+    assert builder.build(request).entries
 
 
 def test_readable_log_has_paths_for_names(tmp_path):
