@@ -44,7 +44,7 @@ def _state(runner: Runner, spec: KernelSpec) -> BuildState:
     """Wait for a kernel; an exception that no builder foresaw is a finding about it, and hides no other kernel."""
     try:
         return runner.state(spec)
-    except Exception as error:  # noqa: BLE001  (sources and backends are a plugin's)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (sources and backends are a plugin's)
         why = f"its build raised {one_line(error)}"
         remedies = ("correct its sources, or its backend", "or report it, if both are sound")
         return BuildState(
@@ -56,7 +56,7 @@ def check_kernels(
     session: LookupSession, evidence: Evidence, stage: Stage | None, progress: Progress | None = None
 ) -> Checked:
     """Wait for all kernels that serve; with stage ``proven`` run the cases of those that are loaded."""
-    with suppress(Exception):  # what a build raised, its kernel's state says
+    with suppress(Exception, SystemExit):  # what a build raised, its kernel's state says
         session.runner.join(progress)
     chosen = {key: d.chosen for key in sorted(evidence.asked_keys) if (d := evidence.decide(key)).chosen is not None}
     states = {key: _state(session.runner, registered.spec) for key, registered in chosen.items() if registered}

@@ -55,9 +55,9 @@ class BuildRunner:
                 raise TypeError(f"request() returned {type(request).__name__}, expected a BuildRequest")
             with self._lock:
                 return self._pool.submit(request)
-        except BuildFailure:
+        except (BuildFailure, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # (a plugin's code may raise anything, SystemExit too)
             why = f"backend {backend.name} asks for no build: {one_line(error)}"
             raise BuildFailure("COMPILE_FAILED", why, cause_chain(error)) from error
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import kernel_muster as km
 import pytest
-from kernel_muster.registry.backends import EntryPoint
+from kernel_muster.registry.backends import BuildRequest, EntryPoint
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel
 
 PARAMETERS = ("ptr", "i32", "ptr")
@@ -174,17 +174,29 @@ def test_log_of_a_failed_compilation_names_the_file_and_line(compile_for, make_k
     assert f"{kernel.source}(3): error:" in compile_for({"acme::a": kernel}).finding("COMPILE_FAILED").log
 
 
-def test_build_that_raises_what_nobody_foresaw_is_one_finding_and_hides_no_other(compile_for, make_kernel, tmp_path):
-    depth = 2 * sys.getrecursionlimit()
-    for number in range(depth):
-        (tmp_path / f"h{number}.cuh").write_text(f'#include "h{number + 1}.cuh"\n')
-    (tmp_path / f"h{depth}.cuh").write_text("")
-    nested, broken = make_kernel('#include "h0.cuh"\n' + GOOD), make_kernel("void broken(")
-    outcome = compile_for({"acme::a": nested, "acme::b": broken, "acme::c": make_kernel()})
+@pytest.mark.parametrize("raised", [ZeroDivisionError("no digits"), SystemExit("no licence")], ids=repr)
+@pytest.mark.parametrize("place", ["request", "work"])
+def test_build_that_raises_what_nobody_foresaw_is_one_finding_and_hides_no_other(
+    compile_for, make_kernel, place, raised
+):
+    kernel = make_kernel()
+
+    class Request(BuildRequest):
+        def work(self):
+            raise raised
+
+    def request(arch):
+        if place == "request":
+            raise raised
+        return Request("own", kernel.source, arch, kernel.entries)
+
+    own = SimpleNamespace(name="own", source_sha256="0", plan=None, request=request)
+    outcome = compile_for({"acme::a": own, "acme::b": make_kernel("void broken("), "acme::c": make_kernel()})
     assert outcome.codes == ["COMPILE_FAILED", "COMPILE_FAILED"]
-    raised, other = sorted(outcome.report.findings, key=lambda finding: finding.subject)
-    assert raised.why.startswith("its build raised RecursionError")
-    assert raised.log.startswith("RecursionError: maximum recursion depth exceeded")
+    found, other = sorted(outcome.report.findings, key=lambda finding: finding.subject)
+    began = "backend own asks for no build: " if place == "request" else "its build raised "
+    assert found.why == f"{began}{type(raised).__name__}: {raised}"
+    assert found.log.startswith(f"{type(raised).__name__}: {raised}")
     assert other.subject == "acme::b"
 
 
