@@ -9,43 +9,6 @@
 
 #define PAIRWISE_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
 
-constexpr int MOST_TOKENS = 3;
-
-// The rows of x where a warp has one supertile of K: on its way to shared memory before the weights are asked for, behind which
-// it would come. Else rows are read where they are.
-template <class F>
-struct OwnRows {
-    static constexpr bool IS_OWN = F::STATIC_K > 0 && F::STATIC_K == F::CHAINS * TILE_K && F::WARPS_K == F::CHAINS;
-    static constexpr int STRIDE = F::STATIC_K + 8;  // lanes of different rows read different banks
-    const bf16* x;  // [M, H]
-    int H;
-
-    static __device__ __forceinline__ u32 place(int token) {
-        __shared__ __align__(16) bf16 rows[IS_OWN ? MOST_TOKENS * STRIDE : 8];
-        return (u32)__cvta_generic_to_shared(rows) + token * STRIDE * (u32)sizeof(bf16);
-    }
-    __device__ __forceinline__ void fetch(int M) const {
-        if constexpr (IS_OWN)
-            for (int token = 0; token < M; ++token)
-                copy_to_shared(place(token) + threadIdx.x * 16, x + (size_t)token * F::STATIC_K + threadIdx.x * 8);
-    }
-    static __device__ __forceinline__ void wait() {
-        if constexpr (IS_OWN) {
-            wait_for_copies();
-            __syncwarp();
-        }
-    }
-    __device__ __forceinline__ auto of(int token) const {
-        if constexpr (IS_OWN) {
-            SharedRow<F> row;
-            row.row = place(max(token, 0));
-            return row;
-        } else {
-            return global_row<F>(x, token, H);
-        }
-    }
-};
-
 template <class F>
 __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], const bf16* x, const int* ids, bf16* out,
                                                  int E, int S, int T, int I, int H, int repeats) {
@@ -53,8 +16,6 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
     allow_next_launch();
     wait_for_previous_launch();
     const Place<F> at(I, H);
-    const OwnRows<F> rows{x, H};
-    rows.fetch(S / T);
     const int own = blockIdx.y, expert = ids[own], block_first = blockIdx.x * F::TEAMS * repeats;
     const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team;
     if ((u32)expert >= (u32)E) {
@@ -68,8 +29,7 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
     const int base = own / 32 * 32, slot = base + at.lane;
     const u32 mask = __ballot_sync(0xffffffffu, slot < S && ids[slot] == expert);
     if (base + __ffs(mask) - 1 != own) return;  // another block's; the same for all warps
-    rows.wait();
-    const auto row_of = [&](int token) { return rows.of(token); };
+    const auto row_of = [=](int token) { return global_row<F>(x, token, H); };
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
 }
 
