@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Checked:
-    """How far each kernel that serves has come, and what proofs said."""
+    """How far each kernel that serves has come, what builds said of all together, and what proofs said."""
 
     states: Mapping[KernelKey, BuildState] = field(default_factory=dict)
+    of_builds: tuple[Finding, ...] = ()
     results: "tuple[CaseResult, ...]" = ()
 
     @property
@@ -60,8 +61,9 @@ def check_kernels(
         session.runner.join(progress)
     chosen = {key: d.chosen for key in sorted(evidence.asked_keys) if (d := evidence.decide(key)).chosen is not None}
     states = {key: _state(session.runner, registered.spec) for key, registered in chosen.items() if registered}
+    of_builds = session.runner.findings()
     if stage != "proven":
-        return Checked(states)
+        return Checked(states, of_builds)
     from kernel_muster.audit.proofs import device_memory, host_memory, prove  # an audit without proofs starts faster
 
     results: list[CaseResult] = []
@@ -76,4 +78,4 @@ def check_kernels(
             break
         if progress is not None:
             progress(done, len(states), f"proof of {key}")
-    return Checked(states, tuple(results))
+    return Checked(states, of_builds, tuple(results))

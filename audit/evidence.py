@@ -63,6 +63,7 @@ class Evidence:
     is_complete: bool = True
     is_replay: bool = False
     states: Mapping[KernelKey, BuildState] = field(default_factory=dict)  # of the kernels that serve
+    of_builds: tuple[Finding, ...] = ()  # what concerns all builds, and no single kernel
     proven: frozenset[KernelKey] = frozenset()
     proof_findings: tuple[Finding, ...] = ()
     tuning: TuningFacts | None = None  # of the table that decides thresholds

@@ -10,12 +10,15 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/matrix"
-VERSION = "1.0"
+VERSION = "1.1"
 
 
 @frozen(kw_only=True)
 class Cell:
-    """One audit. ``causes`` are code and subject of what refuses; ``failure`` is what the model's builder raised."""
+    """One audit. ``causes`` are code and subject of what refuses; ``failure`` is what the model's builder raised.
+
+    ``unkept`` says where compiled code could not be stored, and why (CACHE_NOT_KEPT): it is compiled in each run.
+    """
 
     model: str
     target: str
@@ -27,6 +30,7 @@ class Cell:
     set_hash: str
     causes: tuple[tuple[str, str], ...] = ()
     failure: str = ""
+    unkept: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,6 +95,7 @@ def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
         set_hash=report.set_hash,
         causes=tuple(dict.fromkeys((row.code, row.subject) for row in refusing)),
         failure=failure,
+        unkept=tuple((row.subject, row.why) for row in report.findings if row.code == "CACHE_NOT_KEPT"),
     )
 
 
@@ -131,3 +136,17 @@ def sections(matrix: Matrix) -> Iterator[Section]:
     failed = [f"{cell.name}: {cell.failure}" for cell in matrix.cells if cell.failure]
     if failed:
         yield Section("Builders that failed", "refuse", lines=tuple(failed))
+    if unkept := _unkept(matrix):
+        yield Section("CACHE_NOT_KEPT: compiled code could not be stored in the cache", "note", lines=unkept)
+
+
+def _unkept(matrix: Matrix) -> tuple[str, ...]:
+    """Say of each cache that kept nothing why, by the first cell that met it: all cells share it."""
+    met: dict[str, list[tuple[str, str]]] = {}
+    for cell in matrix.cells:
+        for folder, why in cell.unkept:
+            met.setdefault(folder, []).append((cell.name, why))
+    lines = []
+    for folder, ((name, why), *others) in met.items():
+        lines.append(f"{folder}: {name}: {why}" + (f" (and {plural(len(others), 'more cell')})" if others else ""))
+    return tuple(lines)

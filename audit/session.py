@@ -227,6 +227,7 @@ class BootSession:
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
             states=self._checked.states,
+            of_builds=self._checked.of_builds,
             proven=self._checked.proven,
             proof_findings=self._checked.findings,
             decider=session.selector,

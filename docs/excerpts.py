@@ -6,6 +6,7 @@ engine of its own, so that no excerpt depends on where this repository lies.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -27,7 +28,10 @@ from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.trace import parse_trace
 from kernel_muster.audit.verdict import judge
 from kernel_muster.registry import levers, target
+from kernel_muster.registry.backends.cache import BuildCache
+from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.running import HostRunner
 
 ENGINE = "engine/layers/mlp.py"
 _MODEL = '[model]\nname = "tiny"\nquant = "nvfp4"\n'
@@ -261,6 +265,18 @@ def no_device(at: Desk) -> km.BootSession:
     error = OSError("libcuda.so.1: cannot open shared object file: No such file or directory")
     with mock.patch.object(target, "read_devices", side_effect=error):
         return at.boot(target=None)
+
+
+def cache_not_kept(at: Desk) -> km.BootSession:
+    """The disk of the cache is full:"""
+    cache = BuildCache(at.folder / "cubins")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(os, "fsync", side_effect=full):
+        for key in ("0" * 64, "1" * 64):
+            cache.get_or_build(key, lambda: Compiled(b"", ""))
+    # Builds take a compiler: the boot is given what this cache says after them.
+    with mock.patch.object(HostRunner, "findings", return_value=cache.findings()):
+        return at.boot()
 
 
 def numerics_failed(at: Desk) -> km.BootSession:
@@ -533,11 +549,11 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
     function.__name__.upper(): function
     for function in (
         missing, fallback_taken, wrong_arch, disabled, shadowed, slow_tier, request_not_honored, layout_missing,
-        signature_mismatch, no_device, numerics_failed, unwritten_output, out_of_bounds, not_deterministic,
-        bit_identity_broken, late_miss, late_hit, late_registration, plugin_load_failed, plugin_not_found,
-        plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec, bad_override,
-        overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring, stale_waiver,
-        unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
+        signature_mismatch, no_device, cache_not_kept, numerics_failed, unwritten_output, out_of_bounds,
+        not_deterministic, bit_identity_broken, late_miss, late_hit, late_registration, plugin_load_failed,
+        plugin_not_found, plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel,
+        bad_spec, bad_override, overridden, dead_registration, key_renamed, bad_manifest, expired_waiver,
+        waiver_expiring, stale_waiver, unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
         unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch,
         vacuous_audit, unchecked,
     )

@@ -55,7 +55,8 @@ _TABLE: dict[str, str] = {
         NO_DEVICE_CODE R/R the compiled code lacks the entry point for the target
         OVER_LIMIT R/R a kernel needs more registers or shared memory than the target has
         LOAD_FAILED R/R the driver refused a compiled kernel
-        NO_DEVICE R/R no usable GPU, and no other target was named""",
+        NO_DEVICE R/R no usable GPU, and no other target was named
+        CACHE_NOT_KEPT N/W compiled code could not be stored in the cache""",
     "proof": """
         NUMERICS_FAILED R/R a kernel's result is outside its contract's tolerance
         UNWRITTEN_OUTPUT R/R a kernel left part of its output unwritten

@@ -58,6 +58,9 @@ class Runner(Protocol):
     def state(self, spec: KernelSpec) -> BuildState:
         """Wait for a spec and say how far it has come."""
 
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is to be said of all builds together, and of no single spec."""
+
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Return a launch of checked arguments that only enqueues."""
 
@@ -77,6 +80,10 @@ class HostRunner:
     def state(self, spec: KernelSpec) -> BuildState:
         """Return the stage: a host kernel that was selected can be called."""
         return BuildState("loaded")
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return nothing: nothing is built."""
+        return ()
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
         """Return 0: host kernels make what they need."""
@@ -109,6 +116,10 @@ class NoRunner:
     def state(self, spec: KernelSpec) -> BuildState:
         """Return the lowest stage."""
         return BuildState("registered")
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return nothing: nothing is built."""
+        return ()
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
         """Return 0: nothing is launched."""

@@ -30,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     tuning.uncovered_shapes,
     builds.failed_builds,
     builds.unreadable_sources,
+    builds.of_all_builds,
     builds.failed_proofs,
     coverage.vacuous,
     coverage.set_hash,

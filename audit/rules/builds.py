@@ -30,6 +30,11 @@ def failed_builds(evidence: Evidence) -> list[Finding]:
     return list(causes.values())
 
 
+def of_all_builds(evidence: Evidence) -> Iterator[Finding]:
+    """Report what concerns all builds together: a cache that keeps nothing."""
+    yield from evidence.of_builds
+
+
 def unreadable_sources(evidence: Evidence) -> list[Finding]:
     """Report sources that cannot be read where no build has said so: nobody knows what would serve."""
     causes: dict[str, Finding] = {}

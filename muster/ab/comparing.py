@@ -153,13 +153,22 @@ class _Comparing:
             set_hashes=(report.set_hash, self._b.report.set_hash),
             difference=compare(a.report, self._b.report), drafter=self._drafter(), code=tuple(self._code()),
             rows=tuple(rows), proofs=proofs,
-            checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds)),
+            checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds), *self._unkept()),
         )  # fmt: skip
 
     def close(self) -> None:
         """Give back what was booted to see what rounding does."""
         if self._floor is not None:
             _close(self._floor)
+
+    def _unkept(self) -> Iterator[Check]:
+        """Tell of a cache that keeps no compiled code: each run compiles again."""
+        for arm, booted in ((A, self._a), (B, self._b)):
+            for report in (booted.report, *([booted.drafting.session.report] if booted.drafting else [])):
+                for row in report.findings:
+                    if row.code == "CACHE_NOT_KEPT":
+                        text = f"{row.code}: {row.subject}: {row.why}"
+                        yield Check(name="cache", where=f"boot of arm {arm}", outcome="informs", text=text)
 
     def _code(self) -> Iterator[tuple[str, str, str]]:
         for key in sorted(self._changed):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.running import BuildState, Launch, LaunchOptions, Progress, Runner
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
@@ -41,6 +42,10 @@ class Wrapped:
     def state(self, spec: KernelSpec) -> BuildState:
         """Say how far a spec has come."""
         return self._inner.state(spec)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Say what concerns all builds."""
+        return self._inner.findings()
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
         """Return what a launch needs besides its arguments."""

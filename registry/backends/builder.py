@@ -23,6 +23,7 @@ from kernel_muster.registry.backends.request import (
     EntryResources,
     Work,
 )
+from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.values import frozen
 
 # An empty kernel is the set-up of the stack pointer and EXIT.
@@ -60,6 +61,10 @@ class Builder:
     def toolkit(self) -> Toolkit:
         """The installed toolkit; BuildFailure TOOLCHAIN_MISSING without one."""
         return find_toolkit()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is to be said of all builds together."""
+        return () if self._cache is None else self._cache.findings()
 
     def build(self, request: BuildRequest) -> Built:
         """Return the machine code that a request asks for, or raise BuildFailure."""

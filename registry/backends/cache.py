@@ -18,6 +18,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.findings import Finding
 
 # Part of the magic: another layout of the file never reads as this one.
 _MAGIC = b"kernel-muster cubin 1\n"
@@ -48,7 +49,8 @@ def default_cache_dir() -> Path:
 class BuildCache:
     """Compiled code by key in a folder of the user's own; CacheRefused if it is anybody else's too.
 
-    ``problems`` collects what kept an entry from being stored (a full disk): the build itself does not fail for it.
+    ``problems`` collects what kept an entry from being stored (a full disk): the build itself does not fail for it, and
+    ``findings`` tells it.
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -62,6 +64,19 @@ class BuildCache:
             raise CacheRefused(_refusal(self.folder, f"it cannot be made: {error.strerror or error}")) from None
         for folder in (self.folder, self.folder / "locks"):
             _check_owner(folder)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return one finding for all that could not be stored."""
+        if not self.problems:
+            return ()
+        count = len(self.problems)
+        what = "1 compiled source was" if count == 1 else f"{count} compiled sources were"
+        why = f"{what} not kept, and will be compiled again in the next boot; the first {self.problems[0]}"
+        remedies = (
+            "free space in the folder, or make it writable for this user",
+            "or name another folder: MUSTER_CACHE_DIR=FOLDER",
+        )
+        return (Finding("CACHE_NOT_KEPT", str(self.folder), why, remedies=remedies),)
 
     def get(self, key: str) -> Compiled | None:
         """Return what is stored under a key and mark it as used; None if there is nothing or it is damaged."""
@@ -85,7 +100,7 @@ class BuildCache:
         try:
             lock.acquire()
         except OSError as error:
-            self._note(key, "could not be locked", error)
+            self._note("could not be locked", error)
             return build(), False
         try:
             if (found := self.get(key)) is not None:
@@ -95,13 +110,13 @@ class BuildCache:
                 self._store(key, compiled)
                 self._evict(keep=key)
             except OSError as error:
-                self._note(key, "could not be stored", error)
+                self._note("could not be stored", error)
             return compiled, False
         finally:
             lock.release()
 
-    def _note(self, key: str, what: str, error: OSError) -> None:
-        self.problems.append(f"{self._path(key)}: {what}: {error.strerror or error}")
+    def _note(self, what: str, error: OSError) -> None:
+        self.problems.append(f"{what}: {error.strerror or error}")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.cubin"

@@ -35,6 +35,7 @@ class BuildRunner:
 
     def __init__(self, arch: Arch, builder: Builder) -> None:
         self._arch = arch
+        self._builder = builder
         self._pool = BuildPool(builder)
         self._lock = threading.Lock()
 
@@ -81,6 +82,10 @@ class BuildRunner:
             return BuildState("registered", outcome.failure.finding(spec.key))
         built = outcome.built
         return BuildState("compiled", None, built.entries, built.digest, built.compiler)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is to be said of all builds together."""
+        return self._builder.findings()
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
         """Return 0: nothing is launched."""

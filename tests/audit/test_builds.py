@@ -1,5 +1,6 @@
 """Builds in a boot: sources that are really broken, compiled by the real compiler for an architecture without a GPU."""
 
+import errno
 import importlib
 import json
 import os
@@ -298,6 +299,44 @@ def test_replay_knows_registrations_and_claims_nothing_of_builds(compile_for, ma
     assert [f.code for f in replayed.findings] == ["UNCHECKED"]
     assert replayed.set_hash == outcome.report.set_hash
     assert [(row.key, row.backend) for row in replayed.kernels] == [("acme::a", "cuda_cpp")]
+
+
+# the cache
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Let every file that is written meet a full disk."""
+
+    def fsync(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield patch
+
+
+@pytest.mark.parametrize(("profile", "severity"), [("serve", "note"), ("qualify", "warn")])
+def test_cache_that_keeps_nothing_is_one_finding_of_all_builds(
+    compile_for, make_kernel, full_disk, tmp_path, profile, severity
+):
+    kernels = {"acme::a": make_kernel(), "acme::b": make_kernel(), "acme::c": make_kernel("void broken(")}
+    levers = {"MUSTER_CACHE_DIR": str(tmp_path / "full")}
+    broken = compile_for(kernels, levers=levers, profile=profile)
+    assert broken.codes == ["CACHE_NOT_KEPT", "COMPILE_FAILED"]
+    del kernels["acme::c"]
+    outcome = compile_for(kernels, levers=levers, profile=profile)  # compiles again
+    assert (outcome.codes, outcome.error) == (["CACHE_NOT_KEPT"], None)
+    found = outcome.finding("CACHE_NOT_KEPT")
+    assert (found.subject, found.severity) == (str(tmp_path / "full"), severity)
+    assert found.why == (
+        "2 compiled sources were not kept, and will be compiled again in the next boot; "
+        "the first could not be stored: No space left on device"
+    )
+    assert "MUSTER_CACHE_DIR=FOLDER" in found.remedies[1]
+    assert [f.code for f in outcome.replay(profile=profile, stage="registered").findings] == []
+    full_disk.undo()
+    assert [compile_for(kernels, levers=levers).codes for _ in range(2)] == [[], []]
 
 
 # the toolchain

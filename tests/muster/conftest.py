@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 from kernel_muster.cli.app import run
+from kernel_muster.registry.backends.cache import BuildCache
+from kernel_muster.registry.backends.request import Compiled
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.running import HostRunner
 
 _SERIAL = count()
 BUILT_IN = tuple(e.name for e in distribution("kernel-muster").entry_points if e.group == "kernel_muster.v1")
@@ -153,3 +157,14 @@ def audit(cli: Cli) -> Callable[..., Ran]:
         return cli("audit", "--manifest", manifest or cli.manifest(), *where, *blocked, *arguments)
 
     return audit
+
+
+@pytest.fixture
+def unkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    """Let every boot on the host end as if its builds had met a cache that keeps nothing."""
+    cache = BuildCache(tmp_path / "cubins")
+    (cache.folder / f"{'0' * 64}.cubin").mkdir()
+    cache.get_or_build("0" * 64, lambda: Compiled(b"", ""))
+    (finding,) = cache.findings()
+    monkeypatch.setattr(HostRunner, "findings", lambda runner: (finding,))
+    return finding

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.registry.findings import Finding
 
 # A plugin that replaces tiers of the NVFP4 GEMV: right ones, with what a test does to them.
 PLANTED = """
@@ -86,6 +87,14 @@ def test_equal_arms_are_called_equal(ab: Callable[..., Any]) -> None:
     assert "nothing: the arms are the same" in ran.out
     assert "hidden_size 5120 -> 64" in ran.out
     assert ran.out.isascii()
+
+
+def test_cache_that_keeps_nothing_informs_and_decides_nothing(ab: Callable[..., Any], unkept: Finding) -> None:
+    ran = ab("--format", "json", sequences="1")
+    assert (ran.code, ran.json["verdict"]) == (0, "equal")
+    said = [(c["where"], c["outcome"], c["text"]) for c in ran.json["models"][0]["checks"] if c["name"] == "cache"]
+    text = f"CACHE_NOT_KEPT: {unkept.subject}: {unkept.why}"
+    assert said == [("boot of arm A", "informs", text), ("boot of arm B", "informs", text)]
 
 
 def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differs(ab: Callable[..., Any]) -> None:

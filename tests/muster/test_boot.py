@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster.models.build import MATURITY
+from kernel_muster.registry.findings import Finding
 from safetensors.numpy import save_file
 
 CPU = ("--target", "cpu")
@@ -61,6 +62,12 @@ def test_sequences_decode_as_they_do_alone(boot: Callable[..., Any]) -> None:
     together = boot("--format", "json", "--sequences", "5").json["decode"]
     assert together["sequences"] == 5
     assert len({tuple(row) for row in together["tokens"]}) == 5
+
+
+def test_boot_says_that_the_cache_keeps_nothing(boot: Callable[..., Any], unkept: Finding) -> None:
+    ran = boot()
+    assert ran.code == 0
+    assert f"CACHE_NOT_KEPT {unkept.subject}" in ran.out
 
 
 def test_boot_that_is_refused_decodes_nothing(cli: Any) -> None:

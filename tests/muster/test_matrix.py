@@ -131,6 +131,18 @@ def test_matrix_compiles_each_kernel_once_for_all_models(cli, matrix, monkeypatc
     assert [str(work.arch) for work in compiled] == ["sm_80", "sm_90a"]
 
 
+def test_cache_that_keeps_nothing_is_said_once_for_all_cells(cli, matrix, unkept):
+    cli.acme("acme::double")
+    ran = matrix("--targets", "cpu")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    at = lines.index("CACHE_NOT_KEPT: compiled code could not be stored in the cache")
+    said = f"{unkept.subject}: one on cpu: {unkept.why} (and 1 more cell)"
+    assert " ".join("".join(lines[at + 1 : -1]).split()) == said
+    cells = matrix("--targets", "cpu", "--format", "json").json["cells"]
+    assert [cell["unkept"] for cell in cells] == 2 * [[[unkept.subject, unkept.why]]]
+
+
 def cell(model, target, *causes):
     verdict = "refused" if causes else "passed"
     return Cell(

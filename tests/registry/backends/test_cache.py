@@ -172,8 +172,16 @@ def test_cache_that_cannot_store_still_builds_and_says_so(cache):
     shutil.rmtree(cache.folder)
     cache.folder.write_text("no folder any more")
     assert cache.get_or_build(OTHER, Counted()) == (GOOD, False)
-    assert len(cache.problems) == 2
-    assert "could not be stored" in cache.problems[0]
+    assert cache.problems == ["could not be stored: Is a directory", "could not be locked: Not a directory"]
+    (finding,) = cache.findings()
+    assert (finding.code, finding.subject) == ("CACHE_NOT_KEPT", str(cache.folder))
+    assert finding.why.startswith("2 compiled sources were not kept")
+    assert finding.why.endswith("the first could not be stored: Is a directory")
+
+
+def test_cache_that_stores_everything_has_no_finding(cache):
+    cache.get_or_build(KEY, Counted())
+    assert cache.findings() == ()
 
 
 def test_threads_that_want_one_key_build_it_once(cache):
