@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan
-from kernel_muster.registry.backends.request import Built, EntryPoint
+from kernel_muster.registry.backends.request import INTEGERS, Built, EntryPoint
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.contracts import Case, Contract
 from kernel_muster.registry.findings import Finding
@@ -17,11 +17,6 @@ from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.watch import cause_chain, one_line
 
-# What fits into each integer parameter: a launch would wrap what does not.
-_INTEGERS = {
-    f"{sign}{bits}": range(-(1 << bits - 1), 1 << bits - 1) if sign == "i" else range(1 << bits)
-    for sign in "iu" for bits in (8, 16, 32, 64)
-}  # fmt: skip
 # CUDA C++ Programming Guide, technical specifications: the same from compute capability 7.5 on.
 _LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 _MOST_BLOCKS_OF_A_CLUSTER = 16
@@ -129,8 +124,8 @@ def _fits(value: Any, kind: str) -> bool:
     if kind == "tensormap":
         return isinstance(value, TensorMap)
     try:
-        if kind in _INTEGERS:
-            return bool(int(value) == value) and int(value) in _INTEGERS[kind]
+        if kind in INTEGERS:
+            return bool(int(value) == value) and int(value) in INTEGERS[kind]
         return kind in _NUMBERS and bool(_NUMBERS[kind](value) == value)
     except (TypeError, ValueError, OverflowError):
         return False

@@ -2,13 +2,14 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, Protocol
 
 from kernel_muster.registry.arrays import ArrayView, stream_pointer
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
-from kernel_muster.registry.backends.request import PARAMETER_TYPES, Built, EntryPoint
+from kernel_muster.registry.backends.request import INTEGERS, PARAMETER_TYPES, Built, EntryPoint
 from kernel_muster.registry.backends.workspace import Counters, Places, Scratch, TensorMap, encode_tensor_map
-from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.errors import ContractError, MusterError
 
 _CTYPES: dict[str, Any] = {
     "ptr": ctypes.c_uint64,
@@ -115,14 +116,29 @@ class InOrder:
 
 
 def _value(owner: str, entry: EntryPoint, kind: str, value: Any) -> Any:
-    """Coerce one argument to its declared C type."""
+    """Coerce one argument to its declared C type; ContractError for an integer that it does not hold: ctypes wraps."""
     if kind == "ptr":
-        return ctypes.c_uint64(value.pointer if isinstance(value, ArrayView) else int(value))
+        return ctypes.c_uint64(value.pointer if isinstance(value, ArrayView) else _whole(owner, entry, kind, value))
+    if kind in INTEGERS:
+        return _CTYPES[kind](_whole(owner, entry, kind, value))
     if isinstance(value, TensorMap) and kind == "tensormap":
         return encode_tensor_map(owner, value)
     if kind not in _CTYPES:
         raise MusterError(f"{owner}: {entry.name} has a parameter of type {kind} ({PARAMETER_TYPES[kind].size} bytes)")
     return _CTYPES[kind](value)
+
+
+def _whole(owner: str, entry: EntryPoint, kind: str, value: Any) -> int:
+    """Return an integer that a parameter holds."""
+    fits = INTEGERS["u64" if kind == "ptr" else kind]
+    try:
+        number = int(value) if kind == "ptr" else index(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or number not in fits:
+        what = f"an integer from {fits.start} to {fits.stop - 1}"
+        raise ContractError(f"{owner}: {entry.name} is given {value!r} for a parameter of type {kind}, expected {what}")
+    return number
 
 
 def _address(value: Any) -> int:

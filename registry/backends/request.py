@@ -37,6 +37,12 @@ PARAMETER_TYPES = {
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
+#: What fits into each integer parameter.
+INTEGERS = {
+    f"{sign}{bits}": range(-(1 << bits - 1), 1 << bits - 1) if sign == "i" else range(1 << bits)
+    for sign in "iu" for bits in (8, 16, 32, 64)
+}  # fmt: skip
+
 
 @frozen
 class EntryPoint:
