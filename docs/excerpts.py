@@ -551,10 +551,10 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
         missing, fallback_taken, wrong_arch, disabled, shadowed, slow_tier, request_not_honored, layout_missing,
         signature_mismatch, no_device, cache_not_kept, numerics_failed, unwritten_output, out_of_bounds,
         not_deterministic, bit_identity_broken, late_miss, late_hit, late_registration, plugin_load_failed,
-        plugin_not_found, plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel,
-        bad_spec, bad_override, overridden, dead_registration, key_renamed, bad_manifest, expired_waiver,
-        waiver_expiring, stale_waiver, unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model, duplicate_model,
-        unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch,
-        vacuous_audit, unchecked,
+        plugin_not_found, plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec,
+        bad_override, overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring,
+        stale_waiver, unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model,
+        duplicate_model, unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered,
+        set_hash_mismatch, vacuous_audit, unchecked,
     )
 }  # fmt: skip
