@@ -8,12 +8,11 @@ from math import prod
 from typing import Any
 
 from kernel_muster.registry.arrays import ArrayView
-from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan
+from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan, idle_problem
 from kernel_muster.registry.backends.request import INTEGERS, Built, EntryPoint
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.contracts import Case, Contract
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.watch import cause_chain, one_line
 
@@ -59,17 +58,9 @@ def _problems(
         return []
     plans = backend.plan(bound, built.entries)
     if not plans:
-        return _idle_problems(bound, contract)
+        problem = idle_problem(bound)
+        return [problem] if problem else []
     return [problem for plan in plans for problem in _plan_problems(plan, built, declared)]
-
-
-def _idle_problems(bound: Bound, contract: Contract) -> list[str]:
-    """Say what a planner that launches nothing leaves unwritten; a state stays as it is where no row comes in."""
-    whole = [param.name for param in contract.signature.outputs if param.role == "out"]
-    left = [name for name in whole if name in bound.views and bound.views[name].size]
-    if left or all(view.size for view in bound.views.values()):
-        return [f"the planner launches nothing, although {', '.join(left) or 'every argument'} has elements"]
-    return []
 
 
 def _plan_problems(plan: LaunchPlan, built: Built, declared: Mapping[str, EntryPoint]) -> Iterator[str]:

@@ -115,6 +115,7 @@ class Bound:
     dims: dict[str, int]
     views: dict[str, ArrayView]
     is_empty: bool  # no output has an element: nothing to launch
+    outputs: tuple[TensorParam, ...] = ()
 
 
 @frozen
@@ -195,7 +196,7 @@ class Signature:
             if value > most:
                 raise ContractError(f"{owner}: {expression} is {value}, expected at most {_eq(largest, most)}")
         is_empty = all(views[param.name].size == 0 for param in self.outputs if param.name in views)
-        return Bound(arguments, dims, views, is_empty)
+        return Bound(arguments, dims, views, is_empty, self.outputs)
 
     def _by_name(self, owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.names):

@@ -106,6 +106,18 @@ class CudaKernel:
         return plan if isinstance(plan, tuple) else (plan,)
 
 
+def idle_problem(bound: Bound) -> str:
+    """Say what a planner that launches nothing leaves undone; nothing where no row comes in and states stay.
+
+    An ``out`` with elements is then unwritten, and where no argument is empty there is work.
+    """
+    sizes = {name: view.size for name, view in bound.views.items()}
+    left = [param.name for param in bound.outputs if param.role == "out" and sizes.get(param.name)]
+    if left or all(sizes.values()):
+        return f"the planner launches nothing, although {', '.join(left) or 'every argument'} has elements"
+    return ""
+
+
 def path_problems(source: object, include_dirs: Iterable[object] = ()) -> list[str]:
     """Say which paths of a kernel are not absolute: they would mean another file from another working directory."""
     found = []

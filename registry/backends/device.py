@@ -13,7 +13,7 @@ from typing import Any
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, is_device_backend
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, idle_problem, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
 from kernel_muster.registry.backends.prepared import InOrder, LaunchFailed, PreparedLaunch, bindings, checked
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Built, EntryPoint
@@ -138,7 +138,10 @@ class DeviceRunner(BuildRunner):
         module = self._module(spec)
         for name, view in bound.views.items():
             self._check(owner, name, view, name in backend.strided)
-        return module, backend.plan(bound, module.built.entries)
+        plans = backend.plan(bound, module.built.entries)
+        if not plans and (problem := idle_problem(bound)):
+            raise MusterError(f"{owner}: {problem}")
+        return module, plans
 
     def _prepared(
         self, owner: str, module: "_Module", plan: LaunchPlan, overlap: bool, places: Places
