@@ -17,6 +17,8 @@ from kernel_muster.registry.watch import cause_chain, one_line
 
 # Any spelling of our group's name: one that is not exactly ours is reported, and not taken for somebody else's.
 _OURS = re.compile(r"kernel[-_.]?muster(\..*)?", re.IGNORECASE)
+# importlib.metadata takes such a line for no section, and drops what stands below it.
+_MARKED = re.compile(r"\ufeff[^\S\n]*\[([^\n]*)\]")
 
 
 @frozen
@@ -77,6 +79,9 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
     text = distribution.read_text("entry_points.txt") or ""
     if "muster" not in text.lower():  # most distributions: parsing all of them would take longer
         return
+    marked = _MARKED.match(text)
+    if marked and _OURS.fullmatch("".join(marked[1].split())):
+        raise ValueError("its entry_points.txt begins with a byte order mark, so that its first group is not seen")
     points = [point for point in distribution.entry_points if _OURS.fullmatch("".join(point.group.split()))]
     if not points:
         return

@@ -444,6 +444,18 @@ def test_group_with_stray_blanks_is_a_mismatch_that_shows_them(tmp_path, on_disk
     assert f"it is registered for {group!r}, this host speaks" in catalog.findings[0].why
 
 
+def test_byte_order_mark_that_hides_our_group_is_a_finding(tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path, text="\ufeff[kernel_muster.v1]\nacme = acme_on_disk\n")])
+    assert said(catalog) == [("PLUGIN_LOAD_FAILED", "acme_kernels-1.0.dist-info")]
+    assert "begins with a byte order mark, so that its first group is not seen" in catalog.findings[0].why
+
+
+@pytest.mark.parametrize("first", ["[console_scripts]\nrun = acme:run\n", "\n", "# ours\n"], ids=repr)
+def test_byte_order_mark_that_hides_nothing_of_ours_is_none(tmp_path, on_disk, first):
+    catalog = discover(path=[install(tmp_path, text=f"\ufeff{first}[kernel_muster.v1]\nacme = acme_on_disk\n")])
+    assert (said(catalog), [row.name for row in catalog.plugins]) == ([], ["acme"])
+
+
 @pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.1\n", "Name: acme-kernels\n", None])
 def test_distribution_without_its_name_and_version_is_a_finding(tmp_path, on_disk, metadata):
     path = install(tmp_path, metadata=metadata)
