@@ -81,6 +81,7 @@ def test_every_command_and_option_is_documented(generate):
     text = read("command.md")
     for name, command in generate.commands().items():
         (part,) = [p for p in text.split("\n## ")[1:] if p.splitlines()[0] == name]
+        part = part.replace("\\|", "|")  # a bar in a table's cell
         assert [o for p in generate.parameters(command) for o in p.names if f"`{o}`" not in part] == []
 
 
