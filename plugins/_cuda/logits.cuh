@@ -1,14 +1,14 @@
 // One row of BF16 logits for a team of blocks: 8 that form a cluster from sm_90 on, one block below.
 //
 // A single block reads a row of a large vocabulary (half a megabyte) at the rate of one multiprocessor. The blocks of a
-// cluster read an eighth each and meet in shared memory; two fit on a multiprocessor, or 16 rows would not run at once.
+// cluster read an eighth each and meet in shared memory; four fit on a multiprocessor, or 16 rows would not run at once.
 #pragma once
 #include "bf16.cuh"
 #include "cluster.cuh"
 
 #if __CUDA_ARCH__ >= 900
 constexpr int TEAM = 8;
-#define TEAM_BOUNDS(THREADS) __cluster_dims__(TEAM, 1, 1) __launch_bounds__(THREADS, 2)
+#define TEAM_BOUNDS(THREADS) __cluster_dims__(TEAM, 1, 1) __launch_bounds__(THREADS, 4)
 #else
 constexpr int TEAM = 1;
 #define TEAM_BOUNDS(THREADS) __launch_bounds__(THREADS, 1)
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 load_piece(const bf16* row, int width, int piec
 constexpr int PARALLEL = 4;  // loads of a thread that are on their way together
 
 // Calls ``visit(index, bits)`` for this block's share of a row, each thread in rising order of index. The visit is in the
-// code twice: what is long would be four times as much to compile, and to fetch.
+// code once: what is long would be eight times as much to compile, and to fetch.
 template <int THREADS, class Visit>
 __device__ __forceinline__ void for_each_logit(const bf16* row, int V, u32 rank, Visit visit) {
     const int width = piece_width(V), pieces = V / width, share = (pieces + TEAM - 1) / TEAM;
@@ -56,10 +56,10 @@ __device__ __forceinline__ void for_each_logit(const bf16* row, int V, u32 rank,
         for (int at = first; at < min(end, first + PARALLEL * THREADS); at += THREADS) {
             uint4 rest = raw[0];
 #pragma unroll 1
-            for (int e = 0; e < width; e += 2) {
+            for (int e = 0; e < width; ++e) {
                 visit(at * width + e, rest.x & 0xFFFFu);
-                if (width > 1) visit(at * width + e + 1, rest.x >> 16);
-                rest.x = rest.y, rest.y = rest.z, rest.z = rest.w;
+                rest.x = __funnelshift_r(rest.x, rest.y, 16), rest.y = __funnelshift_r(rest.y, rest.z, 16);
+                rest.z = __funnelshift_r(rest.z, rest.w, 16), rest.w >>= 16;
             }
 #pragma unroll
             for (int i = 1; i < PARALLEL; ++i) raw[i - 1] = raw[i];

@@ -17,10 +17,9 @@ _FOLDER = Path(__file__).parent
 _SEQUENCES_A_BLOCK = 4
 # All masses of a row together stay below 2^62; the largest logit has 2^62 over the next power of two of V.
 _MASS_BITS = 62
-# largest.cuh: what a list is made for, and blocks that share a row; two of 512 threads fit on a multiprocessor. H200,
-# 1 x 248320, k = 20, us with 8, 16 and 32 blocks: top-k 5.28, 5.08, 5.27, sampling 6.43, 6.08, 6.31.
-MOST_WANTED, _MOST_BLOCKS = 128, 16
-_WARP, _THREADS, _THREADS_A_MULTIPROCESSOR = 32, 512, 1024
+# largest.cuh: what a list is made for, and blocks that share a row; four of 256 threads fit on a multiprocessor.
+MOST_WANTED, _MOST_BLOCKS = 128, 32
+_WARP, _THREADS, _THREADS_A_MULTIPROCESSOR = 32, 256, 1024
 
 
 def _check_logits(bound: Bound) -> None:

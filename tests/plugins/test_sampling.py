@@ -159,16 +159,16 @@ def test_verify_with_a_negative_target_is_refused():
 # How rows are shared out among blocks
 
 
-TEAMS, ALONE = EntryResources(64, 0, 0, 512, (8, 1, 1), (), 3), EntryResources(64, 0, 0, 1024, None, (), 3)
+TEAMS, ALONE = EntryResources(64, 0, 0, 256, (8, 1, 1), (), 3), EntryResources(64, 0, 0, 1024, None, (), 3)
 
 
 @pytest.mark.parametrize(
     ("rows", "width", "wanted", "entry", "shares"),
     [
-        (1, 248_320, 20, TEAMS, (16, 528)),  # 11 of each block
-        (1, 248_320, 128, TEAMS, (16, 1040)),
-        (16, 248_320, 20, TEAMS, (16, 528)),  # all blocks run at once
-        (17, 248_320, 20, TEAMS, (8, 264)),
+        (1, 248_320, 20, TEAMS, (32, 1056)),  # 9 of each block
+        (1, 248_320, 128, TEAMS, (32, 1056)),
+        (16, 248_320, 20, TEAMS, (32, 1056)),  # all blocks run at once
+        (17, 248_320, 20, TEAMS, (16, 528)),
         (1000, 248_320, 128, TEAMS, (8, 776)),
         (1, 248_320, 129, TEAMS, (8, 776)),  # one cluster ranks them all
         (1, 64, 20, TEAMS, (8, 520)),  # one block has them all
