@@ -245,9 +245,12 @@ def _layouts(report: Report) -> Iterator[Section]:
 
 
 def _uncompiled(report: Report) -> str:
-    """Say that nothing was compiled, where that needs no device and only a compiler is missing."""
-    is_offline = report.arch not in ("", "cpu") and report.stage_reached == "registered" and not report.stage_asked
-    return "; nothing was compiled: install kernel-muster[nvrtc13,numba13]" if is_offline else ""
+    """Say that nothing was compiled, where that needs no device: a compiler is missing, or a trace was replayed."""
+    if report.arch in ("", "cpu") or report.stage_reached != "registered" or report.stage_asked:
+        return ""
+    if report.replayed:
+        return "; a replay compiles nothing"
+    return "; nothing was compiled: install kernel-muster[nvrtc13,numba13]"
 
 
 def _basis(report: Report) -> Section:

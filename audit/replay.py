@@ -10,7 +10,7 @@ from kernel_muster.audit.opening import Wanted, find_manifest
 from kernel_muster.audit.replay_words import for_engine, is_own
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
-from kernel_muster.audit.rules.levers import list_levers, with_lines
+from kernel_muster.audit.rules.levers import QUANT, list_levers, with_lines
 from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
 from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.audit.tuning.traced import contradictions, tuned_values
@@ -87,7 +87,7 @@ def replay(
         as_of,
         tuple(entry for entry in entries if entry.phase == "boot"),
         tuple(entry for entry in entries if entry.phase == "late"),
-        tuple(FailedRequest(r.lever, r.why, r.layer, r.site) for r in trace.requests),
+        (*(FailedRequest(r.lever, r.why, r.layer, r.site) for r in trace.requests), *_quant_request(trace, found)),
         tuple(LateRegistration(r.plugin, r.site) for r in trace.late_registrations),
         tuple(_layout(copy) for copy in trace.missing_layouts),
         asked=asked,
@@ -142,6 +142,15 @@ def _lever_sources(
     given = {n: v for n, v in ours.items() if v is not None and repr(v) != repr(default.get(n)) and n not in table}
     defaults = {} if manifest is None else {n: v for n, v in manifest.defaults.items() if n not in trace.levers}
     return [("given", given), ("manifest", defaults), ("table", table)]
+
+
+def _quant_request(trace: Trace, manifest: Manifest) -> tuple[FailedRequest, ...]:
+    """As in a live boot; one of ours that was refused for its ``--quant`` says so itself."""
+    quant = trace.target.quant
+    if quant in ("", manifest.quant) or any(request.lever == "--quant" for request in trace.requests):
+        return ()
+    why = f"the trace says {quant}, but the manifest describes a model of {manifest.quant}"
+    return (FailedRequest(QUANT, why, "", manifest.where("model", "quant")),)
 
 
 def _tuning(trace: Trace) -> TuningFacts | None:

@@ -120,6 +120,7 @@ class Report:
     verdict: Literal["passed", "refused", "incomplete"]
     degraded: bool
     complete: bool
+    replayed: bool = False  # from a trace, which says what was registered and nothing about compilers
     model: str
     manifest: str
     target: str

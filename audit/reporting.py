@@ -34,6 +34,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         verdict="refused" if verdict.is_refused else "passed" if evidence.is_complete else "incomplete",
         degraded=verdict.is_degraded,
         complete=evidence.is_complete,
+        replayed=evidence.is_replay,
         model=evidence.manifest.name,
         manifest=str(evidence.manifest.path),
         target=evidence.target.name,

@@ -11,6 +11,9 @@ from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import PREFIX
 from kernel_muster.registry.selection import parse_key_list, parse_prefer
 
+#: What a replay calls the quantisation that its trace names.
+QUANT = "target.quant"
+
 
 def failed_requests(evidence: Evidence) -> list[Finding]:
     """Report what the model's code says it cannot do although a lever or the manifest asked for it."""
@@ -32,6 +35,8 @@ def _instead_of(asked: str) -> str:
         return f"unset {asked}, or choose a model that can do it"
     if asked == "--quant":
         return "leave it out, or name a model whose manifest says that quant"
+    if asked == QUANT:
+        return "correct the trace's target.quant, or give the manifest of the model that was built"
     return f"correct the {asked}, or install the plugin that can build it"
 
 

@@ -7,6 +7,7 @@ from datetime import date
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.replay import replay
 from kernel_muster.audit.trace import parse_trace, read_trace
 
@@ -53,6 +54,34 @@ def test_foreign_trace_passes_once_its_absence_is_declared(world):
     report = judge(world, foreign(), '[expected_absent.acme]\nadd = "not ported to this chip yet"')
     assert report.passed
     assert codes(report) == []
+
+
+@pytest.mark.parametrize(("quant", "found"), [("bf16", ["REQUEST_NOT_HONORED"]), ("nvfp4", []), (None, [])])
+def test_foreign_trace_of_another_quantisation_than_its_manifest_is_refused_as_a_live_boot_is(world, quant, found):
+    target = {"arch": "sm_121a"} | ({"quant": quant} if quant else {})
+    report = judge(world, foreign(target=target, lookups=foreign()["lookups"][:1]))
+    assert codes(report) == found
+    for row in report.findings:
+        assert (row.subject, row.why) == (
+            "target.quant",
+            "the trace says bf16, but the manifest describes a model of nvfp4",
+        )
+        assert row.where[0].endswith("MODEL.toml:3")
+
+
+def test_trace_of_a_boot_that_asked_for_another_quantisation_says_so_once(world):
+    plugins = {"acme": world.acme("acme::mul")}
+    outcome = world.run(lambda boot: boot.kernels.kernel("acme", "mul"), plugins, quant="bf16")
+    again = outcome.replay()
+    assert again.findings == outcome.report.findings
+    assert codes(again) == ["REQUEST_NOT_HONORED"]
+
+
+@pytest.mark.parametrize("arch", ["sm_121a", "cpu"])
+def test_replay_says_of_compilers_nothing(world, arch):
+    text = render_text(judge(world, foreign(target={"arch": arch}, lookups=foreign()["lookups"][:1])))
+    assert ("stage: registered; a replay compiles nothing" in text) == (arch != "cpu")
+    assert "install kernel-muster" not in text
 
 
 def test_foreign_trace_without_lookups_is_vacuous(world):
