@@ -53,7 +53,13 @@ def expected(source) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(source, expected, tmp_path_factory) -> Path:
-    """The wheel, built offline with the environment's own setuptools; ``expected`` first: building adds files."""
+    """The wheel, built offline with the environment's own setuptools; ``expected`` first: building adds files.
+
+    An older build left a module that the tree does not have any more.
+    """
+    left = source / "build/lib/kernel_muster/registry/left_by_an_older_build.py"
+    left.parent.mkdir(parents=True)
+    left.touch()
     out = tmp_path_factory.mktemp("wheel")
     _pip("wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, ".", cwd=source)
     (built,) = out.glob("*.whl")
