@@ -193,7 +193,7 @@ MOE_LEVERS = (
         effects={
             True: "grouped decode at every row count",
             False: f"grouped decode from {GROUPED_ROWS.per_arch('rows')}; "
-            f"from {FUSED_ROWS + 1} at least where moe_fused_shared serves",
+            f"from {FUSED_ROWS + 1} at least where moe_fused_shared::* serve",
         },
         keys=_EXPERTS,
     ),

@@ -46,5 +46,10 @@ def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "", cutof
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return ``; did you mean ...?``, or an empty string."""
-    names = near(name, known, prefix=prefix)
-    return f"; did you mean {' or '.join(names)}?" if names else ""
+    return named(near(name, known, prefix=prefix))
+
+
+def named(names: Iterable[str]) -> str:
+    """Return ``; did you mean ...?`` of these names, or an empty string."""
+    text = " or ".join(names)
+    return f"; did you mean {text}?" if text else ""

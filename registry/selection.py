@@ -9,7 +9,7 @@ from functools import cached_property
 
 from kernel_muster.registry.arch import CodeArch
 from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.keys import KernelKey, near, parse_key
+from kernel_muster.registry.keys import KernelKey, named, near, parse_key
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.specs import KernelSpec, Registered
 from kernel_muster.registry.target import Target
@@ -104,6 +104,22 @@ def parse_key_list(text: str) -> tuple[list[KernelKey], list[str]]:
     return keys, problems
 
 
+def near_keys(catalog: Catalog, key: KernelKey) -> list[str]:
+    """Return registered keys that one may be meant for: the same function elsewhere, or a slip in its module.
+
+    Siblings are no slips: the names of kernels tell tiles and widths by their numbers. Where a module stands in the
+    place of the function, those are its keys.
+    """
+    known = catalog.by_key
+    if same := [str(other) for other in known if other.func == key.func]:
+        return sorted(same)[:3]
+    if inside := [str(other) for other in known if other.module == key.func]:
+        return sorted(inside)[:3]
+    numbers = _NUMBER.findall(key.func)
+    in_module = [o.func for o in known if o.module == key.module and _NUMBER.findall(o.func) == numbers]
+    return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]
+
+
 class Selector:
     """Decides each key once, for one target and one set of levers."""
 
@@ -131,6 +147,15 @@ class Selector:
         if key in self.disabled:
             reason = "switched off by MUSTER_DISABLE"
             return Decision(key, None, tuple(Candidate(r, "disabled", reason) for r in registered), "DISABLED", reason)
+        return self._selected(key, registered)
+
+    def if_enabled(self, key: KernelKey) -> Decision:
+        """Return the decision about a key as it were if MUSTER_DISABLE named no key."""
+        key = key if key in self.catalog.by_key else self.catalog.by_alias.get(str(key), key)
+        registered = self.catalog.by_key.get(key)
+        return self._selected(key, registered) if registered else self._renamed_or_missing(key)
+
+    def _selected(self, key: KernelKey, registered: tuple[Registered, ...]) -> Decision:
         candidates = self._apply_rules(key, registered)
         eligible = [c.registered for c in candidates if not c.is_rejected]
         if not eligible:
@@ -160,20 +185,11 @@ class Selector:
         modules = sorted(other.module for other in self.catalog.by_key if other.func == key.func)
         if modules:
             return f"; {key.func} exists in {', '.join(modules)}"
-        names = self.near_names(key)
-        return f"; did you mean {' or '.join(names)}?" if names else ""
+        return named(self.near_names(key))
 
     def near_names(self, key: KernelKey) -> list[str]:
-        """Return registered keys that one may be meant for: the same function elsewhere, or a slip in its module.
-
-        Siblings are no slips: the names of kernels tell tiles and widths by their numbers.
-        """
-        known = self.catalog.by_key
-        if same := [str(other) for other in known if other.func == key.func]:
-            return sorted(same)[:3]
-        numbers = _NUMBER.findall(key.func)
-        in_module = [o.func for o in known if o.module == key.module and _NUMBER.findall(o.func) == numbers]
-        return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]
+        """Return registered keys that one may be meant for."""
+        return near_keys(self.catalog, key)
 
     def _apply_rules(self, key: KernelKey, registered: Iterable[Registered]) -> tuple[Candidate, ...]:
         """Reject by architecture, then by replaced module, then by override."""

@@ -7,7 +7,7 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.keys import did_you_mean, named
 from kernel_muster.registry.levers import PREFIX
 from kernel_muster.registry.selection import parse_key_list, parse_prefer
 
@@ -44,7 +44,8 @@ def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:
     """MUSTER_DISABLE names a key that nobody registers and nobody asks for."""
     known = set(evidence.catalog.by_key) | evidence.asked_keys
     for key in sorted(evidence.selector.disabled - known):
-        why = f"MUSTER_DISABLE names {key}, which nobody registers{did_you_mean(str(key), map(str, known))}"
+        hint = did_you_mean(str(key), map(str, known)) or named(evidence.selector.near_names(key))
+        why = f"MUSTER_DISABLE names {key}, which nobody registers{hint}"
         yield Finding("REQUEST_NOT_HONORED", "MUSTER_DISABLE", why, remedies=("correct or drop the key",))
 
 

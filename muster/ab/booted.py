@@ -22,8 +22,9 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.keys import KernelKey, named, near, parse_key
 from kernel_muster.registry.running import Progress, Runner
+from kernel_muster.registry.selection import near_keys
 from kernel_muster.registry.specs import Stage, source_digest
 from kernel_muster.registry.values import frozen
 
@@ -114,7 +115,7 @@ def boot_arm(
 ) -> Booted:  # fmt: skip
     """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built.
 
-    UsageError if it is to do ``without`` a key that its model requires.
+    UsageError if it is to do ``without`` a key that its model requires, or that nobody registers.
     """
     seen: dict[str, Any] = {}
     is_host = wanted.target == CPU
@@ -147,7 +148,7 @@ def boot_arm(
                 model, boot.levers, building.sequences, building.context, lambda: seen["meter"].restart_steps()
             )
     except BootRefused:
-        check_without(name, session.report, without)
+        check_without(name, session, without)
         raise ArmRefused(name, session.report) from None
     except UsageError:
         raise
@@ -161,14 +162,24 @@ def boot_arm(
     return booted
 
 
-def check_without(name: str, report: Report, without: frozenset[KernelKey]) -> None:
-    """UsageError if an arm is to do without a key that has nothing in its place."""
+def check_without(name: str, session: BootSession, without: frozenset[KernelKey]) -> None:
+    """UsageError if an arm that was refused is to do without a key that has nothing in its place, or that is none."""
+    report = session.report
     for row in report.kernels:
         if row.kind == "required" and row.outcome == "absent" and row.key in map(str, without):
             raise UsageError(
                 f"--{name.lower()}-without {row.key}: {report.model} requires it, in {', '.join(row.layers[:3])}"
                 f"{' and others' if len(row.layers) > 3 else ''}: there is nothing in its place"
             )
+    if not any((row.code, row.subject) == ("REQUEST_NOT_HONORED", "MUSTER_DISABLE") for row in report.findings):
+        return
+    catalog = session.kernels.catalog
+    asked = {key for row in report.kernels for key in (row.key, *row.chain)}
+    for key in sorted(without):
+        if key not in catalog.by_key and str(key) not in asked | catalog.by_alias.keys():
+            names = near_keys(catalog, key) or near(str(key), map(str, catalog.by_key))
+            hint = named(names) or "; muster kernels lists all"
+            raise UsageError(f"--{name.lower()}-without {key}: no plugin of arm {name} registers such a key{hint}")
 
 
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:

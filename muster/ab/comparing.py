@@ -37,9 +37,10 @@ from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.diff import compare
 from kernel_muster.audit.opening import Wanted
-from kernel_muster.audit.report import Report
+from kernel_muster.audit.report import KernelRow, Report
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
+from kernel_muster.registry.selection import Selector
 
 
 def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
@@ -60,7 +61,7 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
                     own, other = (a, b) if name == A else (b, a)
                     drafters = wanted_for(plan.drafter.base, own, other, pins_gate=False)
                     boot_drafter(name, drafters, plan.drafter, building, booted[name], without[name])
-                _check_asked(booted[name], without[name])
+                _check_asked(name, booted[name], without[name])
             except ArmRefused as error:
                 refused.append((name, error.report, error.why))
         if refused:
@@ -80,14 +81,32 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
         return comparing.result()
 
 
-def _check_asked(booted: Booted, without: frozenset[KernelKey]) -> None:
-    """UsageError for a key that an arm is to do without and that nothing asks for: both arms would be the same."""
+def _check_asked(name: str, booted: Booted, without: frozenset[KernelKey]) -> None:
+    """UsageError for a key that an arm is to do without and has no use for: to take it away changes nothing."""
     reports = [booted.report, *([booted.drafting.session.report] if booted.drafting else [])]
-    asked = {key for report in reports for row in report.kernels for key in (row.key, *row.chain)}
-    for key in map(str, sorted(without)):
-        if key not in asked:
-            hint = did_you_mean(key, asked, "")
+    rows = [row for report in reports for row in report.kernels]
+    asked = {key for row in rows for key in (row.key, *row.chain)}
+    session = booted.session
+    for key in sorted(without):
+        if str(key) not in asked:
+            hint = did_you_mean(str(key), asked, "")
             raise UsageError(f"{booted.manifest.name} asks for no {key}, so that no arm has it{hint}")
+        option, model = f"--{name.lower()}-without {key}", booted.manifest.name
+        enabled = Selector(session.kernels.catalog, session.target, session.levers).if_enabled(key)
+        if enabled.chosen is None:
+            raise UsageError(f"{option}: on {session.target} arm {name} lacks it as it is: {enabled.reason}")
+        before = [_served_before(row, str(key)) for row in rows if str(key) in (row.key, *row.chain)]
+        if all(before):
+            raise UsageError(
+                f"{option}: {model} never comes to it: {before[0]} stands before it in its chain and serves"
+            )
+
+
+def _served_before(row: KernelRow, key: str) -> str:
+    """Return the member of a chain that serves before a key is come to; empty where there is none."""
+    members = row.chain or (row.key,)
+    at = members.index(row.served_by) if row.served_by in members else len(members)
+    return row.served_by if at < members.index(key) else ""
 
 
 def _close(booted: Booted) -> None:

@@ -65,7 +65,7 @@ def boot_drafter(
     except BootRefused as error:
         if isinstance(error.__cause__, UsageError):
             raise error.__cause__ from None
-        check_without(name, session.report, without)
+        check_without(name, session, without)
         raise ArmRefused(name, session.report) from None
     except UsageError:
         raise

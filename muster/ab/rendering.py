@@ -56,7 +56,9 @@ def _equal(found: Comparison) -> str:
     where = "" if len(idle) == len(found.models) else f" on {', '.join(idle)}"
     if found.a == found.b:
         return f"EQUAL, but nothing differed{where}: the arms are the same"
-    return f"EQUAL, but nothing differed{where}: no kernel that ran and no launch is another; the levers chose the same"
+    return (
+        f"EQUAL, but nothing differed{where}: no kernel that ran and no launch is another: what is set chose the same"
+    )
 
 
 def _little(found: Comparison) -> str:

@@ -63,6 +63,12 @@ def test_disable_of_a_key_that_nobody_has_is_not_honored(world):
     assert "did you mean acme::mul?" in outcome.finding("REQUEST_NOT_HONORED").why
 
 
+def test_disable_of_a_module_in_the_place_of_a_function_names_its_keys(world):
+    plugins = {"acme": world.acme("acme::mul", "acme_fused::softmax")}
+    outcome = world.run(world.ask("acme::mul"), plugins, levers={"MUSTER_DISABLE": "other::acme_fused"})
+    assert outcome.finding("REQUEST_NOT_HONORED").why.endswith("; did you mean acme_fused::softmax?")
+
+
 def test_disable_of_a_key_that_nothing_asks_for_is_no_finding(world):
     plugins = {"acme": world.acme("acme::mul", "acme::softmax")}
     assert world.run(world.ask("acme::mul"), plugins, levers={"MUSTER_DISABLE": "acme::softmax"}).codes == []

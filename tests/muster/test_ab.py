@@ -400,6 +400,24 @@ def test_model_whose_builder_fails_is_refused(cli: Any) -> None:
             ("--a-without", "moe_shared::moe_unpermute_shared_add"),
             "qwen3.6-27b asks for no moe_shared::moe_unpermute_shared_add, so that no arm has it",
         ),
+        (
+            ("--b-without", "moe::moe_fused_shared"),
+            "--b-without moe::moe_fused_shared: no plugin of arm B registers such a key; did you mean "
+            "moe_fused_shared::moe_fused_shared_down or moe_fused_shared::moe_fused_shared_gate_up?",
+        ),
+        (
+            ("--a-without", "silu::silu_null"),
+            "--a-without silu::silu_null: no plugin of arm A registers such a key; did you mean silu::silu_mul?",
+        ),
+        (("--b-without", "zeta::leap"), "no plugin of arm B registers such a key; muster kernels lists all"),
+        (
+            ("--b-without", "w4a4::w4a4_gemm_mfast"),
+            "--b-without w4a4::w4a4_gemm_mfast: on cpu arm B lacks it as it is: no plugin registers",
+        ),
+        (
+            ("--b-without", "w4a16::w4a16_gemm_t"),
+            "--b-without w4a16::w4a16_gemm_t: qwen3.6-27b never comes to it: w4a16::w4a16_gemm_t_p3 stands before it",
+        ),
         (("--sequences", "1,x"), "expected numbers from 1 to 128, with commas"),
         (("--sequences", "0"), "expected numbers from 1 to 128, with commas"),
         (("--sequences", "1_0"), "expected numbers from 1 to 128, with commas"),
@@ -516,7 +534,7 @@ def test_levers_that_choose_the_same_kernels_say_that_nothing_differed(ab: Calla
     ran = ab("--a", "MUSTER_QKV_ARM=tiled", "--b", "MUSTER_QKV_ARM=wide", sequences="1")
     assert ran.code == 0
     assert ran.out.startswith(
-        "EQUAL, but nothing differed: no kernel that ran and no launch is another; the levers chose"
+        "EQUAL, but nothing differed: no kernel that ran and no launch is another: what is set chose"
     )
 
 

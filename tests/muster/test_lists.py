@@ -232,6 +232,14 @@ def test_explain_names_the_levers_that_drop_the_key_or_choose_another(cli: Any) 
     assert "MOE" not in section
 
 
+def test_explain_of_a_module_in_the_place_of_a_function_names_its_keys(cli: Any) -> None:
+    ran = cli("explain", "moe::moe_fused_shared", "--target", "cpu")
+    assert ran.code == 1
+    assert (
+        "did you mean moe_fused_shared::moe_fused_shared_down or moe_fused_shared::moe_fused_shared_gate_up?" in ran.out
+    )
+
+
 def test_explain_json_has_the_levers_with_what_each_value_does(cli: Any) -> None:
     found = cli("explain", "prefill_paged::prefill_paged_attn_mma", "--target", "cpu", "--format", "json").json[
         "levers"
