@@ -9,12 +9,12 @@ from kernel_muster.registry.levers import Levers
 # 0.960 against 0.900, no regressions.
 #
 # H200, CUDA 13.0, cold L2, 256 experts, top 8, 2048 / 512, another routing every launch, us by rows, pairwise in tiles
-# of two (of three at n=3, 5) / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
-#   1: 10.6 / 18.5   2: 14.0 / 20.2   3: 22.5 / 26.4   4: 28.2 / 28.9   5: 36.0 / 33.7   6: 42.0 / 37.9   8: 56.3 / 45.2
-#   12: 83.5 / 53.9   16: 110.9 / 63.4   32: 223 / 97.7
-# Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,16,32
-# Pairs pass router and shared expert pair by pair, so that a whole step decides earlier: us a step of 8 layers of the
-# 35B, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810   12: 1749 / 950
+# of two or three / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
+#   1: 9.5 / 14.2   2: 12.8 / 17.6   3: 18.0 / 22.4   4: 25.7 / 24.7   5: 30.7 / 30.3   6: 36.1 / 33.1   8: 48.8 / 39.7
+#   12: 71.2 / 48.3   16: 98.4 / 57.7   32: 190 / 88.1
+# Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,12,16,32
+# Whole steps of 8 layers of the 35B, of earlier kernels, us, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810
+# 12: 1749 / 950
 GROUPED_ROWS = Threshold(
     "least rows of grouped expert decode",
     16,
@@ -28,8 +28,8 @@ GROUPED_ROWS = Threshold(
             4,
             Evidence(
                 H200,
-                "us of 256 experts, pairwise / grouped: n=3 22.5 / 26.4, n=4 28.2 / 28.9, n=5 36.0 / 33.7, "
-                "n=8 56.3 / 45.2, n=16 110.9 / 63.4; a step of 8 layers: n=2 539 / 577, n=4 793 / 668, n=8 1258 / 810",
+                "us of 256 experts, pairwise / grouped: n=3 18.0 / 22.4, n=4 25.7 / 24.7, n=5 30.7 / 30.3, "
+                "n=8 48.8 / 39.7, n=16 98.4 / 57.7; a step of 8 layers: n=2 539 / 577, n=4 793 / 668, n=8 1258 / 810",
                 "other sizes of experts; real routings, whose tokens share more experts",
             ),
         )
