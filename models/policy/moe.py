@@ -13,8 +13,8 @@ from kernel_muster.registry.levers import Levers
 #   1: 9.5 / 14.2   2: 12.8 / 17.6   3: 18.0 / 22.4   4: 25.7 / 24.7   5: 30.7 / 30.3   6: 36.1 / 33.1   8: 48.8 / 39.7
 #   12: 71.2 / 48.3   16: 98.4 / 57.7   32: 190 / 88.1
 # Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,12,16,32
-# Whole steps of 8 layers of the 35B, of earlier kernels, us, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810
-# 12: 1749 / 950
+# A step of 8 layers of the 35B, earlier kernels, us, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810
+#   12: 1749 / 950
 GROUPED_ROWS = Threshold(
     "least rows of grouped expert decode",
     16,
