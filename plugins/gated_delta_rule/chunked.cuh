@@ -17,6 +17,7 @@
 // |T| <= 1, as steps shrink what rows learnt. Source: Yang et al., Gated Delta Networks (2024), section 3.3.
 #pragma once
 #include "delta_rule.cuh"
+#include "matrices.cuh"
 
 constexpr int CHUNK = 64, STEPS = CHUNK / 16, ROW_TILES = CHUNK / 8, KEY_STEPS = KEY_DIM / 16, KEY_TILES = KEY_DIM / 8;
 constexpr int ROW_BYTES = 2 * KEY_DIM, ROWS_BYTES = CHUNK * ROW_BYTES, STRIP = 16;
@@ -52,26 +53,8 @@ static_assert(sizeof(StateGiven) % 16 == 0 && sizeof(OutputGiven) % 16 == 0);
 
 // --- instruction wrappers (PTX ISA 7.8) ---
 
-__device__ __forceinline__ void mma(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma(float* c, const u32 (&a)[4], const u32* b) { mma(c, a, b[0], b[1]); }
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ u32 transposed(u32 word) {
-    u32 result;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
-    return result;
-}
+__device__ __forceinline__ void mma(float* c, const u32 (&a)[4], u32 b0, u32 b1) { mma_16x8x16(c, a, b0, b1); }
+__device__ __forceinline__ void mma(float* c, const u32 (&a)[4], const u32* b) { mma_16x8x16(c, a, b[0], b[1]); }
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool is_there) {  // zeros if not
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }

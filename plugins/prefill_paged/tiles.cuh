@@ -15,6 +15,7 @@
 // What lies beyond the context is not read. A length outside its pages, a page outside the cache, or a context shorter
 // than the rows of its sequence gives rows of zeros; a row that no sequence has is not written.
 #pragma once
+#include "matrices.cuh"
 #include "prompts.cuh"
 
 // Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D], and the first token without a page.
@@ -31,23 +32,6 @@ struct Shape {
         return row * ROW_BYTES + ((piece ^ (row & 7)) << 4);
     }
 };
-
-// --- instruction wrappers (PTX ISA 7.0) ---
-
-__device__ __forceinline__ void mma_16x8x16(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
 
 // --- device functions ---
 
