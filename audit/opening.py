@@ -79,7 +79,7 @@ def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog,
     catalog = discover_for(wanted)
     target, no_target = resolve_target(wanted.target)
     levers, findings, _ = read_tuned_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)], target)
-    findings = [*catalog.findings, *findings, *([no_target] if no_target else [])]
+    findings = [*catalog.findings, *with_lines(findings, None), *([no_target] if no_target else [])]
     verdict = judge(findings, "serve")
     if verdict.is_refused or target is None:
         report = opening_report(

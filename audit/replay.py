@@ -61,7 +61,7 @@ def replay(
     if found is not None and trace.model not in ("", found.name, found.hf_id):
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
-    lever_findings = with_lines(lever_findings, found)
+    lever_findings = with_lines(lever_findings, found, "levers of the trace")
     lever_findings += malformed + contradictions(trace, catalog.levers)
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)

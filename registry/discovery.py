@@ -158,8 +158,7 @@ def _shown(group: str) -> str:
 def _not_found(
     scanned: Scan, local: Mapping[str, object], blocked: frozenset[str], demanded: frozenset[str]
 ) -> list[Finding]:
-    entries = (*scanned.entries, *scanned.mismatched, *(group[0] for group in scanned.competing))
-    known = {entry.name for entry in entries} | set(local)
+    known = scanned.names | set(local)
     found = []
     for option, names in (("--plugin", demanded), ("--no-plugin", blocked)):
         for name in sorted(names - known):

@@ -47,6 +47,12 @@ class Scan:
     mismatched: tuple[Entry, ...]
     findings: tuple[Finding, ...]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all of them."""
+        groups = (self.entries, self.mismatched, *self.competing)
+        return frozenset(entry.name for group in groups for entry in group)
+
 
 def scan(path: Sequence[str] | None = None) -> Scan:
     """Read the entry points of every distribution on ``path`` (None: ``sys.path``)."""

@@ -11,6 +11,8 @@ from kernel_muster.registry.keys import did_you_mean, named
 from kernel_muster.registry.levers import PREFIX
 from kernel_muster.registry.selection import parse_key_list, parse_prefer
 
+#: Where levers that a boot was given come from.
+GIVEN = "boot(levers=...)"
 #: What a replay calls the quantisation that its trace names.
 QUANT = "target.quant"
 
@@ -62,10 +64,15 @@ def preferred_unused(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("REQUEST_NOT_HONORED", "MUSTER_PREFER", why, remedies=("correct or drop the preference",))
 
 
-def with_lines(findings: Iterable[Finding], manifest: Manifest | None) -> list[Finding]:
-    """Return findings about levers with the manifest's file and line, where a default of it is what is wrong."""
+def with_lines(findings: Iterable[Finding], manifest: Manifest | None, given: str = GIVEN) -> list[Finding]:
+    """Return findings about levers with the manifest's file and line, where a default of it is what is wrong.
+
+    ``given`` says where what the boot was given comes from.
+    """
 
     def place(where: str, finding: Finding) -> str:
+        if where == "given":
+            return given
         # of a conflict, the two levers share one finding: its subject leads to the table
         return manifest.where("defaults", finding.subject) if manifest and where == "manifest" else where
 

@@ -5,6 +5,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from kernel_muster.audit.opening import Wanted
+from kernel_muster.registry.entrypoints import scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.levers import PREFIX, is_lever_noise
@@ -89,6 +90,11 @@ def wanted_for(base: Wanted, arm: Arm, other: Arm, *, pins_gate: bool) -> Wanted
         levers=levers,
         levers_origin="given",
         plugins=base.plugins | {*arm.plugins},
-        no_plugins=base.no_plugins | {*arm.no_plugins, *other.plugins},
+        no_plugins=base.no_plugins | {*arm.no_plugins, *_installed(other.plugins)},
         local_plugins={**base.local_plugins, **arm.local_plugins},
     )
+
+
+def _installed(names: Iterable[str]) -> frozenset[str]:
+    """Return which of these plugins can be blocked: one that is not there refuses the arm that demands it."""
+    return frozenset(names) & scan().names

@@ -19,6 +19,7 @@ from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first
 from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
+from kernel_muster.ab.refusals import told
 from kernel_muster.ab.result import (
     Allowed,
     Check,
@@ -63,7 +64,7 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
                     boot_drafter(name, drafters, plan.drafter, building, booted[name], without[name])
                 _check_asked(name, booted[name], without[name])
             except ArmRefused as error:
-                refused.append((name, error.report, error.why))
+                refused.append((name, told(error.report, a if name == A else b), error.why))
         if refused:
             report = refused[0][1]
             return ModelResult(

@@ -390,18 +390,18 @@ def duplicate_model(world, trip, **options):
 # levers
 
 
-@scenario("UNKNOWN_LEVER", "MUSTER_DISABEL", "correct the name, or unset it", where="given", has_trace=False)
+@scenario("UNKNOWN_LEVER", "MUSTER_DISABEL", "correct the name, or unset it", where=r"boot\(levers", has_trace=False)
 def unknown_lever(world, trip, **options):
     name = "MUSTER_DISABEL" if trip else "MUSTER_DISABLE"
     return world.run(ask_base, base(world), levers={name: "base::sub" if trip else " "}, **options)
 
 
-@scenario("BAD_LEVER", "MUSTER_PLUGIN_TIMEOUT_S", "an integer from 1 to 3600", where="given", has_trace=False)
+@scenario("BAD_LEVER", "MUSTER_PLUGIN_TIMEOUT_S", "an integer from 1 to 3600", where=r"boot\(levers", has_trace=False)
 def bad_lever(world, trip, **options):
     return world.run(ask_base, base(world), levers={"MUSTER_PLUGIN_TIMEOUT_S": "soon" if trip else "5"}, **options)
 
 
-@scenario("LEVER_CONFLICT", "MUSTER_ACME_HOT", "unset MUSTER_ACME_HOT or", where="given", has_trace=False)
+@scenario("LEVER_CONFLICT", "MUSTER_ACME_HOT", "unset MUSTER_ACME_HOT or", where=r"boot\(levers", has_trace=False)
 def lever_conflict(world, trip, **options):
     hot, cold = "MUSTER_ACME_HOT", "MUSTER_ACME_COLD"
     declared = [
@@ -412,7 +412,7 @@ def lever_conflict(world, trip, **options):
     return world.run(ask_base, plugins, levers={hot: "1", cold: "1" if trip else "0"}, **options)
 
 
-@scenario("REMOVED_LEVER", "MUSTER_OLD_NAME", "use MUSTER_DISABLE instead", where="given", has_trace=False)
+@scenario("REMOVED_LEVER", "MUSTER_OLD_NAME", "use MUSTER_DISABLE instead", where=r"boot\(levers", has_trace=False)
 def removed_lever(world, trip, **options):
     world.monkeypatch.setitem(levers.REMOVED_LEVERS, "MUSTER_OLD_NAME", "MUSTER_DISABLE")
     return world.run(ask_base, base(world), levers={"MUSTER_OLD_NAME": "1"} if trip else {}, **options)

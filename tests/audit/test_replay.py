@@ -234,6 +234,8 @@ def test_foreign_levers_are_those_of_the_trace_not_of_the_environment(world, mon
     assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_DISABLE": "acme::mul"}))) == ["DISABLED"]
     assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_NOPE": 1}))) == ["UNKNOWN_LEVER"]
     assert codes(judge(world, foreign(lookups=rows, levers={"MUSTER_DISABLE": "acme"}))) == ["BAD_LEVER"]
+    (unknown,) = judge(world, foreign(lookups=rows, levers={"MUSTER_NOPE": 1})).findings
+    assert (unknown.code, unknown.where) == ("UNKNOWN_LEVER", ("levers of the trace",))
 
 
 def test_foreign_trace_gets_remedies_that_an_engine_can_follow(world):

@@ -304,18 +304,49 @@ def test_arm_that_does_not_boot_is_refused_with_its_report(ab: Callable[..., Any
 def test_plugin_that_is_not_there_is_refused(ab: Callable[..., Any]) -> None:
     ran = ab("--b-plugin", "nobody")
     assert ran.code == 1
-    assert ran.out.startswith("REFUSED: ")
+    assert ran.out.startswith("REFUSED: arm B of qwen3.6-27b did not boot")
     assert "Arm B of qwen3.6-27b: To act on: 1 PLUGIN_NOT_FOUND" in ran.out
     assert "PLUGIN_NOT_FOUND nobody" in ran.out
+    assert "--b-plugin names nobody, which is not installed" in ran.out
+    assert "--no-plugin" not in ran.out
+    assert "--plugin names nobody" in ab("--plugin", "nobody").out
 
 
 @pytest.mark.parametrize(
     ("lever", "code"), [("MUSTER_QKV_ARM=tilde", "BAD_LEVER"), ("MUSTER_QVK_ARM=tiled", "UNKNOWN_LEVER")]
 )
-def test_bad_lever_of_an_arm_is_refused(ab: Callable[..., Any], lever: str, code: str) -> None:
+def test_bad_lever_of_an_arm_is_refused(
+    ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, lever: str, code: str
+) -> None:
     ran = ab("--a", lever)
     assert ran.code == 1
     assert code in ran.out
+    assert f"where   --a {lever}\n" in ran.out
+    assert f"or drop --a {lever.partition('=')[0]}\n" in ran.out
+    monkeypatch.setenv(*lever.split("="))
+    both = ab().out
+    assert f"Arms A and B of qwen3.6-27b: To act on: 1 {code}" in both
+    assert "where   environment\n" in both
+    assert "or unset it\n" in both
+
+
+def test_levers_that_exclude_each_other_are_told_apart_by_where_they_stand(cli: Any, ab: Callable[..., Any]) -> None:
+    levers = """
+import kernel_muster as km
+
+@km.hookimpl
+def muster_levers():
+    return [
+        km.Lever(name="MUSTER_COLD", kind="bool", default=False, doc="Cool."),
+        km.Lever(name="MUSTER_HOT", kind="bool", default=False, doc="Heat.", conflicts=("MUSTER_COLD",)),
+    ]
+"""
+    cli.install(levers, "heater")
+    cli.monkeypatch.setenv("MUSTER_COLD", "1")
+    out = ab("--b", "MUSTER_HOT=1").out
+    assert "Arm B of qwen3.6-27b: To act on: 1 LEVER_CONFLICT" in out
+    assert "where   --b MUSTER_HOT=1\n             environment\n" in out
+    assert "remedy  drop --b MUSTER_HOT or MUSTER_COLD\n" in out
 
 
 def test_unknown_model_is_refused(ab: Callable[..., Any]) -> None:
