@@ -544,6 +544,12 @@ def unchecked(at: Desk) -> tuple[FindingRow, ...]:
     return replay(told, Asked(stage="proven"), manifest="MODEL.toml").findings
 
 
+def plain_arch(at: Desk) -> km.BootSession:
+    """An audit names `--target sm_121`, and a kernel has code of its own for `sm_121a`:"""
+    at.install('spec("acme_attn::decode", archs=("sm_80+", "sm_121a"))')
+    return at.boot('kernels.kernel("acme_attn", "decode")', target="sm_121", stage="registered")
+
+
 #: By code; a code that is not here needs a compiler or a device.
 EXCERPTS: dict[str, Callable[[Desk], Any]] = {
     function.__name__.upper(): function
@@ -555,6 +561,6 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
         bad_override, overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring,
         stale_waiver, unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model,
         duplicate_model, unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered,
-        set_hash_mismatch, vacuous_audit, unchecked,
+        set_hash_mismatch, vacuous_audit, unchecked, plain_arch,
     )
 }  # fmt: skip

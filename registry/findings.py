@@ -52,13 +52,13 @@ _TABLE: dict[str, str] = {
         TOOLCHAIN_MISSING R/R a package that the target needs is missing or does not import
         TOOLCHAIN_TOO_OLD R/R the compiler does not know the target's architecture
         HEADERS_MISSING R/R a header that a kernel includes is not installed
-        NO_DEVICE_CODE R/R the compiled code lacks the entry point for the target
+        NO_DEVICE_CODE R/R the compiled code has no such entry point for the target, or one with other parameters
         OVER_LIMIT R/R a kernel needs more registers or shared memory than the target has
         LOAD_FAILED R/R the driver refused a compiled kernel
         NO_DEVICE R/R no usable GPU, and no other target was named
         CACHE_NOT_KEPT N/W compiled code could not be stored in the cache""",
     "proof": """
-        NUMERICS_FAILED R/R a kernel's result is outside its contract's tolerance
+        NUMERICS_FAILED R/R a kernel failed a case of its contract
         UNWRITTEN_OUTPUT R/R a kernel left part of its output unwritten
         OUT_OF_BOUNDS R/R a kernel touched memory outside its arguments
         NOT_DETERMINISTIC R/R a kernel declared deterministic gave two results
@@ -102,7 +102,8 @@ _TABLE: dict[str, str] = {
     "coverage": """
         SET_HASH_MISMATCH R/R the kernel set is not the expected one
         VACUOUS_AUDIT R/R nothing was looked up, so nothing was checked
-        UNCHECKED W/R a stage that was asked for did not run""",
+        UNCHECKED W/R a stage that was asked for did not run
+        PLAIN_ARCH N/W the target is named without the suffix that its devices have""",
 }
 
 

@@ -35,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     coverage.vacuous,
     coverage.set_hash,
     coverage.unchecked_stage,
+    coverage.plain_arch,
     late.late_misses,
     late.late_hits,
     late.late_compiles,

@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.render_plain import plural
 from kernel_muster.audit.sethash import set_hash as compute_set_hash
 from kernel_muster.audit.stages import reached_stage
+from kernel_muster.registry.arch import canonical_arch
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.specs import STAGES
+
+_MOST_KEYS = 8
 
 
 def vacuous(evidence: Evidence) -> Iterator[Finding]:
@@ -35,6 +39,27 @@ def set_hash(evidence: Evidence) -> Iterator[Finding]:
                 "install the expected versions, or qualify this set and expect its hash",
             ),
         )
+
+
+def plain_arch(evidence: Evidence) -> Iterator[Finding]:
+    """The target is an architecture that no device is called by, and for which less may be chosen than for the device.
+
+    What a model would ask for there is for its builder to say, so that the kernels named are all that are registered.
+    """
+    arch = evidence.target.arch
+    if arch is None or arch == (device := canonical_arch(arch.capability)):
+        return
+    more = sorted(
+        {
+            str(one.spec.kernel_key)
+            for one in evidence.catalog.kernels
+            if any(code.rejects(arch) and not code.rejects(device) for code in one.spec.code_archs)
+        }
+    )
+    shown = ", ".join(more[:_MOST_KEYS]) + (f" and {len(more) - _MOST_KEYS} more" * (len(more) > _MOST_KEYS))
+    adds = f"that adds code for {plural(len(more), 'key')}: {shown}" if more else "no kernel that is installed needs it"
+    why = f"devices of compute capability {arch.capability[0]}.{arch.capability[1]} are called {device}; {adds}"
+    yield Finding("PLAIN_ARCH", str(arch), why, remedies=(f"name the target {device}",))
 
 
 def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:

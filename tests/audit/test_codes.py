@@ -27,7 +27,7 @@ SEVERITIES = {
         AMBIGUOUS_MODEL DUPLICATE_MODEL UNKNOWN_LEVER BAD_LEVER LEVER_CONFLICT REMOVED_LEVER SET_HASH_MISMATCH
         VACUOUS_AUDIT""",
     "W/R": """PLUGIN_EMPTY KEY_RENAMED EXPIRED_WAIVER STALE_WAIVER UNUSED_WAIVER TUNING_STALE UNCHECKED LATE_COMPILE""",
-    "N/W": "DEAD_REGISTRATION WAIVER_EXPIRING TUNING_UNCOVERED LATE_HIT CACHE_NOT_KEPT",
+    "N/W": "DEAD_REGISTRATION WAIVER_EXPIRING TUNING_UNCOVERED LATE_HIT CACHE_NOT_KEPT PLAIN_ARCH",
     "N/N": "OVERRIDDEN",
 }
 LETTERS = {"R": "refuse", "W": "warn", "N": "note"}
@@ -437,6 +437,25 @@ def unchecked(world, trip, **options):
     outcome = world.run(ask_base, base(world), **options)
     outcome.late_report = outcome.replay(stage="compiled" if trip else "registered", **options)
     return outcome
+
+
+@scenario("PLAIN_ARCH", "sm_90", "name the target sm_90a", where=None)
+def plain_arch(world, trip, **options):
+    plugins = {"acme": world.acme("acme::mul", archs=("sm_80+", "sm_90a"))}
+    target = "sm_90" if trip else "sm_90a"
+    return world.run(world.ask("acme::mul"), plugins, target=target, stage="registered", **options)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100f", "sm_121a", "cpu"])
+def test_plain_arch_says_what_the_suffix_would_add(world, target):
+    archs = ("sm_80+", "sm_90a", "cpu")
+    plugins = {"acme": world.acme("acme::mul", archs=archs)}
+    outcome = world.run(world.ask("acme::mul"), plugins, target=target, stage="registered")
+    why = {
+        "sm_90": "devices of compute capability 9.0 are called sm_90a; that adds code for 1 key: acme::mul",
+        "sm_100f": "devices of compute capability 10.0 are called sm_100a; no kernel that is installed needs it",
+    }
+    assert [f.why for f in outcome.report.findings] == [why[target] for _ in range(target in why)]
 
 
 # tuning tables
