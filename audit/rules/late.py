@@ -2,7 +2,7 @@
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.render_plain import plural
-from kernel_muster.audit.rules.lookups import merge
+from kernel_muster.audit.rules.lookups import declare, merge
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.records import LookupRow
@@ -15,12 +15,12 @@ def _late(evidence: Evidence, code: str, *, hit: bool) -> list[Finding]:
     for row in evidence.late_rows:
         decisions = [evidence.decide(key) for key in evidence.evaluated(row)]
         resolved = decisions[-1].chosen is not None
-        excused = all(evidence.excuse(key) is not None for key in row.members)
-        if resolved is not hit or (not resolved and excused) or _compiled(evidence, row) is not None:
+        undeclared = [key for key in row.members if evidence.excuse(key) is None]
+        if resolved is not hit or not (resolved or undeclared) or _compiled(evidence, row) is not None:
             continue
         why = f"asked for {plural(row.count, 'time')} after the seal" + ("" if hit else f": {decisions[0].reason}")
-        where = tuple(row.sites)
-        found.append(Finding(code, str(row.key), why, where, (_LOOK_UP_EARLY,), tuple(row.layers)))
+        remedies = (_LOOK_UP_EARLY, *(() if hit else (declare(evidence, key) for key in undeclared)))
+        found.append(Finding(code, str(row.key), why, tuple(row.sites), remedies, tuple(row.layers)))
     return merge(found)
 
 

@@ -104,7 +104,7 @@ def _chain(
 
 def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     """Install or repair the provider; gate the lookup; declare it; and what the key might be a misspelling of."""
-    return (*_provide(evidence, decision), GATE, _declare(evidence, decision.key), *_hint(evidence, decision))
+    return (*_provide(evidence, decision), GATE, declare(evidence, decision.key), *_hint(evidence, decision))
 
 
 def _provide(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
@@ -135,7 +135,8 @@ def _hint(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     return (f"or, if the name is misspelt: did you mean {' or '.join(near)}?",) if near else ()
 
 
-def _declare(evidence: Evidence, key: KernelKey) -> str:
+def declare(evidence: Evidence, key: KernelKey) -> str:
+    """Say how a waiver excuses a key."""
     if key in evidence.required_keys:
         return "it is required: a waiver cannot excuse it"
     entry = f'[expected_absent.{key.module}] {key.func} = "..."'

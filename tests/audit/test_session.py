@@ -218,7 +218,10 @@ def test_late_chain_is_excused_only_if_every_member_is(world):
     assert not boot.kernels.first_of(("acme", "mul"), ("acme", "mul"))
     with pytest.raises(km.LateKernelMiss):
         boot.kernels.first_of(("acme", "mul"), ("acme", "sub"))
-    assert [(f.code, f.subject) for f in boot.late_findings()] == [("LATE_MISS", "acme::mul")]
+    (found,) = boot.late_findings()
+    assert (found.code, found.subject) == ("LATE_MISS", "acme::mul")
+    declare = 'or declare it, with the true reason, in MODEL.toml: [expected_absent.acme] sub = "..."'
+    assert found.remedies == ("look the kernel up while the model is built, and keep the handle", declare)
 
 
 def test_late_hit_returns_the_handle_and_is_reported(world):
