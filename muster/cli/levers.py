@@ -26,7 +26,7 @@ def levers(
 ) -> int:
     """List the levers: value, origin, effect and evidence.
 
-    With a MODEL, the defaults of its manifest count too.
+    With a MODEL, the defaults of its manifest count too. What is wrong comes first.
     """
     from kernel_muster.audit.opening import find_manifest
     from kernel_muster.audit.render_sections import Section
@@ -59,8 +59,9 @@ def levers(
     listing = Listing(
         "levers",
         {"model": name, "levers": data},
-        (Section(title, lines=lines),),
+        () if no_model and of_model is None else (Section(title, lines=lines),),
         rows_of((*catalog.findings, *no_target, *no_model, *bad)),
+        is_long=True,
     )
     return show(listing, format, output, verbose=verbose)
 

@@ -29,12 +29,16 @@ VERSION = "1.0"
 
 @frozen
 class Listing:
-    """What a command has to say. ``data`` goes into the JSON as it is; findings come last in the text."""
+    """What a command has to say. ``data`` goes into the JSON as it is; findings come last in the text.
+
+    ``is_long``: what refuses comes first, as nobody reads on behind so much.
+    """
 
     name: str
     data: dict[str, Any]
     sections: tuple[Section, ...]
     findings: tuple[FindingRow, ...] = ()
+    is_long: bool = False
 
     @property
     def is_refused(self) -> bool:
@@ -44,7 +48,9 @@ class Listing:
 
 def show(listing: Listing, format: Format, output: Path | None, *, verbose: bool) -> int:
     """Write a list; exit code 1 if a boot would be refused by what was found on the way."""
-    parts = (*listing.sections, *finding_sections(listing.findings, verbose=verbose))
+    found = tuple(finding_sections(listing.findings, verbose=verbose))
+    is_first = listing.is_long and listing.is_refused
+    parts = (*found, *listing.sections) if is_first else (*listing.sections, *found)
     check_writable(output)
     if format is Format.JSON:
         text = json.dumps(_document(listing), indent=1)

@@ -114,11 +114,15 @@ def test_levers_of_a_model_count_its_defaults(cli: Any) -> None:
 
 
 def test_levers_with_a_bad_value_or_an_unknown_model_exit_1(cli: Any) -> None:
-    assert "UNKNOWN_MODEL" in cli("levers", "nobody").out
+    nobody = cli("levers", "nobody")
+    assert nobody.code == 1
+    assert nobody.out.startswith("To act on: 1 UNKNOWN_MODEL\n")
+    assert "MUSTER_QKV_ARM" not in nobody.out  # what the defaults of a model make of it nobody knows
     cli.monkeypatch.setenv("MUSTER_QKV_ARM", "sideways")
     ran = cli("levers")
     assert ran.code == 1
-    assert "BAD_LEVER MUSTER_QKV_ARM" in ran.out
+    assert ran.out.startswith("To act on: 1 BAD_LEVER\n  1. BAD_LEVER MUSTER_QKV_ARM\n")
+    assert "\n\nLevers: " in ran.out
 
 
 def test_models_lists_all_with_builder_and_file(cli: Any) -> None:
