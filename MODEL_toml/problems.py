@@ -43,8 +43,14 @@ def validated(data: dict[str, Any]) -> tuple[Document | None, dict[str, Any], li
     try:
         document = Document.model_validate(rest)
     except ValidationError as error:
-        problems.extend(_problem(detail, rest) for detail in error.errors(include_url=False))
+        details = error.errors(include_url=False)
+        problems.extend(_problem(detail, rest) for detail in details if not _is_consequence(detail))
     return (None if problems else document), extensions, problems
+
+
+def _is_consequence(detail: Mapping[str, Any]) -> bool:
+    """Whether a list is too short only because of what is wrong with its items, which are told themselves."""
+    return detail["type"] == "too_short" and bool(detail["input"])
 
 
 def _extension_problems(extensions: Mapping[str, object]) -> Iterator[Problem]:

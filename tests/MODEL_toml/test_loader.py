@@ -244,6 +244,13 @@ def test_load_manifest_with_one_mistake_says_what_and_where(
     assert (subject, line, f"{subject}: {why}") in found
 
 
+@pytest.mark.parametrize("archs", ["['sm90a']", "[3]", "['sm_90a', '', 'hopper']"])
+def test_list_whose_items_are_wrong_is_not_called_empty(problems: Problems, minimal: str, archs: str) -> None:
+    found = problems(f"{minimal}[expected_absent.w4.f]\nreason = 'why not'\narchs = {archs}")
+    assert found
+    assert all(subject.startswith("expected_absent.w4.f.archs[") for subject, _, _ in found)
+
+
 REASONS = ["", " ", "?", "???", "todo", "TODO", "To-Do", "tbd.", "N/A", "n.a.", "None", "fixme!", "...",
            "TODO: explain",
            "\uff34\uff2f\uff24\uff2f"]  # fmt: skip
