@@ -48,7 +48,7 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
         if error is None:
             continue
         why = error.why if isinstance(error, BuildFailure) else f"{type(error).__name__}: {error}"
-        remedy = f"reinstall {chosen.provider.distribution}: its package lacks the source, or cannot read it"
+        remedy = f"reinstall {chosen.provider.distribution}: its package data lacks the source, or it cannot be read"
         known = causes.get(why) or Finding("COMPILE_FAILED", str(key), why, remedies=(remedy,))
         causes[why] = _also(known, key, row)
     return list(causes.values())
@@ -56,11 +56,12 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
 
 def _also(finding: Finding, key: KernelKey, row: LookupRow) -> Finding:
     """Return a finding that leaves one more key without a kernel."""
+    consequences = () if str(key) == finding.subject else (f"{key} has no code",)
     return replace(
         finding,
         where=tuple(dict.fromkeys((*finding.where, *row.sites))),
         layers=tuple(dict.fromkeys((*finding.layers, *row.layers))),
-        explains=tuple(dict.fromkeys((*finding.explains, f"{key} has no code"))),
+        explains=tuple(dict.fromkeys((*finding.explains, *consequences))),
     )
 
 

@@ -144,13 +144,18 @@ def _checked(entry: EntryPoint, cubin: Cubin, arch: Arch, log: str) -> EntryReso
     needs = cubin.entries.get(entry.name)
     if needs is None:
         there = ", ".join(sorted(cubin.entries)) or "none"
-        raise BuildFailure("NO_DEVICE_CODE", f"{entry.name} is not in the cubin for {arch}; entry points: {there}", log)
+        why = f"{entry.name} is not in the cubin for {arch}; entry points: {there}"
+        mangled = f"_Z{len(entry.name)}{entry.name}"
+        is_mangled = any(name.startswith(mangled) for name in cubin.entries)
+        remedy = f'declare {entry.name} extern "C"' if is_mangled else "correct the name of the entry point in the spec"
+        raise BuildFailure("NO_DEVICE_CODE", why, log, (remedy,))
     if needs.parameters not in [_offsets(entry, base) for base in _BASES]:
         raise BuildFailure(
             "NO_DEVICE_CODE",
             f"{entry.name}: the cubin has parameters (offset, size) {needs.parameters}, "
             f"expected {_offsets(entry, 0)} of ({', '.join(entry.parameters)})",
             log,
+            ("declare the parameters in the spec as the kernel has them",),
         )
     if entry.parameters and needs.instructions <= _EMPTY_BODY:
         raise BuildFailure(

@@ -102,7 +102,9 @@ def _read(path: Path) -> bytes:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise BuildFailure("COMPILE_FAILED", f"{path}: cannot be read: {error.strerror or error}") from None
+        why = f"{path}: cannot be read: {error.strerror or error}"
+        remedy = "let the distribution ship it as package data, and install it again"
+        raise BuildFailure("COMPILE_FAILED", why, remedies=(remedy,)) from None
     if b"\0" in text:
         # NVRTC takes C strings: everything behind the NUL would silently not be compiled.
         raise BuildFailure("COMPILE_FAILED", f"{path}: holds a NUL byte at offset {text.index(0)}, expected text")

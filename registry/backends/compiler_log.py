@@ -52,7 +52,9 @@ def failure(log: str, arch: Arch, toolkit: Toolkit, source: str) -> BuildFailure
         errors = [error for error in errors if not _BEHIND.match(error)] or [unended]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     first = errors[0] if errors else "the compiler failed and gave no reason"
-    return BuildFailure("COMPILE_FAILED", f"for {arch}: {first}{more}", log, ("read the log in the JSON report",))
+    return BuildFailure(
+        "COMPILE_FAILED", f"for {arch}: {first}{more}", log, ("correct the source: the log is the compiler's own",)
+    )
 
 
 def _unended(log: str, errors: list[str], source: str) -> str:

@@ -268,7 +268,10 @@ class NumbaWork:
             code = "TOOLCHAIN_TOO_OLD" if type(error).__name__ == "CCSupportError" else "COMPILE_FAILED"
             why = f"{self.request.source.name}: {what}: {type(error).__name__}: {lines[0] if lines else ''}"
             raise BuildFailure(
-                code, why, "".join(traceback.format_exception(error)), ("read the log in the JSON report",)
+                code,
+                why,
+                "".join(traceback.format_exception(error)),
+                ("correct the source: the log says where it was raised",),
             ) from None
 
 

@@ -77,7 +77,8 @@ def test_source_that_is_not_there_is_one_finding_at_every_stage(compile_for, mak
     assert outcome.codes == ["COMPILE_FAILED"]
     found = outcome.finding("COMPILE_FAILED")
     assert "cannot be read: No such file" in found.why
-    assert found.explains == ("acme::a has no code", "acme::b has no code")
+    assert (found.subject, found.explains) == ("acme::a", ("acme::b has no code",))
+    assert any("package data" in remedy for remedy in found.remedies)
     assert outcome.session.trace()["kernels"][0]["source_sha256"] == ""
 
 
@@ -213,7 +214,9 @@ def test_one_failing_source_behind_many_keys_is_one_finding(compile_for, make_ke
     outcome = compile_for({**dict.fromkeys(keys, broken), "acme::good": make_kernel()})
     assert outcome.codes == ["COMPILE_FAILED"]
     finding = outcome.finding("COMPILE_FAILED")
-    assert finding.explains == tuple(f"{key} has no code" for key in keys)
+    assert finding.subject == keys[0]
+    assert finding.explains == tuple(f"{key} has no code" for key in keys[1:])
+    assert not any("JSON" in remedy for remedy in finding.remedies)
     assert {row.key: row.stage for row in outcome.report.kernels}["acme::good"] == "compiled"
 
 

@@ -189,6 +189,11 @@ def test_code_that_is_not_as_declared_is_no_device_code(builder, make_request, t
     failure = _failure(builder, make_request(text, parameters))
     assert failure.code == "NO_DEVICE_CODE"
     assert expected in failure.why
+    assert failure.remedies
+
+
+def test_kernel_that_is_not_extern_c_is_told_to_be(builder, make_request):
+    assert _failure(builder, make_request(f"{SIGNATURE[11:]}{BODY}", TWO)).remedies == ('declare scale extern "C"',)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
