@@ -22,11 +22,18 @@ _CARRIERS = {
 DTYPE_NAMES = frozenset(_CARRIERS)
 
 
+def unknown_dtype(name: str) -> str:
+    """Say that there is no such type, which there are, and which of them another library calls so."""
+    known = f"unknown dtype {name!r}; known: {', '.join(sorted(_CARRIERS))}"
+    meant = next((ours for ours, (_, theirs) in _CARRIERS.items() if name == theirs), None)
+    return known if meant is None else f"{known}; did you mean {meant}?"
+
+
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype that carries ``name``; ValueError if there is no such type."""
     if name not in _CARRIERS:
-        raise ValueError(f"unknown dtype {name!r}; known: {', '.join(sorted(_CARRIERS))}")
+        raise ValueError(unknown_dtype(name))
     module, attribute = _CARRIERS[name]
     dtype: np.dtype[Any] = np.dtype(getattr(import_module(module), attribute))
     return dtype

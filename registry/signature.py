@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from kernel_muster.registry.arrays import ArrayView, view_of
-from kernel_muster.registry.dtypes import DTYPE_NAMES, numpy_dtype
+from kernel_muster.registry.dtypes import DTYPE_NAMES, numpy_dtype, unknown_dtype
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.values import frozen
 
@@ -157,7 +157,7 @@ class Signature:
                 found.append(f"{param.name}: role is {param.role!r}, expected {', '.join(get_args(Role))}")
             for dtype in () if isinstance(param, WeightParam) else param.dtype.split("|"):
                 if dtype not in DTYPE_NAMES:
-                    found.append(f"{param.name}: unknown dtype {dtype!r}")
+                    found.append(f"{param.name}: {unknown_dtype(dtype)}")
             for dim in () if isinstance(param, ScalarParam) else param.shape:
                 found.extend(_dim_problems(param.name, dim, bound))
         for label, rules in (("multiples", self.multiples), ("limits", self.limits)):

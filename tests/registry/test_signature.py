@@ -263,7 +263,8 @@ def test_bind_of_either_of_two_dtypes_is_allowed(dtype):
     ("params", "message"),
     [
         ((TensorParam("x", "f32", ("N",)),), "no parameter is an output"),
-        ((TensorParam("x", "f23", ("N",), "out"),), "x: unknown dtype 'f23'"),
+        ((TensorParam("x", "f23", ("N",), "out"),), "x: unknown dtype 'f23'; known: bf16, bool, e4m3, f16, "),
+        ((TensorParam("x", "bfloat16", ("N",), "out"),), "u32, u8; did you mean bf16?"),
         ((TensorParam("x", "f32", ("N", "K/2"), "out"),), "x: dimension 'K/2' uses K, which nothing binds"),
         ((TensorParam("x", "f32", ("N", "2*"), "out"),), "x: malformed dimension '2*'"),
         ((TensorParam("x", "f32", ("N", "open(N)"), "out"),), "x: malformed dimension 'open(N)'"),
