@@ -6,15 +6,16 @@ nothing else. The time limit is for a step.
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from typing import IO, Any, Literal
 
 from kernel_muster.audit.plugin_steps import USAGE_CODE, is_refusing
@@ -36,6 +37,7 @@ _CODES = {
     "plan": "BAD_SPEC",
     "prove": "NUMERICS_FAILED",
 }
+_NOWHERE = re.compile(r"(?!)")
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS})
 
 
@@ -77,7 +79,7 @@ class _Collected:
         self.done: list[str] = []
         self.failed: list[str] = []
         self.steps: list[StepRow] = []
-        self.findings: list[Finding] = []
+        self.findings: list[tuple[Finding, str]] = []  # with the target of the step
         self.plugins: tuple[dict[str, Any], ...] = ()
         self.has_ended = False
         self.open: dict[str, Any] | None = None
@@ -101,7 +103,7 @@ class _Collected:
         row = {name: step[name] for name in ("kind", "subject", "target")}
         reason = skipped or ", ".join(dict.fromkeys(finding.code for finding in found))
         self.steps.append(StepRow(**row, outcome=outcome, seconds=round(seconds, 3), reason=reason))
-        self.findings.extend(found)
+        self.findings.extend((finding, step["target"]) for finding in found)
         self.done.append(step["name"])
         self.failed.extend([step["name"]] if outcome == "failed" else [])
 
@@ -144,8 +146,10 @@ def check_plugin(
 
 def _report(distribution: str, version: str, collected: _Collected) -> PluginReport:
     # What does not compile cannot be proven either, and says so with the same words.
-    distinct = {(finding.code, finding.subject, finding.why): finding for finding in reversed(collected.findings)}
-    verdict = judge(distinct.values(), "qualify")
+    distinct = {
+        (found.code, found.subject, found.why): (found, target) for found, target in reversed(collected.findings)
+    }
+    verdict = judge(_folded(reversed(distinct.values())), "qualify")
     return PluginReport(
         distribution=distribution,
         distribution_version=version,
@@ -156,10 +160,22 @@ def _report(distribution: str, version: str, collected: _Collected) -> PluginRep
     )
 
 
+def _folded(found: Iterable[tuple[Finding, str]]) -> list[Finding]:
+    """Make one finding of those that differ in nothing but the target that they name."""
+    alike: dict[tuple[str, str, str], tuple[Finding, list[str]]] = {}
+    for finding, target in found:
+        named = re.compile(rf"\b{re.escape(target)}\b") if target else _NOWHERE
+        key = finding.code, finding.subject, named.sub("\0", finding.why)
+        alike.setdefault(key, (finding, []))[1].append(target)
+    return [
+        replace(finding, why=why.replace("\0", ", ".join(targets))) for (_, _, why), (finding, targets) in alike.items()
+    ]
+
+
 def refused_install(distribution: str, why: str, log: str) -> PluginReport:
     """Return the report of a wheel that cannot even be installed."""
     collected = _Collected()
-    remedies = ("build the wheel again: python -m build",)
+    remedies = ("build the wheel again: pip wheel --no-deps -w dist .",)
     finding = Finding("PLUGIN_LOAD_FAILED", distribution, why, remedies=remedies, log=log)
     step = {"name": "install", "kind": "install", "subject": distribution, "target": ""}
     collected.add(step, [finding], 0.0)

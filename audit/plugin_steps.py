@@ -219,22 +219,23 @@ def _contract_findings(contract: Contract) -> Iterator[Finding]:
     """Make each case's arguments, bind them, and see that the reference gives every output in its shape."""
     import numpy as np
 
+    cases: dict[str, list[str]] = {}  # by what is wrong with them
+    logs: dict[str, str] = {}
     for case in contract.cases:
         try:
             given = contract.arguments(case, np.random.default_rng(0))
             contract.signature.bind(contract.name, (), given)
             expected = contract.reference(dict(given), case.dims)
-            wrong = [
-                f"{param.name} has shape {np.shape(expected[param.name])}, expected {given[param.name].shape}"
-                for param in contract.signature.outputs
-                if given[param.name] is not None and np.shape(expected[param.name]) != given[param.name].shape
-            ]
-            why, log = "; ".join(wrong), ""
+            why, log = "; ".join(contract.reference_problems(given, expected)), ""
         except Exception as error:  # noqa: BLE001  (a plugin's contract may raise anything)
             why, log = f"{type(error).__name__}: {error}", cause_chain(error)
         if why:
-            remedies = ("correct the contract's inputs, reference or cases",)
-            yield Finding("BAD_SPEC", contract.name, f"case {case.name}: {why}", remedies=remedies, log=log)
+            cases.setdefault(why, []).append(case.name)
+            logs.setdefault(why, log)
+    for why, names in cases.items():
+        which = f"{'case' if len(names) == 1 else 'cases'} {', '.join(names)}"
+        remedies = ("correct the contract's inputs, reference or cases",)
+        yield Finding("BAD_SPEC", contract.name, f"{which}: {why}", remedies=remedies, log=logs[why])
 
 
 def _declared_archs(code_archs: Iterable[CodeArch]) -> list[Arch]:
@@ -263,7 +264,7 @@ def _compile_steps(own: Iterable[Registered], cache_dir: str | None) -> Iterator
             try:
                 builder.build(request)
             except BuildFailure as failure:
-                yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys)
+                yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys[1:])
 
         yield Step("compile", f"{request.name} ({', '.join(sorted(set(keys)))})", str(request.arch), build, skipped)
 

@@ -17,6 +17,7 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.specs import is_host_backend
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain
 
@@ -101,6 +102,10 @@ def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) ->
     rng = np.random.default_rng(zlib.crc32(f"{contract.name}/{case.name}".encode()))
     given = contract.arguments(case, rng)
     expected = contract.reference(_copied(given), case.dims)
+    if problems := contract.reference_problems(given, expected):
+        why = f"case {case.name}: {'; '.join(problems)}"
+        finding = _finding("NUMERICS_FAILED", handle, why, ("correct the contract's reference",))
+        return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
     first, findings = _run(handle, case, given, memory)
     second, again = _run(handle, case, given, memory)
     findings += [finding for finding in again if finding not in findings]
@@ -119,19 +124,27 @@ def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) ->
     return CaseResult(handle.key, case.name, worst, relative_l2, tuple(findings))
 
 
-def _finding(code: str, handle: Handle, why: str) -> Finding:
-    return Finding(code, str(handle.key), why, (str(handle.provider),), _REMEDIES[code])
+def _finding(code: str, handle: Handle, why: str, remedies: tuple[str, ...] = ()) -> Finding:
+    return Finding(code, str(handle.key), why, (str(handle.provider),), remedies or _remedies(code, handle))
+
+
+def _remedies(code: str, handle: Handle) -> tuple[str, ...]:
+    on_host = is_host_backend(handle.spec.backend)
+    if code == "NUMERICS_FAILED":
+        target = " --target cpu" if on_host else ""
+        explained = f"muster explain {handle.key}{target} --verbose shows the contract and its cases"
+        return f"repair the kernel: {explained}", "or correct the contract"
+    if code == "OUT_OF_BOUNDS":
+        shown = () if on_host else ("compute-sanitizer --tool memcheck shows the access",)
+        return ("guard the edges of partial tiles", *shown)
+    return _REMEDIES[code]
 
 
 _REMEDIES = {
-    "NUMERICS_FAILED": (
-        "repair the kernel: muster plugin check PLUGIN --verbose shows every case",
-        "or correct the contract",
-    ),
     "UNWRITTEN_OUTPUT": ("write every element, partial tiles too",),
-    "OUT_OF_BOUNDS": ("guard the edges of partial tiles", "compute-sanitizer --tool memcheck shows the access"),
     "NOT_DETERMINISTIC": ("add in a fixed order", "or declare deterministic=False"),
 }
+_LEAVE_INPUTS = ("write to the outputs only", "or, where the contract is yours, declare the parameter inout")
 
 
 def _copied(arguments: Arguments) -> Arguments:
@@ -171,7 +184,8 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
             findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: wrote outside {name}"))
     for name, (array, before) in kept.items():
         if not same_bits(memory.back(array), before):
-            findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: changed its input {name}"))
+            why = f"case {case.name}: changed its input {name}"
+            findings.append(_finding("OUT_OF_BOUNDS", handle, why, _LEAVE_INPUTS))
     return results, findings
 
 

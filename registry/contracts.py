@@ -27,10 +27,13 @@ class Tolerance:
     derivation: str
 
     def problems(self) -> list[str]:
-        """Say what is malformed: a bound that allows anything, or nothing."""
+        """Say what is malformed: a bound that allows anything, or nothing, or comes from nowhere."""
         bounds = (("relative", self.relative), ("absolute", self.absolute))
-        return [f"tolerance: {name} is {bound!r}, expected a number from 0 on" for name, bound in bounds
-                if not 0 <= bound < math.inf]  # fmt: skip
+        found = [f"tolerance: {name} is {bound!r}, expected a number from 0 on" for name, bound in bounds
+                 if not 0 <= bound < math.inf]  # fmt: skip
+        if not isinstance(self.derivation, str) or not self.derivation.strip():
+            found.append(f"tolerance: derivation is {self.derivation!r}, expected where the two numbers come from")
+        return found
 
 
 @frozen
@@ -115,19 +118,45 @@ class Contract:
             return False
         return all(0 in shape for shape in shapes)
 
+    def reference_problems(self, given: Arguments, expected: object) -> list[str]:
+        """Say which outputs of these arguments a reference does not give, or gives in another shape."""
+        if not isinstance(expected, Mapping):
+            return [f"the reference returns {type(expected).__name__}, expected every output by name"]
+        found = []
+        for param in self.signature.outputs:
+            if given[param.name] is None:
+                continue
+            if param.name not in expected:
+                gives = ", ".join(map(str, expected)) or "nothing"
+                found.append(f"the reference gives no output {param.name} (it gives {gives})")
+            elif np.shape(expected[param.name]) != given[param.name].shape:
+                shape = np.shape(expected[param.name])
+                found.append(f"{param.name} has shape {shape}, expected {given[param.name].shape}")
+        return found
+
     def arguments(self, case: Case, rng: "np.random.Generator") -> Arguments:
-        """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows."""
+        """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows.
+
+        ValueError where neither the case nor ``inputs`` says what a scalar is.
+        """
         made: Arguments = self.inputs(case.dims, rng) if self.inputs else {}
         for param in self.signature.params:
             if param.name in made:
                 continue
             if isinstance(param, ScalarParam):
-                made[param.name] = case.scalars.get(param.name, case.dims.get(param.name, 1))
+                made[param.name] = _scalar_of(case, param.name)
             elif isinstance(param, WeightParam):
                 made[param.name] = random_weight(param, case.dims, rng)
             else:
                 made[param.name] = random_tensor(param, case.dims, rng)
         return made
+
+
+def _scalar_of(case: Case, name: str) -> float:
+    for given in (case.scalars, case.dims):
+        if name in given:
+            return given[name]
+    raise ValueError(f"the scalar {name} is in neither scalars nor dims")
 
 
 def _is_well_formed(case: Case) -> bool:

@@ -217,6 +217,44 @@ def test_broken_kernel_trips_exactly_its_code(world, function, code, said):
         assert isinstance(outcome.error, km.BootRefused)
 
 
+@pytest.mark.parametrize(
+    ("function", "remedies"),
+    [
+        (one_past_the_end, ("guard the edges of partial tiles",)),
+        (
+            scribbles_on_its_input,
+            ("write to the outputs only", "or, where the contract is yours, declare the parameter inout"),
+        ),
+        (
+            raises,
+            (
+                "repair the kernel: muster explain acme::sum --target cpu --verbose shows the contract and its cases",
+                "or correct the contract",
+            ),
+        ),
+    ],
+)
+def test_remedies_are_those_of_what_the_host_kernel_did(world, function, remedies):
+    (finding,) = run(world, function).report.findings
+    assert finding.remedies == remedies
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ot": 0}, "case one: the reference gives no output out (it gives ot)"),
+        ({}, "case one: the reference gives no output out (it gives nothing)"),
+        (None, "case one: the reference returns NoneType, expected every output by name"),
+        ({"out": np.zeros(9)}, "case one: out has shape (9,), expected (1,)"),
+    ],
+)
+def test_reference_that_gives_other_outputs_is_named_before_its_kernel(world, given, said):
+    params = (km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out"))
+    made = replace(world.contract("acme_linear"), signature=km.Signature(params), reference=lambda a, dims: given)
+    finding = run(world, lambda x, out: None, contract=made).finding("NUMERICS_FAILED")
+    assert (finding.why, finding.remedies) == (said, ("correct the contract's reference",))
+
+
 @pytest.mark.parametrize("function", [almost_parallel, whole_tiles_only, raises])
 def test_broken_kernel_passes_where_no_proof_was_asked_for(world, function):
     assert run(world, function, stage=None).codes == []

@@ -117,6 +117,7 @@ def test_text_says_verdict_plugin_and_steps(cli):
 
 
 BAD_REFERENCE = 'contract(reference=lambda arguments, dims: {"out": arguments["x"][:2]})'
+NO_OUTPUT = 'contract(reference=lambda arguments, dims: {"ot": arguments["x"]})'
 NO_INPUTS = 'contract(), contract("acme_other", inputs=lambda dims, rng: 1 / 0)'
 
 
@@ -134,6 +135,7 @@ NO_INPUTS = 'contract(), contract("acme_other", inputs=lambda dims, rng: 1 / 0)'
         (source('spec("acme::double")', 'spec("acme::double")'), ("DUPLICATE_KERNEL", "acme::double")),
         (source('spec("silu::silu_mul", overrides="kernel-muster")'), ("SIGNATURE_MISMATCH", "silu::silu_mul")),
         (source('spec("acme::double")', contracts=BAD_REFERENCE), ("BAD_SPEC", "acme_double")),
+        (source('spec("acme::double")', contracts=NO_OUTPUT), ("BAD_SPEC", "acme_double")),
         (source('spec("acme::double", contract="acme_other")', contracts=NO_INPUTS), ("BAD_SPEC", "acme_other")),
         (source('spec("acme::double", wrong)'), ("NUMERICS_FAILED", "acme::double")),
         (source('spec("acme::double", bit_identical_to=("acme::gone",))'), ("UNCHECKED", "acme::double")),
@@ -143,6 +145,22 @@ def test_faulty_plugin_is_refused_with_its_code(check, text, found):
     report = check(text)
     assert report["verdict"] == "refused"
     assert codes(report) == [found]
+
+
+def test_output_that_the_reference_lacks_is_said_once_for_all_cases(check):
+    more = 'km.Case("three", {"M": 3}), km.Case("five", {"M": 5}),'
+    text = source('spec("acme::double")', contracts=NO_OUTPUT).replace('km.Case("three", {"M": 3}),', more)
+    (finding,) = check(text)["findings"]
+    assert finding["why"] == "cases three, five: the reference gives no output out (it gives ot)"
+    assert finding["log"] == ""
+
+
+def test_scalar_that_a_case_does_not_give_is_refused(check):
+    params = '(km.ScalarParam("cap", "f32"), km.TensorParam("x", "f32", ("M",)), '
+    text = source('spec("acme::double")').replace('((km.TensorParam("x", "f32", ("M",)), ', f"({params}")
+    (finding,) = check(text.replace("def double(x, out)", "def double(cap, x, out)"))["findings"]
+    assert (finding["code"], finding["subject"]) == ("BAD_SPEC", "acme_double")
+    assert finding["why"] == "case three: ValueError: the scalar cap is in neither scalars nor dims"
 
 
 def test_kernel_of_a_faulty_contract_is_not_blamed(check):
@@ -312,6 +330,22 @@ def test_planner_that_gives_no_launch_is_refused_without_a_device(check, monkeyp
     report = check(source(f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_90a",))', head=head))
     assert [(s["kind"], s["target"]) for s in report["steps"] if s["outcome"] == "failed"] == [("plan", "sm_90a")]
     assert codes(report) == [("BAD_SPEC", "acme::a")]
+
+
+def test_fault_on_several_architectures_is_one_finding_that_names_them(check, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    head = CUDA.replace("return km.LaunchPlan(", "return (")
+    made = source(
+        f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_80+",))',
+        """spec("acme::b", backend=cuda('extern "C" broken(', "other"), archs=("sm_80+",))""",
+        head=head,
+    )
+    report = check(made)
+    assert codes(report) == [("COMPILE_FAILED", "acme::b"), ("BAD_SPEC", "acme::a")]
+    broken, planned = (finding["why"] for finding in report["findings"])
+    assert broken.startswith("for sm_80, sm_90a, sm_100a, sm_121a: ")
+    assert planned.startswith("case three on sm_80, sm_90a, sm_100a, sm_121a: the planner returned ")
+    assert [finding["explains"] for finding in report["findings"]] == [[], []]
 
 
 def test_cache_folder_that_cannot_be_used_is_a_usage_error(cli, monkeypatch, tmp_path):

@@ -44,6 +44,7 @@ def test_contract_bounds_an_output_by_its_own_tolerance_and_others_by_the_common
         ({"cases": (Case(5, {"M": 3}),)}, "case 5: expected a name and a mapping of dimensions"),
         ({"inputs": 5}, "inputs is 5, expected a function or None"),
         ({"tolerance": Tolerance(np.inf, 0, "any")}, "tolerance: relative is inf, expected a number from 0 on"),
+        ({"tolerance": Tolerance(0, 0, " ")}, "tolerance: derivation is ' ', expected where the two numbers come from"),
         ({"tolerance": Tolerance(-1, 0, "none")}, "tolerance: relative is -1, expected a number from 0 on"),
         (
             {"output_tolerances": {"out": Tolerance(0, np.nan, "any")}},
