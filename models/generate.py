@@ -15,7 +15,7 @@ from kernel_muster.models.policy.rows import committed_rows
 from kernel_muster.models.policy.speculation import speculation_pays
 from kernel_muster.models.proposers.interface import Committed, Proposer
 from kernel_muster.models.state import ModelState, SequenceState, i32, is_int
-from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.arch import CPU, Arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
@@ -30,9 +30,9 @@ class Gate:
     arch: str = CPU
 
     @classmethod
-    def of(cls, levers: Levers, arch: str, cost_ratio: float | None) -> "Gate":
-        """Return the gate of a boot, which MUSTER_MTP_GATE_FORCE passes."""
-        return cls(cost_ratio, levers.flag("MUSTER_MTP_GATE_FORCE"), arch)
+    def of(cls, levers: Levers, arch: Arch | str | None, cost_ratio: float | None) -> "Gate":
+        """Return the gate of a boot, which MUSTER_MTP_GATE_FORCE passes; ``arch`` is its target's."""
+        return cls(cost_ratio, levers.flag("MUSTER_MTP_GATE_FORCE"), str(arch or CPU))
 
     def passes(self, steps: int, accepted: int) -> bool:
         """Whether to go on drafting after so many verify steps with so many accepted drafts."""

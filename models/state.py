@@ -181,9 +181,7 @@ class ModelState:
         if self._undecided:
             raise UsageError("a verify pass has run: say with roll_back which of its rows stay, before another pass")
         wanted = self._wanted(sequences, lengths)
-        if (missing := sum(wanted) - len(self._free_pages)) > 0:
-            size = self.sizes.page_size
-            raise UsageError(f"the cache of {self.sizes.pages} pages of {size} tokens is {missing} pages short")
+        self._check_pages(sum(wanted))
         for sequence, count in zip(sequences, wanted, strict=True):
             for _ in range(count):
                 sequence.pages.append(self._free_pages.pop())
@@ -200,14 +198,17 @@ class ModelState:
     def check_room(self, lengths: Sequence[int], longest: int | None = None) -> None:
         """UsageError unless new sequences of so many tokens fit: slots, pages, and ``longest`` tokens in each."""
         size = self.sizes.page_size
-        if (missing := len(lengths) - len(self._free_slots)) > 0:
-            raise UsageError(
-                f"{len(lengths)} sequences are {missing} more than the free ones of {self.sizes.sequences} slots"
-            )
-        if (missing := sum(-(-length // size) for length in lengths) - len(self._free_pages)) > 0:
-            raise UsageError(f"the cache of {self.sizes.pages} pages of {size} tokens is {missing} pages short")
+        if len(lengths) > (free := len(self._free_slots)):
+            wanted = _counted(len(lengths), "sequence")
+            raise UsageError(f"{wanted}, {_counted(free, 'slot')} free (of {self.sizes.sequences})")
+        self._check_pages(sum(-(-length // size) for length in lengths))
         if longest is not None and (most := max(lengths, default=0)) > longest:
             raise UsageError(f"a sequence grows to {most} tokens that are read, steps are recorded for {longest}")
+
+    def _check_pages(self, wanted: int) -> None:
+        if wanted > (free := len(self._free_pages)):
+            pages = f"{_counted(wanted, 'page')} of {self.sizes.page_size} tokens"
+            raise UsageError(f"{pages} wanted, {free} free (of {self.sizes.pages})")
 
     def slots(self, sequence: SequenceState, places: Iterable[int]) -> list[int]:
         """Return where the places of a sequence lie in the cache."""
@@ -253,6 +254,10 @@ class ModelState:
 
 def _may_keep(keep: object, count: int) -> bool:
     return is_int(keep) and keep in range(1, count + 1)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def is_int(value: object) -> bool:

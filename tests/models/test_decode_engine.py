@@ -183,7 +183,7 @@ def test_limits_raise_and_never_clamp(engine_of: Any) -> None:
     with pytest.raises(UsageError, match="grows to 12 tokens that are read, steps are recorded for 8"):
         engine.generate([[1, 2, 3, 4, 5]], 8)
     assert len(engine.state._free_pages) == 4
-    with pytest.raises(UsageError, match="pages short"):
+    with pytest.raises(UsageError, match=r"6 pages of 4 tokens wanted, 4 free \(of 4\)"):
         engine.generate([[1] * 8, [2] * 8], 4)
     with pytest.raises(UsageError, match="expected at least 1"):
         engine.generate(PROMPTS[:1], 0)
@@ -284,9 +284,9 @@ def test_run_that_cannot_end_is_refused_before_its_first_pass(engine_of: Any) ->
     mixer = engine.model.layers[1].mixer
     taken = dict(mixer.used)
     for prompts, new_tokens, why in (
-        ([[1, 2, 3], [4]], 8, "1 pages short"),
+        ([[1, 2, 3], [4]], 8, r"5 pages of 4 tokens wanted, 4 free \(of 4\)"),
         ([[1, 2, 3, 4]], 10, "grows to 13 tokens that are read, steps are recorded for 12"),
-        ([[1], [2], [3]], 1, "3 sequences are 1 more than the free ones of 2 slots"),
+        ([[1], [2], [3]], 1, r"3 sequences, 2 slots free \(of 2\)"),
     ):
         with pytest.raises(UsageError, match=why):
             engine.generate(prompts, new_tokens)

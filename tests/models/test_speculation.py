@@ -25,6 +25,7 @@ from kernel_muster.models.state import SequenceState, StateSizes
 from kernel_muster.models.weights import SyntheticWeights
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.target import resolve_target
 
 Make = Callable[..., Model]
 MakeLevers = Callable[..., Levers]
@@ -293,6 +294,13 @@ def test_gate_ends_drafting_that_does_not_pay_unless_it_is_forced(
     assert got.verify_steps >= 16
 
 
+@pytest.mark.parametrize("name", ["cpu", "sm_90a"])
+def test_gate_takes_the_architecture_of_a_boots_target(make_levers: MakeLevers, name: str) -> None:
+    target, _ = resolve_target(name)
+    assert target is not None
+    assert Gate.of(make_levers(), target.arch, 2.0).arch == name
+
+
 @pytest.mark.parametrize(("steps", "accepted", "cost", "forced", "pays"), [
     (0, 0, 9.0, False, True), (15, 0, 9.0, False, True), (16, 0, 1.01, False, False), (16, 16, 1.9, False, True),
     (16, 16, 2.0, False, False), (100, 0, 9.0, True, True), (16, 0, 0.9, False, True),
@@ -360,7 +368,7 @@ def test_drafting_needs_no_more_room_than_plain_decode(
 ) -> None:  # fmt: skip
     model, sizes = tiny("dense"), StateSizes(len(prompts), pages, 4)
     longest = max(-(-(len(prompt) + new_tokens - 1) // 4) * 4 for prompt in prompts)
-    with pytest.raises(UsageError, match="1 pages short"):
+    with pytest.raises(UsageError, match=rf"{pages} pages? of 4 tokens wanted, {pages - 1} free"):
         GreedyDecoder(model, model.new_state(StateSizes(len(prompts), pages - 1, 4))).run(prompts, new_tokens)
     expected = [tokens[:new_tokens] for tokens, prompt in zip(plain("dense").tokens, PROMPTS, strict=True)
                 if prompt in prompts]  # fmt: skip
