@@ -129,6 +129,7 @@ def _settings(decision: "Decision", selector: "Selector") -> "tuple[Setting, ...
 def _lever_lines(decision: "Decision", selector: "Selector") -> "Iterator[str]":
     from kernel_muster.audit.render_sections import lever_text, value_text
     from kernel_muster.audit.reporting import lever_row
+    from kernel_muster.cli.explain_site import absence_text
 
     for setting in _settings(decision, selector):
         yield lever_text(lever_row(setting))
@@ -136,7 +137,7 @@ def _lever_lines(decision: "Decision", selector: "Selector") -> "Iterator[str]":
         for value, effect in setting.lever.effects.items():
             if value != setting.value:
                 yield f"    {setting.lever.name}={value_text(value)} -> {effect}"
-    yield f"MUSTER_DISABLE={decision.key} -> absent, which refuses a boot that asks for it [not for serving]"
+    yield absence_text([str(decision.key)])
 
 
 def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Iterator[Section]":

@@ -115,9 +115,15 @@ def site_sections(questions: Iterable[Question], selector: Selector) -> Iterator
         if entry.when:
             lines.append(f"asked for when {entry.when}")
         lines.append(f"by {plural(len(one.models), 'model')}: {', '.join(one.models)}")
-        for setting in settings_of(map(str, entry.members), selector.levers):
-            lines.append(lever_text(lever_row(setting)))
+        keys = tuple(map(str, entry.members))
+        lines += (lever_text(lever_row(setting)) for setting in settings_of(keys, selector.levers))
+        lines.append(absence_text(keys))
         yield Section(entry.site, lines=tuple(lines))
+
+
+def absence_text(keys: Iterable[str]) -> str:
+    """Say what takes any kernel away, whether or not a lever of its own decides about it."""
+    return f"MUSTER_DISABLE={','.join(keys)} -> absent, which refuses a boot that asks for it [not for serving]"
 
 
 def settings_of(keys: Iterable[str], levers: Levers) -> tuple[Setting, ...]:

@@ -268,11 +268,25 @@ def test_explain_of_a_site_says_what_is_asked_there_by_whom_and_which_levers_mat
     assert "asked for when heads have 128 or 256 values" in ran.out
     assert "qwen3.6-27b" in ran.out
     assert "MUSTER_NO_PREFILL_MMA=0 (built-in) -> kernel kept" in ran.out
+    assert "  MUSTER_DISABLE=prefill_paged::prefill_paged_attn_mma -> absent, which refuses" in ran.out
     found = cli("explain", site, "--target", "sm_75", "--format", "json")
     assert found.code == 1  # no kernel of that target
     (question,) = found.json["questions"]
     assert (question["keys"], question["kind"]) == (["prefill_paged::prefill_paged_attn_mma"], "optional")
     assert (question["served_by"], question["levers"]) == ([""], ["MUSTER_NO_PREFILL_MMA"])
+
+
+def test_explain_of_a_site_without_a_lever_of_its_own_says_what_takes_its_kernels_away(cli: Any) -> None:
+    (site,) = {
+        site.partition(" ")[0]
+        for row in cli("audit", "qwen3.6-27b", "--target", "cpu", "--format", "json").json["kernels"]
+        for site in row["sites"]
+        if row["key"] == "norm::rms_norm" and "attention.py" in site
+    }
+    out = cli("explain", site, "--target", "cpu").out
+    assert out.endswith(
+        "  MUSTER_DISABLE=norm::rms_norm -> absent, which refuses a boot that asks for it [not for serving]\n"
+    )
 
 
 @pytest.mark.parametrize(
