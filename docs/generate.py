@@ -250,7 +250,8 @@ def _type_of(value: dict[str, Any]) -> str:
     if "anyOf" in value:
         return " or ".join(dict.fromkeys(_type_of(one) for one in value["anyOf"] if one.get("type") != "null"))
     if "enum" in value or "const" in value:
-        return " ".join(f"`{one}`" for one in value.get("enum", (value.get("const"),)))
+        # An empty choice is to leave the key out, which the third column says; its code span would be a stray backtick.
+        return " ".join(f"`{one}`" for one in value.get("enum", (value.get("const"),)) if one != "")
     if "prefixItems" in value:
         return f"[{', '.join(_type_of(one) for one in value['prefixItems'])}]"
     if value.get("type") == "array":

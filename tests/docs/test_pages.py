@@ -33,6 +33,15 @@ def test_generated_parts_are_current(page, generate):
     assert generate.generated(page) == page.read_text(encoding="utf-8"), "run python docs/generate.py"
 
 
+def test_generated_tables_close_every_code_span(page, generate):
+    for part in generate._PART.finditer(page.read_text(encoding="utf-8")):
+        assert [line for line in part[2].splitlines() if line.startswith("|") and line.count("`") % 2] == []
+
+
+def test_pages_show_no_set_hash_of_some_day(page):
+    assert not re.search(r"--expect-set-hash [0-9a-f]{64}", page.read_text(encoding="utf-8"))
+
+
 def test_links_lead_somewhere(page):
     for link in _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))):
         if link.startswith(("https://", "http://")):
