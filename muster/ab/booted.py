@@ -45,11 +45,15 @@ class Building:
 
 
 class ArmRefused(Exception):
-    """An arm did not boot. ``report`` says why, ``why`` what its builder raised."""
+    """An arm did not boot. ``report`` says why, ``why`` what its builder raised; ``failed`` if that was no refusal."""
 
-    def __init__(self, arm: str, report: Report, why: str = "") -> None:
+    def __init__(self, arm: str, report: Report, why: str = "", *, failed: bool = False) -> None:
         super().__init__(f"arm {arm} did not boot{f': {why}' if why else ''}")
-        self.arm, self.report, self.why = arm, report, why
+        self.arm, self.report, self.why, self.failed = arm, report, why, failed
+
+
+class BuilderFailed(MusterError):
+    """A builder raised what is no refusal."""
 
 
 @frozen(kw_only=True)
@@ -153,7 +157,7 @@ def boot_arm(
     except UsageError:
         raise
     except MusterError as error:
-        raise ArmRefused(name, session.report, str(error)) from error
+        raise ArmRefused(name, session.report, str(error), failed=isinstance(error, BuilderFailed)) from error
     booted = Booted(session, session.manifest, sized, model, decoder, seen["meter"], seen.get("nudger"))
     if booted.nudger is not None:
         booted.nudger.contracts = session.kernels.catalog.contracts
@@ -183,13 +187,13 @@ def check_without(name: str, session: BootSession, without: frozenset[KernelKey]
 
 
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
-    """Build the model; MusterError for whatever a builder, which may be a plugin's, raises."""
+    """Build the model; BuilderFailed for whatever a builder, which may be a plugin's, raises."""
     try:
         return build_model(sized, boot.kernels, weights)
     except MusterError:
         raise
     except Exception as error:
-        raise MusterError(f"the model's builder failed: {type(error).__name__}: {error}") from error
+        raise BuilderFailed(f"the model's builder failed: {type(error).__name__}: {error}") from error
 
 
 def kernels_of(session: BootSession) -> dict[str, str]:

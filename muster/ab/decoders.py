@@ -70,10 +70,23 @@ class ReadsAlone(Model):
             yield from super().prefill(state, [sequence], [prompt], reads)
 
 
+def undecodable(built: object) -> str:
+    """Say why commands cannot decode what a builder made, whose plan will do; empty if they can."""
+    if isinstance(built, Model):
+        return ""
+    if isinstance(built, Drafter):
+        return "it drafts for another model: it decodes nothing by itself"
+    return (
+        f"the builder made a {type(built).__name__}, which decodes nothing by itself: this command decodes what the "
+        f"built-in builder makes ({Model.__module__}.{Model.__name__}); run this model with code of its own, and judge "
+        "it with muster audit"
+    )
+
+
 def reads_alone(model: Any) -> ReadsAlone:
     """Return a built model that reads prompts one by one; MusterError if it is none that decodes."""
-    if not isinstance(model, Model):
-        raise MusterError(f"the builder made a {type(model).__name__}, which decodes nothing by itself")
+    if why := undecodable(model):
+        raise MusterError(why)
     return ReadsAlone(**{item.name: getattr(model, item.name) for item in fields(model)})
 
 

@@ -81,6 +81,7 @@ def boot(
     if target is not None and target.startswith("sm_"):
         raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
     from kernel_muster.ab.booted import ArmRefused, Building
+    from kernel_muster.ab.decoders import undecodable
     from kernel_muster.ab.prompts import check_count, longest_prompt
     from kernel_muster.ab.short_decode import short_decode
     from kernel_muster.ab.sizes import DEVICE, HOST, sizing
@@ -114,6 +115,9 @@ def boot(
                 found = short_decode(wanted, building, tokens, prompt or ())
             except ArmRefused as error:
                 found = error
+                # A model of another kind may want weights in another way: what it is says more than where it broke.
+                if error.failed and audited.plan is not None and (why := undecodable(audited.plan)):
+                    found = ArmRefused("boot", audited.report, why)
     _show(audited.report, found, format, output, verbose=verbose)
     if audited.failure is not None:
         complain(f"the model's builder failed: {describe(audited.failure)}")
@@ -124,6 +128,8 @@ def boot(
 def _code(report: "Report", found: "ShortDecode | ArmRefused | None") -> int:
     if found is None:
         return REFUSED if report.is_refused else INTERNAL
+    if getattr(found, "failed", False):
+        return INTERNAL
     return PASSED if getattr(found, "is_finite", False) else REFUSED
 
 
@@ -137,7 +143,8 @@ def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str
     if isinstance(found, ShortDecode) and found.is_finite:
         size = " at reduced size" if found.size else ""
         return f"{first}; decoded {found.sequences} x {len(found.tokens[0])} tokens{size}"
-    return f"REFUSED: the audit says {first}, but the model did not decode"
+    _, subject, rest = first.split(": ", 2)
+    return f"REFUSED: {subject}: the model did not decode; its audit passed: {rest}"
 
 
 def _show(
@@ -164,7 +171,8 @@ def _sections(report: "Report", found: "ShortDecode | ArmRefused | None", *, ver
         yield Section("Decode", "" if found.is_finite else "refuse", lines=tuple(found.lines()))
     elif found is not None:
         yield Section("Decode: the model did not decode", "refuse", lines=(found.why,) if found.why else ())
-        yield from finding_sections(found.report.findings, verbose=verbose)
+        own = [row for row in found.report.findings if row not in report.findings]  # the audit's follow below
+        yield from finding_sections(own, verbose=verbose)
     yield from sections(report, verbose=verbose)
 
 
