@@ -11,6 +11,7 @@ from kernel_muster.MODEL_toml.wording import shown
 
 #: Each key of a manifest's [model] by its name in configs.
 _KEYS = {
+    "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
     "vocab_size": "vocab_size",
     "rms_norm_eps": "rms_norm_eps",

@@ -1,9 +1,11 @@
 """Build a model from a manifest and lookups: layers ask for their kernels here, once, and never again."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from kernel_muster.MODEL_toml.contradictions import contradictions
+from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME
 from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.layers.attention import Attention
@@ -66,9 +68,15 @@ def build_model(
         check_modalities(dims.name, modalities)
         if dims.drafter is not None:
             raise UsageError(f"{dims.name} cannot be built: it is a drafter of {dims.drafter.target}, not a model")
-        check_checkpoint(manifest, weights)
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", str(error))
+        raise
+    try:
+        check_checkpoint(manifest, weights)
+    except UsageError as error:
+        checkpoint: Any = getattr(weights, "checkpoint", None)
+        where = str(Path(checkpoint.folder) / CONFIG_NAME)
+        kernels.request_failed(f"checkpoint of {manifest.model.name}", str(error), where=where)
         raise
     model = build_from_dims(dims, kernels, weights, max_rows)
     check_patterns(dims.name, kernels, weights)

@@ -37,6 +37,8 @@ def _instead_of(asked: str) -> str:
         return f"unset {asked}, or choose a model that can do it"
     if asked == "--quant":
         return "leave it out, or name a model whose manifest says that quant"
+    if asked.startswith("checkpoint of "):
+        return f"give the folder of a {asked}, or name the model that this one is of"
     if asked == QUANT:
         return "correct the trace's target.quant, or give the manifest of the model that was built"
     return f"correct the {asked}, or install the plugin that can build it"

@@ -71,6 +71,7 @@ def test_checkpoint_of_the_model_or_of_more_layers_of_it_builds_it(make_session:
 
 
 @pytest.mark.parametrize(("config", "said"), [
+    ({"hidden_size": 4096}, r"hidden_size is 4096, expected \d+ \(hidden_size\)$"),
     ({"rope_theta": 1e6}, r"rope_theta is 1000000\.0, expected 10000000\.0 \(rope\.theta\)"),
     ({"text_config": {"rms_norm_eps": 1e-5}}, "rms_norm_eps is 1e-05, expected 1e-06"),
     ({"tie_word_embeddings": True}, "tie_word_embeddings is true, expected false"),
@@ -86,7 +87,7 @@ def test_checkpoint_of_another_model_whose_weights_would_fit_is_refused(
     with pytest.raises(UsageError, match=f"^{contradicts}{said}"):
         build_model(manifest(), Lookups(session), FromCheckpoint(**config), max_rows=4)
     (request,) = session.requests
-    assert request.lever == "manifest tiny"
+    assert (request.lever, request.site) == ("checkpoint of tiny", "/models/other/config.json")
 
 
 def test_pattern_of_no_weight_is_refused_when_the_whole_model_is_built(make_session: Make) -> None:

@@ -87,7 +87,8 @@ def test_boot_without_a_device_is_refused(cli: Any) -> None:
 def test_model_that_passes_and_decodes_nothing_is_refused(boot: Callable[..., Any]) -> None:
     ran = boot(model="qwen3.6-35b-a3b-dflash")
     assert ran.code == 1
-    assert ran.out.startswith("REFUSED: the audit says PASSED: qwen3.6-35b-a3b-dflash on cpu")
+    said = "REFUSED: qwen3.6-35b-a3b-dflash on cpu: the model did not decode; its audit passed: "
+    assert ran.out.startswith(said)
     assert "it decodes nothing by itself" in ran.out
 
 
@@ -104,6 +105,30 @@ def test_builder_that_fails_is_an_internal_error(cli: Any) -> None:
     ran = cli("boot", "--manifest", cli.manifest(), *CPU)
     assert ran.code == 3
     assert "the model's builder failed: RuntimeError: no layer of this kind" in ran.err
+
+
+def test_builder_that_fails_with_weights_is_an_internal_error(cli: Any) -> None:
+    cli.acme("acme::double", after="return None if weights is None else weights.get('embedding')")
+    ran = cli("boot", "--manifest", cli.manifest(), *CPU)
+    assert ran.code == 3
+    assert "the model's builder failed: AttributeError: 'RandomWeights' object has no attribute 'get'" in ran.out
+
+
+def test_model_of_another_kind_is_told_what_to_do_and_its_notes_once(cli: Any) -> None:
+    cli.acme("acme::double", after="return [] if weights is None else weights.get('embedding')")
+    ran = cli("boot", "--manifest", cli.manifest(), *CPU)
+    assert ran.code == 1
+    assert "the builder made a list, which decodes nothing by itself" in ran.out
+    assert "run this model with code of its own, and judge it with muster audit" in ran.out
+    assert "RandomWeights" not in ran.out
+
+
+@pytest.mark.parametrize("after", ["return None", "return weights and weights.get('embedding')"])
+def test_boot_that_does_not_decode_tells_each_finding_once(cli: Any, after: str) -> None:
+    cli.acme("acme::double", after=after)
+    ran = cli("boot", "--manifest", cli.manifest('[expected_absent.acme]\ngone = "no layer of it asks"'), *CPU)
+    assert "did not decode" in ran.out
+    assert ran.out.count("UNUSED_WAIVER acme::gone") == 1
 
 
 # A plugin whose SiLU passes its registration and fails when a model decodes.
@@ -143,7 +168,7 @@ def test_kernel_that_fails_while_decoding_is_refused_with_the_report(
     file = cli.folder / "boot.json"
     ran = boot("--plugin", "raises", "--format", "json", "--output", file)
     assert (ran.code, ran.err) == (1, "")
-    assert ran.out.startswith("REFUSED: the audit says PASSED: qwen3.6-27b on cpu")
+    assert ran.out.startswith("REFUSED: qwen3.6-27b on cpu: the model did not decode; its audit passed: ")
     found = json.loads(file.read_text())
     assert found["report"]["verdict"] == "passed"
     assert found["decode"]["refused"].startswith(said)
@@ -213,6 +238,21 @@ def test_boot_decodes_a_checkpoint_at_full_size(cli: Any) -> None:
     broken = cli(*common, "--weights", folder)
     assert (broken.code, broken.out) == (2, "")
     assert "model.safetensors" in broken.err
+
+
+def test_checkpoint_of_another_size_is_what_is_wrong_and_not_the_manifest(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    write_checkpoint(folder)
+    (folder / "config.json").write_text('{"hidden_size": 256}')
+    manifest = cli.folder / "MODEL.toml"
+    manifest.write_text('[model]\nname = "small"\nquant = "bf16"\nmodel_type = "qwen3_5"\n' + SMALL)
+    ran = cli("boot", "--manifest", manifest, *CPU, "--weights", folder)
+    assert ran.code == 1
+    assert "REQUEST_NOT_HONORED checkpoint of small" in ran.out
+    assert "hidden_size is 256, expected 32" in ran.out
+    assert f"where   {folder / 'config.json'}" in ran.out
+    assert "give the folder of a checkpoint of small, or name the model that this one is of" in ran.out
+    assert "correct the manifest" not in ran.out
 
 
 def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> None:
