@@ -123,9 +123,22 @@ class Catalogue:
             if found:
                 return self._settled(found, subject, reference, steps)
         why = f"no manifest claims model_type {facts.label}, hidden_size {facts.hidden_size}"
+        if sizes := self._sizes(facts):
+            return Resolution(None, _unknown(subject, f"{why}; of this type there is {sizes}", ()), steps)
         claimed = {row.model_type for manifest in self.manifests for row in manifest.model_types}
         hints = sorted({name for one in facts.model_types for name in near(one, claimed)})
         return Resolution(None, _unknown(subject, why, hints), steps)
+
+    def _sizes(self, facts: ConfigFacts) -> str:
+        """Say which sizes there are of the type of a config, and whose they are."""
+        known: dict[int, list[str]] = {}
+        for manifest in self.manifests:
+            for row in manifest.model_types:
+                if row.model_type in facts.model_types and row.hidden_size is not None:
+                    known.setdefault(row.hidden_size, []).append(manifest.name)
+        return ", ".join(
+            f"hidden_size {size} ({', '.join(sorted(set(names)))})" for size, names in sorted(known.items())
+        )
 
     def _tie_broken(
         self, found: list[Manifest], subject: str, reference: str | None, steps: tuple[str, ...]
@@ -254,7 +267,10 @@ def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tupl
 def _unknown(subject: str, why: str, near_names: Iterable[str]) -> Finding:
     names = list(near_names)
     hint = f"; did you mean {' or '.join(names)}?" if names else ""
-    remedies = ("muster models lists all of them", "or give the model a manifest: --manifest FILE")
+    remedies = (
+        "muster models lists all of them",
+        "or write a manifest for it, and give that: --manifest FILE, or boot(manifest=FILE)",
+    )
     return Finding("UNKNOWN_MODEL", subject, why + hint, (), remedies)
 
 

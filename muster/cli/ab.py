@@ -14,6 +14,7 @@ from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
     from kernel_muster.ab.result import Comparison, ModelResult
+    from kernel_muster.audit.report import Report
 
 _MOST_SEQUENCES = 128
 _LEVERS = {"metavar": "NAME=VALUE", "show_default": False}
@@ -198,11 +199,14 @@ def ab(
 
 
 def _fitted(found: "Comparison") -> "Comparison":
-    """Let an arm without a GPU say what helps a decode."""
-    from kernel_muster.cli.remedies import fitted
+    """Let an arm without a GPU say what helps a decode, and one without a model what this command takes."""
+    from kernel_muster.cli.remedies import fitted, of_folders
+
+    def fits(report: "Report") -> "Report":
+        return of_folders(fitted(report, "decode"))
 
     def model(one: "ModelResult") -> "ModelResult":
-        return replace(one, refused=tuple((arm, fitted(report, "decode"), why) for arm, report, why in one.refused))
+        return replace(one, refused=tuple((arm, fits(report), why) for arm, report, why in one.refused))
 
     return replace(found, models=tuple(map(model, found.models)))
 

@@ -8,6 +8,7 @@ from typing import Literal
 from kernel_muster.audit.report import FindingRow, Report
 
 Purpose = Literal["measure", "decode"]
+_FOLDER = "or write a manifest for it, and give the folder that its own lies in: --manifests FOLDER"
 _VISIBLE = "make the GPU and its driver visible to this process"
 
 
@@ -21,6 +22,18 @@ def _fitted(row: FindingRow, purpose: Purpose) -> FindingRow:
         return row
     remedies = _to_measure(row.why) if purpose == "measure" else _to_decode()
     return replace(row, remedies=tuple(remedies))
+
+
+def of_folders(report: Report) -> Report:
+    """Return a report whose remedies name ``--manifests``, for commands of several models: these have no --manifest."""
+    return replace(report, findings=tuple(map(_of_folders, report.findings)))
+
+
+def _of_folders(row: FindingRow) -> FindingRow:
+    def fits(remedy: str) -> str:
+        return _FOLDER if row.code == "UNKNOWN_MODEL" and "--manifest FILE" in remedy else remedy
+
+    return replace(row, remedies=tuple(map(fits, row.remedies)))
 
 
 def _to_decode() -> Iterator[str]:

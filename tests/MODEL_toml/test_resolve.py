@@ -216,6 +216,18 @@ def test_a_folder_without_manifests_is_a_finding(tmp_path: Path, what: str) -> N
     assert (finding.code, finding.why) == ("BAD_MANIFEST", f"{folder} {why}")
 
 
+def test_config_of_a_known_type_and_another_size_is_told_the_sizes_that_there_are(shipped: Catalogue) -> None:
+    finding = shipped.resolve_config(nested("qwen3_5", 256)).finding
+    assert finding is not None
+    assert finding.why.startswith("no manifest claims model_type qwen3_5, hidden_size 256; of this type there is ")
+    assert "hidden_size 5120 (qwen3.6-27b" in finding.why
+    assert "did you mean" not in finding.why
+    assert any("--manifest FILE, or boot(manifest=FILE)" in remedy for remedy in finding.remedies)
+    misspelt = shipped.resolve_config(nested("qwen3_55", 5120)).finding
+    assert misspelt is not None
+    assert "did you mean qwen3_5" in misspelt.why
+
+
 def test_resolve_of_a_checkpoint_folder_reads_its_config(tmp_path: Path, shipped: Catalogue) -> None:
     folder = tmp_path / "Qwen3.8-27B-NVFP4"
     folder.mkdir()

@@ -83,3 +83,13 @@ def test_remedy_of_a_measurement_follows_the_cause(monkeypatch: pytest.MonkeyPat
 def test_other_findings_keep_their_remedies() -> None:
     row = replace(ROW, code="MISSING")
     assert remedies._fitted(row, "measure") is row
+
+
+@pytest.mark.parametrize("command", [("ab", "qwen3.6-28b", "--target", "cpu")])
+def test_command_without_an_option_for_one_manifest_names_the_one_that_it_has(
+    cli: Any, command: tuple[str, ...]
+) -> None:
+    ran = cli(*command)
+    assert ran.code == 1
+    assert "--manifests FOLDER" in ran.out
+    assert "--manifest FILE" not in ran.out
