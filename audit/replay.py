@@ -14,7 +14,7 @@ from kernel_muster.audit.rules.levers import QUANT, list_levers, with_lines
 from kernel_muster.audit.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
 from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.audit.tuning.traced import contradictions, tuned_values
-from kernel_muster.audit.verdict import judge_boot, judge_opening
+from kernel_muster.audit.verdict import judge, judge_boot
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU, parse_arch
 from kernel_muster.registry.catalog import Catalog, PluginRow
@@ -66,7 +66,8 @@ def replay(
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *manifest_findings, *lever_findings)
     if found is None:
-        verdict = judge_opening(catalog, opening, asked.profile)
+        # Manifests come with no trace: a plugin of it that failed does not explain that there is none.
+        verdict = judge(opening, asked.profile)
         return opening_report(
             verdict if is_own(trace) else for_engine(verdict),
             muster_version,

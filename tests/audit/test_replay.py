@@ -197,6 +197,14 @@ def test_foreign_plugin_that_did_not_load_refuses_also_without_an_error(world, s
     assert "does not say why" in report.findings[0].why
 
 
+def test_foreign_plugin_that_failed_does_not_explain_that_the_model_has_no_manifest(world):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "error": "boom"}]
+    trace = parse_trace(foreign(model="my-7b", plugins=plugins))
+    report = replay(trace, Asked(), manifest=None, manifest_folders=[world.manifest().parent])
+    assert codes(report) == ["PLUGIN_LOAD_FAILED", "UNKNOWN_MODEL"]
+    assert [row.explains for row in report.findings] == [(), ()]
+
+
 def test_foreign_kernel_of_a_blocked_plugin_serves_nobody(world):
     plugins = [{"name": "acme", "distribution": "acme-engine", "status": "blocked"}]
     kernels = [{"module": "acme", "func": "mul", "plugin": "acme", "distribution": "acme-engine"}]
