@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import kernel_muster as km
+from kernel_muster.audit.render_text import render_text
+from kernel_muster.cli.remedies import fitted
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.checkpoints import CheckpointWeights, open_checkpoint
 from kernel_muster.models.decode import DecodeEngine, Sampling
@@ -74,7 +76,7 @@ def main(arguments: list[str]) -> int:
         model, levers = load(given.folder, given.target, is_small=given.small)
         found = decode(model, levers, prompts, given.tokens, sampling, given.drafts)
     except km.BootRefused as refused:
-        print(refused)
+        print(render_text(fitted(refused.report, "decode")))  # without a GPU: what helps a decode, not an audit
         return 1
     except km.UsageError as error:
         print(f"decode.py: {error}", file=sys.stderr)

@@ -79,6 +79,13 @@ def test_folder_that_is_no_checkpoint_and_one_of_no_known_model_are_refused(chec
     assert any("UNKNOWN_MODEL" in row for row in rows)
 
 
+def test_decode_without_a_gpu_names_no_target_that_it_does_not_take(checkpoints, decode):
+    code, rows, _ = decode(next(iter(checkpoints.values())), "--small", "--target", "cuda:99")
+    text = "\n".join(rows)
+    assert (code, "NO_DEVICE" in text, "--target cpu" in text) == (1, True, True)
+    assert "name an architecture" not in text
+
+
 def test_sampling_does_not_go_with_drafts(checkpoints, decode, capsys):
     with pytest.raises(SystemExit) as ended:
         decode(checkpoints["modelopt"], "--small", "--target", "cpu", "--drafts", "2", "--temperature", "1")
