@@ -1,5 +1,6 @@
 """Models by targets: one audit a cell, and what refuses folded over the cells that share it."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -10,12 +11,14 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/matrix"
-VERSION = "1.1"
+VERSION = "1.2"
 
 
 @frozen(kw_only=True)
 class Cell:
-    """One audit. ``causes`` are code and subject of what refuses; ``failure`` is what the model's builder raised.
+    """One audit. ``causes`` are code and subject of what refuses, ``warned`` of what warns.
+
+    ``failure`` is what the model's builder raised.
 
     ``unkept`` says where compiled code could not be stored, and why (CACHE_NOT_KEPT): it is compiled in each run.
     """
@@ -29,6 +32,7 @@ class Cell:
     warnings: int
     set_hash: str
     causes: tuple[tuple[str, str], ...] = ()
+    warned: tuple[tuple[str, str], ...] = ()
     failure: str = ""
     unkept: tuple[tuple[str, str], ...] = ()
 
@@ -48,40 +52,49 @@ class Cell:
 
 @frozen
 class Group:
-    """Causes that the same cells share: keys by code."""
+    """Causes that the same cells share: keys by code, and the command that tells why, of the first of the cells."""
 
     cells: tuple[str, ...]
     keys: tuple[tuple[str, tuple[str, ...]], ...]
+    audit: str = ""
 
 
 @frozen
 class Matrix:
-    """All cells, row by row: models in order, targets in order."""
+    """All cells, row by row: models in order, targets in order; ``options`` are those of the audit of each."""
 
     models: tuple[str, ...]
     targets: tuple[str, ...]
     cells: tuple[Cell, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether every cell passed."""
         return all(cell.verdict == "passed" for cell in self.cells)
 
-    def groups(self) -> tuple[Group, ...]:
-        """Fold what refuses: causes that the same cells share stand together."""
+    def groups(self, *, warned: bool = False) -> tuple[Group, ...]:
+        """Fold what refuses, or what warns: causes that the same cells share stand together."""
         where: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for cell in self.cells:
-            for cause in cell.causes:
+            for cause in cell.warned if warned else cell.causes:
                 where.setdefault(cause, []).append((cell.model, cell.target))
         shared: dict[tuple[tuple[str, str], ...], list[tuple[str, str]]] = {}
         for cause, places in where.items():
             shared.setdefault(tuple(places), []).append(cause)
-        return tuple(Group(_folded(places), _by_code(causes)) for places, causes in shared.items())
+        return tuple(
+            Group(_folded(places), _by_code(causes), self._audit(places[0])) for places, causes in shared.items()
+        )
+
+    def _audit(self, place: tuple[str, str]) -> str:
+        model, target = place
+        return shlex.join(("muster", "audit", model, "--target", target, *self.options))
 
 
 def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
     """Return the cell of one audit."""
     refusing = [row for row in report.findings if row.severity == "refuse" and not row.allowed]
+    warning = [row for row in report.findings if row.severity == "warn" and not row.allowed]
     # a cell knows why its report is incomplete
     verdict: Literal["passed", "refused", "failed"] = "failed" if report.verdict == "incomplete" else report.verdict
     return Cell(
@@ -94,6 +107,7 @@ def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
         warnings=report.counts.warnings,
         set_hash=report.set_hash,
         causes=tuple(dict.fromkeys((row.code, row.subject) for row in refusing)),
+        warned=tuple(dict.fromkeys((row.code, row.subject) for row in warning)),
         failure=failure,
         unkept=tuple((row.subject, row.why) for row in report.findings if row.code == "CACHE_NOT_KEPT"),
     )
@@ -130,9 +144,14 @@ def sections(matrix: Matrix) -> Iterator[Section]:
     by_place = {(cell.model, cell.target): cell.text for cell in matrix.cells}
     rows = tuple((model, *(by_place[model, target] for target in matrix.targets)) for model in matrix.models)
     yield Section("Stage reached, or refused", table=Table(("MODEL", *matrix.targets), rows))
-    for group in matrix.groups():
-        lines = [f"{code}: {', '.join(keys)}" for code, keys in group.keys]
-        yield Section(f"To act on: {'; '.join(group.cells)}", "refuse", lines=tuple(lines))
+    for title, tone, groups in (
+        ("To act on", "refuse", matrix.groups()),
+        ("Warnings", "warn", matrix.groups(warned=True)),
+    ):
+        for group in groups:
+            lines = [f"{code}: {', '.join(keys)}" for code, keys in group.keys]
+            lines.append(f"why, and what to do: {group.audit}")
+            yield Section(f"{title}: {'; '.join(group.cells)}", tone, lines=tuple(lines))
     failed = [f"{cell.name}: {cell.failure}" for cell in matrix.cells if cell.failure]
     if failed:
         yield Section("Builders that failed", "refuse", lines=tuple(failed))

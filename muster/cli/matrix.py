@@ -1,6 +1,7 @@
 """``muster matrix``: every model on every target."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +82,17 @@ def matrix(
             for name in names
         ]
     order = {(cell.model, cell.target): cell for cell in cells}
-    found = Matrix(names, columns, tuple(order[name, target] for name in names for target in columns))
+    cells = [order[name, target] for name in names for target in columns]
+    given: dict[str, Sequence[object]] = {
+        "--profile": [profile.value] if profile is not options.ProfileName.SERVE else [],
+        "--stage": [stage.value] if stage else [],
+        "--as-of": [as_of] if as_of else [],
+        "--manifests": manifests or [],
+        "--plugin": plugin or [],
+        "--no-plugin": no_plugin or [],
+    }
+    again = [text for option, values in given.items() for value in values for text in (option, str(value))]
+    found = Matrix(names, columns, tuple(cells), tuple(again))
     text = _rendered(found, format)
     if output is None:
         say(text)

@@ -49,9 +49,10 @@ def test_matrix_with_a_refused_cell_exits_1_and_folds_what_cells_share(cli, matr
 def test_matrix_json_and_markdown_say_the_same(cli, matrix):
     cli.acme("acme::hopper", "acme::gone")
     groups = matrix("--stage", "registered", "--format", "json").json["groups"]
+    audit = f"muster audit one --target cpu --stage registered --manifests {cli.folder / 'models'}"
     assert groups == [
-        {"cells": ["one, two on cpu, sm_90a"], "keys": {"MISSING": ["acme::gone"]}},
-        {"cells": ["one, two on cpu"], "keys": {"WRONG_ARCH": ["acme::hopper"]}},
+        {"cells": ["one, two on cpu, sm_90a"], "keys": {"MISSING": ["acme::gone"]}, "audit": audit},
+        {"cells": ["one, two on cpu"], "keys": {"WRONG_ARCH": ["acme::hopper"]}, "audit": audit},
     ]
     markdown = matrix("--stage", "registered", "--format", "markdown").out
     assert "| MODEL | cpu | sm\\_90a |" in markdown
@@ -79,6 +80,22 @@ def test_matrix_profile_and_stage_reach_every_cell(cli, matrix):
     assert {cause[0] for c in refused.json["cells"] for cause in c["causes"]} == {"UNUSED_WAIVER"}
     proven = matrix("--targets", "cpu", "--stage", "proven", "--format", "json")
     assert [c["stage"] for c in proven.json["cells"]] == ["proven", "proven"]
+
+
+def test_matrix_says_which_audit_tells_why_and_what_warns(cli, matrix):
+    cli.acme("acme::double")
+    waiver = '[expected_absent.acme]\nnever = "not asked for by this model at all"'
+    ran = matrix("--targets", "cpu", more=waiver)
+    audit = f"muster audit one --target cpu --manifests {cli.folder / 'models'}"
+    lines = [" ".join(line.split()) for line in ran.out.splitlines()]
+    assert "one loaded (1 warning)" in lines
+    at = lines.index("Warnings: one, two on cpu")
+    assert lines[at + 1] == "UNUSED_WAIVER: acme::never"
+    assert " ".join(lines[at + 2 : at + 4]).startswith(f"why, and what to do: {audit}")
+    command = audit.split()[1:]
+    assert "UNUSED_WAIVER acme::never" in cli(*command).out
+    unknown = matrix("--models", "nobody", "--targets", "cpu").out
+    assert f"why, and what to do: {audit.replace('one', 'nobody')}" in " ".join(unknown.split())
 
 
 def test_matrix_whose_builder_fails_names_it_and_exits_3(cli, matrix):
