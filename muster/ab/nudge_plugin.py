@@ -17,7 +17,11 @@ NAME = "muster_ab"
 DTYPES = ("bf16", "f32")
 _THREADS, _MOST_BLOCKS = 256, 1024
 _ENTRIES = tuple(EntryPoint(f"nudge_{dtype}", ("ptr", "i64", "i64", "i64", "i32")) for dtype in DTYPES)
-_CASES = (Case("one", {"R": 1, "C": 1}), Case("rows", {"R": 3, "C": 515}), Case("empty", {"R": 0, "C": 16}))
+_CASES = (
+    Case("one", {"R": 1, "C": 1}, {"seed": 1}),
+    Case("rows", {"R": 3, "C": 515}, {"seed": 1}),
+    Case("empty", {"R": 0, "C": 16}, {"seed": 1}),
+)
 
 
 def _plan(entry: str, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:

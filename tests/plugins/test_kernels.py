@@ -242,7 +242,7 @@ def test_contract_one_row_above_its_limit_is_refused(contract):
     spec = next(spec for spec in SPECS.values() if spec.contract == contract.name)
     for dim, most in limits_of(contract):
         full = next(case for case in contract.cases if case.dims[dim] == most)
-        case = Case("above", {**full.dims, dim: most + 1})
+        case = dataclasses.replace(full, name="above", dims={**full.dims, dim: most + 1})
         with pytest.raises(ContractError, match=rf"{spec.key}: {dim} is {most + 1}, expected at most {most}"):
             launched(spec, contract, arguments_of(contract, case))
 

@@ -14,7 +14,7 @@ from kernel_muster.registry.backends.workspace import Counters, Scratch
 from kernel_muster.registry.contracts import Case, random_weight
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.nvfp4 import transpose
-from kernel_muster.registry.signature import WeightParam
+from kernel_muster.registry.signature import ScalarParam, WeightParam
 
 CONTRACTS = {
     c.name: c
@@ -26,7 +26,8 @@ CONTRACTS = {
 def bound(contract, dims, **changes):
     """Bind the arguments of a case, some of them replaced."""
     contract = CONTRACTS[contract]
-    arguments = contract.arguments(Case("here", dims), np.random.default_rng(3))
+    ones = {p.name: 1 for p in contract.signature.params if isinstance(p, ScalarParam) and p.name not in dims}
+    arguments = contract.arguments(Case("here", dims, ones), np.random.default_rng(3))
     arguments = {name: value for name, value in arguments.items() if name in contract.signature.names}
     return contract.signature.bind("test", (), {**arguments, **changes})
 

@@ -8,13 +8,15 @@ from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.norm import launch as norm_launch
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.signature import ScalarParam
 
 CONTRACTS = {c.name: c for family in (causal_conv1d, gated_delta_rule, norm) for c in family.muster_contracts()}
 
 
 def bound(contract, dims, **scalars):
     contract = CONTRACTS[contract]
-    arguments = contract.arguments(Case("here", dims, scalars), np.random.default_rng(3))
+    ones = {p.name: 1 for p in contract.signature.params if isinstance(p, ScalarParam) and p.name not in dims}
+    arguments = contract.arguments(Case("here", dims, {**ones, **scalars}), np.random.default_rng(3))
     return contract.signature.bind("test", (), {name: arguments[name] for name in contract.signature.names})
 
 

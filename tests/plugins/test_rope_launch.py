@@ -6,12 +6,14 @@ from kernel_muster.plugins import rope
 from kernel_muster.plugins.rope import launch
 from kernel_muster.registry.contracts import Case
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.signature import ScalarParam
 
 CONTRACT = next(contract for contract in rope.muster_contracts() if contract.name == "rope_forward")
 
 
 def plan(**dims):
-    arguments = CONTRACT.arguments(Case("here", dims), np.random.default_rng(3))
+    ones = {p.name: 1 for p in CONTRACT.signature.params if isinstance(p, ScalarParam) and p.name not in dims}
+    arguments = CONTRACT.arguments(Case("here", dims, ones), np.random.default_rng(3))
     arguments = {name: value for name, value in arguments.items() if name in CONTRACT.signature.names}
     return launch.FORWARD.plan(CONTRACT.signature.bind("test", (), arguments), {})
 
