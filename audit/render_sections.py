@@ -12,6 +12,7 @@ from kernel_muster.registry.values import frozen
 
 #: What is cut in a finding unless all of it is asked for; the JSON report always has everything.
 MOST_LINES = 20
+MOST_SITES = 8
 _ARCH = re.compile(r"\bsm_\d+[af]?\b")
 
 
@@ -126,7 +127,7 @@ def _entry(number: int, alike: tuple[FindingRow, ...], verbose: bool, *, is_firs
         ("what", (finding.title,) if is_first else ()),  # what a code means is said once
         ("why", tuple(finding.why.splitlines())),
         ("layers", (fold_layers(finding.layers),) if finding.layers else ()),
-        ("where", finding.where),
+        ("where", _cut(finding.where, verbose, MOST_SITES)),  # what to do shall not stand behind them
         ("remedy", finding.remedies),
         ("explains", _cut(finding.explains, verbose)),
         ("log", _cut(finding.log.splitlines(), verbose)),
@@ -134,11 +135,11 @@ def _entry(number: int, alike: tuple[FindingRow, ...], verbose: bool, *, is_firs
     return Entry(number, finding.code, finding.subject, tuple((label, lines) for label, lines in fields if lines))
 
 
-def _cut(lines: Iterable[str], verbose: bool) -> tuple[str, ...]:
+def _cut(lines: Iterable[str], verbose: bool, most: int = MOST_LINES) -> tuple[str, ...]:
     whole = tuple(lines)
-    if verbose or len(whole) <= MOST_LINES:
+    if verbose or len(whole) <= most + 1:  # a line that says there is one more is no shorter
         return whole
-    return (*whole[:MOST_LINES], f"... ({len(whole) - MOST_LINES} more lines: --verbose, or --format json)")
+    return (*whole[:most], f"... ({len(whole) - most} more lines: --verbose, or --format json)")
 
 
 def _kernels(report: Report, verbose: bool) -> Iterator[Section]:

@@ -25,7 +25,8 @@ _HEADERS = {
         ("nvidia-cuda-cccl-cu12", "cuda/std/version"),
     ),
 }
-EXTRAS = {13: "kernel-muster[cuda13]", 12: "kernel-muster[cuda12]"}
+# Compilers alone: they need no device, and CuPy, which [cuda13] adds, is of no use without one.
+EXTRAS = {13: "kernel-muster[nvrtc13,numba13]", 12: "kernel-muster[nvrtc12,numba12]"}
 _OWNERS = (  # what a missing header begins with, and which of the three wheels has it
     (("cuda/", "cub/", "thrust/", "nv/"), 2),
     (("crt/",), 1),

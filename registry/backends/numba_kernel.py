@@ -24,6 +24,7 @@ from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends import compiler_log
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, path_problems
+from kernel_muster.registry.backends.headers import EXTRAS
 from kernel_muster.registry.backends.python_sources import Sources, read_sources
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Compiled, EntryPoint, EntryResources
 from kernel_muster.registry.errors import MusterError
@@ -47,7 +48,7 @@ _REQUIRED = ("numba", "numba-cuda", "llvmlite", "numpy")
 # What turns Numba's IR into PTX, and PTX into a cubin, as the wheels of CUDA 13 and 12 are called.
 _TOOLCHAINS = (("nvidia-nvvm", "nvidia-nvjitlink"), ("nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12"))
 _NOT_CARRIED = ("debug", "link", "extensions", "max_registers")
-_INSTALL = ("install kernel-muster[cuda13] or kernel-muster[cuda12]",)
+_INSTALL = (f"install {' or '.join(EXTRAS.values())}",)
 _LOCK = threading.Lock()
 
 

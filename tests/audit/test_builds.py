@@ -393,7 +393,7 @@ def test_machine_without_a_compiler_says_so_once_for_all_kernels(without_package
     ((code, subject, why, remedies, explains),) = without_packages("nvidia", "cuda")
     assert (code, subject) == ("TOOLCHAIN_MISSING", "toolchain")
     assert "no NVRTC wheel is installed" in why
-    assert remedies[0] == "install kernel-muster[cuda13]"
+    assert remedies[0] == "install kernel-muster[nvrtc13,numba13]"
     assert explains == ["gemv::dense_gemv_bf16 has no code", "w4a16_gemv::w4a16_gemv has no code"]
 
 

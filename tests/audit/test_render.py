@@ -304,6 +304,16 @@ def test_fold_layers_keeps_the_count_and_loses_no_label(labels: tuple[str, ...],
     assert fold_layers(labels) == folded
 
 
+def test_many_sites_do_not_hide_the_remedy() -> None:
+    made = report(finding(where=tuple(f"model/attn.py:{line}" for line in range(60))))
+    lines = render_text(made).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.lstrip().startswith("remedy"))
+    assert 0 < at < 18
+    assert "--verbose" in lines[at - 1]
+    assert "model/attn.py:59" not in "\n".join(lines)
+    assert "model/attn.py:59" in render_text(made, verbose=True)
+
+
 def test_plain_helpers_escape_and_keep_line_ends() -> None:
     assert ascii_only("a\n\u00e9\t") == "a\n\\xe9\\t"
     assert printable("\u00e9\x1b") == "\u00e9\\x1b"

@@ -35,7 +35,7 @@ def test_no_compiler_wheel_is_toolchain_missing_and_says_what_to_install(tmp_pat
     _install(tmp_path, "nvidia-cuda-runtime", "13.0.1", "nvidia/cu13/include/cuda_runtime.h")
     with pytest.raises(BuildFailure, match="TOOLCHAIN_MISSING: no NVRTC wheel is installed") as caught:
         find_toolkit([str(tmp_path)])
-    assert "install kernel-muster[cuda13]" in caught.value.remedies
+    assert "install kernel-muster[nvrtc13,numba13]" in caught.value.remedies
 
 
 def test_cuda_13_is_preferred_and_its_include_folders_are_found(tmp_path):
@@ -82,4 +82,4 @@ def test_header_of_a_wheel_that_is_not_installed_names_the_wheel(builder, make_r
     with pytest.raises(BuildFailure, match="HEADERS_MISSING") as caught:
         Builder(toolkit=without).build(make_request(text, ("ptr",)))
     assert re.search(rf"was not found: it comes with the wheel {wheel}, which is not installed", caught.value.why)
-    assert caught.value.remedies == (f"install kernel-muster[cuda{toolkit.major}]",)
+    assert caught.value.remedies == (f"install kernel-muster[nvrtc{toolkit.major},numba{toolkit.major}]",)
