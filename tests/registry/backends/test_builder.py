@@ -372,7 +372,7 @@ except BuildFailure as failure:
     output = _python(code, PYTHONPATH=str(tmp_path / "site"))
     assert "TOOLCHAIN_MISSING" in output
     assert expected in output
-    assert "install kernel-muster[cuda1" in output
+    assert "install kernel-muster[nvrtc1" in output
 
 
 @pytest.mark.parametrize(
