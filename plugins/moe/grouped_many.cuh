@@ -7,7 +7,7 @@
 #pragma once
 #include "grouped.cuh"
 
-// 16 warps of half the registers were faster on an H200, by 4 to 9% of a prompt's time, though some values spill.
+// 16 warps of half the registers were faster on an H200, by 2 to 9% of a prompt's time, though some values spill.
 #if __CUDA_ARCH__ == 900
 constexpr int MANY_WARPS = 16;
 #else
