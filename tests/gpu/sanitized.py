@@ -2,7 +2,7 @@
 
     compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py 'moe*' --most-bytes 300000
 
-It takes keys as a shell takes file names. A case counts with the bytes of its arguments. The last line says how many
+It takes keys, and cases by ``--cases``, as a shell takes file names. A case counts with the bytes of its arguments. The last line says how many
 cases ran. Exit code 1 where a proof failed, 2 where nothing ran.
 """
 
@@ -40,6 +40,7 @@ def bytes_of(contract, case):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="+")
+    parser.add_argument("--cases", default="*")
     parser.add_argument("--most-bytes", type=int, default=300_000)
     options = parser.parse_args()
     kernels = km.open_registry("cuda")
@@ -53,7 +54,8 @@ def main() -> int:
     ran, failed = 0, 0
     for key in keys_of(options.patterns):
         handle, begun = kernels.kernel(*key.split("::")), time.monotonic()
-        small = [case for case in handle.contract.cases if bytes_of(handle.contract, case) <= options.most_bytes]
+        named = [case for case in handle.contract.cases if fnmatchcase(case.name, options.cases)]
+        small = [case for case in named if bytes_of(handle.contract, case) <= options.most_bytes]
         results = list(prove(handle, device_memory(0), find, small.__contains__))
         wrong = [finding for result in results for finding in result.findings]
         total, seconds = len(handle.contract.cases), time.monotonic() - begun
