@@ -2,8 +2,8 @@
 
     compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py 'moe*' --most-bytes 300000
 
-It takes keys, and cases by ``--cases``, as a shell takes file names. A case counts with the bytes of its arguments. The last line says how many
-cases ran. Exit code 1 where a proof failed, 2 where nothing ran.
+It takes keys, and cases by ``--cases``, as a shell takes file names. A case counts with the bytes of its arguments. The
+last line says how many cases ran. Exit code 1 where a proof failed, 2 where nothing ran.
 """
 
 import argparse
