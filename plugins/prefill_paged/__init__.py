@@ -1,8 +1,11 @@
 """Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``.
 
 ``prefill_paged_attn`` gives a row the bits of decode. ``prefill_paged_attn_mma`` takes tiles of rows, by mma.sync or by
-wgmma, and rounds weights to BF16: a row has bits of its own, on a device those that it has in any launch, whatever the
-other rows and sequences are, and wherever its prompt was cut (as long as all numbers are finite).
+wgmma, and rounds weights to BF16: a row has bits of its own, whatever the other rows and sequences are (as long as all
+numbers are finite). Few rows behind many tokens are shared out: contexts are cut in as many parts as a launch has room
+for, by the sizes of its arguments and the device alone. A row that sees one part, as all do where launches have enough
+rows, has the bits that it has in any launch, wherever its prompt was cut. One that sees several has those of any launch
+that cuts its sequence's context alike: one as long, in as many.
 """
 
 from collections.abc import Iterable

@@ -7,3 +7,4 @@ static_assert(Wide::SHARED_BYTES == 96 * 1024 + 16 && Narrow::SHARED_BYTES == 80
 
 PREFILL_TILES(prefill_hopper_d256, attend_hopper, Wide, 2)
 PREFILL_TILES(prefill_hopper_d128, attend_hopper, Narrow, 2)
+PREFILL_COMBINE(prefill_hopper_combine)

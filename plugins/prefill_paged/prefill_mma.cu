@@ -8,3 +8,4 @@ static_assert(Wide::SHARED_BYTES == 96 * 1024 + 16 && Narrow::SHARED_BYTES == 48
 
 PREFILL_TILES(prefill_mma_d256, attend, Wide, 2)
 PREFILL_TILES(prefill_mma_d128, attend, Narrow, 2)
+PREFILL_COMBINE(prefill_mma_combine)

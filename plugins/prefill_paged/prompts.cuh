@@ -1,5 +1,5 @@
-// What tiles of rows share: which rows a block has, where tokens stand, copies, online softmax, and the entry points'
-// parameters. tiles.cuh says what for.
+// What tiles of rows share: which rows and which part of their context a block has, where tokens stand, copies, online
+// softmax, and the entry points' parameters. tiles.cuh says what for; parts.cuh puts parts together.
 #pragma once
 #include <cuda_bf16.h>
 #include "launch.cuh"
@@ -7,6 +7,9 @@
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr int NOWHERE = -1;  // the place of a row that is not there: its copy is zeros
 constexpr int MOST_TOKENS = 0x7fffffff;
+// What a block has: pairs of a row and a query head, of which a warp has 16; tokens of a tile.
+constexpr int ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
+static_assert(ROWS == 16 * WARPS);
 
 // --- instruction wrappers (PTX ISA 7.0) ---
 
@@ -51,8 +54,8 @@ struct Places {
 // Sends COUNT rows of D values on their way to a tile, each warp its share; what is not there becomes zeros.
 template <class T, int COUNT>
 __device__ __forceinline__ void fetch(u32 tile, const uint4* from, const Places& places, int warp, int lane) {
-    constexpr int OWN = COUNT / T::WARPS, TOGETHER = 32 / T::PIECES;
-    static_assert(COUNT % T::WARPS == 0 && OWN % TOGETHER == 0 && OWN % 8 == 0 && OWN <= 32 && 32 % T::PIECES == 0);
+    constexpr int OWN = COUNT / WARPS, TOGETHER = 32 / T::PIECES;
+    static_assert(COUNT % WARPS == 0 && OWN % TOGETHER == 0 && OWN % 8 == 0 && OWN <= 32 && 32 % T::PIECES == 0);
     const int own = lane / T::PIECES, piece = lane % T::PIECES;
 #pragma unroll
     for (int i = 0; i < OWN; i += TOGETHER) {
@@ -64,7 +67,7 @@ __device__ __forceinline__ void fetch(u32 tile, const uint4* from, const Places&
 // Brings COUNT rows of a tile out, each warp its share.
 template <class T, int COUNT>
 __device__ __forceinline__ void bring_out(u32 tile, uint4* to, const Places& places, int warp, int lane) {
-    constexpr int OWN = COUNT / T::WARPS, TOGETHER = 32 / T::PIECES;
+    constexpr int OWN = COUNT / WARPS, TOGETHER = 32 / T::PIECES;
     const int own = lane / T::PIECES, piece = lane % T::PIECES;
 #pragma unroll
     for (int i = 0; i < OWN; i += TOGETHER) {
@@ -79,18 +82,18 @@ struct Prompts {
     const __nv_bfloat16 *q, *k_cache, *v_cache;
     const int *block_table, *cu_rows, *context_lens;
     __nv_bfloat16* out;
-    float scale;  // includes log2(e)
-    int M, S, L, P, B, Hk, per_key;
+    float* partials;  // where a context may have several parts
+    float scale;      // includes log2(e)
+    int M, S, L, P, B, Hk, per_key, parts, least;
 };
 
-// What a block has: pairs ``first`` to ``first + T::ROWS - 1`` of a sequence of ``pairs``, of one key head; the sequence's
+// What a block has: pairs ``first`` to ``first + ROWS - 1`` of a sequence of ``pairs``, of one key head; the sequence's
 // first row of the launch is ``row`` and has ``before`` tokens ahead of it. Nothing: pairs is 0. Grid: key heads go round,
-// the last rows first.
-template <class T>
+// the last rows first; parts of a context.
 struct Block {
     const Prompts& given;
     const int key_head;
-    int sequence = 0, row = 0, pairs = 0, first = 0, before = 0;
+    int sequence = 0, row = 0, pairs = 0, first = 0, before = 0, context = 0;
 
     // Sequence s has the slots cu_rows[s] * per_key / ROWS + s and following: no less than it needs.
     __device__ __forceinline__ explicit Block(const Prompts& given_) : given(given_), key_head(blockIdx.x % given_.Hk) {
@@ -98,7 +101,7 @@ struct Block {
         int low = 0, high = given.S;  // the last sequence whose slots begin here or before
         while (high - low > 1) {
             const int middle = (low + high) / 2;
-            if (given.cu_rows[middle] * per_key / T::ROWS + middle <= slot) low = middle;
+            if (given.cu_rows[middle] * per_key / ROWS + middle <= slot) low = middle;
             else high = middle;
         }
         if (given.S == 0) return;
@@ -107,8 +110,9 @@ struct Block {
         sequence = low;
         row = start;
         pairs = (stop - start) * per_key;
-        first = (slot - (start * per_key / T::ROWS + low)) * T::ROWS;
-        before = given.context_lens[low] - (stop - start);
+        first = (slot - (start * per_key / ROWS + low)) * ROWS;
+        context = given.context_lens[low];
+        before = context - (stop - start);
     }
 
     __device__ __forceinline__ bool is_empty() const { return first >= pairs; }
@@ -123,12 +127,23 @@ struct Block {
         return before < 0 ? 0 : (int)min((long long)given.L * given.B, (long long)MOST_TOKENS);
     }
 
-    // Where this lane's pair of a warp's share stands in q and out.
-    __device__ __forceinline__ Places pair_places(int warp, int lane) const {
-        constexpr int OWN = T::ROWS / T::WARPS;
-        const int own = first + warp * OWN + lane % OWN, per_key = given.per_key;
-        const int place = (row + own / per_key) * given.Hk * per_key + key_head * per_key + own % per_key;
-        return Places(own < pairs ? place : NOWHERE, T::PIECES);
+    // How many tokens a part has, but for the last one: whole tiles, by the sequence's context and the launch alone.
+    __device__ __forceinline__ int part_tokens() const {
+        const int tiles = (min(context, room()) + TOKENS - 1) / TOKENS;
+        return max((tiles + given.parts - 1) / given.parts, given.least) * TOKENS;
+    }
+
+    // Where a pair stands in q and out, in heads.
+    __device__ __forceinline__ int place(int pair_of_block) const {
+        const int own = first + pair_of_block, per_key = given.per_key;
+        const int at = (row + own / per_key) * given.Hk * per_key + key_head * per_key + own % per_key;
+        return own < pairs ? at : NOWHERE;
+    }
+
+    // The same of this lane's pair of a warp's share, in 16 bytes.
+    __device__ __forceinline__ Places pair_places(int warp, int lane, int pieces) const {
+        constexpr int OWN = ROWS / WARPS;
+        return Places(place(warp * OWN + lane % OWN), pieces);
     }
 };
 
@@ -139,13 +154,13 @@ struct Pages {
     const u32 stride;
     int bad = MOST_TOKENS;  // the first token without a page that this lane met
 
-    __device__ __forceinline__ Pages(const Block<T>& block, int length_)
+    __device__ __forceinline__ Pages(const Block& block, int length_)
         : table(block.given.block_table + (size_t)block.sequence * block.given.L), pages(block.given.P),
           page_size(block.given.B), length(length_), stride(block.given.Hk * T::PIECES) {}
 
     // The places of the tile from token ``first`` on; there is none beyond the context, nor without a page.
     __device__ __forceinline__ Places of_tile(int first, int warp, int lane) {
-        constexpr int OWN = T::TOKENS / T::WARPS;
+        constexpr int OWN = TOKENS / WARPS;
         const int token = first + warp * OWN + lane % OWN;
         int place = NOWHERE;
         if (token < length) {
@@ -225,20 +240,3 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4], const float (&s)[COUNT],
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = pair(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
 }
-
-// One entry point. Grid: see Block; launched by launch.py.
-#define PREFILL_TILES(NAME, ATTEND, SHAPE, BLOCKS)                                                                 \
-    extern "C" __global__ void __launch_bounds__(SHAPE::THREADS, BLOCKS) NAME(                                     \
-        const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
-        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
-        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
-        const int* __restrict__ block_table,       /* [S, L] */                                                    \
-        const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
-        const int* __restrict__ context_lens,      /* [S] */                                                       \
-        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
-        float scale, int M, int S, int L, int P, int B, int Hk, int per_key) {                                     \
-        allow_next_launch();                                                                                       \
-        wait_for_previous_launch();                                                                                \
-        ATTEND<SHAPE>({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, scale, M, S, L, P, B, Hk,     \
-                       per_key});                                                                                  \
-    }

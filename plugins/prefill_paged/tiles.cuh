@@ -16,15 +16,15 @@
 // than the rows of its sequence gives rows of zeros; a row that no sequence has is not written.
 #pragma once
 #include "matrices.cuh"
-#include "prompts.cuh"
+#include "parts.cuh"
 
 // Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D], and the first token without a page.
 template <int D_>
 struct Shape {
-    static constexpr int D = D_, ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32, PIECES = D / 8, ROW_BYTES = 2 * D;
+    static constexpr int D = D_, PIECES = D / 8, ROW_BYTES = 2 * D;
     static constexpr int K = ROWS * ROW_BYTES, V = K + TOKENS * ROW_BYTES, BAD = V + TOKENS * ROW_BYTES;
     static constexpr int SHARED_BYTES = BAD + 16;
-    static_assert(ROWS == 16 * WARPS && D % 64 == 0);
+    static_assert(D % 64 == 0);
 
     // Where 16 bytes of a row lie: twisted so that the eight rows that an ldmatrix reads lie in different banks.
     template <int COUNT>
@@ -37,17 +37,17 @@ struct Shape {
 
 // s = q k^T: 16 pairs whose rows of q begin at ``q``, the tokens of the tile of k at ``k``.
 template <class T>
-__device__ __forceinline__ void score(float (&s)[T::TOKENS / 2], u32 q, u32 k, int lane) {
+__device__ __forceinline__ void score(float (&s)[TOKENS / 2], u32 q, u32 k, int lane) {
     const u32 q_row = q + (lane & 15) * T::ROW_BYTES, k_row = k + ((lane >> 4) * 8 + (lane & 7)) * T::ROW_BYTES;
     const int q_half = lane >> 4, k_half = lane >> 3 & 1;
 #pragma unroll
-    for (int i = 0; i < T::TOKENS / 2; ++i) s[i] = 0.0f;
+    for (int i = 0; i < TOKENS / 2; ++i) s[i] = 0.0f;
 #pragma unroll
     for (int step = 0; step < T::D / 16; ++step) {
         u32 a[4];
         load_matrices(a, q_row + (((2 * step + q_half) ^ (lane & 7)) << 4));
 #pragma unroll
-        for (int t = 0; t < T::TOKENS / 8; t += 2) {
+        for (int t = 0; t < TOKENS / 8; t += 2) {
             u32 b[4];
             load_matrices(b, k_row + t * 8 * T::ROW_BYTES + (((2 * step + k_half) ^ (lane & 7)) << 4));
             mma_16x8x16(s + 4 * t, a, b[0], b[1]);
@@ -58,10 +58,10 @@ __device__ __forceinline__ void score(float (&s)[T::TOKENS / 2], u32 q, u32 k, i
 
 // o += weights v, over the tile of v at ``v``.
 template <class T>
-__device__ __forceinline__ void add(float (&o)[T::D / 2], const float (&weights)[T::TOKENS / 2], u32 v, int lane) {
+__device__ __forceinline__ void add(float (&o)[T::D / 2], const float (&weights)[TOKENS / 2], u32 v, int lane) {
     const u32 v_row = v + (lane & 15) * T::ROW_BYTES;
 #pragma unroll
-    for (int step = 0; step < T::TOKENS / 16; ++step) {
+    for (int step = 0; step < TOKENS / 16; ++step) {
         u32 a[4];
         as_operand(a, weights, step);
 #pragma unroll
@@ -78,21 +78,23 @@ template <class T>
 __device__ __forceinline__ void attend(const Prompts& given) {
     extern __shared__ __align__(1024) char memory[];
     int& first_bad = *reinterpret_cast<int*>(memory + T::BAD);
-    const Block<T> block(given);
+    bool& is_whole = *reinterpret_cast<bool*>(memory + T::BAD + 4);  // a register less
+    const Block block(given);
     if (block.is_empty()) return;  // the whole block
+    const Part part(block);
+    if (!part.is_there) return;  // the whole block
 
     // Stage 1: queries, and the first tile of k.
     const u32 shared = (u32)__cvta_generic_to_shared(memory), k = shared + T::K, v = shared + T::V;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
-    const int room = block.room(), longest = min(block.length(T::ROWS - 1), room);
-    if (threadIdx.x == 0) first_bad = room;
+    if (threadIdx.x == 0) first_bad = block.room(), is_whole = part.is_whole;
     const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
-    const Places pairs = block.pair_places(warp, lane);
-    fetch<T, T::ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
-    Pages<T> pages(block, longest);
-    Places places = pages.of_tile(0, warp, lane);
-    fetch<T, T::TOKENS>(k, k_head, places, warp, lane);
+    const Places pairs = block.pair_places(warp, lane, T::PIECES);
+    fetch<T, ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
+    Pages<T> pages(block, part.end);
+    Places places = pages.of_tile(part.from, warp, lane);
+    fetch<T, TOKENS>(k, k_head, places, warp, lane);
     commit_copies();
     const int length[2] = {block.length(own_pair), block.length(own_pair + 8)}, shortest = block.length(warp * 16);
     Softmax softmax;
@@ -100,21 +102,21 @@ __device__ __forceinline__ void attend(const Prompts& given) {
 
     // Stage 2: tile after tile.
 #pragma unroll 1
-    for (int first = 0; first < longest; first += T::TOKENS) {
+    for (int first = part.from; first < part.end; first += TOKENS) {
         wait_for_copies();
         __syncthreads();  // the tile of k is there; that of v before it has been read
-        fetch<T, T::TOKENS>(v, v_head, places, warp, lane);
+        fetch<T, TOKENS>(v, v_head, places, warp, lane);
         commit_copies();
-        places = pages.of_tile(first + T::TOKENS, warp, lane);
-        float s[T::TOKENS / 2];
+        places = pages.of_tile(first + TOKENS, warp, lane);
+        float s[TOKENS / 2];
         score<T>(s, shared + warp * 16 * T::ROW_BYTES, k, lane);
         scale_scores(s, given.scale);
-        if (first + T::TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
+        if (first + TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
 #pragma unroll
         for (int i = 0; i < 2; ++i) softmax.weigh(s, i, Softmax::top(s, i));
         wait_for_copies();
         __syncthreads();  // the tile of v is there; that of k has been read
-        fetch<T, T::TOKENS>(k, k_head, places, warp, lane);
+        fetch<T, TOKENS>(k, k_head, places, warp, lane);
         commit_copies();
         if (!__all_sync(ALL_LANES, softmax.keeps_all())) {
 #pragma unroll
@@ -129,17 +131,5 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     __syncthreads();
     if (pages.bad < MOST_TOKENS) atomicMin(&first_bad, pages.bad);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const bool is_zero = first_bad == 0 || length[i] > first_bad;
-        const float share = __fdiv_rn(1.0f, softmax.sum[i]);
-#pragma unroll
-        for (int c = 0; c < T::D / 8; ++c) {
-            const float low = __fmul_rn(o[4 * c + 2 * i], share), high = __fmul_rn(o[4 * c + 2 * i + 1], share);
-            store_shared(shared + T::template piece_at<T::ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
-                         is_zero ? 0 : pair(low, high));
-        }
-    }
-    __syncwarp();  // a warp brings out its own pairs
-    bring_out<T, T::ROWS>(shared, reinterpret_cast<uint4*>(given.out), pairs, warp, lane);
+    bring_out_results<T>(given, pairs, length, first_bad, is_whole, shared, softmax, o);
 }

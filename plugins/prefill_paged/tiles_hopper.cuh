@@ -17,13 +17,12 @@
 // 128 bytes. Copies are cp.async, as pages have any size; a fence hands them over to wgmma.
 #pragma once
 #include "hopper.cuh"
-#include "prompts.cuh"
+#include "parts.cuh"
 
 // Sizes of a block, and its shared memory: q; of each stage k, of each stage v; and the first token without a page.
 template <int D_, int STAGES_>
 struct HopperShape {
-    static constexpr int D = D_, ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
-    static constexpr int PIECES = D / 8, STAGES = STAGES_, PANEL_ROW_BYTES = 128, TILE_BYTES = TOKENS * 2 * D;
+    static constexpr int D = D_, PIECES = D / 8, STAGES = STAGES_, PANEL_ROW_BYTES = 128, TILE_BYTES = TOKENS * 2 * D;
     static constexpr int K = ROWS * 2 * D, V = K + STAGES * TILE_BYTES, BAD = V + STAGES * TILE_BYTES, SHARED_BYTES = BAD + 16;
     static_assert(D % 64 == 0 && (STAGES == 1 || STAGES == 2));
 
@@ -78,8 +77,8 @@ __device__ __forceinline__ void settle(u32 (&values)[COUNT][4]) {
 
 // s = q k^T, and o += weights v, as one group of wgmma each.
 template <class T>
-__device__ __forceinline__ void start_scores(float (&s)[T::TOKENS / 2], u32 q, u32 k) {
-    constexpr int Q_PANEL = T::ROWS * T::PANEL_ROW_BYTES, K_PANEL = T::TOKENS * T::PANEL_ROW_BYTES;
+__device__ __forceinline__ void start_scores(float (&s)[TOKENS / 2], u32 q, u32 k) {
+    constexpr int Q_PANEL = ROWS * T::PANEL_ROW_BYTES, K_PANEL = TOKENS * T::PANEL_ROW_BYTES;
 #pragma unroll
     for (int step = 0; step < T::D / 16; ++step) {
         const int panel = step / 4, bytes = step % 4 * 32;
@@ -88,10 +87,10 @@ __device__ __forceinline__ void start_scores(float (&s)[T::TOKENS / 2], u32 q, u
     wgmma_commit();
 }
 template <class T>
-__device__ __forceinline__ void start_result(float (&o)[T::D / 2], const u32 (&weights)[T::TOKENS / 16][4], u32 v) {
-    const u64 first = transposed_operand(v, T::TOKENS * T::PANEL_ROW_BYTES);
+__device__ __forceinline__ void start_result(float (&o)[T::D / 2], const u32 (&weights)[TOKENS / 16][4], u32 v) {
+    const u64 first = transposed_operand(v, TOKENS * T::PANEL_ROW_BYTES);
 #pragma unroll
-    for (int step = 0; step < T::TOKENS / 16; ++step)
+    for (int step = 0; step < TOKENS / 16; ++step)
         wgmma_result(o, weights[step], first + (step * 16 * T::PANEL_ROW_BYTES >> 4));
     wgmma_commit();
 }
@@ -100,26 +99,29 @@ template <class T>
 __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     extern __shared__ __align__(1024) char memory[];
     int& first_bad = *reinterpret_cast<int*>(memory + T::BAD);
-    const Block<T> block(given);
+    bool& is_whole = *reinterpret_cast<bool*>(memory + T::BAD + 4);  // a register less
+    const Block block(given);
     if (block.is_empty()) return;  // the whole block
+    const Part part(block);
+    if (!part.is_there) return;  // the whole block
 
     // Stage 1: queries, and the first tile of k.
     const u32 shared = shared_address(memory), k = shared + T::K, v = shared + T::V;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
-    const int room = block.room(), longest = min(block.length(T::ROWS - 1), room), tiles = (longest + T::TOKENS - 1) / T::TOKENS;
-    if (threadIdx.x == 0) first_bad = room;
+    const int tiles = (part.end - part.from + TOKENS - 1) / TOKENS;
+    if (threadIdx.x == 0) first_bad = block.room(), is_whole = part.is_whole;
     const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
-    const Places pairs = block.pair_places(warp, lane);
-    fetch<T, T::ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
-    Pages<T> pages(block, longest);
-    Places places = pages.of_tile(0, warp, lane);
-    fetch<T, T::TOKENS>(k, k_head, places, warp, lane);
+    const Places pairs = block.pair_places(warp, lane, T::PIECES);
+    fetch<T, ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
+    Pages<T> pages(block, part.end);
+    Places places = pages.of_tile(part.from, warp, lane);
+    fetch<T, TOKENS>(k, k_head, places, warp, lane);
     commit_copies();
-    Places next = pages.of_tile(T::TOKENS, warp, lane);
+    Places next = pages.of_tile(part.from + TOKENS, warp, lane);
     const int length[2] = {block.length(own_pair), block.length(own_pair + 8)}, shortest = block.length(warp * 16);
     Softmax softmax;
-    u32 weights[T::TOKENS / 16][4] = {};
+    u32 weights[TOKENS / 16][4] = {};
     float o[T::D / 2] = {};
 
     // Stage 2: tile after tile.
@@ -130,11 +132,11 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
         fence_copies();
         __syncthreads();  // this tile of k and the last one of v are there; those before them have been read
         if (T::STAGES == 2) {
-            fetch<T, T::TOKENS>(v + stage, v_head, places, warp, lane);
-            fetch<T, T::TOKENS>(k + other, k_head, next, warp, lane);
+            fetch<T, TOKENS>(v + stage, v_head, places, warp, lane);
+            fetch<T, TOKENS>(k + other, k_head, next, warp, lane);
             commit_copies();
         }
-        float s[T::TOKENS / 2];
+        float s[TOKENS / 2];
         wgmma_fence();
         start_scores<T>(s, shared, k + stage);
         if (tile > 0) {
@@ -146,11 +148,11 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
         settle(s);
         if (T::STAGES == 1) {
             __syncthreads();  // the tile of k has been read
-            fetch<T, T::TOKENS>(k, k_head, next, warp, lane);
+            fetch<T, TOKENS>(k, k_head, next, warp, lane);
         }
         scale_scores(s, given.scale);
-        const int first = tile * T::TOKENS;
-        if (first + T::TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
+        const int first = part.from + tile * TOKENS;
+        if (first + TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
 #pragma unroll
         for (int i = 0; i < 2; ++i) softmax.weigh(s, i, Softmax::top(s, i));
         wgmma_wait<0>();
@@ -158,13 +160,13 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
         settle(weights);
         if (T::STAGES == 1) {
             __syncthreads();  // the tile of v has been read
-            fetch<T, T::TOKENS>(v, v_head, places, warp, lane);
+            fetch<T, TOKENS>(v, v_head, places, warp, lane);
             commit_copies();
         }
         places = next;
-        next = pages.of_tile(first + 2 * T::TOKENS, warp, lane);
+        next = pages.of_tile(first + 2 * TOKENS, warp, lane);
 #pragma unroll
-        for (int step = 0; step < T::TOKENS / 16; ++step) as_operand(weights[step], s, step);
+        for (int step = 0; step < TOKENS / 16; ++step) as_operand(weights[step], s, step);
         if (!__all_sync(ALL_LANES, softmax.keeps_all())) {
 #pragma unroll
             for (int i = 0; i < T::D / 2; ++i) o[i] = __fmul_rn(o[i], softmax.keep[i >> 1 & 1]);
@@ -184,17 +186,5 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     softmax.finish();
     if (pages.bad < MOST_TOKENS) atomicMin(&first_bad, pages.bad);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const bool is_zero = first_bad == 0 || length[i] > first_bad;
-        const float share = __fdiv_rn(1.0f, softmax.sum[i]);
-#pragma unroll
-        for (int c = 0; c < T::D / 8; ++c) {
-            const float low = __fmul_rn(o[4 * c + 2 * i], share), high = __fmul_rn(o[4 * c + 2 * i + 1], share);
-            store_shared(shared + T::template piece_at<T::ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
-                         is_zero ? 0 : pair(low, high));
-        }
-    }
-    __syncwarp();  // a warp brings out its own pairs
-    bring_out<T, T::ROWS>(shared, reinterpret_cast<uint4*>(given.out), pairs, warp, lane);
+    bring_out_results<T>(given, pairs, length, first_bad, is_whole, shared, softmax, o);
 }

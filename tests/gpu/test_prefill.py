@@ -1,4 +1,7 @@
-"""Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch."""
+"""Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch.
+
+A part of a context has 256 tokens at least (launch.py): shorter ones have one part in any launch.
+"""
 
 from itertools import pairwise
 from types import ModuleType
@@ -114,21 +117,54 @@ def test_row_has_its_bits_alone_among_others_and_wherever_the_prompt_is_cut(tile
         assert np.concatenate(parts).tobytes() == together[own].tobytes()
 
 
-def test_rows_that_see_a_page_that_is_not_there_are_zeros(tiles):
-    prompts = Prompts((16, 2, 256), [(100, 30), (40, 0)])
+@pytest.mark.parametrize("heads", HEADS)
+def test_contexts_in_parts_are_as_near_the_rows_as_rounded_weights_let_them_be(kernels, tiles, heads):
+    for sequences in ([(40, 4000)], [(1, 700), (20, 2500), (0, 900), (9, 0), (3, 300)]):
+        prompts = Prompts(heads, sequences)
+        found, rows = prompts.attend(tiles), prompts.attend(kernels.kernel("prefill_paged", ROWS))
+        for sequence, (count, _) in enumerate(sequences):
+            own = prompts.rows_of(sequence)
+            assert count == 0 or relative(found[own], rows[own]) <= NEAR
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_row_that_sees_one_part_has_the_bits_that_it_has_where_there_are_no_parts(tiles, heads):
+    prompts = Prompts(heads, [(30, 240), (7, 0), (3, 1500)])
+    in_parts = prompts.attend(tiles)[: 256 - 240]  # rows behind them see a second part
+    alone = {
+        "q": prompts.q[: 256 - 240], "block_table": prompts.table[:1, : 256 // PAGE],
+        "cu_rows": np.array([0, 256 - 240], np.int32), "context_lens": np.array([256], np.int32),
+    }  # fmt: skip
+    assert prompts.attend(tiles, **alone).tobytes() == in_parts.tobytes()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_row_that_sees_several_parts_has_bits_that_no_other_sequence_changes(tiles, heads):
+    prompts = Prompts(heads, [(20, 90), (40, 2990), (16, 1200)])
+    own, whole = prompts.rows_of(1), prompts.attend(tiles)
+    assert prompts.attend(tiles).tobytes() == whole.tobytes()
+    for lengths, ends in (([20, 3030, 16], [0, 20, 60, 76]), ([110, 3030, 0], [0, 20, 60, 60])):
+        others = {"context_lens": np.array(lengths, np.int32), "cu_rows": np.array(ends, np.int32)}
+        assert prompts.attend(tiles, **others)[own].tobytes() == whole[own].tobytes()
+
+
+@pytest.mark.parametrize(("before", "page"), [(30, 5), (1500, 97)])
+def test_rows_that_see_a_page_that_is_not_there_are_zeros(tiles, before, page):
+    prompts = Prompts((16, 2, 256), [(100, before), (40, 0)])
     whole = prompts.attend(tiles)
     for wrong in (-1, len(prompts.k), 2**31 - 1):
         table = prompts.table.copy()
-        table[0, 5] = wrong
+        table[0, page] = wrong
         found = prompts.attend(tiles, block_table=table)
-        seeing = 5 * PAGE - 30  # the first row whose own token is in that page
+        seeing = page * PAGE - before  # the first row whose own token is in that page
         assert not found[seeing:100].astype(np.float32).any()
         assert found[:seeing].tobytes() == whole[:seeing].tobytes()
         assert found[100:].tobytes() == whole[100:].tobytes()
 
 
-def test_rows_without_a_context_are_zeros(tiles):
-    prompts = Prompts((24, 4, 256), [(50, 20), (40, 0)])
+@pytest.mark.parametrize("before", [20, 900])
+def test_rows_without_a_context_are_zeros(tiles, before):
+    prompts = Prompts((24, 4, 256), [(50, before), (40, 0)])
     whole = prompts.attend(tiles)
     for wrong in (49, 0, -5, prompts.table.shape[1] * PAGE + 50, 2**31 - 1):  # shorter than the rows, beyond the pages
         found = prompts.attend(tiles, context_lens=np.array([wrong, 40], np.int32))

@@ -240,6 +240,29 @@ def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
         assert (plan.entry, plan.grid) == (f"prefill_{name}_d256", (blocks, 1, 1))
 
 
+@pytest.mark.parametrize(("tiles", "longest", "at_once", "parts"), [
+    (16, 8192, 264, 16), (18, 8192, 264, 14), (128, 4096, 264, 2), (133, 4096, 264, 1), (264, 4096, 264, 1),
+    (2, 100_000, 264, 32), (2, 1024, 264, 4), (2, 1025, 264, 5), (2, 256, 264, 1), (2, 0, 264, 1), (0, 8192, 264, 1),
+])  # fmt: skip
+def test_contexts_are_cut_in_as_many_parts_as_keep_a_device_busy(tiles, longest, at_once, parts):
+    assert prefill_launch.parts_of(tiles, longest, at_once) == parts
+
+
+def test_prompts_behind_many_tokens_are_shared_out_and_put_together():
+    sizes = {"M": 64, "S": 1, "Hq": 16, "L": 512, "P": 512, "before": 8128}
+    for kernel, name in ((prefill_launch.PREFILL_MMA, "mma"), (prefill_launch.PREFILL_HOPPER, "hopper")):
+        attend, combine = kernel.plan(prompts(**sizes), {})
+        assert (attend.entry, attend.grid) == (f"prefill_{name}_d256", (16, 16, 1))
+        assert (combine.entry, combine.grid) == (f"prefill_{name}_combine", (16, 256 // 32, 1))
+        (partials,) = {part for plan in (attend, combine) for part in plan.arguments if isinstance(part, Scratch)}
+        assert partials.size_bytes == 16 * 16 * 64 * (256 + 2) * 4
+
+
+def test_parts_of_prompts_take_no_more_scratch_than_a_wave_of_blocks_writes():
+    most = [tiles * prefill_launch.parts_of(tiles, 2**20, 264) for tiles in range(1, 264)]
+    assert max(most) <= 264
+
+
 def test_prompts_with_a_head_size_without_tiles_are_refused():
     with pytest.raises(ContractError, match="prefill_mma: head_dim is 64, expected 128 or 256"):
         prefill_launch.PREFILL_MMA.plan(prompts(D=64), {})
