@@ -24,15 +24,16 @@ struct Part {
     }
 };
 
-// A part in scratch memory: four values a thread at a time, of pairs g and g + 8 and columns 8 c + 2 t + {0, 1}, where lane
-// (g, t) = (lane / 4, lane % 4); then a pair's largest score and sum.
+// A part in scratch memory: four values a thread at a time, of pair g + 8 i and columns 16 c + 2 t + {0, 1, 8, 9}, where lane
+// (g, t) = (lane / 4, lane % 4) of a warp with 16 pairs; then a pair's largest score and sum.
 struct Partial {
     float4* const at;
     const int D;
 
+    __device__ __forceinline__ static int vectors(int D) { return ROWS * (D + 2) / 4; }
     __device__ __forceinline__ Partial(const Prompts& given, int part, int D_)
-        : at(reinterpret_cast<float4*>(given.partials + ((size_t)blockIdx.x * given.parts + part) * ROWS * (D_ + 2))), D(D_) {}
-    __device__ __forceinline__ float4* values(int c) const { return at + c * THREADS + threadIdx.x; }
+        : at(reinterpret_cast<float4*>(given.partials) + ((size_t)blockIdx.x * given.parts + part) * vectors(D_)), D(D_) {}
+    __device__ __forceinline__ float4* values(int c, int i, int thread) const { return at + (2 * c + i) * THREADS + thread; }
     __device__ __forceinline__ float2* stats(int pair) const { return reinterpret_cast<float2*>(at + ROWS * D / 4) + pair; }
 };
 
@@ -46,11 +47,15 @@ __device__ __forceinline__ void bring_out_results(const Prompts& given, const Pl
     if (!is_whole) {
         const Partial to(given, blockIdx.y, T::D);
 #pragma unroll
-        for (int c = 0; c < T::D / 8; ++c) *to.values(c) = make_float4(o[4 * c], o[4 * c + 1], o[4 * c + 2], o[4 * c + 3]);
-        if ((lane & 3) == 0)
+        for (int i = 0; i < 2; ++i) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int c = 0; c < T::D / 16; ++c) {
+                const float* const own = o + 8 * c + 2 * i;
+                *to.values(c, i, threadIdx.x) = make_float4(own[0], own[1], own[4], own[5]);
+            }
+            if ((lane & 3) == 0)
                 *to.stats(own_pair + 8 * i) = make_float2(softmax.largest[i], is_zero[i] ? -1.0f : softmax.sum[i]);
+        }
         return;
     }
 #pragma unroll
@@ -67,92 +72,86 @@ __device__ __forceinline__ void bring_out_results(const Prompts& given, const Pl
     bring_out<T, ROWS>(shared, reinterpret_cast<uint4*>(given.out), pairs, warp, lane);
 }
 
-// How many columns of eight a block puts together, and from how many parts it loads at a time.
-constexpr int COLUMNS_A_BLOCK = 4, PARTS_AT_ONCE = 4;
+// What a block puts together: so many times 16 columns, of which it loads so many parts at a time.
+constexpr int COMBINING_THREADS = 2 * THREADS, COLUMNS = 2, PARTS_AT_ONCE = 8;
 
-// Puts the parts of a tile together: 32 columns of it. A warp has the pairs that it has in the launch before.
+// Puts the parts of a tile together: 32 columns of it. A thread has one of the two pairs that it has in the launch before.
 __device__ __forceinline__ void combine(const Prompts& given, int D) {
     __shared__ float weights[MOST_PARTS][ROWS];
     const Block block(given);
     if (block.is_empty()) return;  // the whole block
     const int room = block.room(), all = min(block.length(ROWS - 1), room), tokens = block.part_tokens();
     if (all <= tokens) return;  // the whole block: there is one part
-    const int lane = threadIdx.x & 31, t = lane & 3, own_pair = (threadIdx.x >> 5) * 16 + (lane >> 2);
+    const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, lane = thread & 31, t = lane & 3;
+    const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i, first = blockIdx.y * COLUMNS;
+    const int own_parts = (min(block.length(own_pair), room) + tokens - 1) / tokens, parts = (all + tokens - 1) / tokens;
 
-    // Stage 1: what each part counts; a lane has every fourth part of its pairs.
-    int count[2];
-    float share[2];
+    // Stage 1: what each part counts; a lane has every fourth.
+    const Partial own(given, t, D);
+    float2 stats[MOST_PARTS / 4];
+    float top = no_score(), sum = 0.0f;
+    bool is_zero = false;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int pair_of_block = own_pair + 8 * i;
-        count[i] = (min(block.length(pair_of_block), room) + tokens - 1) / tokens;
-        float2 stats[MOST_PARTS / 4];
-        float top = no_score(), sum = 0.0f;
-        bool is_zero = false;
-#pragma unroll
-        for (int k = 0; k < MOST_PARTS / 4; ++k) {
-            const int part = 4 * k + t;
-            stats[k] = make_float2(no_score(), 0.0f);
-            if (part < count[i]) stats[k] = __ldcg(Partial(given, part, D).stats(pair_of_block));
-        }
-#pragma unroll
-        for (int k = 0; k < MOST_PARTS / 4; ++k) top = fmaxf(top, stats[k].x), is_zero |= stats[k].y < 0.0f;
-        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
-#pragma unroll
-        for (int k = 0; k < MOST_PARTS / 4; ++k) {
-            const float weight = power(__fsub_rn(stats[k].x, top));
-            sum = __fmaf_rn(weight, stats[k].y, sum);
-            weights[4 * k + t][pair_of_block] = weight;
-        }
-        sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 1));
-        sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
-        share[i] = __fdiv_rn(1.0f, sum);
-        if (__ballot_sync(ALL_LANES, is_zero) >> (lane & 28) & 15) count[i] = 0;
+    for (int k = 0; k < MOST_PARTS / 4; ++k) {
+        stats[k] = make_float2(no_score(), 0.0f);
+        if (4 * k + t < own_parts) stats[k] = __ldcg(own.stats(own_pair) + 4 * k * 2 * Partial::vectors(D));
     }
-    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < MOST_PARTS / 4; ++k) top = fmaxf(top, stats[k].x), is_zero |= stats[k].y < 0.0f;
+    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+#pragma unroll
+    for (int k = 0; k < MOST_PARTS / 4; ++k) {
+        const float weight = power(__fsub_rn(stats[k].x, top));
+        sum = __fmaf_rn(weight, stats[k].y, sum);
+        weights[4 * k + t][own_pair] = weight;
+    }
+    sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 1));
+    sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
+    is_zero = __ballot_sync(ALL_LANES, is_zero) >> (lane & 28) & 15;
 
-    // Stage 2: the parts, one after the other.
-    const int parts = (all + tokens - 1) / tokens, first = blockIdx.y * COLUMNS_A_BLOCK;
-    float o[COLUMNS_A_BLOCK][4];
+    // Stage 2: the parts, one after the other. What is not there adds -0, as the sums begin with it: 0 would change a sign.
+    float o[COLUMNS][4];
 #pragma unroll
-    for (int c = 0; c < COLUMNS_A_BLOCK; ++c)
+    for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[c][i] = -0.0f;  // 0 would change the sign of what is -0
+        for (int e = 0; e < 4; ++e) o[c][e] = -0.0f;
 #pragma unroll 1
     for (int part = 0; part < parts; part += PARTS_AT_ONCE) {
-        float4 loaded[PARTS_AT_ONCE][COLUMNS_A_BLOCK];
-#pragma unroll
-        for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-            const Partial from(given, min(part + j, parts - 1), D);
-#pragma unroll
-            for (int c = 0; c < COLUMNS_A_BLOCK; ++c) loaded[j][c] = __ldcg(from.values(first + c));
-        }
+        const float4* const from = Partial(given, part, D).values(first, i, thread);
+        float4 loaded[PARTS_AT_ONCE][COLUMNS];
 #pragma unroll
         for (int j = 0; j < PARTS_AT_ONCE; ++j)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                if (part + j >= count[i]) continue;
-                const float weight = weights[part + j][own_pair + 8 * i];
-#pragma unroll
-                for (int c = 0; c < COLUMNS_A_BLOCK; ++c) {
-                    const float low = i ? loaded[j][c].z : loaded[j][c].x, high = i ? loaded[j][c].w : loaded[j][c].y;
-                    o[c][2 * i] = __fmaf_rn(weight, low, o[c][2 * i]);
-                    o[c][2 * i + 1] = __fmaf_rn(weight, high, o[c][2 * i + 1]);
-                }
+            for (int c = 0; c < COLUMNS; ++c) {
+                loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+                if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
             }
+        __syncwarp();  // weights are there; and ptxas, which would wait for one part after the other, keeps loads ahead of it
+#pragma unroll
+        for (int j = 0; j < PARTS_AT_ONCE; ++j) {
+            const float weight = weights[part + j][own_pair];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
+                o[c][1] = __fmaf_rn(weight, loaded[j][c].y, o[c][1]);
+                o[c][2] = __fmaf_rn(weight, loaded[j][c].z, o[c][2]);
+                o[c][3] = __fmaf_rn(weight, loaded[j][c].w, o[c][3]);
+            }
+        }
     }
 
     // Stage 3: the results.
+    const int place = block.place(own_pair);
+    if (place == NOWHERE) return;
+    const float share = __fdiv_rn(1.0f, sum);
+    u32* const to = reinterpret_cast<u32*>(given.out + (size_t)place * D + 16 * first) + t;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int place = block.place(own_pair + 8 * i);
-        if (place == NOWHERE) continue;
-        u32* const to = reinterpret_cast<u32*>(given.out + (size_t)place * D + 8 * first) + t;
+    for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-        for (int c = 0; c < COLUMNS_A_BLOCK; ++c)
-            to[4 * c] = count[i] == 0 ? 0 : pair(__fmul_rn(o[c][2 * i], share[i]), __fmul_rn(o[c][2 * i + 1], share[i]));
-    }
+        for (int half = 0; half < 2; ++half)
+            to[8 * c + 4 * half] =
+                is_zero ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
 }
 
 // The entry point of a shape. Grid: see Block; launched by launch.py.
@@ -175,7 +174,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
 
 // Grid: tiles; groups of 32 columns. Launched by launch.py.
 #define PREFILL_COMBINE(NAME)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                    \
+    extern "C" __global__ void __launch_bounds__(COMBINING_THREADS) NAME(                                          \
         const int* cu_rows,      /* [S + 1] */                                                                     \
         const int* context_lens, /* [S] */                                                                         \
         __nv_bfloat16* out,      /* [M, Hq, D] */                                                                  \

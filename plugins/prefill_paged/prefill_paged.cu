@@ -43,7 +43,7 @@ struct Prefix {
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
-        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<SPREAD>());                          \
+        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<D, SPREAD>());                          \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
                       nullptr};                                                                                     \
         attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
@@ -52,9 +52,9 @@ struct Prefix {
 PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)
 PREFILL_PAGED(prefill_paged, 128, false, ATTENTION_BOUNDS)
 PREFILL_PAGED(prefill_paged, 256, false, ATTENTION_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 64, true, ATTENTION_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 128, true, ATTENTION_BOUNDS)
-PREFILL_PAGED(prefill_paged_spread, 256, true, ATTENTION_BOUNDS)
+PREFILL_PAGED(prefill_paged_spread, 64, true, SPREAD_BOUNDS(64))
+PREFILL_PAGED(prefill_paged_spread, 128, true, SPREAD_BOUNDS(128))
+PREFILL_PAGED(prefill_paged_spread, 256, true, SPREAD_BOUNDS(256))
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) prefill_paged_any(
