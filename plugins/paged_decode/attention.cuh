@@ -22,6 +22,7 @@
 
 constexpr int NO_PIECE = 0x7fffffff;
 #define ATTENTION_BOUNDS __launch_bounds__(THREADS, 2)
+#define SPREAD_BOUNDS(D) __launch_bounds__(Spread<D>::THREADS, 2)
 
 // Tiles of keys or values of a warp, in shared memory: two blocks of 96 KB on a multiprocessor; where one has 100 KB, one of
 // 64 (launch.py has the numbers too).
@@ -31,7 +32,7 @@ constexpr int LARGEST_SLOTS = 3;
 constexpr int LARGEST_SLOTS = 2;
 #endif
 // What a block has in shared memory beside them, at most (launch.py).
-constexpr int BESIDE_BYTES = 8 * 1024;
+constexpr int BESIDE_BYTES = 12 * 1024;
 
 // --- instruction wrappers (PTX ISA 8.0) ---
 
@@ -62,9 +63,11 @@ struct Rows {
 
     __device__ __forceinline__ static int at(int row, int piece) { return row * BYTES + ((piece ^ (row & 7)) << 4); }
 
-    // Sends a tile on its way, 128 bytes of four rows at a time. Lane i knows where token i % 16 stands, in pieces, and all of
-    // them which tokens are there.
-    __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 place, u32 there) {
+    // Sends a tile on its way, or the ``part``-th of PARTS of its columns, 128 bytes of four rows at a time. Lane i knows where
+    // token i % 16 stands, in pieces, and all of them which tokens are there.
+    template <int PARTS>
+    __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 place, u32 there, int part) {
+        from += part * (PIECES / PARTS), to += part * (BYTES / PARTS);
         const int lane = threadIdx.x & 31, piece = lane & 7;
 #pragma unroll
         for (int i = 0; i < TILE / 4; ++i) {
@@ -72,13 +75,13 @@ struct Rows {
             const uint4* const own = from + piece + __shfl_sync(0xffffffffu, place, row);
             const u32 is_there = there >> row & 1;
 #pragma unroll
-            for (int c = 0; c < PIECES; c += 8) copy_16(to + at(row, piece) + 16 * c, own + c, is_there);
+            for (int c = 0; c < PIECES / PARTS; c += 8) copy_16(to + at(row, piece) + 16 * c, own + c, is_there);
         }
     }
-    // Puts a row in the place of one of a tile's; by one warp.
-    __device__ __forceinline__ static void replace(u32 tile, int row, const __nv_bfloat16* by) {
+    // Puts a row in the place of one of a tile's, or one of ``parts`` of its columns; by one warp.
+    __device__ __forceinline__ static void replace(u32 tile, int row, const __nv_bfloat16* by, int part, int parts) {
         const int lane = threadIdx.x & 31;
-        if (lane < PIECES) store_shared(tile + at(row, lane), reinterpret_cast<const uint4*>(by)[lane]);
+        if (lane < PIECES && lane / (PIECES / parts) == part) store_shared(tile + at(row, lane), reinterpret_cast<const uint4*>(by)[lane]);
         __syncwarp();
     }
 };
@@ -93,9 +96,10 @@ struct alignas(16) Queries {
 
 // Where a row's queries come from: memory, as they are. Another source may make them, and with them the newest token's key
 // and value, which stand in memory later (fresh.cuh).
-template <int D>
+template <int D, int WARPS>
 struct Stored {
     static constexpr bool IS_FRESH = false;
+    static constexpr int THREADS = 32 * WARPS;
     struct Memory {};
 
     __device__ __forceinline__ static bool has_token() { return false; }
@@ -116,16 +120,16 @@ struct Stored {
     }
 };
 
-// Running softmax of a warp's tiles. Lane (g, t) keeps largest and sum of heads 2t and 2t + 1, the sum over its own tokens.
-template <int D>
+// Running softmax of tiles. Lane (g, t) keeps largest and sum of heads 2t and 2t + 1, the sum over its own tokens.
 struct Softmax {
-    float o[D / 16][4] = {};
     float largest[2] = {NO_TOP, NO_TOP}, sum[2] = {};
 
-    // Takes a tile's scores in, s = {(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)} as (token, head), and makes them
-    // weights: the high and low parts of tokens 2t, 2t + 1 and 2t + 8, 2t + 9 of head g.
-    __device__ __forceinline__ void weigh(float (&s)[4], u32 (&high)[2], u32 (&low)[2]) {
+    // Takes a tile's scores in, s = {(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)} as (token, head), and returns
+    // weights: the high parts of tokens 2t, 2t + 1 and 2t + 8, 2t + 9 of head g, and the low parts. What was added before
+    // counts ``keep``.
+    __device__ __forceinline__ uint4 weigh(float (&s)[4], float2& kept) {
         float keep[2];
+        u32 high[2], low[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float top = fmaxf(s[h], s[2 + h]);
@@ -143,24 +147,8 @@ struct Softmax {
             high[i] = transposed(bf16_pair(s[2 * i], s[2 * i + 1]));
             low[i] = transposed(bf16_pair(low_part(s[2 * i]), low_part(s[2 * i + 1])));
         }
-        if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
-#pragma unroll
-            for (int j = 0; j < D / 16; ++j)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) o[j][i] = __fmul_rn(o[j][i], keep[i & 1]);
-        }
-    }
-
-    // Adds weights times a tile of values.
-    __device__ __forceinline__ void add(const u32 (&high)[2], const u32 (&low)[2], u32 tile, int lane) {
-        const u32 row = tile + Rows<D>::at((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
-#pragma unroll
-        for (int j = 0; j < D / 16; ++j) {
-            u32 a[4];
-            load_transposed(a, row ^ (j << 5));
-            mma_16x8x16(o[j], a, high[0], high[1]);
-            mma_16x8x16(o[j], a, low[0], low[1]);
-        }
+        kept = make_float2(keep[0], keep[1]);
+        return make_uint4(high[0], high[1], low[0], low[1]);
     }
 
     __device__ __forceinline__ Stats stats(int h, bool is_bad) const {
@@ -169,29 +157,72 @@ struct Softmax {
         for (int step = 4; step < 32; step *= 2) total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
         return make_float2(largest[h], is_bad ? -1.0f : total);
     }
+    __device__ __forceinline__ void tell(Stats (&of_heads)[HEADS], bool is_bad) const {
+        const Stats first = stats(0, is_bad), second = stats(1, is_bad);
+        const int lane = threadIdx.x & 31;
+        if (lane < 4)
+            *reinterpret_cast<float4*>(&of_heads[2 * lane]) = make_float4(first.x, first.y, second.x, second.y);
+    }
 };
 
-// Scores of a tile of keys; each 64 d a sum of their own, since products that wait for each other take long.
-template <int D>
-__device__ __forceinline__ void score(float (&s)[4], const u32 (&q)[D / 32][4], u32 tile, int lane) {
-    const u32 row = tile + Rows<D>::at(lane & 15, lane >> 4);
-    float parts[D / 64][4] = {};
+// Adds weights times a tile of values, J times 16 columns from 16 * ``first`` on, to what counts ``keep`` of before.
+template <int D, int J>
+__device__ __forceinline__ void add_values(Columns<J>& o, uint4 weights, float2 keep, u32 tile, int first) {
+    const int lane = threadIdx.x & 31;
+    const u32 row = tile + Rows<D>::at((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    if (__any_sync(0xffffffffu, keep.x != 1.0f || keep.y != 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < D / 16; ++i) {
+        for (int j = 0; j < J; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[j][i] = __fmul_rn(o[j][i], i & 1 ? keep.y : keep.x);
+    }
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
         u32 a[4];
-        load_matrices(a, row ^ (i << 5));
-        mma_16x8x16(parts[i % (D / 64)], a, q[i / 2][i % 2 * 2], q[i / 2][i % 2 * 2 + 1]);
+        load_transposed(a, row ^ (first + j << 5));
+        mma_16x8x16(o[j], a, weights.x, weights.y);
+        mma_16x8x16(o[j], a, weights.z, weights.w);
+    }
+}
+
+// A warp's queries: all of the columns, or one of HALVES.
+template <int D, int HALVES>
+struct OwnQueries {
+    static constexpr int STEPS = D / 16 / HALVES;
+    u32 at[STEPS / 2][4];
+
+    __device__ __forceinline__ void load(Queries<D>& q, int half) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int j = 0; j < STEPS / 2; ++j)
+            load_matrices(at[j], shared_at(&q.piece(lane & 7, half * (STEPS * 2) + 4 * j + (lane >> 3))));
+    }
+};
+
+// Scores of a tile of keys, or what one of HALVES of the columns adds to them; each fourth, 64 columns, is a sum of its own,
+// since products that wait for each other take long.
+template <int D, int HALVES>
+__device__ __forceinline__ void score(float (&s)[4], const OwnQueries<D, HALVES>& q, u32 tile, int half) {
+    constexpr int STEPS = OwnQueries<D, HALVES>::STEPS, SUMS = D / 64;
+    const int lane = threadIdx.x & 31;
+    const u32 row = tile + Rows<D>::at(lane & 15, lane >> 4);
+    float parts[SUMS / HALVES][4] = {};
+#pragma unroll
+    for (int n = 0; n < STEPS; ++n) {
+        const int part = n % (SUMS / HALVES), i = 4 * part + n / (SUMS / HALVES);
+        u32 a[4];
+        load_matrices(a, row ^ (half * STEPS + i << 5));
+        mma_16x8x16(parts[part], a, q.at[i / 2][i % 2 * 2], q.at[i / 2][i % 2 * 2 + 1]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         s[i] = parts[0][i];
-        if constexpr (D > 64) s[i] = __fadd_rn(s[i], parts[1][i]);
-        if constexpr (D > 128) s[i] = __fadd_rn(s[i], __fadd_rn(parts[2][i], parts[3][i]));
+        if constexpr (SUMS / HALVES > 1) s[i] = __fadd_rn(s[i], parts[1][i]);
+        if constexpr (SUMS / HALVES > 2) s[i] = __fadd_rn(s[i], __fadd_rn(parts[2][i], parts[3][i]));
     }
 }
 
-// Where a block is in the context: at the step from ``token`` on, in ``piece``. With SPREAD a block has one piece.
-template <bool SPREAD>
+// Where a block of many rows is in the context: at the step from ``token`` on, in ``piece``.
 struct Walk {
     int piece, token;
 
@@ -199,7 +230,6 @@ struct Walk {
         if (piece >= cut.pieces) piece = token = NO_PIECE;
     }
     __device__ __forceinline__ static int after(int piece, const Team& team) {
-        if (SPREAD) return NO_PIECE;
         return (piece + 1) % GROUP != 0 ? piece + 1 : piece + 1 + (team.sharing - 1) * GROUP;
     }
     __device__ __forceinline__ void advance(const Row& row, const Team& team, const Cut& cut) {
@@ -208,24 +238,45 @@ struct Walk {
     }
 };
 
+// Scores as the softmax wants them, of ``count`` tokens that are there.
+__device__ __forceinline__ void mask(float (&s)[4], float scale, int count) {
+    const int g = (threadIdx.x & 31) >> 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = g + 8 * (i >> 1) < count ? __fmul_rn(s[i], scale) : no_score();
+}
+
+// What a tile's warp has for all warps of a block with SPREAD.
+struct Told {
+    uint4 weights[WARPS][32];
+    alignas(16) float keep[WARPS][HEADS];
+    float4 half_scores[2 * WARPS][32];
+};
+
 // Shared memory of a block.
 template <int D, class Memory>
 struct Shared {
     float4 tiles[WARPS * Rows<D>::RING_BYTES / 16];  // [WARPS][SLOTS][TILE][D] of BF16
     Queries<D> q;
-    alignas(16) Stats of_warp[WARPS][HEADS];
+    alignas(16) Stats of_tile[WARPS][HEADS];
     Memory fresh;
+    Told told;
 };
+
+// Of heads 2t and 2t + 1.
+__device__ __forceinline__ void read_stats(Stats (&stats)[2], const Stats (&of_heads)[HEADS]) {
+    const float4 both = *reinterpret_cast<const float4*>(&of_heads[2 * (threadIdx.x & 3)]);
+    stats[0] = make_float2(both.x, both.y), stats[1] = make_float2(both.z, both.w);
+}
 
 // A piece from the warps of a block, whose results lie in their tiles at ``slot``.
 template <int D>
-__device__ __forceinline__ void combine_warps(Held<D>& piece, const Stats (&of_warp)[WARPS][HEADS], const float4* slot) {
-    const int lane = threadIdx.x & 31, t = lane & 3, first = threadIdx.x / 32 * (D / 64);
+__device__ __forceinline__ void combine_warps(Held<D / 64>& piece, const Stats (&of_tile)[WARPS][HEADS], const float4* slot) {
+    const int lane = threadIdx.x & 31, first = threadIdx.x / 32 * (D / 64);
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-        const float4 both = *reinterpret_cast<const float4*>(&of_warp[w][2 * t]);
-        const Stats stats[2] = {make_float2(both.x, both.y), make_float2(both.z, both.w)};
-        Columns<D> part;
+        Stats stats[2];
+        read_stats(stats, of_tile[w]);
+        Columns<D / 64> part;
 #pragma unroll
         for (int j = 0; j < D / 64; ++j) {
             const float4 v = slot[w * (Rows<D>::RING_BYTES / 16) + (first + j) * 32 + lane];
@@ -235,12 +286,12 @@ __device__ __forceinline__ void combine_warps(Held<D>& piece, const Stats (&of_w
     }
 }
 
-// One row. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block
-// come here once their memory is there to be read. ``entry`` is what the table says of this thread's
-// first token; a length that does not fit its pages is none. scale includes log2(e).
-template <int D, bool SPREAD, class Source>
-__device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, float scale, const Team& team,
-                                       Source& source) {
+// One row, of many. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block come here once their
+// memory is there to be read. ``entry`` is what the table says of this thread's first token; a length that does not fit its
+// pages is none. scale includes log2(e).
+template <int D, class Source>
+__device__ __forceinline__ void attend_many(const Cache& cache, Row row, int entry, float scale, const Team& team,
+                                            Source& source) {
     constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
     using Memory = Shared<D, typename Source::Memory>;
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + BESIDE_BYTES);
@@ -251,16 +302,13 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     commit_copies();
     row.length = checked_length(row.length, cache, row.entries);
     const Cut cut(row.length, team.most);
-    if (SPREAD ? team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1) : team.index >= max(cut.groups, 1)) {
+    if (team.index >= max(cut.groups, 1)) {
         wait_for_copies<0>();
-        if (SPREAD && team.index >= team.sharing && cut.pieces > 1)
-            combine_columns(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing, cut.pieces, D,
-                            team.index - team.sharing);
         return;
     }
 
     // Stage 1: the first tiles, and the queries.
-    Walk<SPREAD> now(SPREAD ? team.index : team.index * GROUP, cut), next = now;
+    Walk now(team.index * GROUP, cut), next = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
@@ -277,7 +325,7 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
             place = (u32)max(at, 0) * stride;
             there = __ballot_sync(0xffffffffu, at != NOWHERE);
         }
-        if (has_tile) Rows<D>::fetch(ring + filled, is_value ? values : keys, place, there);
+        if (has_tile) Rows<D>::template fetch<1>(ring + filled, is_value ? values : keys, place, there, 0);
         commit_copies();
         filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
         if (!is_value && has_tile) {
@@ -288,22 +336,21 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
     };
     // The block that has the newest token.
     const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
-    const bool is_owner = SPREAD ? newest_piece == team.index
-                                 : newest_piece / GROUP % team.sharing == team.index;
-    u32 q[D / 32][4];
+    const bool is_owner = newest_piece / GROUP % team.sharing == team.index;
+    OwnQueries<D, 1> q;
 #pragma unroll 1
     for (int i = 0; i < SLOTS; ++i) {
         fetch(i & 1);
         if (i != 1) continue;
         source.template end<2>(shared.q, shared.fresh, row, is_owner);
-#pragma unroll
-        for (int j = 0; j < D / 32; ++j) load_matrices(q[j], shared_at(&shared.q.piece(lane & 7, 4 * j + (lane >> 3))));
+        q.load(shared.q, 0);
     }
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
 
     // Stage 2: tile after tile.
-    Softmax<D> softmax;
-    Held<D> group, whole;
+    Softmax softmax;
+    Columns<D / 16> o = {};
+    Held<D / 64> group, whole;
     u32 used = 0;  // where the next tile is
     int groups_done = 0;
 #pragma unroll 1
@@ -314,46 +361,35 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
-            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.key);
+            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.key, 0, 1);
         float s[4];
-        score<D>(s, q, ring + used, lane);
+        score<D, 1>(s, q, ring + used, 0);
         __syncwarp();
         fetch(SLOTS & 1);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            s[i] = token + (lane >> 2) + 8 * (i >> 1) < row.length ? __fmul_rn(s[i], scale) : no_score();
-        u32 high[2], low[2];
-        softmax.weigh(s, high, low);
+        mask(s, scale, row.length - token);
+        float2 keep;
+        const uint4 weights = softmax.weigh(s, keep);
 
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
-            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value);
-        softmax.add(high, low, ring + used, lane);
+            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, 0, 1);
+        add_values<D>(o, weights, keep, ring + used, 0);
         __syncwarp();
         now.advance(row, team, cut);
         if (now.piece != piece) {  // the piece is done
-            const bool any_bad = __any_sync(0xffffffffu, is_bad);
-            const Stats first = softmax.stats(0, any_bad), second = softmax.stats(1, any_bad);
-            if (lane < 4)
-                *reinterpret_cast<float4*>(&shared.of_warp[warp][2 * lane]) =
-                    make_float4(first.x, first.y, second.x, second.y);
+            softmax.tell(shared.of_tile[warp], __any_sync(0xffffffffu, is_bad));
             float4* const slot = shared.tiles + used / 16;
 #pragma unroll
             for (int j = 0; j < D / 16; ++j)
-                slot[warp * (RING_BYTES / 16) + j * 32 + lane] =
-                    make_float4(softmax.o[j][0], softmax.o[j][1], softmax.o[j][2], softmax.o[j][3]);
+                slot[warp * (RING_BYTES / 16) + j * 32 + lane] = make_float4(o[j][0], o[j][1], o[j][2], o[j][3]);
             __syncthreads();
-            Held<D> result;
-            combine_warps<D>(result, shared.of_warp, slot);
+            Held<D / 64> result;
+            combine_warps<D>(result, shared.of_tile, slot);
             if (cut.pieces == 1) {
                 whole = result;
                 break;
-            }
-            if constexpr (SPREAD) {
-                send_piece<D>(result, team);
-                return;
             }
             __syncthreads();
             const Stats stats[2] = {result.of_head[0].stats(), result.of_head[1].stats()};
@@ -366,26 +402,165 @@ __device__ __forceinline__ void attend(const Cache& cache, Row row, int entry, f
                 const Stats of_group[2] = {group.of_head[0].stats(), group.of_head[1].stats()};
                 if (team.sharing > 1) Slice<D>(team, piece / GROUP).write(group);
                 else whole.take(group.total, of_group);
-                group = Held<D>();
+                group = Held<D / 64>();
                 ++groups_done;
             }
-            softmax = Softmax<D>();
+            softmax = Softmax();
+#pragma unroll
+            for (int j = 0; j < D / 16; ++j)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) o[j][i] = 0.0f;
         }
         fetch((SLOTS + 1) & 1);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
     }
 
     // Stage 3: what several have to combine.
-    if (!SPREAD && cut.groups > 1 && team.sharing > 1) {
+    if (cut.groups > 1 && team.sharing > 1) {
         if (!is_last(team.zeros, groups_done, cut.groups)) return;
 #pragma unroll 4
         for (int of = 0; of < cut.groups; ++of) Slice<D>(team, of).take(whole);
     }
-    whole.write(row);
+    whole.write(row, D);
+}
+
+// Meets one other warp.
+__device__ __forceinline__ void meet_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory"); }
+
+// One row, of few: like attend_many, but this block has one piece, or combines columns of all. Launch: Spread<D>::THREADS threads.
+// Warps share tiles: a warp has scores of one of them, or half of what makes them, and then some columns of all of them.
+template <int D, class Source>
+__device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entry, float scale, const Team& team,
+                                           Source& source) {
+    constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
+    constexpr int HALVES = Spread<D>::HALVES, J = Spread<D>::J;
+    using Memory = Shared<D, typename Source::Memory>;
+    static_assert(sizeof(Memory) <= WARPS * RING_BYTES + BESIDE_BYTES);
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Memory& shared = *reinterpret_cast<Memory*>(memory);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
+    source.begin(shared.q, row);  // before anybody waits for the length
+    commit_copies();
+    row.length = checked_length(row.length, cache, row.entries);
+    const Cut cut(row.length, team.most);
+    if (team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1)) {
+        wait_for_copies<0>();
+        if (team.index >= team.sharing && cut.pieces > 1)
+            combine_columns<Spread<D>::WARPS>(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros,
+                                              team.sharing, cut.pieces, D, team.index - team.sharing);
+        return;
+    }
+
+    // Stage 1: the first tiles, and the queries.
+    const int step = cut.pieces * TOKENS, own_token = TILE * tile + (lane & 15);
+    const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
+    const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
+    const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
+    int now = team.index * TOKENS, next = now;  // where a step begins
+    u32 filled = 0, place = 0, there = 0;       // where the next copy goes, in bytes; where it comes from
+    bool is_bad = false, has_tile = false;
+    // Sends keys of the next tile on their way, or values of the same; what the table says of the one after is asked for long
+    // before it is needed.
+    auto fetch = [&](bool is_value) {
+        if (!is_value) {
+            has_tile = next < row.length;
+            const int token = next + own_token;
+            const int at = token < row.length ? cache.place(entry, token, is_bad) : NOWHERE;
+            place = (u32)max(at, 0) * stride;
+            there = __ballot_sync(0xffffffffu, at != NOWHERE);
+        }
+        if (has_tile) Rows<D>::template fetch<HALVES>(ring + filled, is_value ? values : keys, place, there, half);
+        commit_copies();
+        filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
+        if (!is_value && has_tile) {
+            next += step;
+            if (next + own_token < row.length) entry = load_entry(row.table + cache.page_of(next + own_token));
+        }
+    };
+    // The block that has the newest token.
+    const int newest = row.length - 1;
+    const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
+    OwnQueries<D, HALVES> q;
+#pragma unroll 1
+    for (int i = 0; i < SLOTS; ++i) {
+        fetch(i & 1);
+        if (i != 1) continue;
+        source.template end<2>(shared.q, shared.fresh, row, is_owner);
+        q.load(shared.q, half);
+    }
+    const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
+
+    // Stage 2: step after step.
+    Softmax softmax;
+    Columns<J> of_tile[WARPS] = {};
+    Held<J> whole;
+    u32 used = 0;  // where the next tile is
+#pragma unroll 1
+    while (now < row.length) {
+        const int token = now + TILE * tile;
+        const bool has_newest = Source::IS_FRESH && (u32)(replaced - token) < TILE, is_last_step = now + step >= row.length;
+
+        wait_for_copies<SLOTS - 1>();
+        __syncwarp();
+        if constexpr (Source::IS_FRESH)
+            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.key, half, HALVES);
+        float s[4];
+        score<D, HALVES>(s, q, ring + used, half);
+        __syncwarp();
+        if (HALVES > 1) shared.told.half_scores[warp][lane] = make_float4(s[0], s[1], s[2], s[3]);
+        fetch(SLOTS & 1);
+        used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
+        if (HALVES > 1) {
+            meet_pair(tile);
+            const float4 other = shared.told.half_scores[warp ^ 1][lane];
+            s[0] = __fadd_rn(s[0], other.x), s[1] = __fadd_rn(s[1], other.y);
+            s[2] = __fadd_rn(s[2], other.z), s[3] = __fadd_rn(s[3], other.w);
+        }
+        mask(s, scale, row.length - token);
+        float2 keep;
+        const uint4 weights = softmax.weigh(s, keep);
+        if (half == 0) {
+            shared.told.weights[tile][lane] = weights;
+            if (lane < 4) *reinterpret_cast<float2*>(&shared.told.keep[tile][2 * lane]) = keep;
+            if (is_last_step) softmax.tell(shared.of_tile[tile], __any_sync(0xffffffffu, is_bad));
+        }
+
+        wait_for_copies<SLOTS - 1>();
+        __syncwarp();
+        if constexpr (Source::IS_FRESH)
+            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, half, HALVES);
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w)
+            add_values<D>(of_tile[w], shared.told.weights[w][lane],
+                          *reinterpret_cast<const float2*>(&shared.told.keep[w][2 * (lane & 3)]), tiles + w * RING_BYTES + used,
+                          warp * J);
+        if (is_last_step) {
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                Stats stats[2];
+                read_stats(stats, shared.of_tile[w]);
+                whole.take(of_tile[w], stats);
+            }
+            if (cut.pieces == 1) break;
+            send_piece<D>(whole, team);
+            return;
+        }
+        now += step;
+        __syncthreads();
+        fetch((SLOTS + 1) & 1);
+        used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
+    }
+    whole.write(row, D);
 }
 
 template <int D, bool SPREAD>
 __device__ __forceinline__ void attend(const Cache& cache, const Row& row, int entry, float scale, const Team& team) {
-    Stored<D> source;
-    attend<D, SPREAD>(cache, row, entry, scale, team, source);
+    if constexpr (SPREAD) {
+        Stored<D, Spread<D>::WARPS> source;
+        attend_few<D>(cache, row, entry, scale, team, source);
+    } else {
+        Stored<D, WARPS> source;
+        attend_many<D>(cache, row, entry, scale, team, source);
+    }
 }

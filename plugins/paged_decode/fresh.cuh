@@ -27,10 +27,10 @@ __device__ __noinline__ float2 cosine_and_sine_of(int position, double turns) {
     return v;
 }
 
-template <int D>
+template <int D, int WARPS>
 struct Fresh {
     static constexpr bool IS_FRESH = true;
-    static constexpr int PIECES = D / 8, HEADS_A_WARP = HEADS / WARPS;
+    static constexpr int PIECES = D / 8, HEADS_A_WARP = HEADS / WARPS, THREADS = 32 * WARPS;
     struct Memory {
         alignas(16) bf16 key[D], value[D];
     };

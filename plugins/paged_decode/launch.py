@@ -31,16 +31,16 @@ _NO_ARRAY = 0  # a null pointer
 _PIECE_TOKENS = 64
 # A row has pieces for so many blocks, and a piece's groups of 8 are at most 8 (pieces.cuh).
 _MOST_BLOCKS, _MOST_PIECES, _GROUP = 128, 64, 8
-# Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 12 KB a piece.
+# Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 10 KB a piece.
 _SPREAD_BLOCKS = 256
 # So many blocks keep a device busy: with fewer rows several share one.
 _ENOUGH_BLOCKS = 528
 # attention.cuh: what a block has in shared memory for tiles, where two blocks have room for three of them a warp and
 # where they do not, and beside them.
-_TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 8 * 1024
+_TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 12 * 1024
 _SMALLEST = (8, 0)
-# pieces.cuh: the mail of a piece, a column; pieces that a warp combines, and its columns.
-_MAIL_BYTES, _PIECES_A_WARP, _COLUMNS, _WARPS = 48, 16, 4, 4
+# pieces.cuh: the mail of a piece, a column; and the columns that a warp combines.
+_MAIL_BYTES, _COLUMNS = 40, 8
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
@@ -123,9 +123,10 @@ def shares_of(teams: int, longest: int, most: int) -> Shares:
 
 
 def combining_blocks(head_dim: int, pieces: int) -> int:
-    """Return how many blocks combine the pieces of a row and key head: 4 columns a warp, or two or four warps."""
-    warps = next(count for count in (1, 2, _WARPS) if pieces <= count * _PIECES_A_WARP)
-    return head_dim // _COLUMNS * warps // _WARPS
+    """Return how many blocks combine the pieces of a row and key head: 8 columns a warp, or two, four or eight."""
+    of_block = 8 if head_dim >= 128 else 4
+    warps = next(count for count in (1, 2, 4, 8) if pieces <= count * (_MOST_PIECES // of_block))
+    return head_dim // _COLUMNS * warps // of_block
 
 
 def launches(

@@ -20,7 +20,7 @@
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)at.row * L;                                                  \
         wait_for_previous_launch();                                                                                 \
-        const int entry = entry_of(cache, table, L, at.first_token<SPREAD>());                                      \
+        const int entry = entry_of(cache, table, L, at.first_token<D, SPREAD>());                                      \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
         attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
@@ -29,9 +29,9 @@
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 128, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 256, false, ATTENTION_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 64, true, ATTENTION_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 128, true, ATTENTION_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 256, true, ATTENTION_BOUNDS)
+PAGED_DECODE(paged_decode_spread, 64, true, SPREAD_BOUNDS(64))
+PAGED_DECODE(paged_decode_spread, 128, true, SPREAD_BOUNDS(128))
+PAGED_DECODE(paged_decode_spread, 256, true, SPREAD_BOUNDS(256))
 
 // Any D up to 1024. Grid: S * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(

@@ -140,35 +140,31 @@ struct Target {
     }
 };
 
-// A warp's result: o[j] = {(2t, d), (2t + 1, d), (2t, d + 8), (2t + 1, d + 8)} as (head, d), d = 16 j + g. Of a block's
-// result, warp w has o[D / 64 * w] and following.
-template <int D>
-using Columns = float[D / 64][4];
+// Values as the tensor core leaves them: o[j] = {(2t, d), (2t + 1, d), (2t, d + 8), (2t + 1, d + 8)} as (head, d), d = 16 j + g
+// from some column on.
+template <int J>
+using Columns = float[J][4];
 
-template <int D>
-__device__ __forceinline__ int first_column() {
-    return threadIdx.x / 32 * (D / WARPS);
-}
-
-// Partial results of a block, taken in one after the other.
-template <int D>
+// Partial results of a block, taken in one after the other. Warp w has 16 * J columns from 16 * J * w on.
+template <int J>
 struct Held {
-    Columns<D> total = {};
+    Columns<J> total = {};
     Running of_head[2];  // 2t and 2t + 1
 
-    __device__ __forceinline__ void take(const Columns<D>& part, const Stats (&stats)[2]) {
+    __device__ __forceinline__ static int first_column() { return threadIdx.x / 32 * (16 * J); }
+    __device__ __forceinline__ void take(const Columns<J>& part, const Stats (&stats)[2]) {
         const float2 shares[2] = {of_head[0].take(stats[0]), of_head[1].take(stats[1])};
 #pragma unroll
-        for (int j = 0; j < D / 64; ++j)
+        for (int j = 0; j < J; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) total[j][i] = mix(total[j][i], part[j][i], shares[i & 1]);
     }
 
-    __device__ __forceinline__ void write(const Row& row) const {
+    __device__ __forceinline__ void write(const Row& row, int D) const {
         const Stats stats[2] = {of_head[0].stats(), of_head[1].stats()};
 #pragma unroll
-        for (int i = 0; i < D / 32; ++i) {
-            Target to(row, D, first_column<D>() + 8 * i);
+        for (int i = 0; i < 2 * J; ++i) {
+            Target to(row, D, first_column() + 8 * i);
             to.load_gate();
             to.write(make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), stats);
         }
@@ -187,17 +183,17 @@ struct Slice {
         : at(reinterpret_cast<float4*>(team.scratch + (size_t)group * FLOATS)) {}
     __device__ __forceinline__ float4* stats() const { return at + HEADS * D / 4 + (threadIdx.x & 3); }
 
-    __device__ __forceinline__ void write(const Held<D>& held) const {
+    __device__ __forceinline__ void write(const Held<D / 64>& held) const {
         const Stats first = held.of_head[0].stats(), second = held.of_head[1].stats();
 #pragma unroll
         for (int j = 0; j < D / 64; ++j)
             at[j * THREADS + threadIdx.x] = make_float4(held.total[j][0], held.total[j][1], held.total[j][2], held.total[j][3]);
         if (threadIdx.x < 4) *stats() = make_float4(first.x, first.y, second.x, second.y);
     }
-    __device__ __forceinline__ void take(Held<D>& held) const {
+    __device__ __forceinline__ void take(Held<D / 64>& held) const {
         const float4 both = __ldcg(stats());
         const Stats of_head[2] = {make_float2(both.x, both.y), make_float2(both.z, both.w)};
-        Columns<D> part;
+        Columns<D / 64> part;
 #pragma unroll
         for (int j = 0; j < D / 64; ++j) {
             const float4 v = __ldcg(at + j * THREADS + threadIdx.x);
@@ -220,11 +216,18 @@ __device__ __forceinline__ bool is_last(u32* count, int added, int all) {
 
 // --- few rows: mail ---
 
-// What four columns of a piece are sent in: values [4, HEADS], then statistics. A word that is zero has not come: there is no
+// A block with SPREAD: for each 16 tokens of a step two warps, which have half of the keys each, or one where there are fewer
+// than 128 columns. Of the result each has D / warps columns.
+template <int D>
+struct Spread {
+    static constexpr int HALVES = D >= 128 ? 2 : 1, WARPS = ::WARPS * HALVES, THREADS = 32 * WARPS, J = D / WARPS / 16;
+};
+
+// What eight columns of a piece are sent in: values [8, HEADS], then statistics. A word that is zero has not come: there is no
 // counter, and nobody waits for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0,
 // which counts as much.
 struct Mail {
-    static constexpr int COLUMNS = 4, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
+    static constexpr int A_LANE = 2, COLUMNS = 4 * A_LANE, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
 
     __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a piece
     __device__ __forceinline__ static u32* at(u32* of_team, int D, int piece, int part) {
@@ -235,95 +238,113 @@ struct Mail {
 
 // Sends a piece.
 template <int D>
-__device__ __forceinline__ void send_piece(const Held<D>& held, const Team& team) {
-    constexpr int PARTS = D / WARPS / Mail::COLUMNS;  // a warp's
+__device__ __forceinline__ void send_piece(const Held<Spread<D>::J>& held, const Team& team) {
+    constexpr int PARTS = 16 * Spread<D>::J / Mail::COLUMNS;  // a warp's
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = (threadIdx.x >> 5) * PARTS;
 #pragma unroll
-    for (int i = 0; i < PARTS / 2; ++i)
-        put(reinterpret_cast<uint2*>(Mail::at(team.zeros, D, team.index, first + 2 * i + g / 4)) + g % 4 * (HEADS / 2) + t,
+    for (int i = 0; i < 2 * Spread<D>::J; ++i) {
+        const int column = 8 * i + g;
+        put(reinterpret_cast<uint2*>(Mail::at(team.zeros, D, team.index, first + column / Mail::COLUMNS)) +
+                column % Mail::COLUMNS * (HEADS / 2) + t,
             make_uint2(Mail::letter(held.total[i / 2][i % 2 * 2]), Mail::letter(held.total[i / 2][i % 2 * 2 + 1])));
+    }
     const Stats even = held.of_head[0].stats(), odd = held.of_head[1].stats();
     const uint4 stats = make_uint4(Mail::letter(even.x), Mail::letter(even.y), Mail::letter(odd.x), Mail::letter(odd.y));
-#pragma unroll
-    for (int i = 0; i < PARTS; i += 8)
-        if (i + g < PARTS)
-            put(reinterpret_cast<uint4*>(Mail::at(team.zeros, D, team.index, first + i + g) + Mail::STATS) + t, stats);
+    static_assert(PARTS <= 8);
+    if (g < PARTS) put(reinterpret_cast<uint4*>(Mail::at(team.zeros, D, team.index, first + g) + Mail::STATS) + t, stats);
 }
 
-// How many warps combine what four columns of so many pieces are sent in, two groups each.
-constexpr int PIECES_A_WARP = MOST_GROUPS / WARPS * GROUP;
-__device__ __forceinline__ int warps_of(int sharing) { return sharing > 2 * PIECES_A_WARP ? 4 : sharing > PIECES_A_WARP ? 2 : 1; }
-
-// Groups, as lanes leave them for the first of those warps.
+// Groups, as lanes leave them for the first of the warps that combine the same columns.
 struct Groups {
-    float total[MOST_GROUPS][32];
+    float total[MOST_GROUPS][Mail::A_LANE][32];
     Stats stats[MOST_GROUPS][32];
 };
 
-// A value of one head.
-struct Value {
-    float total = 0.0f;
+// Values of one head.
+struct Combined {
+    float total[Mail::A_LANE] = {};
     Running head;
 
     // Nothing changes, but for -0, where there is nothing: no branch, so that one does not wait for another.
-    __device__ __forceinline__ void take(float value, Stats stats, bool exists) {
+    __device__ __forceinline__ void take(const float (&values)[Mail::A_LANE], Stats stats, bool exists) {
         const float2 shares = head.take(make_float2(exists ? stats.x : NO_TOP, exists ? stats.y : 0.0f));
-        total = mix(total, exists ? value : 0.0f, shares);
+#pragma unroll
+        for (int i = 0; i < Mail::A_LANE; ++i) total[i] = mix(total[i], exists ? values[i] : 0.0f, shares);
     }
 };
 
-// Combines four columns a warp, or every two or four warps: a lane one head of one of them. By a block without a piece, the
-// ``index``-th of them. One function for all head sizes, which compiles once.
+// Combines the same columns by one warp, or by two or more: a lane one head of A_LANE of them. By a block of so many warps
+// without a piece, the ``index``-th of them. One function for all head sizes, which compiles once.
+template <int BLOCK_WARPS>
 __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int sharing,
                                              int pieces, int D, int index) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = warps_of(sharing);
-    const int part = index * (WARPS / warps) + warp / warps, first = warp % warps * PIECES_A_WARP, count = pieces - first;
-    const int head = lane % HEADS, place = head * D + 4 * part + lane / HEADS;
+    constexpr int OWN_GROUPS = MOST_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP;  // of a warp
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int warps = sharing > 4 * OWN ? 8 : sharing > 2 * OWN ? 4 : sharing > OWN ? 2 : 1;
+    const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = pieces - first;
+    const int head = lane % HEADS, place = head * D + Mail::COLUMNS * part + lane / HEADS;
     const bool is_first = first == 0, exists = is_first && head < heads;
-    bf16 factor = {};
-    if (exists && gate != nullptr) factor = gate[place];
+    bf16 factors[Mail::A_LANE] = {};
+    if (exists && gate != nullptr)
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c) factors[c] = gate[place + 4 * c];
     if (count > 0) {
         // What is beyond the pieces is the last one once more: with a branch, a look would wait for the one before.
-        u32 values[PIECES_A_WARP];
-        uint2 stats[PIECES_A_WARP];
+        u32 values[OWN][Mail::A_LANE];
+        uint2 stats[OWN];
         u32 missing;
         do {
 #pragma unroll
-            for (int i = 0; i < PIECES_A_WARP; ++i) {
+            for (int i = 0; i < OWN; ++i) {
                 const u32* const from = Mail::at(mail, D, first + min(i, count - 1), part);
-                values[i] = look(from + lane);
+#pragma unroll
+                for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(from + 32 * c + lane);
                 stats[i] = look(reinterpret_cast<const uint2*>(from + Mail::STATS) + head);
             }
             missing = 0;
 #pragma unroll
-            for (int i = 0; i < PIECES_A_WARP; ++i) missing |= (values[i] == 0) | (stats[i].x == 0) | (stats[i].y == 0);
+            for (int i = 0; i < OWN; ++i) {
+                missing |= (stats[i].x == 0) | (stats[i].y == 0);
+#pragma unroll
+                for (int c = 0; c < Mail::A_LANE; ++c) missing |= values[i][c] == 0;
+            }
         } while (__any_sync(0xffffffffu, missing != 0));
 #pragma unroll
-        for (int g = 0; g < PIECES_A_WARP / GROUP; ++g) {
-            Value own;
+        for (int g = 0; g < OWN_GROUPS; ++g) {
+            Combined own;
 #pragma unroll
-            for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
-                own.take(__uint_as_float(values[i]), make_float2(__uint_as_float(stats[i].x), __uint_as_float(stats[i].y)),
-                         i < count);
-            groups->total[warp * (PIECES_A_WARP / GROUP) + g][lane] = own.total;
-            groups->stats[warp * (PIECES_A_WARP / GROUP) + g][lane] = own.head.stats();
+            for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) {
+                float letters[Mail::A_LANE];
+#pragma unroll
+                for (int c = 0; c < Mail::A_LANE; ++c) letters[c] = __uint_as_float(values[i][c]);
+                own.take(letters, make_float2(__uint_as_float(stats[i].x), __uint_as_float(stats[i].y)), i < count);
+            }
+#pragma unroll
+            for (int c = 0; c < Mail::A_LANE; ++c) groups->total[warp * OWN_GROUPS + g][c][lane] = own.total[c];
+            groups->stats[warp * OWN_GROUPS + g][lane] = own.head.stats();
         }
     }
     __syncthreads();
     if (is_first) {
-        const int all = (pieces + GROUP - 1) / GROUP, from = warp * (PIECES_A_WARP / GROUP);
-        Value whole;
+        const int all = (pieces + GROUP - 1) / GROUP, from = warp * OWN_GROUPS;
+        Combined whole;
 #pragma unroll
         for (int g = 0; g < MOST_GROUPS; ++g) {
             const int at = min(from + g, MOST_GROUPS - 1);
-            whole.take(groups->total[at][lane], groups->stats[at][lane], g < all);
+            float totals[Mail::A_LANE];
+#pragma unroll
+            for (int c = 0; c < Mail::A_LANE; ++c) totals[c] = groups->total[at][c][lane];
+            whole.take(totals, groups->stats[at][lane], g < all);
         }
-        if (exists) out[place] = finished(whole.total, whole.head.stats(), gate != nullptr, factor);
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c)
+            if (exists) out[place + 4 * c] = finished(whole.total[c], whole.head.stats(), gate != nullptr, factors[c]);
     }
 #pragma unroll 4
-    for (int i = 0; i < min(count, PIECES_A_WARP); ++i) {
+    for (int i = 0; i < min(count, OWN); ++i) {
         u32* const from = Mail::at(mail, D, first + i, part);
-        put(from + lane, 0);
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c) put(from + 32 * c + lane, 0);
         if (lane < 2 * HEADS) put(from + Mail::STATS + lane, 0);
     }
 }
@@ -343,9 +364,10 @@ struct BlockPlace {
     }
 
     // The first token of this thread's tile.
-    template <bool SPREAD>
+    template <int D, bool SPREAD>
     __device__ __forceinline__ static int first_token() {
-        return (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + (threadIdx.x / 32) * TILE + threadIdx.x % TILE;
+        const int tile = threadIdx.x / (SPREAD ? 32 * Spread<D>::HALVES : 32);
+        return (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + tile * TILE + threadIdx.x % TILE;
     }
 
     // This block's team; where several share a row it has mail, or scratch memory for ``most`` pieces and a counter.

@@ -151,7 +151,7 @@ def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch)
 
 def test_attention_of_few_rows_has_a_block_for_every_piece_and_blocks_that_combine_them():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=100, P=200), {})
-    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2, 2 * 2, 13 + 8))  # 800 tokens; 4 columns a warp
+    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2, 2 * 2, 13 + 4))  # 800 tokens; 8 columns 2 warps
 
 
 def test_attention_over_one_piece_is_the_work_of_one_block():
@@ -180,14 +180,17 @@ def test_attention_of_few_rows_has_mail_for_every_piece():
     (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), {})
     (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
     teams, pieces = 2 * 2 * 2, 32
-    assert plan.grid == (2, 2 * 2, pieces + 16)  # 4 columns two warps
-    columns = 4 * (8 * 128 + 128 // 4 * 2 * 8)  # FP32 of 8 heads, and statistics with 4 columns
+    assert plan.grid == (2, 2 * 2, pieces + 8)  # 8 columns four warps
+    columns = 4 * (8 * 128 + 128 // 8 * 2 * 8)  # FP32 of 8 heads, and statistics with 8 columns
     assert mail.size_bytes == teams * pieces * columns
 
 
-@pytest.mark.parametrize(("pieces", "blocks"), [(2, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64)])
-def test_attention_has_a_warp_for_every_sixteen_pieces_of_four_columns(pieces, blocks):
-    assert paged_launch.combining_blocks(256, pieces) == blocks
+@pytest.mark.parametrize(("head_dim", "pieces", "blocks"), [
+    (256, 2, 4), (256, 8, 4), (256, 9, 8), (256, 16, 8), (256, 17, 16), (256, 32, 16), (256, 33, 32), (256, 64, 32),
+    (128, 8, 2), (128, 64, 16), (64, 2, 2), (64, 16, 2), (64, 17, 4), (64, 64, 8),
+])  # fmt: skip
+def test_attention_has_a_warp_for_every_eight_or_sixteen_pieces_of_eight_columns(head_dim, pieces, blocks):
+    assert paged_launch.combining_blocks(head_dim, pieces) == blocks
 
 
 def test_attention_of_many_rows_has_scratch_for_every_group_and_counts_them():
@@ -275,7 +278,7 @@ def fresh(**sizes):
 
 def test_attention_from_projections_is_shared_out_like_attention():
     (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24, L=100, P=200), {})
-    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2, 2 * 2, 13 + 8))
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2, 2 * 2, 13 + 4))
     (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24), {})
     assert (plan.entry, plan.grid) == ("paged_decode_fresh_d128", (2, 2 * 2, 1))
 
