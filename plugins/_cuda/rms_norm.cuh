@@ -3,8 +3,8 @@
 // One row for a warp up to H = 1024 (heads: many short rows), for a block of 256 threads above. A lane takes vectors of
 // 8 values if H is a multiple of 8, else single ones; the first vectors of a warp's lane, one or four, stay in registers
 // between the sum and the result, of other forms a lane's first; all others are read again. Or, up to 8192, a lane has one
-// vector, and the row as many warps as it needs, in one block or in a cluster of four. Weights are read before the launch
-// waits for the one before it.
+// vector, and the row as many warps as it needs, in a cluster of four, or two vectors as if of two lanes, in one block.
+// Weights are read before the launch waits for the one before it.
 //
 // Numerics: FP32 inside, one rounding to BF16 (two with a residual, the first where it is stored); root and quotients
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
@@ -220,41 +220,53 @@ __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, f
                                    widen(load_weight<WIDTH>(form.weight, piece)));
 }
 
-// --- one row of one vector a lane ---
+// --- one row of a vector a lane, or of a few that are summed as if each were a lane's own ---
 
-constexpr int MOST_WARPS = 32;  // of a row
+constexpr int MOST_WARPS = 32;  // of vectors of a row
 
-// H is a multiple of 8, and RANKS blocks have a thread for each vector.
-template <int RANKS, class Form>
+// H is a multiple of 8, and RANKS blocks have VECTORS times a thread for each vector.
+template <int RANKS, int VECTORS, class Form>
 __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps) {
     __shared__ float4 sums[MOST_WARPS / 4];
     __shared__ Arrival arrival;
-    const int rank = blockIdx.x % RANKS, piece = rank * blockDim.x + threadIdx.x, lane = threadIdx.x % warp;
-    const int own_warp = piece / warp, warps = RANKS * blockDim.x / warp;
-    const bool exists = piece < H / 8;
+    const int lane = threadIdx.x % warp, first = blockIdx.x % RANKS * VECTORS * blockDim.x + threadIdx.x;
+    const int warps = RANKS * VECTORS * blockDim.x / warp;
+    auto piece = [&](int j) { return first + j * (int)blockDim.x; };
+    auto exists = [&](int j) { return piece(j) < H / 8; };
 
-    // Stage 1: the weight, then the values and the sum of their squares.
+    // Stage 1: the weights, then the values and the sums of their squares.
     allow_next_launch();
     if ((int)threadIdx.x < MOST_WARPS - warps) reinterpret_cast<float*>(sums)[warps + threadIdx.x] = 0.0f;
     if constexpr (RANKS > 1) {
         if (threadIdx.x == 0) expect_bytes(&arrival, warps * sizeof(float));
         cluster_arrive_relaxed();
     }
-    decltype(load_weight<8>(form.weight, 0)) weight = {};
-    if (exists) weight = load_weight<8>(form.weight, piece);
+    decltype(load_weight<8>(form.weight, 0)) weights[VECTORS] = {};
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j)
+        if (exists(j)) weights[j] = load_weight<8>(form.weight, piece(j));
     wait_for_previous_launch();
-    typename Form::template Fetched<8> fetched = {};
-    if (exists) fetched = form.template fetch<8>(piece);
+    typename Form::template Fetched<8> fetched[VECTORS] = {};
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j)
+        if (exists(j)) fetched[j] = form.template fetch<8>(piece(j));
     if constexpr (RANKS > 1) cluster_wait();
-    if (exists) form.template take<8>(piece, fetched);
-    const float own = warp_sum(add_squares(widen(fetched.value), 0.0f));
+    float own[VECTORS];
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        if (exists(j)) form.template take<8>(piece(j), fetched[j]);
+        own[j] = warp_sum(add_squares(widen(fetched[j].value), 0.0f));
+    }
 
     // Stage 2: over warps, those of all blocks.
-    float* const place = reinterpret_cast<float*>(sums) + own_warp;
-    if constexpr (RANKS > 1) {
-        if (lane < RANKS) store_to_rank(place, own, &arrival, lane);
-    } else if (lane == 0) {
-        *place = own;
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        float* const place = reinterpret_cast<float*>(sums) + piece(j) / warp;
+        if constexpr (RANKS > 1) {
+            if (lane < RANKS) store_to_rank(place, own[j], &arrival, lane);
+        } else if (lane == 0) {
+            *place = own[j];
+        }
     }
     __syncthreads();
     if constexpr (RANKS > 1) await_bytes(&arrival);
@@ -271,5 +283,7 @@ __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps
     const float r = reciprocal_root((parts[0].x + parts[0].y) + (parts[0].z + parts[0].w), H, eps);
 
     // Stage 3: results.
-    if (exists) form.template write<8>(piece, fetched, r, widen(weight));
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j)
+        if (exists(j)) form.template write<8>(piece(j), fetched[j], r, widen(weights[j]));
 }

@@ -56,20 +56,18 @@ struct HeadSquares {
             cluster_arrive_relaxed();
         }
     }
-    // All threads, once all blocks have begun.
+    // By warps that share, once all blocks have begun.
     __device__ __forceinline__ void reach_others() const {
         if constexpr (RANKS > 1) cluster_wait();
     }
-    // Of four values a lane, in lanes 0 to 7.
+    // Of four values a lane, the same ones in lanes 8 r + i for all r, which send them to rank r.
     __device__ __forceinline__ void share(int tile, int lane, const Values<LANE_COLUMNS>& v) {
-        const float low = add_squares(v, 0.0f), sum = add_squares(v, __shfl_up_sync(0xffffffffu, low, 1));  // odd lanes'
-        const float4 pieces = make_float4(__shfl_sync(0xffffffffu, sum, 1), __shfl_sync(0xffffffffu, sum, 3),
-                                          __shfl_sync(0xffffffffu, sum, 5), __shfl_sync(0xffffffffu, sum, 7));
-        if constexpr (RANKS > 1) {
-            if (lane < RANKS) store_to_rank(&tiles[tile], pieces, &arrival, lane);
-        } else if (lane == 0) {
-            tiles[tile] = pieces;
-        }
+        const float low = add_squares(v, 0.0f), sum = add_squares(v, __shfl_up_sync(0xffffffffu, low, 1));
+        const int rank = lane / 8;
+        if (lane % 2 == 0 || rank >= RANKS) return;
+        float* const to = reinterpret_cast<float*>(&tiles[tile]) + lane % 8 / 2;
+        if constexpr (RANKS > 1) store_to_rank(to, sum, &arrival, rank);
+        else *to = sum;
     }
     // In the order of a warp that has a piece a lane.
     __device__ __forceinline__ float total() {
@@ -80,6 +78,31 @@ struct HeadSquares {
     }
 };
 
+// What four columns of the outputs are multiplied by, as it stands in memory: nothing waits for it until it is widened.
+struct RawFactors {
+    uint4 weight;
+    uint2 gate;
+
+    __device__ __forceinline__ void load_weight(const NormWeight& from, int column) {
+        if (from.is_bf16) {
+            const uint2 v = load_now(reinterpret_cast<const uint2*>(static_cast<const bf16*>(from.at) + column));
+            weight.x = v.x, weight.y = v.y;
+        } else {
+            weight = load_now(reinterpret_cast<const uint4*>(static_cast<const float*>(from.at) + column));
+        }
+    }
+    __device__ __forceinline__ float4 widened(bool is_bf16) const {
+        if (is_bf16) return widen(make_uint2(weight.x, weight.y));
+        return make_float4(__uint_as_float(weight.x), __uint_as_float(weight.y), __uint_as_float(weight.z),
+                           __uint_as_float(weight.w));
+    }
+};
+
+// And as it is needed: made by one warp of a tile while the state is on its way.
+struct Factors {
+    float4 weight[COLUMNS / LANE_COLUMNS], gate[COLUMNS / LANE_COLUMNS];  // silu of it
+};
+
 // The threads of a tile meet.
 template <int BLOCK_TILES>
 __device__ __forceinline__ void meet_tile() {
@@ -87,49 +110,62 @@ __device__ __forceinline__ void meet_tile() {
     else asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / TILE_THREADS), "n"(TILE_THREADS) : "memory");
 }
 
-// Dk = Dv = 128. Grid: S * value_heads heads, each of HEAD_TILES / BLOCK_TILES blocks.
+// Dk = Dv = 128. Grid: HEAD_TILES / BLOCK_TILES x value_heads x S.
 template <int BLOCK_TILES>
 __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* decay, const float* beta, const bf16* gate,
                                                 const NormWeight& weight, float* pool, const int* slots, bf16* out,
-                                                float eps, int pool_slots, int key_heads, int value_heads, int value_dim) {
+                                                float eps, int pool_slots, int key_heads, int value_heads) {
     const Heads heads{key_heads, KEY_DIM, value_heads, VALUE_DIM};
     __shared__ Exchange exchange[BLOCK_TILES];
+    __shared__ Factors all_factors[BLOCK_TILES];
     __shared__ HeadSquares<BLOCK_TILES> squares;
     allow_next_launch();
-    squares.begin();
     const int own_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
-    const SingleRow row(heads, blockIdx.x * BLOCK_TILES + own_tile, qkv, slots, pool, pool_slots);
+    const Tile tile(heads, blockIdx.x * BLOCK_TILES + own_tile, blockIdx.y, blockIdx.z);
+    const SingleRow row(heads, tile, qkv, slots, pool, pool_slots);
+    squares.begin();
     const Tile& at = row.at;
-    const bool is_writer = at.warp == 0 && at.lane < COLUMNS / LANE_COLUMNS;
+    const bool has_column = at.lane < COLUMNS / LANE_COLUMNS, is_writer = at.warp == 0 && has_column;
+    const bool makes_factors = at.warp == 1 && has_column;
     const size_t place = ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column;
-    Values<LANE_COLUMNS> weights, by;
-    if (is_writer) weights = load_weight<LANE_COLUMNS>(&weight, at.column / LANE_COLUMNS);
+    Factors& factors = all_factors[own_tile];
+    RawFactors raw;
+    if (makes_factors) raw.load_weight(weight, at.column);
+    row.bring_state();
     wait_for_previous_launch();
 
     // Stage 1: the step. What does not need the state is done while it is on its way.
     RowInputs in;
     StatePart state;
-    uint2 gates = make_uint2(0, 0);
-    if (is_writer) gates = *reinterpret_cast<const uint2*>(gate + place);
+    if (makes_factors) raw.gate = load_now(reinterpret_cast<const uint2*>(gate + place));
     const int slot = row.load(in, state, decay, beta);
-    if (is_writer) by = silu(values_of(widen(gates)));
+    if (makes_factors) {
+        factors.weight[at.lane] = raw.widened(weight.is_bf16);
+        factors.gate[at.lane] = of_values(silu(values_of(widen(raw.gate))));
+    }
     const RowStep moves(in);
-    squares.reach_others();
     if (!row.is_inside(slot)) {  // so it is for the whole head
         if (is_writer) *reinterpret_cast<uint2*>(out + place) = make_uint2(0, 0);
         return;
     }
-    const uint2 mixed = narrow(step(state, moves, exchange[own_tile], at, [] { meet_tile<BLOCK_TILES>(); }));
+    Exchange& own = exchange[own_tile];
+    if (at.warp == 0) squares.reach_others();
+    read_state(state, moves, own, 0, at.warp, at.lane);
+    meet_tile<BLOCK_TILES>();
+    const float4 read_q = own.total(0, 1, at.lane & 7), delta = delta_of(moves, own.total(0, 0, at.lane & 7));
 
-    // Stage 2: the squares of the head, while the state goes out.
-    const Values<LANE_COLUMNS> values = values_of(widen(mixed));
-    if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values);
+    // Stage 2: the squares of the head; the state moves and goes out while they are on their way.
+    const uint2 mixed = narrow(output_of(moves, delta, read_q));
+    if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values_of(widen(mixed)));
+    move_state(state, moves, delta);
     state.store(row.place(slot), VALUE_DIM);
     if (at.warp != 0) return;
 
     // Stage 3: norm and gate.
-    const float r = reciprocal_root(squares.total(), value_dim, eps);
-    if (is_writer) *reinterpret_cast<uint2*>(out + place) = narrow(of_values(gated(values, r, weights, by)));
+    const float r = reciprocal_root(squares.total(), VALUE_DIM, eps);
+    if (!is_writer) return;
+    const Values<LANE_COLUMNS> of = values_of(factors.weight[at.lane]), by = values_of(factors.gate[at.lane]);
+    *reinterpret_cast<uint2*>(out + place) = narrow(of_values(gated(values_of(widen(mixed)), r, of, by)));
 }
 
 #define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
@@ -144,7 +180,7 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
         bf16* out,                        /* [S, value_heads Dv] */                                                  \
         float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {        \
         delta_rule_norm<TILES>(qkv, decay, beta, gate, {weight, (bool)is_bf16}, pool, slots, out, eps, pool_slots,   \
-                               key_heads, value_heads, value_dim);                                                   \
+                               key_heads, value_heads);                                                              \
     }
 
 DELTA_RULE_NORM(few_128, FEW, FEW_BOUNDS)
@@ -162,7 +198,8 @@ __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, 
     const int tiles = heads.value_dim / COLUMNS, group = threadIdx.x / TILE_THREADS;
     auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(TILE_THREADS) : "memory"); };
     for (int tile = group; tile < tiles; tile += ANY_THREADS / TILE_THREADS) {
-        const SingleRow row(heads, blockIdx.x * tiles + tile, qkv, slots, pool, pool_slots);
+        const int head = blockIdx.x % heads.value_heads, sequence = blockIdx.x / heads.value_heads;
+        const SingleRow row(heads, Tile(heads, tile, head, sequence), qkv, slots, pool, pool_slots);
         RowInputs in;
         StatePart state;
         const int slot = row.load(in, state, decay, beta);

@@ -29,7 +29,10 @@ struct Heads {
     int key_heads, key_dim, value_heads, value_dim;
 
     __device__ __forceinline__ size_t width() const { return 2 * (size_t)key_heads * key_dim + (size_t)value_heads * value_dim; }
-    __device__ __forceinline__ int key_head(int head) const { return head / (value_heads / key_heads); }
+    // As head / (value_heads / key_heads): of heads that launch.py lets through, a quotient this close is exact.
+    __device__ __forceinline__ int key_head(int head) const {
+        return (int)__fdividef((head + 0.5f) * key_heads, (float)value_heads);
+    }
     __device__ __forceinline__ size_t state_size() const { return (size_t)key_dim * value_dim; }
 };
 
@@ -74,6 +77,13 @@ __device__ __forceinline__ float4 scale4(float a, float4 x) { return make_float4
 
 __device__ __forceinline__ float4 add4(float4 x, float4 y) {
     return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+}
+
+// As in ahead.cuh: where it stands.
+__device__ __forceinline__ uint2 load_now(const uint2* p) {
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
 }
 
 // One row as a thread loads it: q and k at 4 lane .. + 3 for their lengths and at its own 8 rows, v of its columns.
@@ -126,6 +136,10 @@ struct StatePart {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) rows[r] = *reinterpret_cast<const float4*>(at + (size_t)r * value_dim);
     }
+    __device__ __forceinline__ void load_now(const float* at, int value_dim) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) rows[r] = ::load_now(reinterpret_cast<const float4*>(at + (size_t)r * value_dim));
+    }
     __device__ __forceinline__ void store(float* at, int value_dim) const {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) *reinterpret_cast<float4*>(at + (size_t)r * value_dim) = rows[r];
@@ -171,10 +185,9 @@ __device__ __forceinline__ float4 output_of(const RowStep& in, float4 delta, flo
     return fma4(in.qk, delta, scale4(in.unit_q * in.decay, read_q));
 }
 
-// Moves a tile of the state by one row; returns what it learnt. All threads of the tile come here, and to ``sync``.
-template <class Sync>
-__device__ __forceinline__ float4 learn(StatePart& state, const RowStep& in, Exchange& exchange, int parity, int warp,
-                                        int lane, Sync sync) {
+// What a row reads of a tile: both products, where all warps find them once all threads of the tile have met.
+__device__ __forceinline__ void read_state(const StatePart& state, const RowStep& in, Exchange& exchange, int parity,
+                                           int warp, int lane) {
     float q[ROWS], k[ROWS];
     unpack(q, in.q);
     unpack(k, in.k);
@@ -185,12 +198,24 @@ __device__ __forceinline__ float4 learn(StatePart& state, const RowStep& in, Exc
         read_q = fma4(q[r], state.rows[r], read_q);
     }
     share_sums(exchange, parity, read_k, read_q, warp, lane);
+}
+
+__device__ __forceinline__ void move_state(StatePart& state, const RowStep& in, float4 delta) {
+    float k[ROWS];
+    unpack(k, in.k);
+    const float4 learnt = scale4(in.unit_k, delta);
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) state.rows[r] = scale4(in.decay, state.rows[r]);
+    for (int r = 0; r < ROWS; ++r) state.rows[r] = fma4(k[r], learnt, scale4(in.decay, state.rows[r]));
+}
+
+// Moves a tile of the state by one row; returns what it learnt. All threads of the tile come here, and to ``sync``.
+template <class Sync>
+__device__ __forceinline__ float4 learn(StatePart& state, const RowStep& in, Exchange& exchange, int parity, int warp,
+                                        int lane, Sync sync) {
+    read_state(state, in, exchange, parity, warp, lane);
     sync();
-    const float4 delta = delta_of(in, exchange.total(parity, 0, lane & 7)), learnt = scale4(in.unit_k, delta);
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) state.rows[r] = fma4(k[r], learnt, state.rows[r]);
+    const float4 delta = delta_of(in, exchange.total(parity, 0, lane & 7));
+    move_state(state, in, delta);
     return delta;
 }
 
@@ -199,40 +224,46 @@ struct Tile {
     int sequence, head, column, warp, lane;
     size_t own;  // this thread's part of a head's state
 
-    // The index-th tile of all.
-    __device__ __forceinline__ Tile(const Heads& heads, int index) {
-        const int tiles = heads.value_dim / COLUMNS;
-        warp = threadIdx.x / 32 % TILE_WARPS, lane = threadIdx.x & 31;
-        column = index % tiles * COLUMNS + 4 * (lane & 7);
-        head = index / tiles % heads.value_heads;
-        sequence = index / tiles / heads.value_heads;
+    __device__ __forceinline__ Tile(const Heads& heads, int tile, int head_, int sequence_)
+        : sequence(sequence_), head(head_), warp(threadIdx.x / 32 % TILE_WARPS), lane(threadIdx.x & 31) {
+        column = tile * COLUMNS + 4 * (lane & 7);
         own = (size_t)(warp * 32 + (lane >> 3) * ROWS) * heads.value_dim + column;
     }
 };
 
-// One row alone, of one tile. Reading it takes two steps, so that a launch that begins before the one ahead of it ends
-// brings what it can into L2 meanwhile: the state in the slot that is named by then. The slot is read again afterwards.
+// One row alone, of one tile. Reading it takes three steps, so that a launch that begins before the one ahead of it ends
+// brings what it can into L2 meanwhile: the state in the slot that is named by then. The slot is read again afterwards, with
+// all that does not depend on it; only where the guess was wrong the state is read again.
 struct SingleRow {
     Heads heads;
     Tile at;
     const int* slots;
-    float* pool;  // this thread's part of slot 0
+    float *head, *pool;  // in slot 0, and this thread's part there
     const __nv_bfloat16 *q, *v;
     int pool_slots, guess;
 
-    __device__ __forceinline__ SingleRow(const Heads& heads_, int index, const __nv_bfloat16* qkv, const int* slots_,
+    __device__ __forceinline__ SingleRow(const Heads& heads_, const Tile& at_, const __nv_bfloat16* qkv, const int* slots_,
                                          float* pool_, int pool_slots_)
-        : heads(heads_), at(heads_, index), slots(slots_ + at.sequence), pool_slots(pool_slots_), guess(-1) {
-        float* const head = pool_ + (size_t)at.head * heads.state_size();
-        pool = head + at.own;
-        const __nv_bfloat16* const row = qkv + at.sequence * heads.width();
-        q = row + heads.key_head(at.head) * KEY_DIM;
-        v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
+        : heads(heads_), at(at_), slots(slots_ + at.sequence), pool_slots(pool_slots_), guess(-1) {
 #if __CUDA_ARCH__ >= 900
         guess = peek(slots);
-        constexpr int SHARE = KEY_DIM * COLUMNS;  // the tiles of a head bring it together
-        if (threadIdx.x % TILE_THREADS == 0 && is_inside(guess))
-            bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
+#endif
+        head = pool_ + (size_t)at.head * heads.state_size();
+        pool = head + at.own;
+        int key_head = heads.key_head(at.head);
+        make_opaque(key_head);  // not behind what waits for the slot
+        const __nv_bfloat16* const row = qkv + at.sequence * heads.width();
+        q = row + key_head * KEY_DIM;
+        v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
+    }
+
+    // The tiles of a head bring its state together. Of a tile one warp alone waits for the slot so early.
+    __device__ __forceinline__ void bring_state() const {
+#if __CUDA_ARCH__ >= 900
+        constexpr int SHARE = KEY_DIM * COLUMNS;
+        if (at.warp == TILE_WARPS - 1)
+            if (at.lane == 0 && is_inside(guess))
+                bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
 #endif
     }
 
@@ -240,30 +271,20 @@ struct SingleRow {
     __device__ __forceinline__ size_t slot_offset(int slot) const { return slot * (heads.value_heads * heads.state_size()); }
     __device__ __forceinline__ float* place(int slot) const { return pool + slot_offset(slot); }
 
-    // Returns the slot. Everything comes at once: only where the guess was wrong a state comes after its slot.
+    // Returns the slot.
     __device__ __forceinline__ int load(RowInputs& in, StatePart& state, const float* decay, const float* beta) const {
         const int named = *slots, own = at.warp * 32 + (at.lane >> 3) * ROWS;
+        const size_t gate = at.sequence * (size_t)heads.value_heads + at.head;
         const __nv_bfloat16* const k = q + (size_t)heads.key_heads * KEY_DIM;
-        in.q = *reinterpret_cast<const uint2*>(q + 4 * at.lane);
-        in.k = *reinterpret_cast<const uint2*>(k + 4 * at.lane);
-        in.own_q = *reinterpret_cast<const uint4*>(q + own);
-        in.own_k = *reinterpret_cast<const uint4*>(k + own);
-        in.v = *reinterpret_cast<const uint2*>(v);
-        in.decay = decay[at.sequence * (size_t)heads.value_heads + at.head];
-        in.beta = beta[at.sequence * (size_t)heads.value_heads + at.head];
-#if __CUDA_ARCH__ >= 900
-        int slot = guess;
-#pragma unroll 1
-        while (true) {  // as two branches, all loads would wait for the slot
-            if (is_inside(slot)) state.load(place(slot), heads.value_dim);
-            make_opaque(slot);
-            if (slot == named) return slot;
-            slot = named;
-        }
-#else
-        if (is_inside(named)) state.load(place(named), heads.value_dim);
+        in.q = load_now(reinterpret_cast<const uint2*>(q + 4 * at.lane));
+        in.k = load_now(reinterpret_cast<const uint2*>(k + 4 * at.lane));
+        in.own_q = load_now(reinterpret_cast<const uint4*>(q + own));
+        in.own_k = load_now(reinterpret_cast<const uint4*>(k + own));
+        in.v = load_now(reinterpret_cast<const uint2*>(v));
+        in.decay = load_now(decay + gate), in.beta = load_now(beta + gate);
+        if (is_inside(guess)) state.load_now(place(guess), heads.value_dim);
+        if (guess != named && is_inside(named)) state.load_now(place(named), heads.value_dim);
         return named;
-#endif
     }
 };
 

@@ -3,7 +3,7 @@
 #include "delta_rule.cuh"
 #include "any_size.cuh"
 
-// Dk = 128, Dv a multiple of 32, sequences of one row. Grid: S * value_heads * Dv / 32. What launches write is not
+// Dk = 128, Dv a multiple of 32, sequences of one row. Grid: Dv / 32 x value_heads x S. What launches write is not
 // __restrict__ where something stands before the wait: ahead.cuh says why.
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128(
     const __nv_bfloat16* qkv,  // [S, 2 key_heads Dk + value_heads Dv]
@@ -15,8 +15,10 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128
     int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
     __shared__ Exchange exchange;
     allow_next_launch();
-    const SingleRow row({key_heads, KEY_DIM, value_heads, value_dim}, blockIdx.x, qkv, slots, pool, pool_slots);
+    const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
+    const SingleRow row(heads, Tile(heads, blockIdx.x, blockIdx.y, blockIdx.z), qkv, slots, pool, pool_slots);
     const Tile& at = row.at;
+    row.bring_state();
     wait_for_previous_launch();
     RowInputs in;
     StatePart state;
@@ -75,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     allow_next_launch();
     wait_for_previous_launch();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
-    const Tile at(heads, blockIdx.x);
+    const Tile at(heads, blockIdx.x, blockIdx.y, blockIdx.z);
     const int lane = at.lane, warp = threadIdx.x >> 5, slot = slots[at.sequence];
     const Rows rows(cu_rows, rows_each, at.sequence, M);
     const int count = rows.stop - rows.start;

@@ -22,10 +22,19 @@ _SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
 # 64 heads 5.61 / 6.56, 96 7.26 / 8.15, 128 8.16 / 8.15, 192 11.40 / 11.12, 512 23.21 / 22.07, 768 32.42 / 30.67.
 _MANY_HEADS = 128
 _NO_ARRAY = 0  # a null pointer
+_MOST_BLOCKS = 2**16 - 1  # of a grid, but in its first dimension
 
 
 def _sizes(bound: Bound) -> tuple[int, ...]:
     return tuple(int(bound.dims[name]) for name in _SIZES)
+
+
+def _check(heads: int, sequences: int) -> None:
+    """Refuse what no grid holds; so many heads are also what delta_rule.cuh counts in FP32."""
+    if max(heads, sequences) > _MOST_BLOCKS:
+        raise ContractError(
+            f"gated_delta_rule: {heads} heads of {sequences} sequences, expected at most {_MOST_BLOCKS} of each"
+        )
 
 
 def _plan(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]:
@@ -35,11 +44,12 @@ def _plan(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan, ...]
     sequences = 1 if is_chunk else dims["S"]
     rows = dims.get("M", sequences)
     arrays = tuple(views[name] for name in ("qkv", "decay", "beta", "state", "slots"))
+    _check(dims["value_heads"], sequences)
     heads = sequences * dims["value_heads"]
     if not heads:
         return ()  # the pool alone is no work
     is_128 = dims["key_dim"] == KEY_DIM and dims["value_dim"] % COLUMNS == 0
-    grid = (heads * dims["value_dim"] // COLUMNS if is_128 else heads, 1, 1)
+    grid = (dims["value_dim"] // COLUMNS, dims["value_heads"], sequences) if is_128 else (heads, 1, 1)
     if is_128 and "cu_rows" not in views and not is_chunk:
         return LaunchPlan("delta_rule_one_128", grid, (*arrays, views["out"], dims["R"], *_sizes(bound)))
     optional = tuple(views.get(name, _NO_ARRAY) for name in ("cu_rows", "out", "out_states"))
@@ -52,6 +62,7 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
     arrays = (views[name] for name in ("qkv", "decay", "beta", "gate", "norm_weight", "state", "slots", "out"))
     is_bf16 = int(views["norm_weight"].dtype == numpy_dtype("bf16"))
     arguments = (*arrays, float(bound.arguments["eps"]), is_bf16, dims["R"], *_sizes(bound))
+    _check(dims["value_heads"], dims["S"])
     heads = dims["S"] * dims["value_heads"]
     if not heads:
         return ()
@@ -59,7 +70,7 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
         return LaunchPlan("delta_rule_norm_any", (heads, 1, 1), arguments)
     entry = f"delta_rule_norm_{'many' if heads >= _MANY_HEADS else 'few'}_128"
     cluster = entries[entry].cluster
-    return LaunchPlan(entry, (heads * (cluster[0] if cluster else 1), 1, 1), arguments)
+    return LaunchPlan(entry, (cluster[0] if cluster else 1, dims["value_heads"], dims["S"]), arguments)
 
 
 # chunked.cuh: rows of a chunk, what the first launch leaves of one for a value head and for a key head, and the shared
@@ -78,6 +89,7 @@ def _plan_chunked(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
             f"gated_delta_rule_prefill_chunked: key_dim is {dims['key_dim']} and value_dim {dims['value_dim']}, "
             f"expected {KEY_DIM} and a multiple of {COLUMNS}"
         )
+    _check(dims["value_heads"], dims["S"])
     rows, heads = dims["M"], dims["value_heads"]
     places = rows // _CHUNK + dims["S"] if rows and dims["S"] else 0
     qkv, decay, beta, state, slots, cu_rows, out = (

@@ -16,6 +16,7 @@ Entries = Mapping[str, EntryResources]
 _WARP_WIDEST, _ROWS_A_BLOCK = 1024, 4
 # Up to here a row may have a thread for each vector (rms_norm.cuh: MOST_WARPS); the gated form has none for it.
 _WIDE_WIDEST, _WARP = 8192, 32
+_WIDE_VECTORS = 2  # norm.cu
 # Up to so many rows a cluster has a row. H200, one behind the other, us, block of 256 / one block / cluster:
 # 1 x 2048 0.98 / 0.97 / 0.93, 16 x 2048 1.12 / 1.14 / 1.03, 512 x 2048 4.16 / 3.65 / 4.88, 1 x 5120 1.22 / 1.39 / 1.04,
 # 8 x 5120 1.37 / 1.45 / 1.12, 16 x 5120 1.56 / 1.65 / 1.56, 512 x 5120 6.60 / 7.24 / 7.04.
@@ -44,10 +45,11 @@ def _plan(name: str, tensors: tuple[str, ...], scalars: tuple[str, ...], bound: 
         return LaunchPlan(f"{name}_warp_w{width}", (ceil_div(rows, _ROWS_A_BLOCK), 1, 1), arguments)
     if columns > _WIDE_WIDEST or width == 1 or "gated" in name:
         return LaunchPlan(f"{name}_block_w{width}", (rows, 1, 1), arguments)
-    entry = f"{name}_{'team' if rows <= _TEAM_ROWS else 'wide'}_w{width}"
+    is_team = rows <= _TEAM_ROWS
+    entry = f"{name}_{'team' if is_team else 'wide'}_w{width}"
     cluster = entries[entry].cluster
     ranks = cluster[0] if cluster else 1
-    threads = _WARP * ceil_div(columns, width * _WARP * ranks)
+    threads = _WARP * ceil_div(columns, width * _WARP * ranks * (1 if is_team else _WIDE_VECTORS))
     return LaunchPlan(entry, (rows * ranks, 1, 1), arguments, block=(threads, 1, 1))
 
 

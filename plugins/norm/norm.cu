@@ -60,9 +60,9 @@ FORMS(warp, 8)
 FORMS(block, 1)
 FORMS(block, 8)
 
-// Rows of up to 8192 values in vectors: one block a row, or, so that few rows come and go over more multiprocessors, four
-// blocks of a cluster (from sm_90 on); the bits are the same.
-constexpr int MOST_THREADS = MOST_WARPS * warp;
+// Rows of up to 8192 values in vectors: one block a row, whose threads have several so that many loads are on their way, or,
+// so that few rows come and go over more multiprocessors, four blocks of a cluster (from sm_90 on); the bits are the same.
+constexpr int MOST_THREADS = MOST_WARPS * warp, WIDE_VECTORS = 2;
 #if __CUDA_ARCH__ >= 900
 constexpr int TEAM = 4;
 #define TEAM_BOUNDS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(MOST_THREADS / TEAM)
@@ -71,14 +71,14 @@ constexpr int TEAM = 1;
 #define TEAM_BOUNDS __launch_bounds__(MOST_THREADS)
 #endif
 
-#define WIDE_FORMS(NAME, RANKS, BOUNDS)                                                                          \
+#define WIDE_FORMS(NAME, RANKS, VECTORS, BOUNDS)                                                                 \
     extern "C" __global__ void BOUNDS rms_norm_##NAME##_w8(                                                      \
         const bf16* x,                   /* [M, H] */                                                            \
         const bf16* __restrict__ weight, /* [H] */                                                               \
         bf16* out,                       /* [M, H] */                                                            \
         float eps, float weight_offset, int M, int H) {                                                          \
         const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                                      \
-        norm_wide_row<RANKS>(Plain{x + at, weight, out + at, weight_offset}, H, eps);                            \
+        norm_wide_row<RANKS, VECTORS>(Plain{x + at, weight, out + at, weight_offset}, H, eps);                   \
     }                                                                                                            \
     extern "C" __global__ void BOUNDS rms_norm_residual_##NAME##_w8(                                             \
         const bf16* x,                   /* [M, H] */                                                            \
@@ -87,8 +87,8 @@ constexpr int TEAM = 1;
         bf16* out,                       /* [M, H] */                                                            \
         float eps, float weight_offset, int M, int H) {                                                          \
         const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                                      \
-        norm_wide_row<RANKS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps);          \
+        norm_wide_row<RANKS, VECTORS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps); \
     }
 
-WIDE_FORMS(wide, 1, __launch_bounds__(MOST_THREADS))
-WIDE_FORMS(team, TEAM, TEAM_BOUNDS)
+WIDE_FORMS(wide, 1, WIDE_VECTORS, __launch_bounds__(MOST_THREADS / WIDE_VECTORS))
+WIDE_FORMS(team, TEAM, 1, TEAM_BOUNDS)

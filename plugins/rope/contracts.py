@@ -15,8 +15,8 @@ _PAIRS: tuple[tuple[Dim, Dim], ...] = (("rotary_dim", 2),)
 _INSIDE: tuple[tuple[Dim, Dim], ...] = (("rotary_dim", "D"),)
 _THETA = {"theta": 1e7}
 
-# A cosine or sine is rounded once after a library function that may err by two units more (2^-22 in all); the draws
-# stay below 6 and one result adds two products.
+# A cosine or sine may err by 2^-22 (by its rounding and two units more); the draws stay below 6 and one result adds two
+# products.
 _LARGEST = 6.0
 _TOLERANCE = Tolerance(
     relative=BF16_ROUNDING,

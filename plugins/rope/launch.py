@@ -50,7 +50,8 @@ FORWARD = cuda_kernel(_SOURCE, _ENTRIES, _plan_forward)
 MROPE_INTERLEAVED = cuda_kernel(_SOURCE, _ENTRIES, _plan_mrope)
 YARN = cuda_kernel(_SOURCE, _ENTRIES, _plan_yarn)
 
-_HEAD_WARPS = 8  # qk_norm_rope_append.cu
+# qk_norm_rope_append.cu: heads of a block are at most 8, and a lane has up to 8 values of a short one.
+_HEADS_A_BLOCK, _WARP, _SHORT = 8, 32, 256
 _FUSED_PARAMETERS = ("ptr",) * 9 + ("f32", "f32", "i64") + ("i32",) * 4 + ("f64",)
 _FUSED_TENSORS = ("q", "k", "v", "q_weight", "k_weight", "positions", "slots", "k_cache", "v_cache")
 
@@ -61,14 +62,16 @@ def _plan_fused(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan
     tensors = tuple(bound.views[name] for name in _FUSED_TENSORS)
     numbers = (arguments["eps"], arguments["weight_offset"], dims["P"] * dims["B"])
     sizes = (dims["Hq"], dims["Hk"], dims["D"], half, math.log2(arguments["theta"]) / half)
-    grid = (dims["M"] * ceil_div(heads, _HEAD_WARPS), 1, 1)
     if dims["M"] == 0:
         return ()
-    return LaunchPlan(f"qk_norm_rope_append_w{width_of(dims['D'])}", grid, (*tensors, *numbers, *sizes))
+    grid, block = (dims["M"], ceil_div(heads, _HEADS_A_BLOCK), 1), (_WARP * (_HEADS_A_BLOCK + 1), 1, 1)
+    is_short = dims["D"] <= _SHORT and width_of(dims["D"], half) > 1
+    form = "short" if is_short else f"w{width_of(dims['D'])}"
+    return LaunchPlan(f"qk_norm_rope_append_{form}", grid, (*tensors, *numbers, *sizes), block=block)
 
 
 QK_NORM_ROPE_APPEND = cuda_kernel(
     Path(__file__).with_name("qk_norm_rope_append.cu"),
-    tuple(EntryPoint(f"qk_norm_rope_append_w{width}", _FUSED_PARAMETERS) for width in (1, 8)),
+    tuple(EntryPoint(f"qk_norm_rope_append_{form}", _FUSED_PARAMETERS) for form in ("short", "w1", "w8")),
     _plan_fused,
 )

@@ -4,149 +4,177 @@
 //
 //   q = turn(BF16(norm(q) * (weight_offset + q_weight)))       k_cache[slots] = turn(BF16(norm(k) * ...)), v_cache[slots] = v
 //
-// A warp a head, of which 8 are a block, and one warp more that makes the row's cosines and sines meanwhile. A normalised
-// row stands in shared memory, where the other half of a pair is found. Values come from and go to memory in vectors of 8
-// if D is a multiple of 8. A row with a negative position, which the contract refuses, is not turned; one with slot -1, or
-// another one outside the cache, which the contract refuses, is not kept.
+// A warp a head, and in each block one warp more that makes the row's cosines and sines meanwhile. Of a short head (up to
+// 256 values, D and half multiples of 8) a lane has 8 values, and gets those that they turn with from another lane; of
+// others a lane has both values of a pair, one pair after the other, and reads them again. A row with a negative position,
+// which the contract refuses, is not turned; one with slot -1, or another one outside the cache, which the contract
+// refuses, is not kept.
 //
-// Grid: rows * ceil((Hq + Hk) / 8). sm_80 and newer. Launched by launch.py.
+// Grid: rows x ceil((Hq + Hk) / heads of a block); a block has a warp for each of its heads, at most MOST_HEADS, and one
+// more. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
 #include "rms_norm.cuh"
 #include "rope.cuh"
 
-constexpr int HEAD_WARPS = 8, THREADS = (HEAD_WARPS + 1) * warp;
-constexpr int MOST_VALUES = WARP_WIDEST;  // of a head
+constexpr int MOST_HEADS = 8, MOST_THREADS = (MOST_HEADS + 1) * warp;  // of a block
+constexpr int MOST_PAIRS = WARP_WIDEST / 2;                             // of a head
 
-struct Shared {
-    float cosine[MOST_VALUES / 2], sine[MOST_VALUES / 2];
-    alignas(16) bf16 normalised[HEAD_WARPS][MOST_VALUES];
+struct Angles {
+    alignas(16) float cosine[MOST_PAIRS], sine[MOST_PAIRS];
+    int pairs;  // that turn
+
+    // By the last warp of a block, which then meets the others.
+    __device__ __forceinline__ void make(const int* position, int half, double log2_step) {
+        wait_for_previous_launch();
+        const int lane = threadIdx.x % warp, at = load_position(position);
+#pragma unroll 1
+        for (int i = lane; i < half; i += warp)
+            cosine_and_sine(at, turns_a_position(i, log2_step, NO_RAMP), NO_RAMP.scale, cosine[i], sine[i]);
+        if (lane == 0) pairs = at < 0 ? 0 : half;
+        __syncthreads();
+    }
 };
 
-__device__ __forceinline__ void make_angles(Shared& shared, const int* position, int half, double log2_step) {
-    const int lane = threadIdx.x % warp;
-    const double first = turns_a_position(lane, log2_step, NO_RAMP);
+// One head: what it is multiplied by, and what a launch's heads share.
+struct Norm {
+    const bf16* weight;
+    float eps, weight_offset;
+
+    template <int WIDTH>
+    __device__ __forceinline__ Raw<WIDTH> of(Raw<WIDTH> value, float r, Raw<WIDTH> by) const {
+        return narrow(scaled(widen(value), r, widen(by), weight_offset));
+    }
+};
+
+__device__ __forceinline__ int heads_of_block() { return blockDim.x / warp - 1; }
+
+// Which head of a row a warp has, of queries, then keys, and where it stands.
+struct Place {
+    size_t row, query, key;  // the last two by elements of q, and of k and v
+    int index;
+    bool exists, is_key;
+
+    __device__ __forceinline__ Place(int Hq, int Hk, int D) {
+        row = blockIdx.x, index = blockIdx.y * heads_of_block() + threadIdx.x / warp;
+        exists = index < Hq + Hk, is_key = index >= Hq;
+        query = (row * Hq + index) * D, key = (row * Hk + index - Hq) * D;
+    }
+    // Of the cache, by elements; below zero: nowhere.
+    __device__ __forceinline__ long long kept(int slot, long long places, int Hq, int Hk, int D) const {
+        return slot >= 0 && slot < places ? ((long long)slot * Hk + index - Hq) * D : -1;
+    }
+};
+
+__device__ __forceinline__ Values<8> load_eight(const float* p) {
+    const float4 low = *reinterpret_cast<const float4*>(p), high = *reinterpret_cast<const float4*>(p + 4);
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+
+#define PARAMETERS                                                                                               \
+    bf16 *q,              /* [M, Hq, D], in and out; not restrict: the launch before may write all */            \
+        const bf16 *k,        /* [M, Hk, D] */                                                                   \
+        const bf16 *v,        /* [M, Hk, D] */                                                                   \
+        const bf16 *q_weight, /* [D] */                                                                          \
+        const bf16 *k_weight, /* [D] */                                                                          \
+        const int *positions, /* [M] */                                                                          \
+        const int *slots,     /* [M] */                                                                          \
+        bf16 *k_cache,        /* [P * B, Hk, D] */                                                               \
+        bf16 *v_cache,        /* [P * B, Hk, D] */                                                               \
+        float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_short(PARAMETERS) {
+    __shared__ Angles angles;
+    allow_next_launch();
+    if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
+    const Place at(Hq, Hk, D);
+
+    // Stage 1: everything that is read comes at once.
+    const int lane = threadIdx.x % warp, lanes = half / 8;  // of one half of the pairs
+    const bool has_piece = at.exists && lane < D / 8;
+    const Norm norm{at.is_key ? k_weight : q_weight, eps, weight_offset};
+    Raw<8> weight = {}, own = {}, token = {}, other;
+    int slot = -1;
+    if (has_piece) weight = load_weight<8>(norm.weight, lane);
     wait_for_previous_launch();
-    const int at = *position;
-    for (int i = lane; i < half; i += warp)
-        cosine_and_sine(at, i == lane ? first : turns_a_position(i, log2_step, NO_RAMP), NO_RAMP.scale, shared.cosine[i],
-                        shared.sine[i]);
+    if (has_piece) own = load_weight<8>(at.is_key ? k + at.key : q + at.query, lane);
+    if (has_piece && at.is_key) {
+        slot = load_position(slots + at.row);
+        token = load_weight<8>(v + at.key, lane);
+    }
+
+    // Stage 2: the norm, and the values that this lane's turn with.
+    own = norm.of<8>(own, reciprocal_root(warp_sum(add_squares(widen(own), 0.0f)), D, eps), weight);
+    const bool is_high = lane >= lanes;
+    const int from = is_high ? lane - lanes : lane + lanes;
+    other.bits.x = __shfl_sync(0xFFFFFFFFu, own.bits.x, from), other.bits.y = __shfl_sync(0xFFFFFFFFu, own.bits.y, from);
+    other.bits.z = __shfl_sync(0xFFFFFFFFu, own.bits.z, from), other.bits.w = __shfl_sync(0xFFFFFFFFu, own.bits.w, from);
+    const long long to = at.kept(slot, places, Hq, Hk, D);
+    __syncthreads();
+
+    // Stage 3: the turn.
+    if (!has_piece) return;
+    if (lane < 2 * lanes) {
+        const int first = 8 * min(lane, from);
+        const Values<8> cosines = load_eight(angles.cosine + first), sines = load_eight(angles.sine + first);
+        Values<8> x = widen(own);
+        const Values<8> y = widen(other);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x.at[i] = turned(is_high, x.at[i], y.at[i], cosines.at[i], sines.at[i]);
+        if (angles.pairs > 0) own = narrow(x);
+    }
+    if (!at.is_key) {
+        store_raw<8>(q + at.query, lane, own);
+    } else if (to >= 0) {
+        store_raw<8>(k_cache + to, lane, own);
+        store_raw<8>(v_cache + to, lane, token);
+    }
 }
 
-// One head: where it stands, what it is multiplied by, and where it goes (null: nowhere).
-struct Head {
-    const bf16 *x, *weight;
-    bf16* out;
-};
-
+// A head of any size, summed in vectors of WIDTH.
 template <int WIDTH>
-struct Pieces {
-    Raw<WIDTH> weights[KEPT], values[KEPT], copied[KEPT];
+__device__ __forceinline__ void norm_turn_append(PARAMETERS) {
+    __shared__ Angles angles;
+    allow_next_launch();
+    if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
+    const Place at(Hq, Hk, D);
+    wait_for_previous_launch();
 
-    __device__ __forceinline__ static void load(Raw<WIDTH> (&kept)[KEPT], const bf16* from, int pieces) {
-#pragma unroll
-        for (int i = 0; i < KEPT; ++i)
-            if (threadIdx.x % warp + i * warp < pieces) kept[i] = load_raw<WIDTH>(from, threadIdx.x % warp + i * warp);
-    }
-};
-
-// Norms the head into ``normalised``. Pieces beyond KEPT a lane are read again.
-template <int WIDTH>
-__device__ __forceinline__ void normalise(bf16* normalised, const Head& head, Pieces<WIDTH>& kept, int pieces, int D,
-                                          float eps, float weight_offset) {
-    const int lane = threadIdx.x % warp;
+    // Stage 1: the norm, and v to its place.
+    const int lane = threadIdx.x % warp, pieces = at.exists ? D / WIDTH : 0;
+    const Norm norm{at.is_key ? k_weight : q_weight, eps, weight_offset};
+    const bf16* const x = at.is_key ? k + at.key : q + at.query;
+    const long long to = at.is_key && at.exists ? at.kept(slots[at.row], places, Hq, Hk, D) : -1;
     float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < KEPT; ++i)
-        if (lane + i * warp < pieces) sum = add_squares(widen(kept.values[i]), sum);
-    for (int piece = lane + KEPT * warp; piece < pieces; piece += warp) sum = add_squares(load<WIDTH>(head.x, piece), sum);
+#pragma unroll 1
+    for (int piece = lane; piece < pieces; piece += warp) {
+        sum = add_squares(load<WIDTH>(x, piece), sum);
+        if (to >= 0) store_raw<WIDTH>(v_cache + to, piece, load_raw<WIDTH>(v + at.key, piece));
+    }
     const float r = reciprocal_root(warp_sum(sum), D, eps);
-#pragma unroll
-    for (int i = 0; i < KEPT; ++i)
-        if (lane + i * warp < pieces)
-            store<WIDTH>(normalised, lane + i * warp,
-                         scaled(widen(kept.values[i]), r, widen(kept.weights[i]), weight_offset));
-    for (int piece = lane + KEPT * warp; piece < pieces; piece += warp)
-        store<WIDTH>(normalised, piece,
-                     scaled(load<WIDTH>(head.x, piece), r, load<WIDTH>(head.weight, piece), weight_offset));
-}
+    __syncthreads();
 
-// Element i of a head, turned with its other half.
-__device__ __forceinline__ float turned(const Shared& shared, const bf16* normalised, int i, int half) {
-    const int pair = i < half ? i : i - half;
-    const float low = __bfloat162float(normalised[pair]), high = __bfloat162float(normalised[pair + half]);
-    const float cosine = shared.cosine[pair], sine = shared.sine[pair];
-    return i < half ? turned_low(low, high, cosine, sine) : turned_high(low, high, cosine, sine);
-}
-
-// Writes the head, its pairs turned.
-template <int WIDTH>
-__device__ __forceinline__ void write_turned(const Shared& shared, const bf16* normalised, bf16* out, int pieces, int half) {
-    for (int piece = threadIdx.x % warp; piece < pieces; piece += warp) {
-        Values<WIDTH> values = load<WIDTH>(normalised, piece);
-        const int first = piece * WIDTH;
-        if (first < 2 * half)
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (first + i < 2 * half) values.at[i] = turned(shared, normalised, first + i, half);
-        store<WIDTH>(out, piece, values);
+    // Stage 2: the turn.
+    if (!at.exists || (at.is_key && to < 0)) return;
+    bf16* const out = at.is_key ? k_cache + to : q + at.query;
+    auto normed = [&](int i) {
+        return __bfloat162float(norm.of<1>(load_raw<1>(x, i), r, load_raw<1>(norm.weight, i)).bits);
+    };
+#pragma unroll 1
+    for (int i = lane; i < angles.pairs; i += warp) {
+        const int j = i + angles.pairs;
+        const float low = normed(i), high = normed(j), cosine = angles.cosine[i], sine = angles.sine[i];
+        out[i] = __float2bfloat16_rn(turned(false, low, high, cosine, sine));
+        out[j] = __float2bfloat16_rn(turned(true, high, low, cosine, sine));
     }
+#pragma unroll 1
+    for (int i = lane + 2 * angles.pairs; i < D; i += warp) out[i] = __float2bfloat16_rn(normed(i));
 }
 
-// Copies a head of v, whose first pieces are here.
-template <int WIDTH>
-__device__ __forceinline__ void copy(bf16* to, const bf16* from, const Raw<WIDTH> (&kept)[KEPT], int pieces) {
-    const int lane = threadIdx.x % warp;
-#pragma unroll
-    for (int i = 0; i < KEPT; ++i)
-        if (lane + i * warp < pieces) store_raw<WIDTH>(to, lane + i * warp, kept[i]);
-    for (int piece = lane + KEPT * warp; piece < pieces; piece += warp)
-        store_raw<WIDTH>(to, piece, load_raw<WIDTH>(from, piece));
-}
-
-#define QK_NORM_ROPE_APPEND(WIDTH)                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_append_w##WIDTH(                          \
-        bf16* q,                           /* [M, Hq, D], in and out */                                          \
-        const bf16* k,                     /* [M, Hk, D] */                                                      \
-        const bf16* v,                     /* [M, Hk, D] */                                                      \
-        const bf16* __restrict__ q_weight, /* [D] */                                                             \
-        const bf16* __restrict__ k_weight, /* [D] */                                                             \
-        const int* positions,              /* [M] */                                                             \
-        const int* slots,                  /* [M] */                                                             \
-        bf16* __restrict__ k_cache,        /* [P * B, Hk, D] */                                                  \
-        bf16* __restrict__ v_cache,        /* [P * B, Hk, D] */                                                  \
-        float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step) {   \
-        __shared__ Shared shared;                                                                                \
-        allow_next_launch();                                                                                     \
-        const int groups = (Hq + Hk + HEAD_WARPS - 1) / HEAD_WARPS, of_block = threadIdx.x / warp;               \
-        const size_t row = blockIdx.x / groups;                                                                  \
-        if (of_block == HEAD_WARPS) {                                                                            \
-            make_angles(shared, positions + row, half, log2_step);                                               \
-            __syncthreads();                                                                                     \
-            return;                                                                                              \
-        }                                                                                                        \
-        /* Stage 1: the norm of this warp's head. */                                                             \
-        const int index = blockIdx.x % groups * HEAD_WARPS + of_block, pieces = index < Hq + Hk ? D / WIDTH : 0; \
-        const bool is_key = index >= Hq;                                                                         \
-        bf16* const own = q + (row * Hq + index) * D;                                                            \
-        const size_t of_key = (row * Hk + index - Hq) * D;                                                       \
-        Head head{is_key ? k + of_key : own, is_key ? k_weight : q_weight, is_key ? nullptr : own};              \
-        Pieces<WIDTH> kept;                                                                                      \
-        kept.load(kept.weights, head.weight, pieces);                                                            \
-        wait_for_previous_launch();                                                                              \
-        const int position = positions[row], slot = slots[row];                                                  \
-        kept.load(kept.values, head.x, pieces);                                                                  \
-        if (is_key) kept.load(kept.copied, v + of_key, pieces);                                                  \
-        if (is_key && slot >= 0 && slot < places) {                                                              \
-            const size_t to = ((size_t)slot * Hk + index - Hq) * D;                                              \
-            head.out = k_cache + to;                                                                             \
-            copy<WIDTH>(v_cache + to, v + of_key, kept.copied, pieces);                                          \
-        }                                                                                                        \
-        bf16* const normalised = shared.normalised[of_block];                                                    \
-        normalise<WIDTH>(normalised, head, kept, pieces, D, eps, weight_offset);                                 \
-        __syncthreads();                                                                                         \
-        /* Stage 2: pairs turn. */                                                                               \
-        if (head.out != nullptr) write_turned<WIDTH>(shared, normalised, head.out, pieces, position < 0 ? 0 : half); \
+#define ANY_HEADS(WIDTH)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_w##WIDTH(PARAMETERS) {        \
+        norm_turn_append<WIDTH>(q, k, v, q_weight, k_weight, positions, slots, k_cache, v_cache, eps, weight_offset, \
+                                places, Hq, Hk, D, half, log2_step);                                             \
     }
 
-QK_NORM_ROPE_APPEND(1)
-QK_NORM_ROPE_APPEND(8)
+ANY_HEADS(1)
+ANY_HEADS(8)

@@ -7,8 +7,8 @@
 // launcher passes the values that change nothing for the other forms. Sources: Su et al., RoFormer (2021), halves as in
 // GPT-NeoX; the interleaved layout of Qwen3-VL; Peng et al., YaRN (2023).
 //
-// Numerics: angles in FP64, in turns, so that reducing them is exact; cosine and sine rounded once to FP32; products and
-// sum in FP32; one rounding to BF16. A row with a negative position, which the contract refuses, stays as it is.
+// Numerics: frequencies in FP64, angles in 2^-64ths of a turn, so that reducing them is exact; cosine and sine, products
+// and sum in FP32; one rounding to BF16. A row with a negative position, which the contract refuses, stays as it is.
 //
 // One block a row: it makes the row's cosines and sines once for all heads. sm_80 and newer. Launched by launch.py.
 #include "ahead.cuh"
@@ -20,11 +20,6 @@ constexpr int THREADS = 256;  // and frequencies a round
 constexpr int MOST_AXES = 3;
 
 // Where they stand, so that they are on their way while angles are made.
-__device__ __forceinline__ int load_now(const int* p) {
-    int value;
-    asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(p));
-    return value;
-}
 __device__ __forceinline__ Raw<8> load_now(const bf16* p, Raw<8>) { return {load_now(reinterpret_cast<const uint4*>(p))}; }
 __device__ __forceinline__ Raw<1> load_now(const bf16* p, Raw<1>) { return {*p}; }
 
@@ -91,7 +86,7 @@ struct Pieces {
             wait_for_previous_launch();                                                                          \
             int places[MOST_AXES];                                                                               \
             _Pragma("unroll") for (int a = 0; a < MOST_AXES; ++a)                                                \
-                places[a] = a < axes ? load_now(positions + (size_t)a * M + row) : 0;                            \
+                places[a] = a < axes ? load_position(positions + (size_t)a * M + row) : 0;                       \
             if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                 \
             if (own < count) {                                                                                   \
                 const double turns = turns_a_position(i, log2_step, ramp);                                       \

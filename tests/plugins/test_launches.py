@@ -296,13 +296,20 @@ def test_attention_of_no_rows_launches_nothing():
 
 
 @pytest.mark.parametrize(("rows", "heads", "width", "entry", "blocks"), [
-    (1, (16, 2), 256, "w8", 3), (3, (24, 4), 256, "w8", 12), (2, (5, 3), 33, "w1", 2), (0, (4, 2), 64, "", 0),
+    (1, (16, 2), 256, "short", 3), (3, (24, 4), 256, "short", 4), (2, (5, 3), 33, "w1", 1), (2, (5, 3), 264, "w8", 1),
+    (0, (4, 2), 64, "", 0),
 ])  # fmt: skip
 def test_norm_turn_append_has_a_warp_for_every_head(rows, heads, width, entry, blocks):
-    dims = {"M": rows, "Hq": heads[0], "Hk": heads[1], "D": width, "rotary_dim": 8, "P": 9, "B": 4}
+    dims = {"M": rows, "Hq": heads[0], "Hk": heads[1], "D": width, "rotary_dim": 16, "P": 9, "B": 4}
     plans = rope_launch.QK_NORM_ROPE_APPEND.plan(bound("qk_norm_rope_append", dims), {})
-    expected = [(f"qk_norm_rope_append_{entry}", (blocks, 1, 1))] if rows else []
-    assert [(plan.entry, plan.grid) for plan in plans] == expected
+    expected = [(f"qk_norm_rope_append_{entry}", (rows, blocks, 1), (9 * 32, 1, 1))] if rows else []
+    assert [(plan.entry, plan.grid, plan.block) for plan in plans] == expected
+
+
+def test_norm_turn_append_of_pairs_that_no_vector_holds_goes_value_by_value():
+    dims = {"M": 1, "Hq": 2, "Hk": 1, "D": 48, "rotary_dim": 22, "P": 9, "B": 4}
+    (plan,) = rope_launch.QK_NORM_ROPE_APPEND.plan(bound("qk_norm_rope_append", dims), {})
+    assert plan.entry == "qk_norm_rope_append_w8"
 
 
 # The delta rule

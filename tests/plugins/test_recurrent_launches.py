@@ -8,6 +8,7 @@ from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.norm import launch as norm_launch
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import ScalarParam
 
 CONTRACTS = {c.name: c for family in (causal_conv1d, gated_delta_rule, norm) for c in family.muster_contracts()}
@@ -35,8 +36,8 @@ def norm_plan(name, rows, columns, cluster=4):
 @pytest.mark.parametrize(("rows", "columns", "form", "blocks", "threads"), [
     (9, 1024, "warp_w8", 3, None), (1, 33, "warp_w1", 1, None), (3, 1030, "block_w1", 3, None),
     (1, 1032, "team_w8", 4, 64), (1, 5120, "team_w8", 4, 160), (4, 8192, "team_w8", 16, 256),
-    (16, 2048, "team_w8", 64, 64), (17, 1032, "wide_w8", 17, 160), (17, 2048, "wide_w8", 17, 256),
-    (600, 8192, "wide_w8", 600, 1024), (1, 8200, "block_w8", 1, None),
+    (16, 2048, "team_w8", 64, 64), (17, 1032, "wide_w8", 17, 96), (17, 2048, "wide_w8", 17, 128),
+    (600, 8192, "wide_w8", 600, 512), (1, 8200, "block_w8", 1, None),
 ])  # fmt: skip
 def test_norm_by_rows_and_their_length(name, rows, columns, form, blocks, threads):
     assert norm_plan(name, rows, columns) == (form, blocks, threads and (threads, 1, 1))
@@ -52,14 +53,21 @@ def test_gated_norm_of_long_rows_is_a_block_a_row():
 
 
 @pytest.mark.parametrize(("sequences", "form", "cluster", "blocks"), [
-    (1, "few", 4, 128), (3, "few", 4, 384), (4, "many", 2, 256), (1, "few", None, 32), (4, "many", None, 128),
+    (1, "few", 4, 4), (3, "few", 4, 4), (4, "many", 2, 2), (1, "few", None, 1), (4, "many", None, 1),
 ])  # fmt: skip
 def test_rule_with_norm_by_its_heads(sequences, form, cluster, blocks):
     dims = {"S": sequences, "R": sequences, "key_heads": 16, "key_dim": 128, "value_heads": 32, "value_dim": 128}
     (plan,) = delta_launch.DECODE_NORM.plan(
         bound("gated_delta_rule_decode_norm_strided", dims, eps=1e-6), {f"delta_rule_norm_{form}_128": entry(cluster)}
     )
-    assert (plan.entry, plan.grid) == (f"delta_rule_norm_{form}_128", (blocks, 1, 1))
+    assert (plan.entry, plan.grid) == (f"delta_rule_norm_{form}_128", (blocks, 32, sequences))
+
+
+def test_rule_of_more_heads_or_sequences_than_a_grid_has_is_refused(monkeypatch):
+    monkeypatch.setattr(delta_launch, "_MOST_BLOCKS", 3)
+    dims = {"S": 4, "R": 4, "key_heads": 1, "key_dim": 128, "value_heads": 2, "value_dim": 32}
+    with pytest.raises(ContractError, match="gated_delta_rule: 2 heads of 4 sequences, expected at most 3 of each"):
+        delta_launch.DELTA_RULE.plan(bound("gated_delta_rule_decode_strided", dims), {})
 
 
 @pytest.mark.parametrize(("channels", "taps", "form", "blocks"), [
