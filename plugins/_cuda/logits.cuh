@@ -1,34 +1,31 @@
-// One row of BF16 logits for a team of blocks: 8 that form a cluster from sm_90 on, one block below.
+// Rows of BF16 logits, their order, and how blocks share a row out.
 //
-// A single block reads a row of a large vocabulary (half a megabyte) at the rate of one multiprocessor. The blocks of a
-// cluster read an eighth each and meet in shared memory; four fit on a multiprocessor, or 16 rows would not run at once.
+// A row is read in pieces of 8 logits, or of one where its length is no multiple of 8: then it begins at any even address.
+// One code serves both. A logit's key rises with its value (both zeros have one key; NaN has the lowest, 0). The falling
+// order is by key, among equal keys by rising index.
 #pragma once
 #include "bf16.cuh"
-#include "cluster.cuh"
+#include "launch.cuh"
 
-#if __CUDA_ARCH__ >= 900
-constexpr int TEAM = 8;
-#define TEAM_BOUNDS(THREADS) __cluster_dims__(TEAM, 1, 1) __launch_bounds__(THREADS, 4)
-#else
-constexpr int TEAM = 1;
-#define TEAM_BOUNDS(THREADS) __launch_bounds__(THREADS, 1)
-#endif
+using u64 = unsigned long long;
 
-__device__ __forceinline__ u32 team_rank() {
-#if __CUDA_ARCH__ >= 900
-    return cluster_rank();
-#else
-    return 0;
-#endif
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr u32 ALL_LANES = 0xFFFFFFFFu;
+constexpr int PARALLEL = 4;  // loads of a thread that are on their way together
+
+__device__ __forceinline__ u32 key_of(u32 bits) {
+    if ((bits & 0x7FFFu) > 0x7F80u) return 0;  // NaN
+    if (bits == 0x8000u) bits = 0;             // -0 = 0
+    return bits & 0x8000u ? bits ^ 0xFFFFu : bits | 0x8000u;
+}
+constexpr u32 LOWEST_KEY = 0x7Fu, HIGHEST_KEY = 0xFFFFu;  // of -infinity; above all
+__device__ __forceinline__ u32 bits_of(u32 key) { return key & 0x8000u ? key ^ 0x8000u : key ^ 0xFFFFu; }
+__device__ __forceinline__ float value_of(u32 key) { return __uint_as_float(bits_of(key) << 16); }
+
+__device__ __forceinline__ u32 key_at(const bf16* row, u32 index) {
+    return key_of(reinterpret_cast<const unsigned short*>(row)[index]);
 }
 
-// A word of another block's shared memory: bits travel as a float.
-__device__ __forceinline__ u32 word_of_rank(const u32* p, u32 rank) {
-    return __float_as_uint(load_from_rank(reinterpret_cast<const float*>(p), rank));
-}
-
-// A row is read in pieces of 8 logits, or of one where its length is no multiple of 8: then it begins at any even address.
-// One code serves both.
 __device__ __forceinline__ int piece_width(int V) { return V % 8 == 0 ? 8 : 1; }
 
 // What is no logit is NaN.
@@ -39,30 +36,71 @@ __device__ __forceinline__ uint4 load_piece(const bf16* row, int width, int piec
     return raw;
 }
 
-constexpr int PARALLEL = 4;  // loads of a thread that are on their way together
+// The pieces of a row that a thread has: warps take turns of 32 pieces, block by block.
+struct Share {
+    int row_bits, width, pieces;  // blocks of the row: 1 << row_bits; of a piece, of the row
+    int first, step;
 
-// Calls ``visit(index, bits)`` for this block's share of a row, each thread in rising order of index. The visit is in the
-// code once: what is long would be eight times as much to compile, and to fetch.
-template <int THREADS, class Visit>
-__device__ __forceinline__ void for_each_logit(const bf16* row, int V, u32 rank, Visit visit) {
-    const int width = piece_width(V), pieces = V / width, share = (pieces + TEAM - 1) / TEAM;
-    const int begin = min((int)rank * share, pieces), end = min(begin + share, pieces);
-#pragma unroll 1
-    for (int first = begin + threadIdx.x; first < end; first += PARALLEL * THREADS) {
-        uint4 raw[PARALLEL];
+    __device__ __forceinline__ Share(int V, int row_bits, int block)
+        : row_bits(row_bits), width(piece_width(V)), pieces(width == 8 ? V / 8 : V),
+          first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + (int)threadIdx.x % 32), step(THREADS << row_bits) {}
+    __device__ __forceinline__ int blocks() const { return 1 << row_bits; }
+};
+
+using Pair = __nv_bfloat162;
+__device__ __forceinline__ Pair pair_of(u32 bits) { return *reinterpret_cast<const Pair*>(&bits); }
+__device__ __forceinline__ Pair pair_of_key(u32 key) { return pair_of(bits_of(key) * 0x10001u); }
+
+// Two of which one is the largest; NaN is passed over.
+__device__ __forceinline__ Pair largest_pair(const uint4& raw) {
+    return __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
+}
+__device__ __forceinline__ u32 key_of(Pair pair) {
+    const u32 bits = *reinterpret_cast<const u32*>(&pair);
+    return max(key_of(bits & 0xFFFFu), key_of(bits >> 16));
+}
+
+// A few pieces of a thread, whose loads are on their way together.
+struct Pieces {
+    uint4 raw[PARALLEL];
+
+    __device__ __forceinline__ void load_from(const bf16* row, const Share& share, int at) {
 #pragma unroll
-        for (int i = 0; i < PARALLEL; ++i) raw[i] = load_piece(row, width, first + i * THREADS, first + i * THREADS < end);
-#pragma unroll 1
-        for (int at = first; at < min(end, first + PARALLEL * THREADS); at += THREADS) {
-            uint4 rest = raw[0];
-#pragma unroll 1
-            for (int e = 0; e < width; ++e) {
-                visit(at * width + e, rest.x & 0xFFFFu);
-                rest.x = __funnelshift_r(rest.x, rest.y, 16), rest.y = __funnelshift_r(rest.y, rest.z, 16);
-                rest.z = __funnelshift_r(rest.z, rest.w, 16), rest.w >>= 16;
-            }
-#pragma unroll
-            for (int i = 1; i < PARALLEL; ++i) raw[i - 1] = raw[i];
+        for (int i = 0; i < PARALLEL; ++i) {
+            const int piece = at + i * share.step;
+            raw[i] = load_piece(row, share.width, piece, piece < share.pieces);
         }
     }
+};
+
+// Calls ``visit(bits, index)`` for the logits of pieces ``first``, ``first + step`` .. below ``end``, two at a time: the second
+// is in the upper half of ``bits``. Of a piece of one logit it is NaN, and none.
+template <class Visit>
+__device__ __forceinline__ void each_pair(const bf16* row, int width, int first, int step, int end, Visit visit) {
+#pragma unroll 1
+    for (int at = first; at < end; at += PARALLEL * step) {
+        uint4 raw[PARALLEL];
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) raw[i] = load_piece(row, width, at + i * step, at + i * step < end);
+#pragma unroll 1
+        for (int i = 0; i < PARALLEL && at + i * step < end; ++i) {
+            uint4 rest = raw[0];
+#pragma unroll 1
+            for (int e = 0; e < width; e += 2) {
+                visit(rest.x, (at + i * step) * width + e);
+                rest.x = rest.y, rest.y = rest.z, rest.z = rest.w;
+            }
+#pragma unroll
+            for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
+        }
+    }
+}
+
+// The same one by one: ``visit(key, index)``.
+template <class Visit>
+__device__ __forceinline__ void each_logit(const bf16* row, int width, int first, int step, int end, Visit visit) {
+    each_pair(row, width, first, step, end, [&](u32 bits, int index) {
+#pragma unroll 1
+        for (int half = 0; half < min(width, 2); ++half) visit(key_of(bits >> 16 * half & 0xFFFFu), index + half);
+    });
 }

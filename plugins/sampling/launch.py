@@ -1,4 +1,4 @@
-"""Launching the sampling kernels: several blocks share a row of logits, clusters of them where there are clusters."""
+"""Launching the sampling kernels: several blocks share a row of logits."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,17 +9,16 @@ from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.values import frozen
-
-Entries = Mapping[str, EntryResources]
 
 _FOLDER = Path(__file__).parent
 _SEQUENCES_A_BLOCK = 4
 # All masses of a row together stay below 2^62; the largest logit has 2^62 over the next power of two of V.
 _MASS_BITS = 62
-# largest.cuh: what a list is made for, and blocks that share a row; four of 256 threads fit on a multiprocessor.
-MOST_WANTED, _MOST_BLOCKS = 128, 32
-_WARP, _THREADS, _THREADS_A_MULTIPROCESSOR = 32, 256, 1024
+# ranking.cuh and largest.cuh: what a list is made for, the words that a block posts, and the sums of a row.
+_MOST_WANTED, _THREADS, _POSTS_A_BLOCK = 128, 256, 8 * 4
+_JOINT_BYTES = 16 + 3 * 256 * 8
+# A warp of the merging block reads what one warp of up to 32 blocks has posted; four blocks fit on a multiprocessor.
+_MOST_BLOCKS, _BLOCKS_A_MULTIPROCESSOR = 32, 4
 
 
 def _check_logits(bound: Bound) -> None:
@@ -28,55 +27,41 @@ def _check_logits(bound: Bound) -> None:
         raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
 
 
-@frozen
-class Shares:
-    """How many blocks a row has, a power of two, and the words that they post for the merging one (largest.cuh)."""
+def row_bits_of(rows: int, width: int, multiprocessors: int) -> int:
+    """Return the logarithm to base 2 of the blocks of a row of ``width`` logits: all run at once, of a piece a thread.
 
-    blocks: int
-    stride: int
-
-
-def shares_of(rows: int, width: int, wanted: int, entry: EntryResources, multiprocessors: int) -> Shares:
-    """Return the blocks of a row of ``width`` logits: whole clusters, all of which run at once, of a piece a thread.
-
-    A block waits for what others of its row post, so that none may wait for its turn to begin.
+    A block waits for what others of its row have found, so that none may wait for its turn to begin.
     """
-    team = entry.cluster[0] if entry.cluster else 1
-    threads = entry.max_threads or _THREADS
-    pieces = width // width_of(width)
-    at_once = multiprocessors * (_THREADS_A_MULTIPROCESSOR // threads)
-    teams = min(_MOST_BLOCKS // team, at_once // max(rows * team, 1), ceil_div(pieces, threads * team))
-    blocks = team << max(teams if wanted <= MOST_WANTED else 1, 1).bit_length() - 1
-    busy = min(blocks, ceil_div(pieces, _WARP))
-    least = min(wanted, MOST_WANTED, 2 * ceil_div(min(wanted, MOST_WANTED), busy) + 7)
-    return Shares(blocks, blocks * (_WARP * ceil_div(2 * least + 1, _WARP) + 1))
+    at_once = multiprocessors * _BLOCKS_A_MULTIPROCESSOR
+    pieces = ceil_div(width // width_of(width), _THREADS)
+    return max(min(_MOST_BLOCKS, at_once // max(rows, 1), pieces), 1).bit_length() - 1
 
 
 def _shared_out(
-    bound: Bound, entries: Entries, entry: str, names: tuple[str, ...], numbers: tuple[int | float, ...], wanted: int
+    bound: Bound, entry: str, names: tuple[str, ...], numbers: tuple[int | float, ...], joint: bool
 ) -> LaunchPlan:
     _check_logits(bound)
     rows, views = bound.dims["M"], bound.views
-    device = views["logits"].device
-    shares = shares_of(rows, bound.dims["V"], wanted, entries[entry], multiprocessors_of(device))
-    posts = Counters(8 * rows * shares.stride, "posts")
-    arguments = (*(views[name] for name in names), posts, *numbers, shares.blocks.bit_length() - 1, shares.stride)
-    return LaunchPlan(entry, (rows * shares.blocks, 1, 1), arguments)
+    bits = row_bits_of(rows, bound.dims["V"], multiprocessors_of(views["logits"].device))
+    posts = Counters(8 * _POSTS_A_BLOCK * rows << bits, "posts")
+    sums = Counters(_JOINT_BYTES * rows * joint, "joint")
+    arguments = (*(views[name] for name in names), posts, sums, *numbers, bits)
+    return LaunchPlan(entry, (rows << bits, 1, 1), arguments)
 
 
-def _plan_sample(bound: Bound, entries: Entries) -> LaunchPlan:
+def _plan_sample(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     width = bound.dims["V"]
     unit = 2.0 ** (_MASS_BITS - width.bit_length())
     names = ("logits", "temperature", "top_k", "top_p", "uniform", "out")
-    return _shared_out(bound, entries, "sample_top_k_top_p", names, (unit, width), min(MOST_WANTED, width))
+    return _shared_out(bound, "sample_top_k_top_p", names, (unit, width), True)
 
 
-def _plan_topk(bound: Bound, entries: Entries) -> LaunchPlan:
-    numbers = bound.dims["V"], bound.dims["k"]
-    return _shared_out(bound, entries, "topk_bf16", ("logits", "out_values", "out_ids"), numbers, bound.dims["k"])
+def _plan_topk(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+    k = bound.dims["k"]
+    return _shared_out(bound, "topk_bf16", ("logits", "out_values", "out_ids"), (bound.dims["V"], k), k > _MOST_WANTED)
 
 
-def _plan_verify(bound: Bound, entries: Entries) -> LaunchPlan:
+def _plan_verify(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     tensors = tuple(bound.views[name] for name in ("draft_ids", "target_ids", "out_accepted"))
     sequences = bound.dims["S"]
     grid = (ceil_div(sequences, _SEQUENCES_A_BLOCK), 1, 1)
@@ -85,12 +70,12 @@ def _plan_verify(bound: Bound, entries: Entries) -> LaunchPlan:
 
 SAMPLE = cuda_kernel(
     _FOLDER / "sample.cu",
-    (EntryPoint("sample_top_k_top_p", ("ptr",) * 7 + ("f32", "i32", "i32", "i32")),),
+    (EntryPoint("sample_top_k_top_p", ("ptr",) * 8 + ("f32", "i32", "i32")),),
     _plan_sample,
 )
 TOPK = cuda_kernel(
     _FOLDER / "topk.cu",
-    (EntryPoint("topk_bf16", ("ptr",) * 4 + ("i32",) * 4),),
+    (EntryPoint("topk_bf16", ("ptr",) * 5 + ("i32",) * 3),),
     _plan_topk,
 )
 VERIFY_GREEDY = cuda_kernel(

@@ -1,278 +1,230 @@
 // Where in the falling order of a row's logits something lies, without sorting it: BF16 has 65536 values only.
 //
-// A logit's key rises with its value (both zeros have one key; NaN has the lowest). The falling order is by key, among
-// equal keys by rising index. A place in it is found in two steps, 2048 bins of the key's upper bits, then the 32 keys of
-// one bin; and which logits are meant among equal ones by their index. What is summed along the order is either how many
-// logits there are, or their mass: exp((logit - largest) / temperature) as a whole number, FP32 times 2^k. Whole numbers
-// make every sum the same in any order, so that atomics serve.
-//
-// All threads of a team call these functions together (logits.cuh). Block 0 adds up what the blocks counted, searches,
-// and publishes.
+// What is summed along the order is either how many logits there are, or their mass: exp((logit - largest) / temperature)
+// as a whole number, FP32 times 2^k. Whole numbers make every sum the same in any order, so that atomics serve. A place is
+// found in passes over the row, each of which shares a part of the order out among 256 bins: by the upper half of a key,
+// by its lower half, and of equal keys by index. Bins are summed in shared memory and brought together in L2, where all
+// blocks of the row meet once a pass; each then searches for itself. So all of them must run at once (launch.py).
 #pragma once
 #include "logits.cuh"
 
-using u64 = unsigned long long;
+constexpr int BINS = THREADS, COPIES = 8;  // a bin a thread; so that lanes of a warp seldom add to one word
+constexpr int LISTED = BINS * COPIES, MOST_WANTED = 128;  // of the latter launch.py says the same
 
-// Where several warps of a scheduler do the same, each waits for the others: half as many threads are faster for one row.
-constexpr int THREADS = TEAM > 1 ? 256 : 1024, WARPS = THREADS / 32;
-constexpr int BINS = 2048, LOW = 32;  // a key is bin * LOW + low
-constexpr u32 ALL_LANES = 0xFFFFFFFFu;
-
-__device__ __forceinline__ u32 key_of(u32 bits) {
-    if ((bits & 0x7FFFu) > 0x7F80u) return 0;  // NaN
-    if (bits == 0x8000u) bits = 0;             // -0 = 0
-    return bits & 0x8000u ? bits ^ 0xFFFFu : bits | 0x8000u;
-}
-constexpr u32 LOWEST_KEY = 0x7Fu;  // of -infinity
-__device__ __forceinline__ u32 bits_of(u32 key) { return key & 0x8000u ? key ^ 0x8000u : key ^ 0xFFFFu; }
-__device__ __forceinline__ float value_of(u32 key) { return __uint_as_float(bits_of(key) << 16); }
-
-// 2^((logit - largest) * rate) * unit; 0 for a NaN.
+// 2^((logit - largest) * rate) * unit.
 struct Softmax {
     float largest, rate, unit;
-    __device__ __forceinline__ u64 mass(u32 key) const { return key == 0 ? 0 : mass_of(bits_of(key)); }
-    __device__ __forceinline__ u64 mass_of(u32 bits) const {
+    __device__ __forceinline__ u64 mass(u32 key) const {
         float power;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((__uint_as_float(bits << 16) - largest) * rate));
-        return (bits & 0x7FFFu) > 0x7F80u ? 0 : __float2ull_rz(power * unit);
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((value_of(key) - largest) * rate));
+        return __float2ull_rz(power * unit);
     }
 };
 // The rate of a temperature above 0; finite, so that the largest has a power of 1.
 __device__ __forceinline__ float rate_of(float temperature) { return fminf(1.44269504f / temperature, 3e38f); }
 
-// How many logits, and what mass.
-struct Sum {
-    u32 count;
-    u64 mass;
-    __device__ __forceinline__ u64 of(bool by_mass) const { return by_mass ? mass : count; }
-};
-__device__ __forceinline__ Sum operator+(const Sum& a, const Sum& b) { return {a.count + b.count, a.mass + b.mass}; }
-__device__ __forceinline__ Sum operator-(const Sum& a, const Sum& b) { return {a.count - b.count, a.mass - b.mass}; }
-
-// A place in the order: the place-th (from 0) of the logits with this key, and what lies ahead of all of them.
-struct Found {
-    u32 key, place;
-    Sum ahead;
+// What the blocks of a row share in global memory: zeros before and after. launch.py knows the size.
+constexpr int SETS = 3;
+struct Joint {
+    u32 arrived, done;
+    u32 largest, selected;
+    u64 sums[SETS][BINS];
 };
 
-struct Ranking {
+struct Shared {
     union {
         struct {
-            u32 count[BINS], mass_low[BINS], mass_high[BINS];
+            u32 low[BINS * COPIES], high[BINS * COPIES];
         };
-        u64 list[BINS * 12 / 8];  // what top-k sorts, when nothing is searched any more
+        u64 list[LISTED];
     };
-    u32 low[LOW];
-    __align__(16) u32 buckets[THREADS];
-    Sum of_warp[WARPS];
-    u32 count_of_warp[WARPS];
-    Sum total;
-    u32 bin;
-    Sum ahead_of_bin;
-    Found found;  // read by other blocks until they next meet: not for anything else
-    u32 bucket, place, index;
-    u32 selected;
-    // largest.cuh: of a block, of all blocks of a row, and what the block that merges tells its cluster.
-    u32 largest, reached;
-    u32 floors[2];  // of the block, of all
-    u32 joint_floor, joint_largest, joint_count, is_done;
-    float verdict;
-    Arrival told;
+    u64 sorted[MOST_WANTED];
+    __align__(16) u32 tops[THREADS];
+    u64 of_warp[WARPS];
+    u64 rest;
+    u32 bin, index, listed, reach;
 };
 
-template <class T>
-__device__ __forceinline__ T from_rank_0(const T& value) {
-    static_assert(sizeof(T) % 4 == 0);
-    T copy;
-#pragma unroll
-    for (int word = 0; word < (int)sizeof(T) / 4; ++word)
-        reinterpret_cast<u32*>(&copy)[word] = word_of_rank(reinterpret_cast<const u32*>(&value) + word, 0);
-    return copy;
+// A logit in the falling order: larger is ahead.
+__device__ __forceinline__ u64 order_of(u32 key, u32 index) { return (u64)key << 48 | (u64)~index << 16 | 0xFFFFu; }
+__device__ __forceinline__ u32 key_in(u64 order) { return (u32)(order >> 48); }
+__device__ __forceinline__ int index_in(u64 order) { return (int)~(u32)(order >> 16); }
+
+// Without what the compiler adds to share one among the lanes of a warp.
+__device__ __forceinline__ u32 count_up(u32& counter) {
+    u32 before;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"((u32)__cvta_generic_to_shared(&counter)) : "memory");
+    return before;
+}
+__device__ __forceinline__ void list_up(Shared& shared, u64 order) {
+    const u32 place = count_up(shared.listed);
+    if (place < LISTED) shared.list[place] = order;
 }
 
-// counts[i] of block 0 += those of the other blocks.
-__device__ __forceinline__ void gather_counts(u32* counts, int size) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < size; i += THREADS)
-#pragma unroll 1
-        for (u32 other = 1; other < TEAM; ++other) counts[i] += word_of_rank(counts + i, other);
-}
-
-__device__ __forceinline__ Sum sum_up_to_lane(Sum sum) {
-    const int lane = threadIdx.x & 31;
+// The sum over all threads up to and with this one; ``all`` is that over all.
+__device__ __forceinline__ u64 sum_up_to_thread(Shared& shared, u64 sum, u64& all) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
-        const Sum lower{__shfl_up_sync(ALL_LANES, sum.count, distance), __shfl_up_sync(ALL_LANES, sum.mass, distance)};
-        if (lane >= distance) sum = sum + lower;
-    }
-    return sum;
-}
-
-// The sum over all threads up to and with this one; ``of_warp[WARPS - 1]`` ends up with that over all of them.
-__device__ __forceinline__ Sum sum_up_to_thread(Sum sum, Sum (&of_warp)[WARPS]) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    __syncthreads();
-    sum = sum_up_to_lane(sum);
-    if (lane == 31) of_warp[warp] = sum;
-    __syncthreads();
-    if (warp == 0) {
-        const Sum up_to = sum_up_to_lane(lane < WARPS ? of_warp[lane] : Sum{0, 0});
-        if (lane < WARPS) of_warp[lane] = up_to;
+        const u64 lower = __shfl_up_sync(ALL_LANES, sum, distance);
+        if (lane >= distance) sum += lower;
     }
     __syncthreads();
-    return warp > 0 ? sum + of_warp[warp - 1] : sum;
+    if (lane == 31) shared.of_warp[warp] = sum;
+    __syncthreads();
+    u64 before = 0;
+    all = 0;
+#pragma unroll 1
+    for (int other = 0; other < WARPS; ++other) {
+        if (other == warp) before = all;
+        all += shared.of_warp[other];
+    }
+    return sum + before;
 }
 
-// One row, for the team of blocks that works on it.
+// Of sums of bins, one a thread: the first bin whose sum, with those before, reaches ``wanted``, how much of it is wanted, and
+// the sum of all.
+struct Found {
+    u32 bin;
+    u64 rest, all;
+};
+__device__ __noinline__ Found search(Shared& shared, u64 own, u64 wanted) {
+    u64 all;
+    const u64 up_to = sum_up_to_thread(shared, own, all);
+    if (threadIdx.x == BINS - 1) shared.bin = BINS - 1, shared.rest = 1;  // where there is none: no such row is right
+    __syncthreads();
+    if (up_to - own < wanted && wanted <= up_to) shared.bin = threadIdx.x, shared.rest = wanted - (up_to - own);
+    __syncthreads();
+    return {shared.bin, shared.rest, all};
+}
+
+// Which logits a pass sums, and into which bins: those whose key is in ``lowest .. highest``, by the ``shift``-th bits of it,
+// complemented, or by index. Each counts 1, or its mass.
+struct Pass {
+    u32 lowest, highest;
+    int shift;
+    bool by_index, by_mass;
+};
+
 struct Row {
     const bf16* logits;
     int V;
-    u32 rank;
-    Ranking& shared;
+    Share share;
+    Joint* joint;
+    int block;
+    Shared& shared;
+    u32 meetings = 0, passes = 0;
 
-    template <class Visit>
-    __device__ __forceinline__ void each(Visit visit) const {
-        for_each_logit<THREADS>(logits, V, rank, visit);
-    }
-
-    // Counts bins, once for a row. Ends with the sum over the row in every thread.
-    template <bool HAS_MASS>
-    __device__ __forceinline__ Sum count_bins(const Softmax& softmax) const {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < BINS; i += THREADS) shared.count[i] = shared.mass_low[i] = shared.mass_high[i] = 0;
+    // All blocks of the row.
+    __device__ __forceinline__ void meet() {
+        const u32 all = (++meetings) << share.row_bits;
         __syncthreads();
-        each([&](int, u32 bits) {
-            const u32 key = key_of(bits), bin = key / LOW;
-            atomicAdd(&shared.count[bin], 1u);
-            if constexpr (HAS_MASS) {
-                const u64 mass = softmax.mass(key);
-                const u32 low = (u32)mass, before = low ? atomicAdd(&shared.mass_low[bin], low) : 0;
-                const u32 high = (u32)(mass >> 32) + (before + low < before);
-                if (high) atomicAdd(&shared.mass_high[bin], high);
-            }
-        });
-        cluster_barrier();
-        if (rank == 0) {
-#pragma unroll 1
-            for (int i = threadIdx.x; i < BINS; i += THREADS) {
-                u64 mass = bin_sum(i).mass;
-#pragma unroll 1
-                for (u32 other = 1; other < TEAM; ++other) {
-                    shared.count[i] += word_of_rank(&shared.count[i], other);
-                    mass += word_of_rank(&shared.mass_low[i], other) + ((u64)word_of_rank(&shared.mass_high[i], other) << 32);
-                }
-                shared.mass_low[i] = (u32)mass, shared.mass_high[i] = (u32)(mass >> 32);
-            }
-            __syncthreads();
-            Sum mine{0, 0};
-#pragma unroll 1
-            for (int i = threadIdx.x; i < BINS; i += THREADS) mine = mine + bin_sum(i);
-            sum_up_to_thread(mine, shared.of_warp);
-            if (threadIdx.x == 0) shared.total = shared.of_warp[WARPS - 1];
+        if (threadIdx.x == 0) {
+            __threadfence();
+            atomicAdd(&joint->arrived, 1u);
+            u32 arrived = 0;
+            while (arrived < all)
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&joint->arrived) : "memory");
+            __threadfence();
         }
-        cluster_barrier();
-        return from_rank_0(shared.total);
-    }
-
-    __device__ __forceinline__ Sum bin_sum(int bin) const {
-        return {shared.count[bin], shared.mass_low[bin] + ((u64)shared.mass_high[bin] << 32)};
-    }
-
-    // The first place whose sum, with itself, reaches ``wanted``: at least 1, at most the row's.
-    __device__ __forceinline__ Found locate(u64 wanted, bool by_mass, const Softmax& softmax) const {
-        if (rank == 0) find_bin(wanted, by_mass);
-        cluster_barrier();
-        const u32 bin = from_rank_0(shared.bin);
-        if (threadIdx.x < LOW) shared.low[threadIdx.x] = 0;
         __syncthreads();
-        each([&](int, u32 bits) {
-            const u32 key = key_of(bits);
-            if (key / LOW == bin) atomicAdd(&shared.low[key % LOW], 1u);
-        });
-        cluster_barrier();
-        if (rank == 0) find_key(wanted, by_mass, softmax, bin);
-        cluster_barrier();
-        return from_rank_0(shared.found);
     }
 
-    // By block 0; a thread has EACH bins.
-    __device__ __forceinline__ void find_bin(u64 wanted, bool by_mass) const {
-        constexpr int EACH = BINS / THREADS;
-        static_assert(BINS == EACH * THREADS);
-        const int upper = BINS - 1 - EACH * (int)threadIdx.x;
-        Sum own{0, 0};
+    // The sum of this thread's bin over the row.
+    __device__ __noinline__ u64 sum_bins(Pass pass, const Softmax& softmax) {
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) shared.low[i] = shared.high[i] = 0;
+        __syncthreads();
+        const u32 copy = threadIdx.x % COPIES;
+        each_pair(logits, share.width, share.first, share.step, share.pieces, [&](u32 bits, int index) {
+            u64 mass[2];
+            u32 at[2], before[2];
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) own = own + bin_sum(upper - i);
-        const Sum up_to = sum_up_to_thread(own, shared.of_warp);
-        if ((up_to - own).of(by_mass) < wanted && wanted <= up_to.of(by_mass)) {
-            Sum ahead = up_to - own;
-            int bin = upper;
-#pragma unroll 1
-            for (; (ahead + bin_sum(bin)).of(by_mass) < wanted; --bin) ahead = ahead + bin_sum(bin);
-            shared.bin = bin;
-            shared.ahead_of_bin = ahead;
-        }
-    }
-
-    // By block 0.
-    __device__ __forceinline__ void find_key(u64 wanted, bool by_mass, const Softmax& softmax, u32 bin) const {
-        gather_counts(shared.low, LOW);
-        __syncthreads();
-        if (threadIdx.x < 32) {  // a warp; LOW keys, falling
-            static_assert(LOW == 32);
-            const u32 low = LOW - 1 - threadIdx.x, key = bin * LOW + low, count = shared.low[low];
-            const u64 mass = softmax.mass(key);
-            const Sum own{count, count * mass};
-            const Sum up_to = shared.ahead_of_bin + sum_up_to_lane(own), ahead = up_to - own;
-            if (ahead.of(by_mass) < wanted && wanted <= up_to.of(by_mass)) {
-                const u64 place = (wanted - ahead.of(by_mass) - 1) / (by_mass ? mass : 1);
-                shared.found = {key, (u32)place, ahead};
+            for (int half = 0; half < 2; ++half) {
+                const u32 key = key_of(bits >> 16 * half & 0xFFFFu);
+                const u32 bin = pass.by_index ? (u32)(index + half) >> pass.shift : ~(key >> pass.shift) & (BINS - 1);
+                at[half] = bin * COPIES + copy;
+                mass[half] = pass.by_mass ? softmax.mass(key) : 1;
+                if (key < pass.lowest || key > pass.highest || half >= share.width) mass[half] = 0;
             }
-        }
-    }
-
-    // The index of the place-th logit with this key, by rising index.
-    __device__ __forceinline__ u32 index_of(u32 key, u32 place) const {
-        const int width = (V + THREADS - 1) / THREADS;
-        shared.buckets[threadIdx.x] = 0;
-        __syncthreads();
-        each([&](int index, u32 bits) {
-            if (key_of(bits) == key) atomicAdd(&shared.buckets[index / width], 1u);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (mass[half]) before[half] = atomicAdd(&shared.low[at[half]], (u32)mass[half]);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (mass[half] == 0) continue;
+                const u32 high = (u32)(mass[half] >> 32) + (before[half] + (u32)mass[half] < before[half]);
+                if (high) atomicAdd(&shared.high[at[half]], high);
+            }
         });
-        cluster_barrier();
-        if (rank == 0) {
-            gather_counts(shared.buckets, THREADS);
-            const u32 own = shared.buckets[threadIdx.x];
-            const u32 up_to = sum_up_to_thread({own, 0}, shared.of_warp).count;
-            if (up_to - own <= place && place < up_to) shared.bucket = threadIdx.x, shared.place = place - (up_to - own);
-            __syncthreads();
-            const int begin = (int)shared.bucket * width;
-            find_index(key, shared.place, begin, min(begin + width, V));
+        __syncthreads();
+        u64 sum = 0;
+#pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) {
+            const int at = threadIdx.x * COPIES + (copy + threadIdx.x) % COPIES;
+            sum += shared.low[at] + ((u64)shared.high[at] << 32);
         }
-        cluster_barrier();
-        return from_rank_0(shared.index);
+        if (share.row_bits == 0) return sum;
+        // Of three sets in turn one is summed, one is read, and one, which all have read, is cleared.
+        u64* const own = &joint->sums[passes % SETS][threadIdx.x];
+        if (sum) atomicAdd(own, sum);
+        meet();
+        if (block == 0) joint->sums[(passes + SETS - 1) % SETS][threadIdx.x] = 0;
+        ++passes;
+        return *(volatile u64*)own;
     }
 
-    // By block 0: the place-th logit with this key in begin .. end - 1.
-    __device__ __forceinline__ void find_index(u32 key, u32 place, int begin, int end) const {
-        u32 before = 0;
+    // Of the logits with this key the wanted-th by index, from 1: its index, in all threads.
+    __device__ __forceinline__ u32 index_of(u32 key, u64 wanted, bool is_asked) {
+        int bits = 0;
 #pragma unroll 1
-        for (int first = begin; first < end; first += THREADS) {
-            const int index = first + threadIdx.x, lane = threadIdx.x & 31;
-            const bool is_one =
-                index < end && key_of(*reinterpret_cast<const unsigned short*>(logits + index)) == key;
-            const u32 ones = __ballot_sync(ALL_LANES, is_one);
-            __syncthreads();
-            if (lane == 0) shared.count_of_warp[threadIdx.x >> 5] = __popc(ones);
-            __syncthreads();
-            u32 rank_of_one = before + __popc(ones & ((1u << lane) - 1));
+        while (BINS << bits < V) ++bits;
+        const Softmax none{};
+        const Found bin = search(shared, sum_bins({key, key, bits, true, false}, none), wanted);
+        if (!is_asked) return 0;
+        const int each = max((1 << bits) / THREADS, 1);
+        const int first = ((int)bin.bin << bits) + threadIdx.x * each, end = min(min(first + each, (int)(bin.bin + 1) << bits), V);
+        u32 count = 0;
 #pragma unroll 1
-            for (int warp = 0; warp < WARPS; ++warp) {
-                if (warp < (int)threadIdx.x >> 5) rank_of_one += shared.count_of_warp[warp];
-                before += shared.count_of_warp[warp];
-            }
-            if (is_one && rank_of_one == place) shared.index = index;
+        for (int i = first; i < end; ++i) count += key_at(logits, i) == key;
+        const Found thread = search(shared, count, bin.rest);
+        if (threadIdx.x == thread.bin) {
+            u32 place = 0, index = first;
+#pragma unroll 1
+            for (int i = first; i < end; ++i)
+                if (key_at(logits, i) == key && ++place == thread.rest) index = i;
+            shared.index = index;
         }
         __syncthreads();
+        return shared.index;
+    }
+
+    // The key of the wanted-th, from 1, of those that are at least ``least``, and its place among equal ones.
+    __device__ __forceinline__ u32 key_at_place(u64 wanted, u32 least, u64& rest) {
+        const Softmax none{};
+        const Found upper = search(shared, sum_bins({least, HIGHEST_KEY, 8, false, false}, none), wanted);
+        const u32 begin = (BINS - 1 - upper.bin) << 8;
+        const Found lower = search(shared, sum_bins({max(least, begin), begin | 0xFFu, 0, false, false}, none), upper.rest);
+        rest = lower.rest;
+        return begin | (BINS - 1 - lower.bin);
+    }
+
+    // By all threads once nothing of ``joint`` is read any more; true in the block that is the last to say so. That one
+    // finds what the others wrote before, and clears.
+    __device__ __forceinline__ bool is_last() {
+        if (share.row_bits == 0) return true;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            shared.index = atomicAdd(&joint->done, 1u);
+            __threadfence();
+        }
+        __syncthreads();
+        if (shared.index + 1 < (u32)share.blocks()) return false;
+#pragma unroll
+        for (int set = 0; set < SETS; ++set) joint->sums[set][threadIdx.x] = 0;
+        if (threadIdx.x == 0) joint->arrived = joint->done = joint->largest = joint->selected = 0;
+        return true;
     }
 };

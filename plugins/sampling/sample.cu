@@ -1,11 +1,9 @@
-// One token a row by inverse CDF over the logits in falling order, of equal ones the lowest index first.
+// out[m] = a token of row m, drawn in the falling order of logits, of equal ones the lowest index first.
 //
 // In this order: the first top_k stay (0: all), softmax of logit / temperature over them, the shortest run of them whose
 // sum reaches top_p stays, and the first whose cumulative sum exceeds uniform times their total is the token. Temperature
-// 0 takes the largest. Where all of this happens among the largest few hundred, these are listed and sorted (largest.cuh)
-// by as many blocks as are at hand; else nothing is sorted (ranking.cuh), by a cluster of 8 blocks from sm_90 on, one block
-// below: the row is read once for the bins, and once or twice for each limit that is set. Both ways give the same token:
-// all sums are exact.
+// 0 takes the largest. With a top_k of up to 128 these are listed and sorted (largest.cuh); else nothing is sorted, and all
+// blocks of the row find where the limits lie (ranking.cuh). Both ways give the same token: all sums are exact.
 //
 // Numerics: exponentials FP32 (2 units in the last place), summed exactly as whole numbers; limits are multiplied in FP64.
 // One ``uniform`` always gives one token, whatever other rows there are. Parameters out of range and rows without a finite
@@ -13,8 +11,8 @@
 // launch.py.
 #include "largest.cuh"
 
-// What bounds the order, one after the other; each is a sum that the last logit within it reaches.
-enum { TOP_K, TOP_P, TOKEN, LIMITS };
+// What bounds the order by mass, one after the other; each is a sum that the last logit within it reaches.
+enum { TOP_P, TOKEN, LIMITS };
 
 struct Limits {
     float temperature;
@@ -25,74 +23,16 @@ struct Limits {
         return temperature >= 0.0f && isfinite(temperature) && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f &&
                uniform >= 0.0f && uniform < 1.0f;
     }
-    __device__ __forceinline__ bool has(int limit) const {
-        return limit == TOP_K ? top_k > 0 : limit == TOP_P ? top_p < 1.0f : true;
-    }
-    // A count for TOP_K, else a mass; ``kept`` is the mass up to the limit before.
+    __device__ __forceinline__ bool has(int limit) const { return limit == TOKEN || top_p < 1.0f; }
+    // ``kept`` is the mass up to the limit before.
     __device__ __forceinline__ u64 wanted(int limit, u64 kept) const {
-        if (limit == TOP_K) return top_k;
         const double mass = (double)(limit == TOP_P ? top_p : uniform) * __ull2double_rn(kept);
         return min(limit == TOP_P ? max(__double2ull_ru(mass), 1ull) : __double2ull_rd(mass) + 1, kept);
     }
 };
 
-// What is listed where top_k is off, or wants more than a list: enough for nearly every top_p.
-constexpr int ALL_WANTED = 64;
-
-// The sum over a warp, in all lanes.
-__device__ __forceinline__ u64 sum_of_warp(u64 sum) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    return sum;
-}
-
-// The mass of the whole row, in every thread of the merging block. By all blocks of a row, after they have posted.
-__device__ __forceinline__ u64 mass_of_row(Ranking& shared, const bf16* row, const Share& share, Pieces pieces, int at,
-                                           Softmax softmax) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (warp == 0) {
-        const u32 largest = lane < share.blocks ? (u32)await_post(share.posts + lane * share.places) & 0xFFFFu : 0;
-        shared.joint_largest = __reduce_max_sync(ALL_LANES, largest);
-    }
-    __syncthreads();
-    softmax.largest = value_of(shared.joint_largest);
-    u64 mass = 0;
-#pragma unroll 1
-    for (; at >= share.first; at -= PARALLEL * share.step) {
-        pieces.load_from(row, share, at);
-#pragma unroll 1
-        for (int i = 0; i < PARALLEL; ++i) {
-            const unsigned short* bits = reinterpret_cast<const unsigned short*>(&pieces.raw[0]);
-#pragma unroll
-            for (int e = 0; e < 8; ++e) mass += softmax.mass_of((u32)bits[e]);
-#pragma unroll
-            for (int j = 1; j < PARALLEL; ++j) pieces.raw[j - 1] = pieces.raw[j];
-        }
-    }
-    mass = sum_of_warp(mass);
-    if (lane == 0) shared.of_warp[warp].mass = mass;
-    __syncthreads();
-    // Whatever becomes of a row that is not finite, a post is not 0.
-    constexpr u64 MOST = (1ull << 62) - 1;
-    if (warp == 0) {
-        mass = sum_of_warp(lane < WARPS ? shared.of_warp[lane].mass : 0);
-        if (lane == 0) post(share.mass(share.block), (mass & MOST) + 1);
-    }
-    if (!share.merges()) return 0;
-    if (warp == 0) {
-        mass = 0;
-        if (lane < share.blocks) mass = await_post(share.mass(lane)) - 1, *share.mass(lane) = 0;
-        mass = sum_of_warp(mass);
-        if (lane == 0) shared.total.mass = mass;
-    }
-    __syncthreads();
-    return shared.total.mass;
-}
-
-// By a warp: the token, if it is among ``listed`` logits of ``list``, with top_k all that it keeps; false if it is not, or that
-// cannot be said.
-__device__ __forceinline__ bool draw_listed(const u64* list, const Limits& limits, const Softmax& softmax, int listed,
-                                            u64 mass_of_all, u32& index) {
+// By a warp: the token, of the ``listed`` logits that top_k keeps, sorted.
+__device__ __forceinline__ u32 drawn_of_list(const u64* list, const Limits& limits, const Softmax& softmax, int listed) {
     const int each = (listed + 31) / 32, begin = threadIdx.x * each, end = min(begin + each, listed);
     u64 own = 0;
 #pragma unroll 1
@@ -103,13 +43,12 @@ __device__ __forceinline__ bool draw_listed(const u64* list, const Limits& limit
         const u64 lower = __shfl_up_sync(ALL_LANES, up_to, distance);
         if ((int)threadIdx.x >= distance) up_to += lower;
     }
-    const u64 listed_mass = __shfl_sync(ALL_LANES, up_to, 31);
-    u64 kept = limits.top_k > 0 ? listed_mass : mass_of_all;
+    u64 kept = __shfl_sync(ALL_LANES, up_to, 31);
+    u32 index = 0;
 #pragma unroll 1
     for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
         const u64 wanted = limits.wanted(limit, kept);
-        if (wanted > listed_mass) return false;
         u64 sum = up_to - own, found_sum = 0;
         u32 found = 0;
         bool is_found = false;
@@ -117,28 +56,60 @@ __device__ __forceinline__ bool draw_listed(const u64* list, const Limits& limit
         for (int i = begin; i < end; ++i) {
             const u64 order = list[i], with = sum + softmax.mass(key_in(order));
             // One lane meets it, once.
-            if (sum < wanted && wanted <= with) found_sum = with, found = (u32)order, is_found = true;
+            if (sum < wanted && wanted <= with) found_sum = with, found = index_in(order), is_found = true;
             sum = with;
         }
         const int lane = __ffs(__ballot_sync(ALL_LANES, is_found)) - 1;
         kept = __shfl_sync(ALL_LANES, found_sum, lane), index = __shfl_sync(ALL_LANES, found, lane);
     }
-    return true;
+    return index;
 }
 
-__device__ __forceinline__ u32 drawn_by_bins(const Row& row, const Limits& limits, const Softmax& softmax) {
-    u64 kept = row.count_bins<true>(softmax).mass;
-    Found found;
+// By all blocks of the row: the token, in all threads of the block ``own`` of which is asked.
+__device__ __noinline__ u32 drawn_of_all(Row& row, const Limits& limits, Softmax softmax, u32 own, bool is_asked) {
+    Shared& shared = row.shared;
+    own = __reduce_max_sync(ALL_LANES, own);
+    if (threadIdx.x % 32 == 0) shared.tops[threadIdx.x / 32] = own;
+    __syncthreads();
 #pragma unroll 1
-    for (int limit = 0; limit < LIMITS; ++limit) {
-        if (!limits.has(limit)) continue;
-        found = row.locate(limits.wanted(limit, kept), limit != TOP_K, softmax);
-        kept = found.ahead.mass + (u64)(found.place + 1) * softmax.mass(found.key);
+    for (int warp = 0; warp < WARPS; ++warp) own = max(own, shared.tops[warp]);
+    if (row.share.row_bits) {
+        if (threadIdx.x == 0) atomicMax(&row.joint->largest, own);
+        row.meet();
+        own = *(volatile u32*)&row.joint->largest;
     }
-    return row.index_of(found.key, found.place);
+    if (own <= LOWEST_KEY) return 0;  // nothing above -infinity
+    softmax.largest = value_of(own);
+    if (!isfinite(softmax.largest)) return row.index_of(own, 1, is_asked);
+    // What top_k keeps of the last key is not in the row's sums.
+    u32 least = 0;
+    u64 place = 0, rest = 0;
+    if (limits.top_k > 0) {
+        least = row.key_at_place(limits.top_k, 1, place);
+        rest = place * softmax.mass(least);
+    }
+    const u64 upper = row.sum_bins({least + 1, HIGHEST_KEY, 8, false, true}, softmax) +
+                      (threadIdx.x == BINS - 1 - (least >> 8) ? rest : 0);
+    u64 kept = search(shared, upper, 1).all;
+    u32 key = own;
+#pragma unroll 1
+    for (int limit = TOP_P; limit < LIMITS; ++limit) {
+        if (!limits.has(limit)) continue;
+        const u64 wanted = limits.wanted(limit, kept);
+        const Found bin = search(shared, upper, wanted);
+        const u32 begin = (BINS - 1 - bin.bin) << 8;
+        const u64 lower = row.sum_bins({max(least + 1, begin), begin | 0xFFu, 0, false, true}, softmax) +
+                          (least == (begin | (BINS - 1 - threadIdx.x)) ? rest : 0);
+        const Found found = search(shared, lower, bin.rest);
+        key = begin | (BINS - 1 - found.bin);
+        const u64 mass = softmax.mass(key);
+        place = (found.rest - 1) / max(mass, 1ull) + 1;
+        kept = wanted - found.rest + place * mass;
+    }
+    return row.index_of(key, place, is_asked);
 }
 
-extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
+extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     // Not restrict: the launch before may write them, and loads of what is restrict may be moved before the wait.
     const bf16* logits,        // [M, V]
     const float* temperature,  // [M]
@@ -146,62 +117,44 @@ extern "C" __global__ void TEAM_BOUNDS(THREADS) sample_top_k_top_p(
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    u64* posts,                // [M, stride], zeros before and after
-    float unit, int V, int row_bits, int stride) {
-    __shared__ Ranking shared;
+    u64* posts,                // [M, blocks * WARPS * SLOTS], zeros before and after
+    Joint* joint,              // [M], zeros before and after
+    float unit, int V, int row_bits) {
+    __shared__ Shared shared;
     allow_next_launch();
     wait_for_previous_launch();
     const size_t m = blockIdx.x >> row_bits;
-    const Row row{logits + m * V, V, team_rank(), shared};
+    const int block = blockIdx.x & ((1 << row_bits) - 1);
+    const bf16* row = logits + m * V;
+    const Share share(V, row_bits, block);
+    posts += m * (WARPS * SLOTS) << row_bits;
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
-
-    // Stage 1: the largest of every block, and where all can be drawn the mass of all. What waits for the limits comes after
-    // the loads.
-    Share share(posts, V, row_bits, stride);
     Pieces last;
     int at;
-    const u32 own = largest_key(row.logits, share, last, at, [&] { begin_team(shared); });
+    if (threadIdx.x == 0) shared.listed = shared.reach = 0;
+    const u32 own = largest_key(row, share, last, at);
+    const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
-    bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
-    const bool has_top_k = limits.top_k > 0, has_few = has_top_k && limits.top_k <= MOST_WANTED;
-    share.want(!is_drawn ? 1 : has_few ? limits.top_k : min(ALL_WANTED, V));
-    const int asked = !is_drawn ? 1 : has_few ? limits.top_k : 0;
+    const int wanted = is_drawn ? limits.top_k : 1;
     Softmax softmax{0.0f, rate_of(limits.temperature), unit};
-    u64 mass_of_all = 0;
-    const int listed = list_largest(shared, row.logits, share, own, last, at, asked, [&] {
-        if (is_drawn && !has_top_k) mass_of_all = mass_of_row(shared, row.logits, share, last, at, softmax);
-    });
-    if (!share.is_last_team()) return;
-
-    // Stage 2: the token, if it is among these.
-    u32 verdict = 0;
-    if (share.merges()) {
-        const u32 key = shared.joint_largest;
-        softmax.largest = value_of(key);
-        is_drawn = is_drawn && isfinite(softmax.largest);
-        if (threadIdx.x < 32) {
-            u32 index = 0;
-            bool is_done = key <= LOWEST_KEY;  // nothing above -infinity: then the first
-            if (!is_done && listed > 0) {
-                index = (u32)shared.list[0], is_done = true;
-                if (is_drawn)
-                    is_done = limits.top_k <= listed &&
-                              draw_listed(shared.list, limits, softmax, has_top_k ? limits.top_k : listed, mass_of_all, index);
-            }
-            if (threadIdx.x == 0 && is_done) out[m] = index;
-            if (threadIdx.x == 0) shared.is_done = is_done;
-        }
-        __syncthreads();
-        verdict = shared.is_done ? 0 : 1 << 16 | key;
+    const bool is_last = block + 1 == share.blocks();
+    if (wanted == 0 || wanted > MOST_WANTED) {
+        Row all{row, V, share, joint + m, block, shared};
+        const u32 token = drawn_of_all(all, limits, softmax, own, is_last);
+        if (is_last && threadIdx.x == 0) out[m] = token;
+        all.is_last();
+        return;
     }
-    cluster_wait();
-    verdict = told(shared, row.rank, verdict);
-    if (verdict == 0) return;
-
-    // Stage 3: else by ranking all.
-    softmax.largest = value_of(verdict & 0xFFFFu);
-    const bool can_draw = is_drawn && isfinite(softmax.largest);
-    const u32 index = can_draw ? drawn_by_bins(row, limits, softmax) : row.index_of(verdict & 0xFFFFu, 0);
-    if (row.rank == 0 && threadIdx.x == 0) out[m] = index;
-    cluster_barrier();  // no block ends while another reads its shared memory
+    post_largest(posts, row, share, block, own, last, at);
+    // Where blocks begin in order, all that the last of a row waits for have begun.
+    if (!is_last) return;
+    merge_largest(shared, posts, row, V, share, wanted, [&](int place, u64 order) {
+        if (place < wanted) shared.sorted[place] = order;
+    });
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    softmax.largest = value_of(key_in(shared.sorted[0]));
+    u32 token = index_in(shared.sorted[0]);
+    if (is_drawn && isfinite(softmax.largest)) token = drawn_of_list(shared.sorted, limits, softmax, wanted);
+    if (threadIdx.x == 0) out[m] = token;
 }

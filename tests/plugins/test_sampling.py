@@ -1,13 +1,10 @@
 """Choosing tokens: hand-made distributions, frequencies, edges, refusals, and how rows are shared out."""
 
-import itertools
-
 import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster.plugins import argmax, sampling
 from kernel_muster.plugins.sampling import launch as sampling_launch
-from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.running import HostRunner
@@ -159,36 +156,22 @@ def test_verify_with_a_negative_target_is_refused():
 # How rows are shared out among blocks
 
 
-TEAMS, ALONE = EntryResources(64, 0, 0, 256, (8, 1, 1), (), 3), EntryResources(64, 0, 0, 1024, None, (), 3)
-
-
 @pytest.mark.parametrize(
-    ("rows", "width", "wanted", "entry", "shares"),
+    ("rows", "width", "blocks"),
     [
-        (1, 248_320, 20, TEAMS, (32, 1056)),  # 9 of each block
-        (1, 248_320, 128, TEAMS, (32, 1056)),
-        (16, 248_320, 20, TEAMS, (32, 1056)),  # all blocks run at once
-        (17, 248_320, 20, TEAMS, (16, 528)),
-        (1000, 248_320, 128, TEAMS, (8, 776)),
-        (1, 248_320, 129, TEAMS, (8, 776)),  # one cluster ranks them all
-        (1, 64, 20, TEAMS, (8, 520)),  # one block has them all
-        (1, 4097, 20, TEAMS, (16, 528)),
-        (1, 248_320, 20, ALONE, (16, 528)),
-        (200, 248_320, 20, ALONE, (1, 65)),
-        (0, 64, 4, TEAMS, (8, 264)),
+        (1, 248_320, 32),
+        (16, 248_320, 32),  # all blocks run at once
+        (17, 248_320, 16),
+        (132, 248_320, 4),
+        (529, 248_320, 1),
+        (1, 64, 1),  # one block has them all
+        (1, 4097, 16),
+        (1, 4096, 2),
+        (0, 64, 1),
     ],
 )
-def test_row_has_as_many_clusters_as_run_at_once(rows, width, wanted, entry, shares):
-    found = sampling_launch.shares_of(rows, width, wanted, entry, 132)
-    assert (found.blocks, found.stride) == shares
-
-
-@pytest.mark.parametrize("entry", [TEAMS, ALONE])
-def test_posts_of_all_blocks_leave_room_to_bring_them_together(entry):
-    widths = (1, 77, 256, 4096, 4097, 8192, 30_000, 131_072, 248_320)
-    for width, wanted, rows in itertools.product(widths, (1, 20, 64, 127, 128), (1, 4, 16, 300)):
-        found = sampling_launch.shares_of(rows, width, min(wanted, width), entry, 132)
-        assert found.stride - found.blocks <= 3072 - 768  # largest.cuh: LISTED, without the masses
+def test_row_has_as_many_blocks_as_run_at_once(rows, width, blocks):
+    assert 1 << sampling_launch.row_bits_of(rows, width, 132) == blocks
 
 
 def test_argmax_of_more_rows_than_multiprocessors_has_blocks_that_wait_for_none():
