@@ -9,7 +9,7 @@ from kernel_muster.bench.data import DenseData, relative_l2
 from kernel_muster.bench.timing import copies_of
 
 #: Whose versions a record names.
-PACKAGES = ("torch", "triton", "humming-kernels", "bitsandbytes", "gemlite", "quack-kernels")
+PACKAGES = ("torch", "triton", "humming-kernels", "bitsandbytes", "gemlite", "quack-kernels", "flashinfer-python")
 _LARGEST_BF16_BYTES = 8 * 2**30
 
 

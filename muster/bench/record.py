@@ -88,7 +88,7 @@ def _table(rows: _Group) -> list[str]:
     """Return a line for each kernel of ours at each shape and row count, with the floor and the peers beside it."""
     floors = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "floor"))
     peers = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "peer"))
-    is_one = _is_one_a_place(rows, peers)
+    is_one = _share_a_column(rows, peers)
     others = [f"{name} us" for name in (*floors, *(["peer"] if is_one else peers))]
     own = ["us", "spread", "/ floor", "GB/s", "TFLOP/s", "error"]
     lines = ["| " + " | ".join(["shape", "size", "M", "kernel", *own, *others]) + " |"]
@@ -99,7 +99,7 @@ def _table(rows: _Group) -> list[str]:
     for place, group in groups.items():
         named = {row["contestant"]: row for row in group}
         beside = [_number(named.get(name, {}), "us", "{:.2f}") for name in floors]
-        beside += [_one_peer(group)] if is_one else [_number(named.get(name, {}), "us", "{:.2f}") for name in peers]
+        beside += [_one_column(group)] if is_one else [_number(named.get(name, {}), "us", "{:.2f}") for name in peers]
         for row in group:
             if row["role"] == "ours":
                 lines.append("| " + " | ".join([*map(str, place), *_cells(row), *beside]) + " |")
@@ -110,15 +110,16 @@ def _table(rows: _Group) -> list[str]:
     return [*lines, *([""] if notes else []), *(f"- {note}" for note in notes)]
 
 
-def _is_one_a_place(rows: _Group, peers: list[str]) -> bool:
-    """Whether each place has at most one of several peers: then they share a column."""
-    places = [(row["shape"], row["size"], row["rows"]) for row in rows if row["role"] == "peer"]
-    return len(peers) > 1 and len(places) == len(set(places))
+def _share_a_column(rows: _Group, peers: list[str]) -> bool:
+    """Whether several peers share a column: where none of them stands at every place."""
+    places = {(row["shape"], row["size"], row["rows"]) for row in rows}
+    stands = [{(row["shape"], row["size"], row["rows"]) for row in rows if row["contestant"] == one} for one in peers]
+    return len(peers) > 1 and places not in stands
 
 
-def _one_peer(group: _Group) -> str:
-    timed = (row for row in group if row["role"] == "peer" and row["us"] is not None)
-    return next((f"{_number(row, 'us', '{:.2f}')} ({row['contestant']})" for row in timed), "-")
+def _one_column(group: _Group) -> str:
+    timed = [row for row in group if row["role"] == "peer" and row["us"] is not None]
+    return ", ".join(f"{_number(row, 'us', '{:.2f}')} ({row['contestant']})" for row in timed) or "-"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

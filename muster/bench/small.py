@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.bench import floor
-from kernel_muster.bench.common_peers import peer_name, peer_of
+from kernel_muster.bench.common_peers import Maker, makers_of, peer_of
 from kernel_muster.bench.contestants import Absent, Contestant, Entry, launch_of
 from kernel_muster.bench.families import BenchFamily
 from kernel_muster.bench.problem import Problem, Request, Shape
@@ -99,11 +99,11 @@ def problems(kernels: Lookups, request: Request, data: Data | None = None) -> It
 
 
 def problem_of(kernels: Lookups, work: Workload, rows: int) -> Problem:
-    """Return one workload with its floors and its peer."""
+    """Return one workload with its floors and its peers."""
     count = min(MOST_COPIES, copies_of(work.copy_bytes))
     sets: list[Arguments] = []
 
-    def copies() -> list[Arguments]:  # the same for ours and for the peer
+    def copies() -> list[Arguments]:  # the same for ours and for the peers
         if not sets:
             sets.extend(work.make() for _ in range(count))
         return sets
@@ -115,8 +115,9 @@ def problem_of(kernels: Lookups, work: Workload, rows: int) -> Problem:
         _mover(kernels, "empty", 0, 0, floor.VECTOR_BYTES, 2),
         Contestant(work.key, "ours", partial(_ours, handle, work, copies), handles),
     ]
-    if (name := peer_name(work.key)) is not None:
-        contestants.append(Contestant(name, "peer", partial(_peer, work, copies)))
+    for maker in makers_of(work.key):
+        make = partial(_peer, work, maker, copies)
+        contestants.append(Contestant(maker.name, "peer", make, largest_error=maker.largest_error))
     return Problem(f"{work.model} {work.key}", work.label, rows, tuple(contestants), None, LARGEST_ERROR, "move")
 
 
@@ -146,11 +147,11 @@ def _ours(handle: Any, work: Workload, copies: Callable[[], list[Arguments]], st
     return Entry(ready, None, work.reads + work.writes, check=check)
 
 
-def _peer(work: Workload, copies: Callable[[], list[Arguments]], stream: Any) -> Entry | Absent:
-    peer = peer_of(work, copies(), stream)
-    if peer is None:
-        return Absent("torch is not installed")
-    return Entry(tuple(peer.launches), None, work.reads + work.writes, is_torch=True)
+def _peer(work: Workload, maker: Maker, copies: Callable[[], list[Arguments]], stream: Any) -> Entry | Absent:
+    peer = peer_of(maker, copies, stream)
+    if isinstance(peer, Absent):
+        return peer
+    return Entry(tuple(peer.launches), None, work.reads + work.writes, is_torch=True, check=peer.check)
 
 
 def error_of(handle: Handle, arguments: Arguments, stream: Any = None) -> float:

@@ -1,11 +1,13 @@
 """``muster bench small``: the small kernels of a step as a family, judged and timed as the others are."""
 
+import sys
 from dataclasses import replace
+from functools import partial
 
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.bench import floor, small, timing, workloads
+from kernel_muster.bench import common_peers, floor, small, timing, workloads
 from kernel_muster.bench.families import family
 from kernel_muster.bench.problem import Request
 from kernel_muster.bench.race import Row, race
@@ -143,6 +145,34 @@ def test_peers_of_different_kernels_share_a_column():
     assert "move = a kernel that reads the same bytes" in table
     ends = [line.rsplit("| ", 1)[1] for line in table.splitlines() if line.startswith("| 27b")]
     assert ends == ["4.00 (torch rms_norm) |", "5.00 (cuBLAS) |", "- |"]
+
+
+def test_peers_of_one_kernel_share_a_column_with_others():
+    def row(shape, contestant, role, us=1.0, note=""):
+        return Row("small", shape, "1 x 2", 1, contestant, role, us, note=note)
+
+    rows = [
+        row("27b norm::rms_norm", "norm::rms_norm", "ours"), row("27b norm::rms_norm", "torch rms_norm", "peer", 4.0),
+        row("27b decode::f", "decode::f", "ours"), row("27b decode::f", "torch SDPA", "peer", 5.0),
+        row("27b decode::f", "FlashInfer", "peer", 3.0), row("27b decode::f", "Third", "peer", None, "not installed"),
+    ]  # fmt: skip
+    device = Device(0, "NVIDIA Test", (9, 0), 132, 2**37, "13.0")
+    table = to_markdown(record_of(rows, Target("cuda:0", parse_arch("sm_90a"), device), "muster bench small"))
+    ends = [line.rsplit("| ", 1)[1] for line in table.splitlines() if line.startswith("| 27b")]
+    assert ends == ["4.00 (torch rms_norm) |", "5.00 (torch SDPA), 3.00 (FlashInfer) |"]
+    assert "- Third: not installed" in table
+
+
+@pytest.mark.parametrize("tokens", [workloads.paged, partial(workloads.prefill, is_tiled=True)])
+def test_attention_over_pages_stands_beside_flashinfer_which_says_why_it_is_absent(raced, monkeypatch, tokens):
+    work = tokens(workloads.Data(np), TINY, 2, 30)
+    monkeypatch.setattr(common_peers, "find_spec", lambda name: None)
+    assert raced(work)["FlashInfer"].note == "torch is not installed"
+    monkeypatch.setattr(common_peers, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    rows = raced(work)
+    assert (rows["FlashInfer"].us, rows[work.key].us) == (None, 2.0)
+    assert rows["FlashInfer"].note.startswith("flashinfer cannot be imported: ")
 
 
 def test_shape_is_refused_with_what_chooses_instead(cli):
