@@ -200,6 +200,20 @@ def _flashinfer_decode(uses_tensor_cores: bool, sets: list[Arguments]) -> list[C
     return _flashinfer(BatchDecodeWithPagedKVCacheWrapper(_workspace(), use_tensor_cores=uses_tensor_cores), sets)
 
 
+def _xqa(sets: list[Arguments]) -> list[Callable[[], Any]]:
+    """Return launches of the kernel that FlashInfer has from TensorRT-LLM, which takes block tables as they are."""
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+    workspace, longest = _workspace(), int(sets[0]["context_lens"].max())
+    return [
+        partial(
+            xqa_batch_decode_with_kv_cache, a["q"], (a["k_cache"], a["v_cache"]), workspace, a["block_table"],
+            a["context_lens"], longest, bmm1_scale=a["scale"], out=a["out"],
+        )
+        for a in sets
+    ]  # fmt: skip
+
+
 def _flashinfer_prefill(sets: list[Arguments]) -> list[Callable[[], Any]]:
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
@@ -227,6 +241,7 @@ _MAKERS: dict[str, tuple[Maker, ...]] = {
         *_by_torch("torch SDPA, no pages", _sdpa),
         Maker("FlashInfer", "flashinfer.decode", partial(_flashinfer_decode, True), LARGEST_ERROR),
         Maker("FlashInfer, no tensor cores", "flashinfer.decode", partial(_flashinfer_decode, False), LARGEST_ERROR),
+        Maker("FlashInfer XQA", "flashinfer.decode", _xqa, LARGEST_ERROR),
     ),
     "prefill_paged::prefill_paged_attn": _by_torch("torch SDPA, no pages", _causal),
     "prefill_paged::prefill_paged_attn_mma": (
