@@ -32,12 +32,13 @@ __device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, 
     }
 }
 
-// Calls ``visit(key, index)`` for the logits of a thread's share whose key is at least ``reach``, the last pieces first, until
-// it says true.
+// Calls ``visit(index, is_only)`` for the logits of a thread's share whose key is at least ``reach``, the last pieces first,
+// until it says true. What is said to be the only one is so.
 template <class Visit>
 __device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pieces pieces, int at, u32 reach,
                                               Visit visit) {
     const Pair pair = pair_of_key(max(reach, LOWEST_KEY));
+    const bool is_one_turn = at == share.first;
 #pragma unroll 1
     while (true) {
         // Of each word of the four pieces one bit for the lower logit, and one 16 further for the upper one.
@@ -48,11 +49,12 @@ __device__ __forceinline__ void each_reaching(const bf16* row, const Share& shar
 #pragma unroll
             for (int word = 0; word < 4; ++word) ones |= __hge2_mask(pair_of(words[word]), pair) & 0x10001u << (4 * i + word);
         }
+        const bool is_only = is_one_turn && (ones & (ones - 1)) == 0;
 #pragma unroll 1
         for (; ones != 0; ones &= ones - 1) {
             const int bit = __ffs(ones) - 1, half = bit >> 4;
             const u32 index = (at + (bit >> 2 & 3) * share.step) * share.width + 2 * (bit & 3) + half;
-            if (visit(key_at(row, index), index)) return;
+            if (visit(index, is_only)) return;
         }
         at -= PARALLEL * share.step;
         if (at < share.first) return;
@@ -76,7 +78,8 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, const 
     const u32 reach = top >> 5;
     u32 best = 0, index = 0, other = max(reach, 2u) - 1;
     if (own > 0)
-        each_reaching(row, share, last, at, reach, [&](u32 key, u32 here) {
+        each_reaching(row, share, last, at, reach, [&](u32 here, bool is_only) {
+            const u32 key = is_only ? own : key_at(row, here);
             other = max(other, min(key, best));
             if (key > best) best = key, index = here;
             return other == own;  // all is said
@@ -133,13 +136,16 @@ __device__ __forceinline__ void merge_largest(Shared& shared, u64* posts, const 
     u64 words[SLOTS] = {};
     if (lane < share.blocks()) {
         u64* const from = posts + ((warp << share.row_bits) + lane) * SLOTS;
+        bool is_there = false;
+        while (!is_there) {
+            is_there = true;
 #pragma unroll
-        for (int i = 0; i < SLOTS; i += 2) posted(from + i, words[i], words[i + 1]);
+            for (int i = 0; i < SLOTS; i += 2) posted(from + i, words[i], words[i + 1]);
 #pragma unroll
-        for (int i = 0; i < SLOTS; i += 2) {
-            while (words[i] == 0 || words[i + 1] == 0) posted(from + i, words[i], words[i + 1]);
-            *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
+            for (int i = 0; i < SLOTS; ++i) is_there = is_there && words[i] != 0;
         }
+#pragma unroll
+        for (int i = 0; i < SLOTS; i += 2) *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
     }
     // The largest of each warp's, and of these the wanted-th: a floor, since they are some of all.
     u64 keys = 0;
@@ -185,8 +191,8 @@ __device__ __forceinline__ void merge_largest(Shared& shared, u64* posts, const 
         const int turn = PARALLEL * theirs.step, at = theirs.first + max(theirs.pieces - 1 - theirs.first, 0) / turn * turn;
         Pieces pieces;
         pieces.load_from(row, theirs, at);
-        each_reaching(row, theirs, pieces, at, reach, [&](u32 key, u32 index) {
-            list_up(shared, order_of(key, index));
+        each_reaching(row, theirs, pieces, at, reach, [&](u32 index, bool) {
+            list_up(shared, order_of(key_at(row, index), index));
             return false;
         });
     }
