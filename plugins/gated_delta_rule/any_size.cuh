@@ -1,4 +1,4 @@
-// The step for any Dk and Dv: a thread a column, the state in memory.
+// The step for any Dk and Dv: a thread a column, the state in memory. No model has such sizes: little code, not speed.
 #pragma once
 #include "delta_rule.cuh"
 
@@ -17,6 +17,7 @@ struct AnyRow {
         k = q + keys;
         v = qkv + row * heads.width() + 2 * keys + (size_t)head * heads.value_dim;
         float qq = 0.0f, kk = 0.0f, both = 0.0f;
+#pragma unroll 1
         for (int i = threadIdx.x; i < heads.key_dim; i += ANY_THREADS) {
             const float x = __bfloat162float(q[i]), y = __bfloat162float(k[i]);
             qq += x * x, kk += y * y, both += x * y;
@@ -28,7 +29,7 @@ struct AnyRow {
         __syncthreads();  // the next row may use the sums' memory
     }
 
-    __device__ __forceinline__ static float total(float value, float (&parts)[ANY_WARPS]) {
+    __device__ __noinline__ static float total(float value, float (&parts)[ANY_WARPS]) {
         value = warp_total(value);
         if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = value;
         __syncthreads();
@@ -41,12 +42,14 @@ struct AnyRow {
     // Moves one column of ``state [Dk, Dv]``, writes it to ``after`` too if that is not null, and returns its output.
     __device__ __forceinline__ float step(const Heads& heads, float* state, int column, float* after) const {
         float read_k = 0.0f, read_q = 0.0f;
+#pragma unroll 1
         for (int i = 0; i < heads.key_dim; ++i) {
             const float s = state[(size_t)i * heads.value_dim + column] * decay;
             read_k = fmaf(__bfloat162float(k[i]) * unit_k, s, read_k);
             read_q = fmaf(__bfloat162float(q[i]) * unit_q, s, read_q);
         }
         const float delta = (__bfloat162float(v[column]) - read_k) * beta;
+#pragma unroll 1
         for (int i = 0; i < heads.key_dim; ++i) {
             const size_t at = (size_t)i * heads.value_dim + column;
             const float s = fmaf(__bfloat162float(k[i]) * unit_k, delta, state[at] * decay);

@@ -197,6 +197,7 @@ __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, 
                                            float* pool, const int* slots, bf16* out, int pool_slots, Exchange& exchange) {
     const int tiles = heads.value_dim / COLUMNS, group = threadIdx.x / TILE_THREADS;
     auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(TILE_THREADS) : "memory"); };
+#pragma unroll 1
     for (int tile = group; tile < tiles; tile += ANY_THREADS / TILE_THREADS) {
         const int head = blockIdx.x % heads.value_heads, sequence = blockIdx.x / heads.value_heads;
         const SingleRow row(heads, Tile(heads, tile, head, sequence), qkv, slots, pool, pool_slots);
@@ -237,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
                    exchange[threadIdx.x / TILE_THREADS]);
     } else {
         const AnyRow in(heads, qkv, sequence, head, decay[blockIdx.x], beta[blockIdx.x], sums);
+#pragma unroll 1
         for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS)
             out[at + column] = __float2bfloat16_rn(is_padding ? 0.0f : in.step(heads, state, column, nullptr));
     }

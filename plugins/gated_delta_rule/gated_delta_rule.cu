@@ -176,10 +176,12 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_any(
     const Rows rows(cu_rows, rows_each, sequence, M);
     const bool is_padding = (u32)slot >= (u32)pool_slots;
     float* const state = pool + ((size_t)(is_padding ? 0 : slot) * value_heads + head) * heads.state_size();
+#pragma unroll 1
     for (int row = rows.start; row < rows.stop; ++row) {
         const size_t at = (size_t)row * value_heads + head;
         const AnyRow in(heads, qkv, row, head, decay[at], beta[at], sums);
         float* const after = states ? states + at * heads.state_size() : nullptr;
+#pragma unroll 1
         for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS) {
             const float mixed = is_padding ? 0.0f : in.step(heads, state, column, after);
             out[at * value_dim + column] = __float2bfloat16_rn(mixed);
