@@ -89,23 +89,23 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, const 
 
 // Lists what is above all but the wanted-th, exactly, in the merging block, where the list of all that reach ``reach`` was too
 // long, or too short for NaN: counts keys above, finds the last, and takes equal ones by index. Returns how many they are.
-__device__ __noinline__ int settle(Shared& shared, const bf16* row, int V, u32 reach, int wanted) {
+__device__ __noinline__ int settle(const bf16* row, int V, u32 reach, int wanted) {
     const int thread = threadIdx.x;
-    Row alone{row, V, Share(V, 0, 0), nullptr, 0, shared};
+    Row alone{row, V, Share(V, 0, 0), nullptr, 0};
     const Share& share = alone.share;
     const Softmax none{};
     u32 last = reach;
-    const Found upper = search(shared, alone.sum_bins({last + 1, HIGHEST_KEY, 8, false, false}, none), wanted);
+    const Found upper = search(alone.sum_bins({last + 1, HIGHEST_KEY, 8, false, false}, none), wanted);
     if (upper.all >= (u32)wanted) {
         const u32 begin = (BINS - 1 - upper.bin) << 8;
         const Pass pass{max(last + 1, begin), begin | 0xFFu, 0, false, false};
-        last = begin | (BINS - 1 - search(shared, alone.sum_bins(pass, none), upper.rest).bin);
+        last = begin | (BINS - 1 - search(alone.sum_bins(pass, none), upper.rest).bin);
     }
     __syncthreads();
     if (thread == 0) shared.listed = 0;
     __syncthreads();
     each_logit(row, share.width, share.first, share.step, share.pieces, [&](u32 key, int index) {
-        if (key > last) list_up(shared, order_of(key, index));
+        if (key > last) list_up(order_of(key, index));
     });
     __syncthreads();
     const u32 above = shared.listed;  // fewer than wanted
@@ -116,7 +116,7 @@ __device__ __noinline__ int settle(Shared& shared, const bf16* row, int V, u32 r
         u32 count = 0;
         each_logit(row, share.width, begin, 1, end, [&](u32 key, int) { count += key == last; });
         u64 all;
-        u64 place = before + sum_up_to_thread(shared, count, all) - count;
+        u64 place = before + sum_up_to_thread(count, all) - count;
         each_logit(row, share.width, begin, 1, count ? end : begin, [&](u32 key, int index) {
             if (key == last && place < (u32)wanted) shared.list[place] = order_of(key, index);
             place += key == last;
@@ -130,7 +130,7 @@ __device__ __noinline__ int settle(Shared& shared, const bf16* row, int V, u32 r
 // By the merging block, of whose threads a warp has the same warps of all blocks: lists the ``wanted`` largest of the row and
 // calls ``emit(place, order)`` for each of them, and a few more, each in one thread.
 template <class Emit>
-__device__ __forceinline__ void merge_largest(Shared& shared, u64* posts, const bf16* row, int V, const Share& share,
+__device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V, const Share& share,
                                               int wanted, Emit emit) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     u64 words[SLOTS] = {};
@@ -183,7 +183,7 @@ __device__ __forceinline__ void merge_largest(Shared& shared, u64* posts, const 
     const bool is_short = bound >= reach;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
-        if (!is_short && key_in(words[i]) >= reach) list_up(shared, words[i] | 0xFFFFu);
+        if (!is_short && key_in(words[i]) >= reach) list_up(words[i] | 0xFFFFu);
     u32 shorts = __ballot_sync(ALL_LANES, is_short);
 #pragma unroll 1
     for (; shorts != 0; shorts &= shorts - 1) {
@@ -192,13 +192,13 @@ __device__ __forceinline__ void merge_largest(Shared& shared, u64* posts, const 
         Pieces pieces;
         pieces.load_from(row, theirs, at);
         each_reaching(row, theirs, pieces, at, reach, [&](u32 index, bool) {
-            list_up(shared, order_of(key_at(row, index), index));
+            list_up(order_of(key_at(row, index), index));
             return false;
         });
     }
     __syncthreads();
     int listed = shared.listed;
-    if (listed > LISTED || listed < wanted) listed = settle(shared, row, V, listed < wanted ? 0 : reach, wanted);
+    if (listed > LISTED || listed < wanted) listed = settle(row, V, listed < wanted ? 0 : reach, wanted);
     // Each to its place; LANES threads count for one.
     constexpr int LANES = 8, EACH = 4;
 #pragma unroll 1

@@ -44,6 +44,8 @@ struct Shared {
     u64 rest;
     u32 bin, index, listed, reach;
 };
+// Of the block; not passed about, so that all code knows where it is.
+__shared__ Shared shared;
 
 // A logit in the falling order: larger is ahead.
 __device__ __forceinline__ u64 order_of(u32 key, u32 index) { return (u64)key << 48 | (u64)~index << 16 | 0xFFFFu; }
@@ -56,13 +58,13 @@ __device__ __forceinline__ u32 count_up(u32& counter) {
     asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"((u32)__cvta_generic_to_shared(&counter)) : "memory");
     return before;
 }
-__device__ __forceinline__ void list_up(Shared& shared, u64 order) {
+__device__ __forceinline__ void list_up(u64 order) {
     const u32 place = count_up(shared.listed);
     if (place < LISTED) shared.list[place] = order;
 }
 
 // The sum over all threads up to and with this one; ``all`` is that over all.
-__device__ __forceinline__ u64 sum_up_to_thread(Shared& shared, u64 sum, u64& all) {
+__device__ __forceinline__ u64 sum_up_to_thread(u64 sum, u64& all) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -88,9 +90,9 @@ struct Found {
     u32 bin;
     u64 rest, all;
 };
-__device__ __noinline__ Found search(Shared& shared, u64 own, u64 wanted) {
+__device__ __noinline__ Found search(u64 own, u64 wanted) {
     u64 all;
-    const u64 up_to = sum_up_to_thread(shared, own, all);
+    const u64 up_to = sum_up_to_thread(own, all);
     if (threadIdx.x == BINS - 1) shared.bin = BINS - 1, shared.rest = 1;  // where there is none: no such row is right
     __syncthreads();
     if (up_to - own < wanted && wanted <= up_to) shared.bin = threadIdx.x, shared.rest = wanted - (up_to - own);
@@ -112,7 +114,6 @@ struct Row {
     Share share;
     Joint* joint;
     int block;
-    Shared& shared;
     u32 meetings = 0, passes = 0;
 
     // All blocks of the row.
@@ -120,12 +121,10 @@ struct Row {
         const u32 all = (++meetings) << share.row_bits;
         __syncthreads();
         if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(&joint->arrived, 1u);
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&joint->arrived) : "memory");
             u32 arrived = 0;
             while (arrived < all)
                 asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&joint->arrived) : "memory");
-            __threadfence();
         }
         __syncthreads();
     }
@@ -168,7 +167,7 @@ struct Row {
         if (share.row_bits == 0) return sum;
         // Of three sets in turn one is summed, one is read, and one, which all have read, is cleared.
         u64* const own = &joint->sums[passes % SETS][threadIdx.x];
-        if (sum) atomicAdd(own, sum);
+        if (sum) asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(own), "l"(sum) : "memory");
         meet();
         if (block == 0) joint->sums[(passes + SETS - 1) % SETS][threadIdx.x] = 0;
         ++passes;
@@ -181,14 +180,14 @@ struct Row {
 #pragma unroll 1
         while (BINS << bits < V) ++bits;
         const Softmax none{};
-        const Found bin = search(shared, sum_bins({key, key, bits, true, false}, none), wanted);
+        const Found bin = search(sum_bins({key, key, bits, true, false}, none), wanted);
         if (!is_asked) return 0;
         const int each = max((1 << bits) / THREADS, 1);
         const int first = ((int)bin.bin << bits) + threadIdx.x * each, end = min(min(first + each, (int)(bin.bin + 1) << bits), V);
         u32 count = 0;
 #pragma unroll 1
         for (int i = first; i < end; ++i) count += key_at(logits, i) == key;
-        const Found thread = search(shared, count, bin.rest);
+        const Found thread = search(count, bin.rest);
         if (threadIdx.x == thread.bin) {
             u32 place = 0, index = first;
 #pragma unroll 1
@@ -203,9 +202,9 @@ struct Row {
     // The key of the wanted-th, from 1, of those that are at least ``least``, and its place among equal ones.
     __device__ __forceinline__ u32 key_at_place(u64 wanted, u32 least, u64& rest) {
         const Softmax none{};
-        const Found upper = search(shared, sum_bins({least, HIGHEST_KEY, 8, false, false}, none), wanted);
+        const Found upper = search(sum_bins({least, HIGHEST_KEY, 8, false, false}, none), wanted);
         const u32 begin = (BINS - 1 - upper.bin) << 8;
-        const Found lower = search(shared, sum_bins({max(least, begin), begin | 0xFFu, 0, false, false}, none), upper.rest);
+        const Found lower = search(sum_bins({max(least, begin), begin | 0xFFu, 0, false, false}, none), upper.rest);
         rest = lower.rest;
         return begin | (BINS - 1 - lower.bin);
     }
@@ -216,9 +215,7 @@ struct Row {
         if (share.row_bits == 0) return true;
         __syncthreads();
         if (threadIdx.x == 0) {
-            __threadfence();
-            shared.index = atomicAdd(&joint->done, 1u);
-            __threadfence();
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(shared.index) : "l"(&joint->done) : "memory");
         }
         __syncthreads();
         if (shared.index + 1 < (u32)share.blocks()) return false;

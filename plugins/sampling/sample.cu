@@ -67,7 +67,6 @@ __device__ __forceinline__ u32 drawn_of_list(const u64* list, const Limits& limi
 
 // By all blocks of the row: the token, in all threads of the block ``own`` of which is asked.
 __device__ __noinline__ u32 drawn_of_all(Row& row, const Limits& limits, Softmax softmax, u32 own, bool is_asked) {
-    Shared& shared = row.shared;
     own = __reduce_max_sync(ALL_LANES, own);
     if (threadIdx.x % 32 == 0) shared.tops[threadIdx.x / 32] = own;
     __syncthreads();
@@ -90,17 +89,17 @@ __device__ __noinline__ u32 drawn_of_all(Row& row, const Limits& limits, Softmax
     }
     const u64 upper = row.sum_bins({least + 1, HIGHEST_KEY, 8, false, true}, softmax) +
                       (threadIdx.x == BINS - 1 - (least >> 8) ? rest : 0);
-    u64 kept = search(shared, upper, 1).all;
+    u64 kept = search(upper, 1).all;
     u32 key = own;
 #pragma unroll 1
     for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
         const u64 wanted = limits.wanted(limit, kept);
-        const Found bin = search(shared, upper, wanted);
+        const Found bin = search(upper, wanted);
         const u32 begin = (BINS - 1 - bin.bin) << 8;
         const u64 lower = row.sum_bins({max(least + 1, begin), begin | 0xFFu, 0, false, true}, softmax) +
                           (least == (begin | (BINS - 1 - threadIdx.x)) ? rest : 0);
-        const Found found = search(shared, lower, bin.rest);
+        const Found found = search(lower, bin.rest);
         key = begin | (BINS - 1 - found.bin);
         const u64 mass = softmax.mass(key);
         place = (found.rest - 1) / max(mass, 1ull) + 1;
@@ -120,7 +119,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     u64* posts,                // [M, blocks * WARPS * SLOTS], zeros before and after
     Joint* joint,              // [M], zeros before and after
     float unit, int V, int row_bits) {
-    __shared__ Shared shared;
     allow_next_launch();
     wait_for_previous_launch();
     const size_t m = blockIdx.x >> row_bits;
@@ -139,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     Softmax softmax{0.0f, rate_of(limits.temperature), unit};
     const bool is_last = block + 1 == share.blocks();
     if (wanted == 0 || wanted > MOST_WANTED) {
-        Row all{row, V, share, joint + m, block, shared};
+        Row all{row, V, share, joint + m, block};
         const u32 token = drawn_of_all(all, limits, softmax, own, is_last);
         if (is_last && threadIdx.x == 0) out[m] = token;
         all.is_last();
@@ -148,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     post_largest(posts, row, share, block, own, last, at);
     // Where blocks begin in order, all that the last of a row waits for have begun.
     if (!is_last) return;
-    merge_largest(shared, posts, row, V, share, wanted, [&](int place, u64 order) {
+    merge_largest(posts, row, V, share, wanted, [&](int place, u64 order) {
         if (place < wanted) shared.sorted[place] = order;
     });
     __syncthreads();

@@ -48,7 +48,6 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
 }
 
 __device__ __forceinline__ void select(Row& row, int k, int* ids, float* values) {
-    Shared& shared = row.shared;
     const Share& share = row.share;
     // Stage 1: which is the last one.
     u64 place;
@@ -62,7 +61,7 @@ __device__ __forceinline__ void select(Row& row, int k, int* ids, float* values)
     u32 own = 0;
     each_in([&](int) { ++own; });
     u64 all;
-    u32 at = (u32)sum_up_to_thread(shared, own, all) - own;
+    u32 at = (u32)sum_up_to_thread(own, all) - own;
     if (threadIdx.x == 0) shared.listed = share.row_bits ? atomicAdd(&row.joint->selected, (u32)all) : 0;
     __syncthreads();
     at += shared.listed;
@@ -79,7 +78,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     u64* posts,          // [M, blocks * WARPS * SLOTS], zeros before and after
     Joint* joint,        // [M], zeros before and after; only where k > MOST_WANTED
     int V, int k, int row_bits) {
-    __shared__ Shared shared;
     allow_next_launch();
     wait_for_previous_launch();
     const size_t m = blockIdx.x >> row_bits;
@@ -89,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     float* values = out_values + m * k;
     const Share share(V, row_bits, block);
     if (k > MOST_WANTED) {
-        Row all{row, V, share, joint + m, block, shared};
+        Row all{row, V, share, joint + m, block};
         select(all, k, ids, values);
         return;
     }
@@ -101,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     post_largest(posts, row, share, block, own, last, at);
     // The last of a row: where blocks begin in order, all that it waits for have begun.
     if (block + 1 < share.blocks()) return;
-    merge_largest(shared, posts, row, V, share, k, [&](int place, u64 order) {
+    merge_largest(posts, row, V, share, k, [&](int place, u64 order) {
         if (place < k) ids[place] = index_in(order), values[place] = value_of(key_in(order));
     });
 }
