@@ -75,7 +75,7 @@ def _uncovered_rows(decided: Mapping[str, int], most: int) -> Iterator[str]:
 def _uncovered(chosen: Chosen, copies: Iterable[WeightCopy]) -> Iterator[str]:
     """Yield shapes outside the measured range, of weights among whose kernels the table decides.
 
-    A weight that measured kernels read in one layout alone, an LM head for instance, has nothing to decide.
+    A weight that measured kernels read in one layout alone has nothing to decide.
     """
     covers, compared = chosen.table.covers, set(chosen.table.kernels)
     layouts: dict[tuple[str, tuple[int, ...]], set[str]] = {}

@@ -22,11 +22,11 @@ Tiles = Mapping[TileName, AnyHandle]
 
 @frozen
 class Bf16Kernels:
-    """Kernels of an unquantised projection: one row, up to 16 rows, any number (None: the site has no GEMM)."""
+    """Kernels of an unquantised projection: one row, up to 16 rows, any number."""
 
     single: AnyHandle
     batchm: AnyHandle
-    gemm: AnyHandle | None
+    gemm: AnyHandle
 
 
 @track_caller
@@ -40,8 +40,8 @@ def exact_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
 
 
 @track_caller
-def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
-    """Look up the GEMV tiers of 4 to 8 and of 16 rows, and the wide one."""
+def chunk_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV tiers of 4 to 8 and of 16 rows."""
     return {
         4: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch4", when=when),
         5: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch5", when=when),
@@ -49,8 +49,15 @@ def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
         7: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch7", when=when),
         8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch8", when=when),
         16: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch16", when=when),
-        256: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch256", when=when),
     }
+
+
+@track_caller
+def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+    """Look up the GEMV tiers of 4 to 8 and of 16 rows, and the wide one."""
+    found = chunk_tiers(kernels, when)
+    found[256] = kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch256", when=when)
+    return found
 
 
 @track_caller
@@ -102,12 +109,21 @@ def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
         found["m128_v3"] = kernels.try_kernel(
             "w4a16_v3", "w4a16_gemm_t_m128_v3", when=_both(when, f"{_VARIANT}=v3"), requested_by=_VARIANT
         )
-    if wants_hopper(kernels):
-        found["hopper"] = kernels.try_kernel(
-            "w4a16_hopper", "w4a16_hopper_gemm", when=_both(when, f"the target is {HOPPER}"),
-            requested_by=_ARM if levers[_ARM] == "hopper" else None,
-        )  # fmt: skip
+    found |= hopper_kernel(kernels, when)
     return found
+
+
+@track_caller
+def hopper_kernel(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
+    """Look up the Hopper GEMM where it may serve; elsewhere the chain is empty: no lookup, no finding."""
+    if not wants_hopper(kernels):
+        return {}
+    return {
+        "hopper": kernels.try_kernel(
+            "w4a16_hopper", "w4a16_hopper_gemm", when=_both(when, f"the target is {HOPPER}"),
+            requested_by=_ARM if kernels.levers[_ARM] == "hopper" else None,
+        )
+    }  # fmt: skip
 
 
 @track_caller

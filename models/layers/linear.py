@@ -11,7 +11,7 @@ from typing import Any
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
 from kernel_muster.models.layout import PlannedWeight
-from kernel_muster.models.policy.gemv import bf16_arm, chunk_tier, gemv_chunks, row_tiles
+from kernel_muster.models.policy.gemv import bf16_arm, chunk_tier, gemv_chunks
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
 from kernel_muster.models.policy.tile import GemmShape, choose_tile, reachable_tiles
@@ -85,8 +85,7 @@ class Bf16Linear:
         self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels, value: Any = None,
         plain: Iterable[AnyHandle] = (),
     ) -> None:  # fmt: skip
-        whole = [] if kernels.gemm is None else [kernels.gemm]
-        readers = {DECODE: [kernels.single, kernels.batchm], "GEMM": whole}
+        readers = {DECODE: [kernels.single, kernels.batchm], "GEMM": [kernels.gemm]}
         self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value, {DECODE: plain})
         self.used: Counter[str] = Counter()
         self._kernels = kernels
@@ -94,28 +93,22 @@ class Bf16Linear:
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
         """Project through the arm that policy chooses."""
-        arm = bf16_arm(x.shape[0], self._has_batch, self._kernels.gemm is not None)
-        if arm == "gemm":
-            self.gemm(x, out, phase)
-        else:
-            self._launch(self._kernels.batchm if arm == "batchm" else self._kernels.single, arm, x, out)
+        arm = bf16_arm(x.shape[0], self._has_batch)
+        by_arm = {"gemv": self._kernels.single, "batchm": self._kernels.batchm, "gemm": self._kernels.gemm}
+        self._launch(by_arm[arm], arm, x, out)
 
     def gemv(self, x: Any, out: Any) -> None:
         """Project through the kernels for few rows where they reach."""
         self.forward(x, out, "decode")
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project all rows with one GEMM; a site without one projects row by row."""
-        handle = self._kernels.gemm
-        self._launch(*((self._kernels.single, "gemv") if handle is None else (handle, "gemm")), x, out)
+        """Project all rows with one GEMM."""
+        self._launch(self._kernels.gemm, "gemm", x, out)
 
     def _launch(self, handle: AnyHandle, arm: str, x: Any, out: Any) -> None:
-        w = self.weight.copy_for(handle)
-        start = 0
-        for size in row_tiles(x.shape[0], 1 if arm == "gemv" else max(x.shape[0], 1)):
-            handle(x=x[start : start + size], w=w, out=out[start : start + size])
+        if x.shape[0]:
+            handle(x=x, w=self.weight.copy_for(handle), out=out)
             self.used[arm] += 1
-            start += size
 
 
 Linear = Nvfp4Linear | Bf16Linear

@@ -4,17 +4,17 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.layers.context import LayerContext, new_rows
-from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers
+from kernel_muster.models.layers.families import bf16_kernels, chunk_tiers, hopper_kernel
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
-from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 
 _NVFP4, _BF16 = "the LM head is NVFP4", "the LM head is BF16"
 
 
 class LmHead:
-    """The output projection ``(V, H)``; more than 16 rows go in chunks of 16: every prompt needs its last row only.
+    """The output projection ``(V, H)``: every prompt needs its last row only, so that rows are as many as sequences.
 
-    ``tied`` is the embedding's table as a weight, where the model has one for both.
+    More than 16 rows take one GEMM; NVFP4 weights on a target without the Hopper GEMM chunks of 16, which read so many
+    weights faster than tile GEMMs do. ``tied`` is the embedding's table as a weight, where the model has one for both.
     """
 
     def __init__(self, ctx: LayerContext, vocab: int, hidden: int, quant: str, tied: Any = None) -> None:
@@ -27,22 +27,17 @@ class LmHead:
                 1: kernels.kernel("w4a16_gemv", "w4a16_gemv", when=_NVFP4),
                 2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch2", when=_NVFP4),
                 3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch3", when=_NVFP4),
-                **batch_tiers(kernels, _NVFP4),
+                **chunk_tiers(kernels, _NVFP4),
             }
-            self.linear = Nvfp4Linear(ctx, spec, tiers, {})
+            self.linear = Nvfp4Linear(ctx, spec, tiers, hopper_kernel(kernels, _NVFP4))
         else:
-            single = kernels.kernel("gemv", "dense_gemv_bf16", when=_BF16)
-            batchm = kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=_BF16)
-            self.linear = Bf16Linear(ctx, spec, Bf16Kernels(single, batchm, None), tied)
+            self.linear = Bf16Linear(ctx, spec, bf16_kernels(kernels, _BF16), tied)
         self._argmax = kernels.kernel("argmax", "argmax_bf16")
 
     def forward(self, x: Any) -> Any:
         """Return the logits of each row of x BF16 ``(M, H)``."""
         out = new_rows(x, self.linear.weight.spec.shape[0])
-        start = 0
-        for size in row_tiles(x.shape[0], WIDEST_TIER):
-            self.linear.gemv(x[start : start + size], out[start : start + size])
-            start += size
+        self.linear.forward(x, out, "decode")
         return out
 
     def greedy(self, logits: Any) -> Any:

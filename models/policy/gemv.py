@@ -83,11 +83,8 @@ def covers_many(available: Collection[int]) -> bool:
     return WIDE_TIER in available or WIDEST_TIER in available
 
 
-def bf16_arm(rows: int, has_batch: bool, has_gemm: bool = True) -> str:
-    """Return the arm of an unquantised projection: ``batchm`` for 2 to 16 rows where it is, else ``gemm``.
-
-    One row is ``gemv``, and so is each row of a site that has nothing else.
-    """
-    if rows != 1 and has_batch and rows <= WIDEST_TIER:
-        return "batchm"
-    return "gemm" if rows != 1 and has_gemm else "gemv"
+def bf16_arm(rows: int, has_batch: bool) -> str:
+    """Return the arm of an unquantised projection: ``gemv`` for one row, ``batchm`` for 2 to 16, else ``gemm``."""
+    if rows == 1:
+        return "gemv"
+    return "batchm" if has_batch and rows <= WIDEST_TIER else "gemm"

@@ -204,14 +204,16 @@ def test_prompts_go_in_chunks_where_there_are_any_and_else_row_by_row(
 
 @pytest.mark.parametrize("rows", [*ROWS, 40])
 @pytest.mark.parametrize("quant", ["nvfp4", "bf16"])
-def test_lm_head_matches_float64_in_chunks_of_16(make_context: Make, exact: Any, rows: int, quant: str) -> None:
+def test_lm_head_matches_float64_in_chunks_or_by_one_gemm(
+    make_context: Make, exact: Any, rows: int, quant: str
+) -> None:
     head = LmHead(make_context(), 50, H, quant)
     x = exact.rows(rows, H)
     logits = head.forward(x)
     exact.assert_close(logits, *exact.project(x, exact.weight(head.linear)))
     assert head.greedy(logits).tolist() == np.argmax(logits.astype(np.float64), axis=1).tolist()
-    if quant == "nvfp4" and rows == 40:
-        assert head.linear.used == {"gemv16": 2, "gemv8": 1}
+    if rows == 40:
+        assert head.linear.used == ({"gemv16": 2, "gemv8": 1} if quant == "nvfp4" else {"gemm": 1})
 
 
 def test_lm_head_without_batch_tiers_goes_row_by_row(make_context: Make, exact: Any) -> None:
@@ -222,11 +224,11 @@ def test_lm_head_without_batch_tiers_goes_row_by_row(make_context: Make, exact: 
     assert head.linear.used == {"gemv1": 4}
 
 
-def test_lm_head_bf16_without_batchm_goes_row_by_row(make_context: Make, exact: Any) -> None:
+def test_lm_head_bf16_without_batchm_takes_the_gemm(make_context: Make, exact: Any) -> None:
     head = LmHead(make_context(without=("gemv::dense_gemv_bf16_batchm",)), 50, H, "bf16")
     x = exact.rows(4, H)
     exact.assert_close(head.forward(x), *exact.project(x, exact.weight(head.linear)))
-    assert head.linear.used == {"gemv": 4}
+    assert head.linear.used == {"gemm": 1}
 
 
 def test_embedding_gathers_rows_and_refuses_foreign_ids(make_context: Make) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Nvfp4Linear
+from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.layers.projection import projection
 from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.scratch import Scratch, ScratchPlan
@@ -92,6 +93,18 @@ def test_hopper_gemm_serves_from_its_edge_and_saves_the_copies_of_tiles(planned:
     assert len(copies) == 2
     assert copies[LAYOUT].shape == (14336, 5120)
     assert ctx.kernels.layouts.missing == ()
+
+
+@pytest.mark.parametrize(("target", "levers", "tiles"), [
+    ("sm_90a", {}, {"hopper"}), ("sm_90a", {"NO_W4A16_HOPPER": "1"}, set()), ("sm_100a", {}, set()), ("cpu", {}, set()),
+])  # fmt: skip
+def test_lm_head_has_the_hopper_gemm_or_chunks_of_16_and_no_tiles(
+    planned: Make, target: str, levers: dict[str, str], tiles: set[str]
+) -> None:
+    linear = LmHead(planned(target, **levers)[0].for_layer("lm_head"), 248320, 2048, "nvfp4").linear
+    assert set(linear.tiles) == tiles
+    assert 256 not in linear.tiers
+    assert [linear.prefers_gemv(rows, "decode") for rows in (1, 16, 17, 32)] == [True, True, not tiles, not tiles]
 
 
 def test_tiny_weights_keep_the_copy_of_tiles_and_get_none_of_the_hopper_gemm(planned: Make) -> None:

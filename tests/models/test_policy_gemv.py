@@ -93,11 +93,3 @@ def test_is_chunked_only_between_17_and_32_rows_of_decode(
 ])  # fmt: skip
 def test_bf16_arm_follows_rows(rows: int, has_batch: bool, arm: str) -> None:
     assert bf16_arm(rows, has_batch) == arm
-
-
-def test_bf16_arm_without_a_gemm_goes_row_by_row() -> None:
-    assert [bf16_arm(rows, has_batch, has_gemm=False) for rows, has_batch in ((4, False), (17, True), (4, True))] == [
-        "gemv",
-        "gemv",
-        "batchm",
-    ]

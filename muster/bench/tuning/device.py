@@ -12,7 +12,15 @@ from kernel_muster.bench.peers import dense_peers
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.race import Row, free_memory, race
 from kernel_muster.bench.timing import Timer, copies_of
-from kernel_muster.bench.tuning.source import CUBLAS, GEMV, HOPPER, MOST_CHUNKED, TILES_OF_3, Timing
+from kernel_muster.bench.tuning.source import (
+    CUBLAS,
+    GEMV,
+    HOPPER,
+    LEAST_OF_HEAD,
+    MOST_CHUNKED,
+    TILES_OF_3,
+    Timing,
+)
 from kernel_muster.models.policy.gemv import TIERS, WIDE_TIER, chunk_tier, gemv_chunks, row_tiles
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.handles import Handle
@@ -109,12 +117,14 @@ class DeviceSource:
         return Timing(features, depth, rows, us, spread)
 
     def _contestants(self, data: DenseData, copies: _Copies, rows: int) -> Iterator[Contestant]:
-        if self._tiers and rows <= (WIDE_TIER if WIDE_TIER in self._tiers else MOST_CHUNKED):
-            yield self._gemv(GEMV, gemv_chunks(rows, self._tiers), data, copies, rows)
-        if {1, 2, 3} <= set(self._tiers) and rows <= MOST_TILED:
+        is_head = data.features >= LEAST_OF_HEAD
+        tiers = [tier for tier in self._tiers if not (is_head and tier == WIDE_TIER)]
+        if tiers and rows <= (WIDE_TIER if WIDE_TIER in tiers else MOST_CHUNKED):
+            yield self._gemv(GEMV, gemv_chunks(rows, tiers), data, copies, rows)
+        if {1, 2, 3} <= set(tiers) and rows <= MOST_TILED and not is_head:
             yield self._gemv(TILES_OF_3, row_tiles(rows), data, copies, rows)
         for arm, handle in self._gemms.items():
-            if arm == HOPPER or rows > MOST_TILED:
+            if arm == HOPPER or (rows > MOST_TILED and not is_head):
                 yield self._contestant(arm, ((slice(0, rows), handle),), data, copies, rows)
         if self._peers:
             yield from (peer for peer in dense_peers(data, rows) if peer.name == _CUBLAS_NAME)

@@ -11,12 +11,12 @@ ROWS = (4, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 256)
 
 
 def tuned_shapes(manifests: Iterable[Manifest]) -> list[Shape]:
-    """Return ``(name, N, K)`` of models' projections, without the LM head, which has GEMVs alone."""
+    """Return ``(name, N, K)`` of models' projections."""
     return distinct((f"{one.name} {name}", n, k) for one in manifests for name, n, k in _shapes(one))
 
 
 def _shapes(manifest: Manifest) -> Iterator[Shape]:
-    yield from (shape for shape in projections_of(manifest) if shape[0] != "lm_head")
+    yield from projections_of(manifest)
     model = manifest.model
     hidden, attention, moe = model.hidden_size or 0, model.attention, model.moe
     if attention is not None:

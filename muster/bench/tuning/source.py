@@ -9,6 +9,8 @@ from typing import Protocol
 GEMV, TILES_OF_3, HOPPER, CUBLAS = "gemv", "tiles3", "hopper", "cublas_bf16"
 #: The rows up to which a GEMV in chunks of 16 is a contestant; the wide one is at all that it takes.
 MOST_CHUNKED = 64
+#: What has so many features is an LM head: chunks of 16 rows and the Hopper GEMM are all its arms.
+LEAST_OF_HEAD = 1 << 16
 #: Tile GEMMs, by the slots of ``models.policy.tile``.
 TILE_ARMS = ("t", "k64", "k64_n64", "m128")
 
