@@ -180,12 +180,13 @@ def _pages(a: Arguments) -> tuple[Any, Any, Any]:
 
 
 def _flashinfer(wrapper: Any, sets: list[Arguments], rows: Sequence[Any] = (), **more: Any) -> list[Callable[[], Any]]:
-    """Return launches by one plan, as the layers of a step have it: planning is not timed."""
+    """Return plain launches by one plan, as the layers of a step have it: planning is not timed."""
     a = sets[0]
     (_, heads, head_dim), (_, page, key_heads, _) = a["q"].shape, a["k_cache"].shape
     types = {"q_data_type": a["q"].dtype, "kv_data_type": a["k_cache"].dtype}
     wrapper.plan(*rows, *_pages(a), heads, key_heads, head_dim, page, sm_scale=a["scale"], **types, **more)
-    return [partial(wrapper.run, one["q"], (one["k_cache"], one["v_cache"]), out=one["out"]) for one in sets]
+    run = partial(wrapper.run, enable_pdl=False)
+    return [partial(run, one["q"], (one["k_cache"], one["v_cache"]), out=one["out"]) for one in sets]
 
 
 def _workspace() -> Any:
@@ -208,7 +209,7 @@ def _xqa(sets: list[Arguments]) -> list[Callable[[], Any]]:
     return [
         partial(
             xqa_batch_decode_with_kv_cache, a["q"], (a["k_cache"], a["v_cache"]), workspace, a["block_table"],
-            a["context_lens"], longest, bmm1_scale=a["scale"], out=a["out"],
+            a["context_lens"], longest, bmm1_scale=a["scale"], out=a["out"], enable_pdl=False,
         )
         for a in sets
     ]  # fmt: skip

@@ -25,7 +25,7 @@ METHOD = (
 _SMALL = (
     " small: at most 40 copies of all arguments, so that what is smaller than 8 MiB is partly found in L2, as in a "
     "step; move = a kernel that reads the same bytes and writes as many back as ours writes; empty = a launch that "
-    "does nothing; ours is judged up to 16 MiB of arguments, peers are not."
+    "does nothing; ours is judged up to 16 MiB of arguments, of peers only FlashInfer's kernels are, against FP32."
 )
 _TOOLS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
 _Group = list[dict[str, Any]]
@@ -103,7 +103,7 @@ def _table(rows: _Group) -> list[str]:
         for row in group:
             if row["role"] == "ours":
                 lines.append("| " + " | ".join([*map(str, place), *_cells(row), *beside]) + " |")
-    notes = sorted({f"{row['contestant']}: {row['note']}" for row in rows if row["note"]})
+    notes = sorted({f"{row['contestant']}: {' '.join(row['note'].split())}" for row in rows if row["note"]})
     for name in peers:
         errors = [row["relative_l2"] for row in rows if row["contestant"] == name and row["us"] and row["relative_l2"]]
         notes += [f"{name}: relative L2 error up to {max(errors):.1e}"] if errors else []

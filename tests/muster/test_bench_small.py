@@ -154,7 +154,7 @@ def test_peers_of_one_kernel_share_a_column_with_others():
     rows = [
         row("27b norm::rms_norm", "norm::rms_norm", "ours"), row("27b norm::rms_norm", "torch rms_norm", "peer", 4.0),
         row("27b decode::f", "decode::f", "ours"), row("27b decode::f", "torch SDPA", "peer", 5.0),
-        row("27b decode::f", "FlashInfer", "peer", 3.0), row("27b decode::f", "Third", "peer", None, "not installed"),
+        row("27b decode::f", "FlashInfer", "peer", 3.0), row("27b decode::f", "Third", "peer", None, "not\n installed"),
     ]  # fmt: skip
     device = Device(0, "NVIDIA Test", (9, 0), 132, 2**37, "13.0")
     table = to_markdown(record_of(rows, Target("cuda:0", parse_arch("sm_90a"), device), "muster bench small"))
