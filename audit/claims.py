@@ -14,6 +14,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.signature import TensorParam, evaluate_dim
+from kernel_muster.registry.watch import one_line
 
 FindHandle = Callable[[KernelKey], Handle | None]
 RunOther = Callable[[Handle, Arguments], Mapping[str, Any]]
@@ -35,7 +36,7 @@ def check_claims(
         try:
             made = _made_by(other, handle.contract, case, given, run)
         except Exception as error:  # noqa: BLE001  (code of two plugins runs in here)
-            said = str(error) if isinstance(error, MusterError) else f"{type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, MusterError) else one_line(error)
             yield _unchecked(handle, f"case {case.name}: its claim to the bits of {name} was not checked: {said}")
             continue
         wrong = [output for output in results if not same_bits(results[output], made.get(output))]

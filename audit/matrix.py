@@ -136,7 +136,8 @@ def headline(matrix: Matrix) -> str:
     counts = Counter(cell.verdict for cell in matrix.cells)
     said = ", ".join(f"{counts[name]} {name}" for name in ("passed", "refused", "failed") if counts[name])
     shape = f"{plural(len(matrix.models), 'model')} x {plural(len(matrix.targets), 'target')}"
-    return f"{'PASSED' if matrix.passed else 'REFUSED'}: {shape}: {said}"
+    verdict = "PASSED" if matrix.passed else "REFUSED" if counts["refused"] else "INCOMPLETE"
+    return f"{verdict}: {shape}: {said}"
 
 
 def sections(matrix: Matrix) -> Iterator[Section]:

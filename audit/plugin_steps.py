@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from kernel_muster.audit.plan_check import plan_findings
 from kernel_muster.audit.proofs import device_memory, host_memory, prove
 from kernel_muster.audit.rules.lookups import owner_contract
+from kernel_muster.MODEL_toml.resolve import Catalogue
 from kernel_muster.registry.arch import Arch, CodeArch, canonical_arch, parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
@@ -39,7 +41,7 @@ from kernel_muster.registry.selection import is_host_only
 from kernel_muster.registry.specs import KernelSpec, Registered, is_host_backend
 from kernel_muster.registry.target import CPU_TARGET, Target, resolve_target
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain
+from kernel_muster.registry.watch import cause_chain, one_line
 
 Kind = Literal["install", "load", "contract", "compile", "plan", "prove"]
 _PR_SET_PDEATHSIG = 1
@@ -166,6 +168,16 @@ def _load_findings(catalog: Catalog, distribution: str) -> Iterator[Finding]:
     own = [r for r in catalog.kernels if r.provider.plugin in names]
     yield from _other_contracts(catalog, own)
     yield from _equal_kernels(catalog, own)
+    folders = [folder for name in names for folder in catalog.folders_of.get(name, ())]
+    yield from _manifest_findings(catalog, folders)
+
+
+def _manifest_findings(catalog: Catalog, own: Iterable[Path]) -> Iterator[Finding]:
+    """Yield what refuses every boot about manifests in some of the folders, alone or beside those of other plugins."""
+    places = tuple(map(str, own))
+    for finding in Catalogue.from_folders(catalog.manifest_folders, levers=catalog.levers).findings if places else ():
+        if any(where.startswith(places) for where in finding.where):
+            yield finding
 
 
 def _other_contracts(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Finding]:
@@ -228,7 +240,7 @@ def _contract_findings(contract: Contract) -> Iterator[Finding]:
             expected = contract.reference(dict(given), case.dims)
             why, log = "; ".join(contract.reference_problems(given, expected)), ""
         except Exception as error:  # noqa: BLE001  (a plugin's contract may raise anything)
-            why, log = f"{type(error).__name__}: {error}", cause_chain(error)
+            why, log = one_line(error), cause_chain(error)
         if why:
             cases.setdefault(why, []).append(case.name)
             logs.setdefault(why, log)

@@ -19,7 +19,7 @@ from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.specs import is_host_backend
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain
+from kernel_muster.registry.watch import cause_chain, one_line
 
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
@@ -91,7 +91,7 @@ def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> Case
             memory.wait()
         except Exception:  # noqa: BLE001  (whatever the driver says, it says it to every call from now on)
             code, what, is_last = "OUT_OF_BOUNDS", "the device stopped, and kernels after this one are not proven", True
-        why = f"case {case.name}: {what}: {type(error).__name__}: {error}"
+        why = f"case {case.name}: {what}: {one_line(error)}"
         finding = replace(_finding(code, handle, why), log=cause_chain(error))
         return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_last)
 

@@ -215,7 +215,7 @@ def _item_problems(hook: str, position: int, item: Any) -> list[str]:
         try:
             problems = list(_mistyped(item)) or item.problems()
         except Exception as error:  # noqa: BLE001  (fields may be of any type)
-            problems = [f"malformed: {type(error).__name__}: {error}"]
+            problems = [f"malformed: {one_line(error)}"]
         return [f"{label} {title}: {problem}" for problem in problems]
     if isinstance(item, Path) and not item.is_dir():
         return [f"{label}: {item} is no folder"]

@@ -82,6 +82,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def located(error: BaseException) -> str:
+    """Return an exception on one line of bounded length, with where it was raised."""
+    return f"{one_line(error)}{_place(error)}"
+
+
 def _text(error: BaseException) -> str:
     try:
         return str(error)

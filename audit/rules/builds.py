@@ -9,6 +9,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.records import LookupRow
 from kernel_muster.registry.specs import source_digest
+from kernel_muster.registry.watch import one_line
 
 # One cause for all kernels of a boot, whichever was built first.
 _TOOLCHAIN = {"TOOLCHAIN_MISSING": "toolchain", "TOOLCHAIN_TOO_OLD": "toolchain"}
@@ -47,7 +48,7 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
         _, error = source_digest(chosen.spec.backend)
         if error is None:
             continue
-        why = error.why if isinstance(error, BuildFailure) else f"{type(error).__name__}: {error}"
+        why = error.why if isinstance(error, BuildFailure) else one_line(error)
         remedy = f"reinstall {chosen.provider.distribution}: its package data lacks the source, or it cannot be read"
         known = causes.get(why) or Finding("COMPILE_FAILED", str(key), why, remedies=(remedy,))
         causes[why] = _also(known, key, row)

@@ -1,15 +1,15 @@
 """One arm, booted: its report, its model with weights, a decoder, and a meter before its kernels."""
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.decoders import EngineDecoder, reads_alone
+from kernel_muster.ab.decoders import EngineDecoder, reads_alone, undecodable
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
 from kernel_muster.ab.weights import weights_of
@@ -23,10 +23,12 @@ from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey, named, near, parse_key
+from kernel_muster.registry.lookups import Lookups, LookupSession
 from kernel_muster.registry.running import Progress, Runner
 from kernel_muster.registry.selection import near_keys
 from kernel_muster.registry.specs import Stage, source_digest
 from kernel_muster.registry.values import frozen
+from kernel_muster.registry.watch import located
 
 Sized = Callable[[Manifest], Manifest]
 
@@ -45,15 +47,35 @@ class Building:
 
 
 class ArmRefused(Exception):
-    """An arm did not boot. ``report`` says why, ``why`` what its builder raised; ``failed`` if that was no refusal."""
+    """An arm did not boot: ``report`` and ``why`` say why. ``failure`` is what its builder raised, if no refusal."""
 
-    def __init__(self, arm: str, report: Report, why: str = "", *, failed: bool = False) -> None:
+    def __init__(self, arm: str, report: Report, why: str = "", failure: BaseException | None = None) -> None:
         super().__init__(f"arm {arm} did not boot{f': {why}' if why else ''}")
-        self.arm, self.report, self.why, self.failed = arm, report, why, failed
+        self.arm, self.report, self.why, self.failure = arm, report, why, failure
 
 
 class BuilderFailed(MusterError):
-    """A builder raised what is no refusal."""
+    """A builder raised what is no refusal: ``failure``."""
+
+    def __init__(self, what: str, failure: BaseException) -> None:
+        super().__init__(f"{what} failed: {located(failure)}; --verbose shows its traceback")
+        self.failure = failure
+
+
+@contextmanager
+def builds(what: str) -> Iterator[None]:
+    """Turn whatever a builder, which may be a plugin's, raises into BuilderFailed."""
+    try:
+        yield
+    except (KeyboardInterrupt, UsageError):  # the latter: weights that cannot be read, or do not fit
+        raise
+    except BaseException as error:
+        raise BuilderFailed(what, error) from error
+
+
+def refused_arm(arm: str, report: Report, error: MusterError) -> ArmRefused:
+    """Return what an arm whose block raised ended with."""
+    return ArmRefused(arm, report, str(error), error.failure if isinstance(error, BuilderFailed) else None)
 
 
 @frozen(kw_only=True)
@@ -157,7 +179,7 @@ def boot_arm(
     except UsageError:
         raise
     except MusterError as error:
-        raise ArmRefused(name, session.report, str(error), failed=isinstance(error, BuilderFailed)) from error
+        raise refused_arm(name, session.report, error) from error
     booted = Booted(session, session.manifest, sized, model, decoder, seen["meter"], seen.get("nudger"))
     if booted.nudger is not None:
         booted.nudger.contracts = session.kernels.catalog.contracts
@@ -187,13 +209,27 @@ def check_without(name: str, session: BootSession, without: frozenset[KernelKey]
 
 
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
-    """Build the model; BuilderFailed for whatever a builder, which may be a plugin's, raises."""
+    """Build the model; BuilderFailed if its builder does, and MusterError if what it makes would not decode anyway."""
     try:
-        return build_model(sized, boot.kernels, weights)
-    except MusterError:
+        with builds("the model's builder"):
+            return build_model(sized, boot.kernels, weights)
+    except BuilderFailed:
+        # A model of another kind may want weights in another way: what it is says more than where it broke.
+        if why := _undecodable_plan(sized, boot):
+            raise MusterError(why) from None
         raise
-    except Exception as error:
-        raise BuilderFailed(f"the model's builder failed: {type(error).__name__}: {error}") from error
+
+
+def _undecodable_plan(sized: Manifest, boot: BootSession) -> str:
+    """Say why what a builder makes without weights would not decode; empty if it would, or if it makes nothing."""
+    apart = LookupSession(boot.kernels.catalog, boot.target, boot.levers)
+    try:
+        plan = build_model(sized, Lookups(apart))
+        return "" if plan is None else undecodable(plan)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  (it failed with weights before, which is what is said)
+        return ""
 
 
 def kernels_of(session: BootSession) -> dict[str, str]:

@@ -52,6 +52,7 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
     building = plan.building()
     booted: dict[str, Booted] = {}
     refused: list[tuple[str, Report, str]] = []
+    failed: list[str] = []
     with ExitStack() as stack:
         for name in (A, B):
             plan.say(f"{base.model or base.manifest}: boot of arm {name}")
@@ -65,11 +66,14 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
                 _check_asked(name, booted[name], without[name])
             except ArmRefused as error:
                 refused.append((name, told(error.report, a if name == A else b), error.why))
+                if error.failure is not None:
+                    failed.append(name)
+                    plan.tell_failure(error.failure)
         if refused:
             report = refused[0][1]
             return ModelResult(
                 model=report.model, manifest=report.manifest, size="", layers=0, weights="", prompts="",
-                target=report.target, device=report.device, refused=tuple(refused),
+                target=report.target, device=report.device, refused=tuple(refused), failed=tuple(failed),
             )  # fmt: skip
 
         comparing = _Comparing(

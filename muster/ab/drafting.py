@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernel_muster._version import __version__
-from kernel_muster.ab.booted import ArmRefused, Booted, Building, Drafting, check_without, kernels_of
+from kernel_muster.ab.booted import (
+    ArmRefused,
+    Booted,
+    Building,
+    Drafting,
+    builds,
+    check_without,
+    kernels_of,
+    refused_arm,
+)
 from kernel_muster.ab.sizes import Limits, fitted_drafter
 from kernel_muster.ab.weights import drafter_weights_of, weights_text
 from kernel_muster.audit.evidence import Asked
@@ -70,7 +79,7 @@ def boot_drafter(
     except UsageError:
         raise
     except MusterError as error:
-        raise ArmRefused(name, session.report, str(error)) from error
+        raise refused_arm(name, session.report, error) from error
     target.decoder.draft_with(drafter, session.levers)
     target.drafting = Drafting(
         session=session, manifest=session.manifest, sized=sized, drafts=drafter.drafter.gamma,
@@ -89,9 +98,5 @@ def _sized(wish: DrafterWish, manifest: Manifest, target: Booted) -> Manifest:
 
 def _built(sized: Manifest, wish: DrafterWish, boot: BootSession, building: Building, target: Booted) -> Drafter:
     weights = drafter_weights_of(wish.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
-    try:
+    with builds("the drafter's builder"):
         return build_drafter(sized, boot.kernels, weights, target.model)
-    except MusterError:
-        raise
-    except Exception as error:
-        raise MusterError(f"the drafter was not built: {type(error).__name__}: {error}") from error

@@ -22,7 +22,8 @@ Say = Callable[[str], None]
 class Plan:
     """What is run. ``drafts`` None: as many as usual where the model has a head for them, else none.
 
-    ``drafter`` drafts in the place of the head, as many tokens as it makes.
+    ``drafter`` drafts in the place of the head, as many tokens as it makes. ``tell_failure`` is told what a builder
+    raised.
     """
 
     sequences: tuple[int, ...]
@@ -37,6 +38,7 @@ class Plan:
     stage: Stage | None = None
     progress: Progress | None = None
     say: Say = lambda text: None
+    tell_failure: Callable[[BaseException], None] = lambda error: None
     drafter: DrafterWish | None = None
 
     def building(self) -> Building:

@@ -24,10 +24,12 @@ def headline(found: Comparison) -> str:
     """Return the verdict in one line, with what it rests on where that is little."""
     models = ", ".join(dict.fromkeys(model.model or "(no model)" for model in found.models))
     verdict = found.verdict
-    if verdict == "refused":
-        arms = "; ".join(f"arm {arm} of {m.model}" for m in found.models for arm, _, _ in m.refused)
-        rest = [model.model for model in found.models if not model.is_refused]
-        return f"REFUSED: {arms} did not boot: {_compared_too(rest)}"
+    if verdict in ("refused", "incomplete"):
+        arms = [f"arm {arm} of {m.model}" for m in found.models for arm, _, _ in m.refused]
+        rest = _compared_too([model.model for model in found.models if not model.is_refused])
+        if verdict == "incomplete":
+            return f"INCOMPLETE: the model's builder failed in {' and '.join(arms)}: {rest}"
+        return f"REFUSED: {'; '.join(arms)} did not boot: {rest}"
     said = {
         "equal": _equal(found),
         "agree": "AGREE: B computes what A computes, up to rounding",

@@ -10,15 +10,16 @@ from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/ab"
 #: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; who drafts, and the drafter. 2.1:
-#: a speculation's ``gap`` and ``allowed``. All names are in tests/muster/test_ab_document.py: another name or meaning
-#: takes another major version.
-VERSION = "2.1"
+#: a speculation's ``gap`` and ``allowed``. 2.2: a model's ``failed``, and the verdict incomplete. All names are in
+#: tests/muster/test_ab_document.py: another name or meaning takes another major version.
+VERSION = "2.2"
 
 #: Who drafts: the model's own head, or a block-diffusion drafter beside it.
 ProposerName = Literal["mtp", "dflash"]
 #: equal: the same bits everywhere. agree: other bits, no further apart than rounding explains. differ: a check failed.
-#: inconclusive: nothing failed, but what was to be judged hardly ran. refused: an arm did not boot.
-Verdict = Literal["equal", "agree", "differ", "inconclusive", "refused"]
+#: inconclusive: nothing failed, but what was to be judged hardly ran. refused: an arm did not boot. incomplete: nothing
+#: refused an arm, and its model's builder failed.
+Verdict = Literal["equal", "agree", "differ", "inconclusive", "refused", "incomplete"]
 Identity = Literal["reference", "always", "off"]
 Decides = Literal["passed", "failed", "inconclusive", "informs"]
 
@@ -172,7 +173,8 @@ class ModelResult:
     """One model.
 
     ``code`` names the keys whose code is not the same, with that of A and of B; ``set_hashes`` are those of the arms'
-    reports; ``refused`` holds, for an arm that did not boot, its report and what its builder raised.
+    reports; ``refused`` holds, for an arm that did not boot, its report and what its builder raised, ``failed`` the
+    names of those of them whose builder failed and that nothing refused.
     """
 
     model: str
@@ -191,6 +193,7 @@ class ModelResult:
     proofs: tuple[Proof, ...] = ()
     checks: tuple[Check, ...] = ()
     refused: tuple[tuple[str, Report, str], ...] = field(default=())
+    failed: tuple[str, ...] = ()
 
     @property
     def has_other_work(self) -> bool:
@@ -204,8 +207,13 @@ class ModelResult:
 
     @property
     def is_refused(self) -> bool:
-        """Whether an arm did not boot."""
+        """Whether an arm did not boot, for whatever reason."""
         return bool(self.refused)
+
+    @property
+    def has_only_failed(self) -> bool:
+        """Whether an arm did not boot because a builder failed, and nothing refused one."""
+        return self.is_refused and len(self.failed) == len(self.refused)
 
 
 @frozen(kw_only=True)
@@ -230,8 +238,9 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """The verdict over all models: the worst of them."""
-        if any(model.is_refused for model in self.models):
-            return "refused"
+        without_result = [model for model in self.models if model.is_refused]
+        if without_result:
+            return "incomplete" if all(model.has_only_failed for model in without_result) else "refused"
         if any(check.outcome == "failed" for model in self.models for check in model.checks):
             return "differ"
         if any(check.outcome == "inconclusive" for model in self.models for check in model.checks):

@@ -93,16 +93,17 @@ class Wish:
 
 
 def run(
-    bases: Sequence[Wanted], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None]
-) -> Comparison:
-    """Compare the arms on every model."""
+    bases: Sequence[Wanted], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None],
+    tell_failure: Callable[[BaseException], None] = lambda error: None,
+) -> Comparison:  # fmt: skip
+    """Compare the arms on every model. ``say`` is told what runs, ``tell_failure`` what a builder raised."""
     wish.check()
     plan = Plan(
         sequences=wish.sequences or (_HOST_SEQUENCES if wish.is_host else _DEVICE_SEQUENCES),
         tokens=wish.tokens or (_HOST_TOKENS if wish.is_host else _DEVICE_TOKENS),
         repeats=wish.repeats, drafts=wish.drafts, prompts=wish.prompts, seed=wish.seed, sized=wish.sized,
         thresholds=wish.thresholds, folder=wish.folder, stage=wish.stage, progress=progress, say=say,
-        drafter=wish.drafter_wish(bases[0]),
+        tell_failure=tell_failure, drafter=wish.drafter_wish(bases[0]),
     )  # fmt: skip
     check_count(plan.prompts, max(plan.sequences))
     unknown = _checked(bases, plan)

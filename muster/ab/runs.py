@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kernel_muster.ab.decoders import Decoded
 from kernel_muster.registry.values import frozen
+from kernel_muster.registry.watch import one_line
 
 #: The reference arm once more, with the results of some kernels moved.
 FLOOR = "A, booted again to measure rounding,"
@@ -22,7 +23,7 @@ class ArmStopped(Exception):
 def raised_text(error: BaseException) -> str:
     """Return what was raised, on one line, with the kernel in which that was, where the meter knows it."""
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return " ".join(f"{type(error).__name__}: {error}{f' ({notes})' if notes else ''}".split())
+    return " ".join(f"{one_line(error)}{f' ({notes})' if notes else ''}".split())
 
 
 @contextmanager

@@ -50,9 +50,11 @@ def _refuses(booted: Booted) -> Iterator[None]:
     """Turn whatever a kernel raises into ArmRefused: it is the kernel's failure and not ours."""
     try:
         yield
-    except (KeyboardInterrupt, UsageError):  # the latter: what does not fit into memory
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, UsageError) and not hasattr(error, "__notes__"):  # what does not fit into memory
+            raise
         raise ArmRefused("boot", booted.report, f"decoding stopped: {raised_text(error)}") from error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kernel_muster.cli import options
-from kernel_muster.cli.exits import PASSED, REFUSED
+from kernel_muster.cli.exits import INTERNAL, PASSED, REFUSED, complain, complain_traceback, describe
 from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,14 +144,15 @@ def ab(
 
     A is the reference. KL and bit identity decide; coherence informs. On cpu models are reduced in size.
 
-    Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or an arm refused to boot, 2 usage.
+    Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or an arm refused to boot, 2 usage,
+    3 internal error or a builder that failed (also with --advisory).
     """
     from kernel_muster.ab.arms import Arm, check_arms, parse_levers, parse_without
     from kernel_muster.ab.result import Thresholds
     from kernel_muster.ab.running import Wish, run
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.logs import configured_logs
-    from kernel_muster.cli.output import check_writable, command_text
+    from kernel_muster.cli.output import check_writable, command_text, only_results_on_stdout
     from kernel_muster.cli.progress import shown_progress
 
     if identity not in ("reference", "always", "off"):
@@ -192,9 +193,15 @@ def ab(
         wanted_of(model=name, target=target, manifests=manifests, plugins=plugin, no_plugins=no_plugin)
         for name in wish.models
     ]
-    with configured_logs(verbose=verbose), shown_progress() as progress:
-        found = _fitted(run(bases, one, other, wish, progress, _say))
+    failures: list[BaseException] = []
+    with configured_logs(verbose=verbose), shown_progress() as progress, only_results_on_stdout():
+        found = _fitted(run(bases, one, other, wish, progress, _say, failures.append))
     _show(found, format, output, advisory=advisory)
+    for text, failure in {describe(failure): failure for failure in failures}.items():
+        complain(f"the model's builder failed: {text}")
+        complain_traceback(failure, verbose)
+    if found.verdict == "incomplete":
+        return INTERNAL
     return PASSED if advisory or found.passed else REFUSED
 
 

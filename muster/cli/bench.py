@@ -81,7 +81,7 @@ def bench(
     from kernel_muster.bench.families import measure
     from kernel_muster.bench.record import record_of, to_json, to_markdown
     from kernel_muster.cli.measuring import open_to_measure
-    from kernel_muster.cli.output import check_writable, command_text, say, write_file
+    from kernel_muster.cli.output import check_writable, command_text, only_results_on_stdout, say, write_file
     from kernel_muster.registry.errors import KernelMissing
 
     for option, texts in (("--model", model), ("--shape", shape), ("--only", only), ("--peer", peer)):
@@ -103,7 +103,8 @@ def bench(
             sys.stderr.write(f"{text}\n")
 
     try:
-        measured = [row for one, request in asked for row in measure(one, request, kernels, rounds, progress)]
+        with only_results_on_stdout():
+            measured = [row for one, request in asked for row in measure(one, request, kernels, rounds, progress)]
     except KernelMissing as error:
         complain(f"error: {error}")
         return REFUSED

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kernel_muster.audit.opening import Wanted
     from kernel_muster.audit.report import Report
 
-SCHEMA, VERSION = "kernel-muster/boot", "1.0"
+SCHEMA, VERSION = "kernel-muster/boot", "1.1"
 
 Sequences = Annotated[int, typer.Option(min=1, max=128, help="Sequences decoded together.")]
 Tokens = Annotated[int, typer.Option(min=1, max=4096, help="New tokens of each sequence.")]
@@ -81,13 +81,12 @@ def boot(
     if target is not None and target.startswith("sm_"):
         raise UsageError(f"--target {target}: nothing decodes on an architecture alone; muster audit takes it")
     from kernel_muster.ab.booted import ArmRefused, Building
-    from kernel_muster.ab.decoders import undecodable
     from kernel_muster.ab.prompts import check_count, longest_prompt
     from kernel_muster.ab.short_decode import short_decode
     from kernel_muster.ab.sizes import DEVICE, HOST, sizing
     from kernel_muster.cli.booting import asked_of, run_audit, wanted_of
     from kernel_muster.cli.logs import configured_logs
-    from kernel_muster.cli.output import check_writable
+    from kernel_muster.cli.output import check_writable, only_results_on_stdout
     from kernel_muster.cli.progress import shown_progress
     from kernel_muster.cli.remedies import fitted
 
@@ -109,26 +108,24 @@ def boot(
     found: ShortDecode | ArmRefused | None = None
     with configured_logs(verbose=verbose), shown_progress() as progress:
         audited = run_audit(wanted, asked, progress=progress)
-        audited = replace(audited, report=fitted(audited.report, "decode"))
+        audited, failure = replace(audited, report=fitted(audited.report, "decode")), audited.failure
         if audited.report.passed:
             try:
-                found = short_decode(wanted, building, tokens, prompt or ())
+                with only_results_on_stdout():
+                    found = short_decode(wanted, building, tokens, prompt or ())
             except ArmRefused as error:
-                found = error
-                # A model of another kind may want weights in another way: what it is says more than where it broke.
-                if error.failed and audited.plan is not None and (why := undecodable(audited.plan)):
-                    found = ArmRefused("boot", audited.report, why)
+                found, failure = error, error.failure
     _show(audited.report, found, format, output, verbose=verbose)
-    if audited.failure is not None:
-        complain(f"the model's builder failed: {describe(audited.failure)}")
-        complain_traceback(audited.failure, verbose)
+    if failure is not None:
+        complain(f"the model's builder failed: {describe(failure)}")
+        complain_traceback(failure, verbose)
     return _code(audited.report, found)
 
 
 def _code(report: "Report", found: "ShortDecode | ArmRefused | None") -> int:
     if found is None:
         return REFUSED if report.is_refused else INTERNAL
-    if getattr(found, "failed", False):
+    if getattr(found, "failure", None) is not None:
         return INTERNAL
     return PASSED if getattr(found, "is_finite", False) else REFUSED
 
@@ -144,6 +141,8 @@ def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str
         size = " at reduced size" if found.size else ""
         return f"{first}; decoded {found.sequences} x {len(found.tokens[0])} tokens{size}"
     _, subject, rest = first.split(": ", 2)
+    if getattr(found, "failure", None) is not None:
+        return f"INCOMPLETE: {subject}: the model was not built with weights; its audit passed: {rest}"
     return f"REFUSED: {subject}: the model did not decode; its audit passed: {rest}"
 
 
@@ -184,5 +183,6 @@ def _document(report: "Report", found: "ShortDecode | ArmRefused | None") -> dic
     if isinstance(found, ShortDecode):
         decode = asdict(found)
     elif found is not None:
-        decode = {"refused": found.why, "report": json.loads(render_json(found.report))}
+        failed = found.failure is not None
+        decode = {"refused": found.why, "failed": failed, "report": json.loads(render_json(found.report))}
     return {"schema": SCHEMA, "version": VERSION, "report": json.loads(render_json(report)), "decode": decode}

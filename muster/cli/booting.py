@@ -24,12 +24,11 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Audited:
-    """A boot that is over. ``failure`` is what the model's builder raised, ``plan`` what it made without weights."""
+    """A boot that is over. ``failure`` is what the model's builder raised."""
 
     report: Report
     trace: dict[str, Any] | None
     failure: BaseException | None
-    plan: Any = None
 
 
 def wanted_of(
@@ -107,13 +106,12 @@ def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False, progre
     """Boot a model as a plan, without weights, and return what the audit says, passed or refused."""
     session = BootSession(wanted, BootOptions(asked=asked, muster_version=__version__, progress=progress))
     failure: BaseException | None = None
-    plan: Any = None
     is_open = False
     try:
         with only_results_on_stdout(), session as boot:
             is_open = True
             try:
-                plan = build_model(boot.manifest, boot.kernels)
+                build_model(boot.manifest, boot.kernels)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -126,4 +124,4 @@ def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False, progre
     except Exception as error:
         if failure is None or failure not in (error, error.__cause__):
             raise
-    return Audited(session.report, session.trace() if wants_trace and is_open else None, failure, plan)
+    return Audited(session.report, session.trace() if wants_trace and is_open else None, failure)

@@ -42,13 +42,9 @@ def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
 
 def describe(error: BaseException) -> str:
     """Return an exception on one line, with where it was raised."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  (an exception whose own text raises still has to be reported)
-        text = "(its text cannot be shown)"
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+    from kernel_muster.registry.watch import located
+
+    return located(error)
 
 
 def complain(text: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from kernel_muster.audit.render_plain import plural
 from kernel_muster.audit.render_sections import Section, lever_text
 from kernel_muster.audit.reporting import lever_row
+from kernel_muster.cli.exits import complain, describe
 from kernel_muster.cli.output import only_results_on_stdout
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.builders import choose_builder
@@ -41,7 +42,7 @@ def questions_at(text: str, selector: Selector) -> tuple[Question, ...]:
     """Return what plan builds of all models ask at a site, for a target and under levers; UsageError if nothing.
 
     ``text`` is the end of a site's path and its line. A model that these levers or its plugins keep from being built
-    asks nothing.
+    asks nothing; of one whose builder fails, what it asked before counts, and stderr says so.
     """
     found: dict[tuple[object, ...], tuple[LookupEntry, dict[str, None]]] = {}
     lines: set[str] = set()
@@ -67,6 +68,10 @@ def _asked(selector: Selector) -> Iterator[tuple[str, LookupEntry]]:
                 builder.build(manifest, Lookups(session), None)
         except MusterError:
             continue
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  (a builder, which may be a plugin's, raises anything)
+            complain(f"what {manifest.name} asks is not all here: its builder failed: {describe(error)}")
         yield from ((manifest.name, entry) for entry in session.entries("boot"))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kernel_muster.cli.exits import complain
-from kernel_muster.cli.output import say
+from kernel_muster.cli.output import only_results_on_stdout, say
 from kernel_muster.registry.errors import BootRefused
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def open_to_measure(
     from kernel_muster.api import open_registry
 
     try:
-        kernels = open_registry(target, levers=levers, local_plugins=local_plugins)
+        with only_results_on_stdout():
+            kernels = open_registry(target, levers=levers, local_plugins=local_plugins)
     except BootRefused as refused:
         say_refused(what, refused, is_json=is_json)
         return None

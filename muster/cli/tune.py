@@ -136,10 +136,11 @@ def tune_with(
     """Measure with a source, and write what was found; nothing is written if an arm of ours failed."""
     from kernel_muster.bench.tuning.edges import find_edges
     from kernel_muster.bench.tuning.write import make_table
-    from kernel_muster.cli.output import command_text, say
+    from kernel_muster.cli.output import command_text, only_results_on_stdout, say
 
     built_in = _built_in(kernels)
-    timings = _measure(source, shapes, rows, seconds)
+    with only_results_on_stdout():
+        timings = _measure(source, shapes, rows, seconds)
     if source.problems:
         say("nothing was written: an arm failed or was wrong:\n  " + "\n  ".join(source.problems))
         return 1
@@ -177,8 +178,10 @@ def _refit(file: Path, format: options.Format, output: Path | None) -> int:
     from kernel_muster.api import open_registry
     from kernel_muster.audit.tuning.table import read_table
     from kernel_muster.bench.tuning.write import refitted
+    from kernel_muster.cli.output import only_results_on_stdout
 
-    built_in = _built_in(open_registry("cpu", levers=_without_table()))
+    with only_results_on_stdout():
+        built_in = _built_in(open_registry("cpu", levers=_without_table()))
     table = read_table(file)
     return _write(refitted(table, built_in, table.command), built_in, format, output)
 

@@ -80,6 +80,15 @@ def leaves(x, scratch, out):
     raise SystemExit(0)
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def says_nothing(x, scratch, out):
+    raise Speechless
+
+
 def contract(name="acme_sum", most=None, **more):
     params = (
         km.TensorParam("x", "f32", ("M", "K")),
@@ -204,6 +213,7 @@ def test_good_kernel_is_proven(world):
         (depends_on_the_run, "NOT_DETERMINISTIC", "two runs differ"),
         (raises, "NUMERICS_FAILED", "RuntimeError: no such stream"),
         (leaves, "NUMERICS_FAILED", "SystemExit: 0"),
+        (says_nothing, "NUMERICS_FAILED", "Speechless: (its text cannot be shown)"),
     ],
 )
 def test_broken_kernel_trips_exactly_its_code(world, function, code, said):

@@ -159,6 +159,30 @@ def audit(cli: Cli) -> Callable[..., Ran]:
     return audit
 
 
+@dataclass(frozen=True)
+class Ab:
+    """``muster ab`` with what keeps it short: few tokens, one run, short prompts (a host reads rows one by one)."""
+
+    cli: Cli
+    quick: tuple[str, ...] = ("--target", "cpu", "--tokens", "8", "--repeats", "1", "--drafts", "0")
+    texts: tuple[str, ...] = ("abc", "bde", "cfg", "dhi")
+
+    def prompts(self, count: int) -> tuple[str, ...]:
+        """Return the options that give so many of them."""
+        return tuple(part for text in self.texts[:count] for part in ("--prompt", text))
+
+    def __call__(self, *arguments: object, model: str = "qwen3.6-27b", sequences: str = "1,2") -> Ran:
+        """Compare on one model, with a prompt a sequence unless others are given."""
+        most = max(int(part) for part in sequences.split(","))
+        prompts = () if "--prompt" in arguments else self.prompts(most)
+        return self.cli("ab", model, *self.quick, *prompts, "--sequences", sequences, *arguments)
+
+
+@pytest.fixture
+def ab(cli: Cli) -> Ab:
+    return Ab(cli)
+
+
 @pytest.fixture
 def unkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
     """Let every boot on the host end as if its builds had met a cache that keeps nothing."""

@@ -15,7 +15,7 @@ NAMES = {
     "sequences packages thresholds models",
     "thresholds": "max_kl identity least_verify_steps least_speed top_k",
     "models": "model manifest size layers weights prompts target device set_hashes difference drafter code rows proofs "
-    "checks refused",
+    "checks refused failed",
     "models.drafter": "name drafts size weights set_hashes difference",
     "models.rows": "sequences prompts a b speed speed_low speed_high kernels distance floor allowed",
     "models.rows.a": "speed is_identical broken place repeats_agree repeated loop speculation",

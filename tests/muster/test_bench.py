@@ -235,6 +235,14 @@ def test_bench_without_a_device_says_so_and_exits_1(cli):
     assert "NO_DEVICE" in result.out
 
 
+@pytest.mark.parametrize("command", [("bench", "gemv", "--shape", "64x64"), ("tune",)])
+def test_what_a_plugin_prints_goes_to_stderr(cli, command):
+    cli.install("print('loud import')\nraise ImportError('broken')\n", "loud")
+    ran = cli(*command, "--target", "cpu", "--format", "json")
+    assert (ran.code, ran.json["verdict"]) == (1, "refused")
+    assert "loud import" in ran.err
+
+
 def test_bench_of_an_architecture_says_that_it_needs_a_device(cli):
     result = cli("bench", "gemv", "--target", "sm_90a", "--shape", "64x64")
     assert result.code == 1

@@ -109,9 +109,17 @@ def test_builder_that_fails_is_an_internal_error(cli: Any) -> None:
 
 def test_builder_that_fails_with_weights_is_an_internal_error(cli: Any) -> None:
     cli.acme("acme::double", after="return None if weights is None else weights.get('embedding')")
-    ran = cli("boot", "--manifest", cli.manifest(), *CPU)
+    manifest = cli.manifest()
+    ran = cli("boot", "--manifest", manifest, *CPU)
     assert ran.code == 3
-    assert "the model's builder failed: AttributeError: 'RandomWeights' object has no attribute 'get'" in ran.out
+    assert ran.out.startswith("INCOMPLETE: tiny on cpu: the model was not built with weights; its audit passed: ")
+    said = "the model's builder failed: AttributeError: 'RandomWeights' object has no attribute 'get' (at "
+    assert said in ran.out
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+    ran = cli("boot", "--manifest", manifest, *CPU, "--format", "json", "--verbose")
+    assert (ran.code, ran.json["decode"]["failed"]) == (3, True)
+    assert "muster: Traceback (most recent call last):\n" in ran.err
 
 
 def test_model_of_another_kind_is_told_what_to_do_and_its_notes_once(cli: Any) -> None:
@@ -137,6 +145,11 @@ import numpy as np
 import kernel_muster as km
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise ValueError
+
+
 def silu(gate, up, out):
     {what}
 
@@ -157,6 +170,8 @@ def muster_kernels():
     [
         ("raise ValueError('boom')", "decoding stopped: ValueError: boom (in silu::silu_mul)"),
         ("raise SystemExit(0)", "decoding stopped: SystemExit: 0 (in silu::silu_mul)"),
+        ("raise km.UsageError('no')", "decoding stopped: UsageError: no (in silu::silu_mul)"),
+        ("raise Speechless", "decoding stopped: Speechless: (its text cannot be shown) (in silu::silu_mul)"),
         ("out[...] = np.nan", "decoding stopped: ContractError: argmax_bf16: NaN in row 0 of logits"),
     ],
 )
@@ -172,6 +187,15 @@ def test_kernel_that_fails_while_decoding_is_refused_with_the_report(
     found = json.loads(file.read_text())
     assert found["report"]["verdict"] == "passed"
     assert found["decode"]["refused"].startswith(said)
+    assert found["decode"]["failed"] is False
+
+
+def test_what_a_kernel_prints_is_not_part_of_the_result(boot: Callable[..., Any], cli: Any) -> None:
+    right = "x = gate.astype('f4'); out[...] = x / (1 + np.exp(-x)) * up.astype('f4'); print('noise')"
+    cli.install("print('loud import')\n" + RAISES.format(what=right), "raises")
+    ran = boot("--plugin", "raises", "--format", "json")
+    assert (ran.code, ran.json["decode"]["is_finite"]) == (0, True)
+    assert "noise" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -261,4 +285,4 @@ def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> N
     assert ran.code == 0
     assert file.read_text().startswith("## PASSED: qwen3.6-27b on cpu")
     assert "### Decode" in file.read_text()
-    assert json.loads(boot("--format", "json").out)["version"] == "1.0"
+    assert json.loads(boot("--format", "json").out)["version"] == "1.1"

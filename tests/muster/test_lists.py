@@ -313,6 +313,35 @@ def test_explain_of_a_site_knows_what_a_lever_takes_away(cli: Any) -> None:
     assert lines.count(":") < cli("explain", "attention.py:1", "--target", "cpu").err.count(":")
 
 
+# A plugin whose builder asks for one kernel, on its first line, and fails.
+FAILS = """def build(manifest, kernels, weights=None): kernels.kernel("silu", "silu_mul"); raise OSError("no layer")
+
+
+import pathlib
+import kernel_muster as km
+
+
+@km.hookimpl
+def muster_models():
+    return [km.ModelBuilder("acme", ("acme_type",), "production", build)]
+
+
+@km.hookimpl
+def muster_manifests():
+    return [pathlib.Path({folder!r})]
+"""
+
+
+def test_explain_of_a_site_goes_on_behind_a_builder_that_fails_and_says_so(cli: Any) -> None:
+    module = cli.install(FAILS.format(folder=str(cli.manifest().parent.parent)))
+    said = "muster: what tiny asks is not all here: its builder failed: OSError: no layer (at "
+    ran = cli("explain", f"{module}.py:1", "--target", "cpu", "--format", "json")
+    assert (ran.code, ran.err.count(said)) == (0, 1)
+    assert [question["models"] for question in ran.json["questions"]] == [["tiny"]]
+    ran = cli("explain", f"{module}.py:2", "--target", "cpu")
+    assert (ran.code, ran.err.count(said)) == (2, 1)
+
+
 def test_explain_json_holds_the_contract(cli: Any) -> None:
     cli.acme()
     (contract,) = cli("explain", "acme::double", "--target", "cpu", "--format", "json").json["contracts"]

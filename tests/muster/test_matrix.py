@@ -102,6 +102,7 @@ def test_matrix_whose_builder_fails_names_it_and_exits_3(cli, matrix):
     cli.acme("acme::double", after="raise RuntimeError('no layer of this kind')")
     ran = matrix("--targets", "cpu", names=("one",))
     assert ran.code == 3
+    assert ran.out.startswith("INCOMPLETE: 1 model x 1 target: 1 failed\n")
     assert "BUILDER FAILED" in ran.out
     assert "one on cpu: RuntimeError: no layer of this kind" in ran.out
 

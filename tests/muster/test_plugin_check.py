@@ -175,6 +175,19 @@ def test_failed_plugin_of_somebody_else_is_not_ones_own_fault(cli, check):
     assert (report["verdict"], report["findings"]) == ("passed", [])
 
 
+def test_manifest_of_ones_own_that_refuses_every_boot_is_found(cli, check):
+    folder = cli.manifest().parent.parent
+    hook = f"@km.hookimpl\ndef muster_manifests():\n    import pathlib\n    return [pathlib.Path({str(folder)!r})]\n"
+    text = source('spec("acme::double")') + hook
+    cli.install("raise ImportError('broken')\n", "stranger")  # whose faults are not this plugin's
+    assert check(text)["verdict"] == "passed"
+    (folder / "tiny" / "MODEL.toml").write_text("[modell]\n")
+    report = json.loads(cli("plugin", "check", "acme", "--format", "json").out)
+    assert report["verdict"] == "refused"
+    assert {row["code"] for row in report["findings"]} == {"BAD_MANIFEST"}
+    assert all(row["where"][0].startswith(f"{folder}/tiny/MODEL.toml") for row in report["findings"])
+
+
 # crashes and hangs
 
 

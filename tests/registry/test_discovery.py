@@ -11,7 +11,7 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.watch import cause_chain, watched
+from kernel_muster.registry.watch import cause_chain, located, watched
 
 
 def contract(name="acme_c"):
@@ -529,6 +529,12 @@ def test_watched_call_gives_its_value_or_its_exception():
     assert watched(lambda: 3, 5, "x").value == 3
     error = watched(raising(ValueError("no")), 5, "x").error
     assert cause_chain(error).startswith("ValueError: no (at ")
+
+
+def test_exception_is_told_on_one_line_with_its_place():
+    error = watched(raising(ValueError("no\n  way")), 5, "x").error
+    assert located(error).startswith(f"ValueError: no way (at {__file__}:")
+    assert located(ValueError()) == "ValueError"
 
 
 def test_cause_chain_of_a_circle_ends():
