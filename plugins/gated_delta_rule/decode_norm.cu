@@ -22,20 +22,6 @@ constexpr int FEW = HEAD_TILES, MANY = HEAD_TILES;
 #define MANY_BOUNDS __launch_bounds__(MANY* TILE_THREADS, 2)
 #endif
 
-// A weight of either type.
-struct NormWeight {
-    const void* at;
-    bool is_bf16;
-};
-template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> load_weight(const NormWeight* weight, int piece) {
-    if (!weight->is_bf16) return load_weight<WIDTH>(static_cast<const float*>(weight->at), piece);
-    Values<WIDTH> v;
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) v.at[i] = __bfloat162float(static_cast<const bf16*>(weight->at)[piece * WIDTH + i]);
-    return v;
-}
-
 __device__ __forceinline__ Values<LANE_COLUMNS> values_of(float4 v) { return {{v.x, v.y, v.z, v.w}}; }
 __device__ __forceinline__ float4 of_values(const Values<LANE_COLUMNS>& v) {
     return make_float4(v.at[0], v.at[1], v.at[2], v.at[3]);
@@ -83,7 +69,7 @@ struct RawFactors {
     uint4 weight;
     uint2 gate;
 
-    __device__ __forceinline__ void load_weight(const NormWeight& from, int column) {
+    __device__ __forceinline__ void load_weight(const EitherWeight& from, int column) {
         if (from.is_bf16) {
             const uint2 v = load_now(reinterpret_cast<const uint2*>(static_cast<const bf16*>(from.at) + column));
             weight.x = v.x, weight.y = v.y;
@@ -113,7 +99,7 @@ __device__ __forceinline__ void meet_tile() {
 // Dk = Dv = 128. Grid: HEAD_TILES / BLOCK_TILES x value_heads x S.
 template <int BLOCK_TILES>
 __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* decay, const float* beta, const bf16* gate,
-                                                const NormWeight& weight, float* pool, const int* slots, bf16* out,
+                                                const EitherWeight& weight, float* pool, const int* slots, bf16* out,
                                                 float eps, int pool_slots, int key_heads, int value_heads) {
     const Heads heads{key_heads, KEY_DIM, value_heads, VALUE_DIM};
     __shared__ Exchange exchange[BLOCK_TILES];
@@ -188,8 +174,8 @@ DELTA_RULE_NORM(many_128, MANY, MANY_BOUNDS)
 
 // The norm of a row that this block has written, in place.
 template <int LANES, int WIDTH>
-__device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight& weight, bf16* row, int H, float eps) {
-    if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated<NormWeight>{row, gate, &weight, row}, true, H, eps);
+__device__ __forceinline__ void norm_in_place(const bf16* gate, const EitherWeight& weight, bf16* row, int H, float eps) {
+    if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated{row, gate, &weight, row}, true, H, eps);
 }
 
 // The step of a head of Dk = 128 and a Dv that is no model's: two tiles at a time.
@@ -244,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     }
     __syncthreads();
     if (is_padding) return;
-    const NormWeight weights{weight, (bool)is_bf16};
+    const EitherWeight weights{weight, (bool)is_bf16};
     const bool is_short = value_dim <= WARP_WIDEST, is_vector = value_dim % 8 == 0;
     if (is_short && is_vector) norm_in_place<warp, 8>(gate + at, weights, out + at, value_dim, eps);
     else if (is_short) norm_in_place<warp, 1>(gate + at, weights, out + at, value_dim, eps);

@@ -65,6 +65,11 @@ struct Place {
     }
 };
 
+// Where it stands.
+__device__ __forceinline__ Raw<8> load_vector(const bf16* row, int piece) {
+    return {load_now(reinterpret_cast<const uint4*>(row) + piece)};
+}
+
 __device__ __forceinline__ Values<8> load_eight(const float* p) {
     const float4 low = *reinterpret_cast<const float4*>(p), high = *reinterpret_cast<const float4*>(p + 4);
     return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
@@ -94,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_s
     const Norm norm{at.is_key ? k_weight : q_weight, eps, weight_offset};
     Raw<8> weight = {}, own = {}, token = {}, other;
     int slot = -1;
-    if (has_piece) weight = load_weight<8>(norm.weight, lane);
+    if (has_piece) weight = load_vector(norm.weight, lane);
     wait_for_previous_launch();
-    if (has_piece) own = load_weight<8>(at.is_key ? k + at.key : q + at.query, lane);
+    if (has_piece) own = load_vector(at.is_key ? k + at.key : q + at.query, lane);
     if (has_piece && at.is_key) {
         slot = load_position(slots + at.row);
-        token = load_weight<8>(v + at.key, lane);
+        token = load_vector(v + at.key, lane);
     }
 
     // Stage 2: the norm, and the values that this lane's turn with.

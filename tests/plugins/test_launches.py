@@ -296,13 +296,13 @@ def test_attention_of_no_rows_launches_nothing():
 
 
 @pytest.mark.parametrize(("rows", "heads", "width", "entry", "blocks"), [
-    (1, (16, 2), 256, "short", 3), (3, (24, 4), 256, "short", 4), (2, (5, 3), 33, "w1", 1), (2, (5, 3), 264, "w8", 1),
+    (1, (16, 2), 256, "short", 5), (3, (24, 4), 256, "short", 7), (2, (5, 3), 33, "w1", 2), (2, (5, 3), 264, "w8", 2),
     (0, (4, 2), 64, "", 0),
 ])  # fmt: skip
 def test_norm_turn_append_has_a_warp_for_every_head(rows, heads, width, entry, blocks):
     dims = {"M": rows, "Hq": heads[0], "Hk": heads[1], "D": width, "rotary_dim": 16, "P": 9, "B": 4}
     plans = rope_launch.QK_NORM_ROPE_APPEND.plan(bound("qk_norm_rope_append", dims), {})
-    expected = [(f"qk_norm_rope_append_{entry}", (rows, blocks, 1), (9 * 32, 1, 1))] if rows else []
+    expected = [(f"qk_norm_rope_append_{entry}", (rows, blocks, 1), (5 * 32, 1, 1))] if rows else []
     assert [(plan.entry, plan.grid, plan.block) for plan in plans] == expected
 
 
