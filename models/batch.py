@@ -28,6 +28,7 @@ class Batch:
     block_table: Any
     context_lens: Any
     state_slots: Any
+    most_prompts: int | None = None  # of a recorded prefill: the sequences it has room for, without those that pad
 
     @property
     def rows(self) -> int:
@@ -38,6 +39,11 @@ class Batch:
     def sequences(self) -> int:
         """The number of sequences, S."""
         return int(self.state_slots.shape[0])
+
+    @property
+    def prompts(self) -> int:
+        """The sequences that a prefill's prompts are, as far as is known before it runs."""
+        return self.sequences if self.most_prompts is None else self.most_prompts
 
     @property
     def last_rows(self) -> Any:

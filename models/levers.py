@@ -264,8 +264,8 @@ GDN_LEVERS = (
     _kill(
         "MUSTER_NO_CHUNKED_PREFILL",
         "gated_delta_rule::gated_delta_rule_prefill_chunked",
-        "Take every row of a prompt through the delta rule as decode does, with its bits; else passes of "
-        f"{CHUNKED_PREFILL_ROWS.value} rows and more go in chunks.",
+        "Take every row of a prompt through the delta rule as decode does, with its bits; else passes of more than "
+        f"{CHUNKED_PREFILL_ROWS.value} rows a sequence go in chunks.",
         str(CHUNKED_PREFILL_ROWS.evidence),
     ),
 )

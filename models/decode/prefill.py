@@ -37,7 +37,7 @@ class PrefillStep:
         with memory.recording():
             self._inputs.send(self._padding([]))
             with new_tape(memory) as tape:
-                done = model.run(Batch("prefill", **arrays), state, reads)
+                done = model.run(Batch("prefill", **arrays, most_prompts=self._sequences), state, reads)
                 self._logits: Any = model.lm_head.forward(model.embedding.gather(done.hidden, last))
             self._hidden, self._features = done.hidden, done.features
             self._replay = replay_of(memory, tape)

@@ -114,7 +114,7 @@ class DeltaRule:
 
     def _arm(self, batch: Batch) -> GdnArm:
         if batch.phase == "prefill":
-            return prefill_arm(batch.rows, bool(self._chunked))
+            return prefill_arm(batch.rows, batch.prompts, bool(self._chunked))
         if batch.phase == "decode":
             return decode_arm(batch.sequences, bool(self._strided), bool(self._norm_strided))
         chunks = frozenset(rows for rows in FUSED_VERIFY_ROWS if self._chunks[rows])

@@ -12,15 +12,16 @@ GdnArm = Literal["single", "strided", "norm_strided", "prefill", "prefill_chunke
 FUSED_VERIFY_ROWS = (2, 3)
 #: The heads that chunks are compiled for: keys of so many values, and values of a multiple of so many.
 CHUNKED_KEY_DIM, CHUNKED_VALUE_DIMS = 128, 32
-# One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
 CHUNKED_PREFILL_ROWS = Threshold(
-    "least rows of a prefill that the delta rule takes in chunks",
-    33,
+    "rows a sequence of a prefill above which the delta rule takes it in chunks",
+    16,
     Evidence(
         H200,
-        "us chunks/rows, 32 heads: 16 rows 16.6/14.3, 24 rows 16.7/20.0, 33 rows 16.7/26.2, 64 rows 17.0/47.6, 512 "
-        "rows 37/342, 2048 rows 105/1089; 8 sequences of 8 rows 43/27, of 32 rows 45/73, 16 of 16 rows 69/81; 48 "
-        "heads: 64 rows 16.3/45.9, 2048 rows 159/1168",
+        "us chunks/rows, sequences x rows, states in L2, 32 heads: 1 x 16 14.0/9.8, 1 x 24 13.9/13.3, 1 x 32 "
+        "13.9/16.8, 2 x 16 16.1/12.6, 2 x 24 16.2/17.1, 4 x 12 24.6/21.3, 4 x 16 24.5/26.5, 8 x 8 38.3/27.4, 8 x 16 "
+        "41.0/42.0, 16 x 8 66.5/50.5, 16 x 16 67.2/80.8, 32 x 8 123/91, 32 x 12 124/120, 32 x 16 125/147; 48 heads: "
+        "1 x 24 15.9/16.7, 4 x 16 32.7/32.3, 8 x 16 55.3/59.4, 16 x 12 96.7/91.4, 32 x 16 179/212; states not in "
+        "L2, 32 heads: 1 x 16 16.6/14.3, 1 x 24 16.7/20.0, 1 x 64 17.0/47.6, 1 x 512 37/342, 1 x 2048 105/1089",
     ),
 )
 
@@ -30,9 +31,14 @@ def is_chunked_size(key_dim: int, value_dim: int) -> bool:
     return key_dim == CHUNKED_KEY_DIM and value_dim % CHUNKED_VALUE_DIMS == 0
 
 
-def prefill_arm(rows: int, has_chunked: bool) -> GdnArm:
-    """Return the arm of a prefill of M rows: in chunks from the edge up."""
-    return "prefill_chunked" if has_chunked and rows >= CHUNKED_PREFILL_ROWS.value else "prefill"
+def prefill_arm(rows: int, sequences: int, has_chunked: bool) -> GdnArm:
+    """Return the arm of a prefill of M rows of S sequences: in chunks above so many rows a sequence.
+
+    S counts as the next power of two, so that the edge is a rung of the passes that are recorded (16, 32, 64, ...
+    rows): padded or not, a pass takes the same arm.
+    """
+    edge = CHUNKED_PREFILL_ROWS.value << (sequences - 1).bit_length()
+    return "prefill_chunked" if has_chunked and rows > edge else "prefill"
 
 
 def decode_arm(sequences: int, has_strided: bool, has_norm_strided: bool) -> GdnArm:

@@ -268,6 +268,21 @@ def test_recorded_prefill_gives_what_the_layers_give(tiny: Make, kind: str, leng
         assert np.linalg.norm(got - other) <= 0.03 * np.linalg.norm(other)
 
 
+def test_recorded_prefill_knows_the_prompts_it_has_room_for(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = tiny("dense"), []
+    run = type(model).run
+
+    def spied(self: Any, batch: Any, *more: Any) -> Any:
+        seen.append((batch.prompts, batch.sequences))
+        return run(self, batch, *more)
+
+    monkeypatch.setattr(type(model), "run", spied)
+    for prefill in (Prefill, lambda model, state, pages: model.prefill):
+        state = model.new_state(SIZES)
+        list(prefill(model, state, 16)(state, [state.open() for _ in range(3)], [[1, 2], [3], [4]]))
+    assert seen == [(4, 5), (3, 3)]
+
+
 def test_recorded_prefill_refuses_what_it_has_no_pages_for(tiny: Make) -> None:
     state = tiny("dense").new_state(SIZES)
     prefill = Prefill(tiny("dense"), state, 2)

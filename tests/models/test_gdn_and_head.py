@@ -180,13 +180,12 @@ def test_gdn_in_one_launch_reads_beta_and_alpha_as_they_are_whatever_their_gemv_
 
 
 CHUNKED = "gated_delta_rule::gated_delta_rule_prefill_chunked"
+MANY = CHUNKED_PREFILL_ROWS.value + 1
 
 
 @pytest.mark.parametrize(("key_dim", "rows", "more", "arm"), [
-    (128, CHUNKED_PREFILL_ROWS.value, {}, "prefill_chunked"), (128, CHUNKED_PREFILL_ROWS.value - 1, {}, "prefill"),
-    (8, CHUNKED_PREFILL_ROWS.value, {}, "prefill"),
-    (128, CHUNKED_PREFILL_ROWS.value, {"NO_CHUNKED_PREFILL": True}, "prefill"),
-    (128, CHUNKED_PREFILL_ROWS.value, {"without": (CHUNKED,)}, "prefill"),
+    (128, MANY, {}, "prefill_chunked"), (128, MANY - 1, {}, "prefill"), (8, MANY, {}, "prefill"),
+    (128, MANY, {"NO_CHUNKED_PREFILL": True}, "prefill"), (128, MANY, {"without": (CHUNKED,)}, "prefill"),
 ])  # fmt: skip
 def test_prompts_go_in_chunks_where_there_are_any_and_else_row_by_row(
     make_context: Make, exact: Any, key_dim: int, rows: int, more: dict[str, Any], arm: str

@@ -7,6 +7,7 @@ from kernel_muster.models.policy.gdn import (
     prefill_arm,
     verify_arm,
 )
+from kernel_muster.models.policy.rows import PADDED_LADDER, padded_rows
 
 
 @pytest.mark.parametrize(("sequences", "strided", "norm_strided", "arm"), [
@@ -29,17 +30,20 @@ def test_verify_arm_by_rows_and_kernels(
     assert verify_arm(rows, sequences, chunks, has_verify) == arm
 
 
-def test_prefill_arm_is_chunks_from_its_edge_up_and_where_they_are_there() -> None:
-    edge = CHUNKED_PREFILL_ROWS.value
-    assert [prefill_arm(rows, has_chunked=True) for rows in (1, edge - 1)] == ["prefill"] * 2
-    assert [prefill_arm(rows, has_chunked=True) for rows in (edge, 8192)] == ["prefill_chunked"] * 2
-    assert prefill_arm(8192, has_chunked=False) == "prefill"
+@pytest.mark.parametrize(("sequences", "edges"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (16, 16), (17, 32)])
+def test_prefill_arm_is_chunks_above_so_many_rows_a_sequence(sequences: int, edges: int) -> None:
+    edge = edges * CHUNKED_PREFILL_ROWS.value
+    assert [prefill_arm(rows, sequences, has_chunked=True) for rows in (1, edge)] == ["prefill"] * 2
+    assert [prefill_arm(rows, sequences, has_chunked=True) for rows in (edge + 1, 8192)] == ["prefill_chunked"] * 2
+    assert prefill_arm(8192, sequences, has_chunked=False) == "prefill"
 
 
-def test_prefill_arm_of_a_recorded_pass_is_that_of_its_rows() -> None:
+def test_prefill_arm_of_a_recorded_pass_is_that_of_its_prompts() -> None:
     for rows in range(1, ROW_LADDER[-1]):
         rung = next(rung for rung in ROW_LADDER if rung >= rows)
-        assert prefill_arm(rung, has_chunked=True) == prefill_arm(rows, has_chunked=True)
+        for sequences in range(1, min(rows, PADDED_LADDER[-1]) + 1):
+            recorded = prefill_arm(rung, padded_rows(sequences), has_chunked=True)
+            assert recorded == prefill_arm(rows, sequences, has_chunked=True)
 
 
 @pytest.mark.parametrize(("key_dim", "value_dim", "is_chunked"), [
