@@ -1,4 +1,4 @@
-"""What the compiler makes of the delta rule in chunks: nothing is spilled, and its memory fits every target."""
+"""What the compiler makes of the delta rule with its norm, and in chunks: nothing is spilled, and it fits every target."""
 
 import pytest
 from kernel_muster.plugins.gated_delta_rule import launch
@@ -10,8 +10,9 @@ MOST = 99 * 1024
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a", "sm_100a", "sm_121a"])
-def test_delta_rule_in_chunks_spills_nothing_and_its_memory_fits(arch, build_cache):
-    request = launch.CHUNKED.request(parse_arch(arch))
+@pytest.mark.parametrize("form", ["DECODE_NORM", "CHUNKED"])
+def test_delta_rule_spills_nothing_and_its_memory_fits(form, arch, build_cache):
+    request = getattr(launch, form).request(parse_arch(arch))
     built = Builder(build_cache).build(request)
     for entry in request.entries:
         needs = built.entries[entry.name]
