@@ -1,4 +1,4 @@
-"""What the compiler makes of the delta rule with its norm, and in chunks: nothing is spilled, and it fits every target."""
+"""What the compiler makes of the delta rule with its norm, and in chunks: nothing spills, and it fits every target."""
 
 import pytest
 from kernel_muster.plugins.gated_delta_rule import launch
