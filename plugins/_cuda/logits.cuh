@@ -74,9 +74,11 @@ struct Pieces {
 };
 
 // Calls ``visit(bits, index)`` for the logits of pieces ``first``, ``first + step`` .. below ``end``, two at a time: the second
-// is in the upper half of ``bits``. Of a piece of one logit it is NaN, and none.
+// is in the upper half of ``bits``. Of a piece of one logit it is NaN, and none. Pieces without a key of at least ``lowest``
+// are passed over.
 template <class Visit>
-__device__ __forceinline__ void each_pair(const bf16* row, int width, int first, int step, int end, Visit visit) {
+__device__ __forceinline__ void each_pair(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
+    const Pair floor = pair_of_key(max(lowest, LOWEST_KEY));
 #pragma unroll 1
     for (int at = first; at < end; at += PARALLEL * step) {
         uint4 raw[PARALLEL];
@@ -85,21 +87,22 @@ __device__ __forceinline__ void each_pair(const bf16* row, int width, int first,
 #pragma unroll 1
         for (int i = 0; i < PARALLEL && at + i * step < end; ++i) {
             uint4 rest = raw[0];
+#pragma unroll
+            for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
+            if (lowest > 0 && __hge2_mask(largest_pair(rest), floor) == 0) continue;
 #pragma unroll 1
             for (int e = 0; e < width; e += 2) {
                 visit(rest.x, (at + i * step) * width + e);
                 rest.x = rest.y, rest.y = rest.z, rest.z = rest.w;
             }
-#pragma unroll
-            for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
         }
     }
 }
 
-// The same one by one: ``visit(key, index)``.
+// The same one by one: ``visit(key, index)``, also with lower keys.
 template <class Visit>
-__device__ __forceinline__ void each_logit(const bf16* row, int width, int first, int step, int end, Visit visit) {
-    each_pair(row, width, first, step, end, [&](u32 bits, int index) {
+__device__ __forceinline__ void each_logit(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
+    each_pair(row, width, first, step, end, lowest, [&](u32 bits, int index) {
 #pragma unroll 1
         for (int half = 0; half < min(width, 2); ++half) visit(key_of(bits >> 16 * half & 0xFFFFu), index + half);
     });

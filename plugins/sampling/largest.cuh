@@ -10,6 +10,7 @@
 #include "ranking.cuh"
 
 constexpr int SLOTS = 4;  // words of a warp; launch.py says the same
+constexpr int MOST_SHORT = 8;
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
@@ -87,44 +88,34 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, const 
     post(posts + ((warp << share.row_bits) + block) * SLOTS + slot, (u64)own << 48 | (u64)~index << 16 | other);
 }
 
-// Lists what is above all but the wanted-th, exactly, in the merging block, where the list of all that reach ``reach`` was too
-// long, or too short for NaN: counts keys above, finds the last, and takes equal ones by index. Returns how many they are.
-__device__ __noinline__ int settle(const bf16* row, int V, u32 reach, int wanted) {
-    const int thread = threadIdx.x;
-    Row alone{row, V, Share(V, 0, 0), nullptr, 0};
-    const Share& share = alone.share;
-    const Softmax none{};
-    u32 last = reach;
-    const Found upper = search(alone.sum_bins({last + 1, HIGHEST_KEY, 8, false, false}, none), wanted);
-    if (upper.all >= (u32)wanted) {
-        const u32 begin = (BINS - 1 - upper.bin) << 8;
-        const Pass pass{max(last + 1, begin), begin | 0xFFu, 0, false, false};
-        last = begin | (BINS - 1 - search(alone.sum_bins(pass, none), upper.rest).bin);
-    }
+// Lists the ``wanted`` largest, exactly, in the merging block, where the list of all that reach ``reach`` was too long, or too
+// short for NaN: what is above the last key, then as many of the last by index.
+__device__ __noinline__ void settle(const bf16* row, int V, u32 reach, int wanted) {
+    const Share share(V, 0, 0);
+    const Place place = place_of({row, nullptr, V, 0, 0}, wanted, reach + 1);
+    const u32 last = place.all >= (u32)wanted ? place.key : reach;
     __syncthreads();
-    if (thread == 0) shared.listed = 0;
+    if (threadIdx.x == 0) shared.listed = 0;
     __syncthreads();
-    each_logit(row, share.width, share.first, share.step, share.pieces, [&](u32 key, int index) {
+    each_logit(row, share.width, share.first, share.step, share.pieces, last + 1, [&](u32 key, int index) {
         if (key > last) list_up(order_of(key, index));
     });
     __syncthreads();
-    const u32 above = shared.listed;  // fewer than wanted
-    u64 before = above;
+    u64 before = shared.listed;  // fewer than wanted
 #pragma unroll 1
     for (int first = 0; first < share.pieces && before < (u32)wanted; first += PARALLEL * THREADS) {
-        const int begin = first + PARALLEL * thread, end = min(begin + PARALLEL, share.pieces);
+        const int begin = first + PARALLEL * threadIdx.x, end = min(begin + PARALLEL, share.pieces);
         u32 count = 0;
-        each_logit(row, share.width, begin, 1, end, [&](u32 key, int) { count += key == last; });
+        each_logit(row, share.width, begin, 1, end, last, [&](u32 key, int) { count += key == last; });
         u64 all;
-        u64 place = before + sum_up_to_thread(count, all) - count;
-        each_logit(row, share.width, begin, 1, count ? end : begin, [&](u32 key, int index) {
-            if (key == last && place < (u32)wanted) shared.list[place] = order_of(key, index);
-            place += key == last;
+        u64 at = before + sum_up_to_thread(count, all) - count;
+        each_logit(row, share.width, begin, 1, count ? end : begin, last, [&](u32 key, int index) {
+            if (key == last && at < (u32)wanted) shared.list[at] = order_of(key, index);
+            at += key == last;
         });
         before += all;
     }
     __syncthreads();
-    return wanted;
 }
 
 // By the merging block, of whose threads a warp has the same warps of all blocks: lists the ``wanted`` largest of the row and
@@ -185,20 +176,26 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
     for (int i = 0; i < SLOTS; ++i)
         if (!is_short && key_in(words[i]) >= reach) list_up(words[i] | 0xFFFFu);
     u32 shorts = __ballot_sync(ALL_LANES, is_short);
+    // So many are short where many are equal.
+    if (__popc(shorts) > MOST_SHORT) {
+        if (lane == 0) atomicAdd(&shared.listed, LISTED + 1);
+        shorts = 0;
+    }
 #pragma unroll 1
     for (; shorts != 0; shorts &= shorts - 1) {
         const Share theirs(V, share.row_bits, __ffs(shorts) - 1);
         const int turn = PARALLEL * theirs.step, at = theirs.first + max(theirs.pieces - 1 - theirs.first, 0) / turn * turn;
         Pieces pieces;
         pieces.load_from(row, theirs, at);
-        each_reaching(row, theirs, pieces, at, reach, [&](u32 index, bool) {
-            list_up(order_of(key_at(row, index), index));
-            return false;
-        });
+        each_reaching(row, theirs, pieces, at, reach,
+                      [&](u32 index, bool) { return !list_up(order_of(key_at(row, index), index)); });
     }
     __syncthreads();
     int listed = shared.listed;
-    if (listed > LISTED || listed < wanted) listed = settle(row, V, listed < wanted ? 0 : reach, wanted);
+    if (listed > LISTED || listed < wanted) {
+        settle(row, V, listed < wanted ? 0 : reach, wanted);
+        listed = wanted;
+    }
     // Each to its place; LANES threads count for one.
     constexpr int LANES = 8, EACH = 4;
 #pragma unroll 1

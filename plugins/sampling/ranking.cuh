@@ -43,6 +43,7 @@ struct Shared {
     u64 of_warp[WARPS];
     u64 rest;
     u32 bin, index, listed, reach;
+    u32 meetings, passes;
 };
 // Of the block; not passed about, so that all code knows where it is.
 __shared__ Shared shared;
@@ -58,9 +59,11 @@ __device__ __forceinline__ u32 count_up(u32& counter) {
     asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"((u32)__cvta_generic_to_shared(&counter)) : "memory");
     return before;
 }
-__device__ __forceinline__ void list_up(u64 order) {
+// True as long as the list has room.
+__device__ __forceinline__ bool list_up(u64 order) {
     const u32 place = count_up(shared.listed);
     if (place < LISTED) shared.list[place] = order;
+    return place < LISTED;
 }
 
 // The sum over all threads up to and with this one; ``all`` is that over all.
@@ -108,120 +111,124 @@ struct Pass {
     bool by_index, by_mass;
 };
 
+// A row, or a part of it if blocks share it.
 struct Row {
     const bf16* logits;
-    int V;
-    Share share;
     Joint* joint;
-    int block;
-    u32 meetings = 0, passes = 0;
-
-    // All blocks of the row.
-    __device__ __forceinline__ void meet() {
-        const u32 all = (++meetings) << share.row_bits;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&joint->arrived) : "memory");
-            u32 arrived = 0;
-            while (arrived < all)
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&joint->arrived) : "memory");
-        }
-        __syncthreads();
-    }
-
-    // The sum of this thread's bin over the row.
-    __device__ __noinline__ u64 sum_bins(Pass pass, const Softmax& softmax) {
-        __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) shared.low[i] = shared.high[i] = 0;
-        __syncthreads();
-        const u32 copy = threadIdx.x % COPIES;
-        each_pair(logits, share.width, share.first, share.step, share.pieces, [&](u32 bits, int index) {
-            u64 mass[2];
-            u32 at[2], before[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const u32 key = key_of(bits >> 16 * half & 0xFFFFu);
-                const u32 bin = pass.by_index ? (u32)(index + half) >> pass.shift : ~(key >> pass.shift) & (BINS - 1);
-                at[half] = bin * COPIES + copy;
-                mass[half] = pass.by_mass ? softmax.mass(key) : 1;
-                if (key < pass.lowest || key > pass.highest || half >= share.width) mass[half] = 0;
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                if (mass[half]) before[half] = atomicAdd(&shared.low[at[half]], (u32)mass[half]);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (mass[half] == 0) continue;
-                const u32 high = (u32)(mass[half] >> 32) + (before[half] + (u32)mass[half] < before[half]);
-                if (high) atomicAdd(&shared.high[at[half]], high);
-            }
-        });
-        __syncthreads();
-        u64 sum = 0;
-#pragma unroll
-        for (int copy = 0; copy < COPIES; ++copy) {
-            const int at = threadIdx.x * COPIES + (copy + threadIdx.x) % COPIES;
-            sum += shared.low[at] + ((u64)shared.high[at] << 32);
-        }
-        if (share.row_bits == 0) return sum;
-        // Of three sets in turn one is summed, one is read, and one, which all have read, is cleared.
-        u64* const own = &joint->sums[passes % SETS][threadIdx.x];
-        if (sum) asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(own), "l"(sum) : "memory");
-        meet();
-        if (block == 0) joint->sums[(passes + SETS - 1) % SETS][threadIdx.x] = 0;
-        ++passes;
-        return *(volatile u64*)own;
-    }
-
-    // Of the logits with this key the wanted-th by index, from 1: its index, in all threads.
-    __device__ __forceinline__ u32 index_of(u32 key, u64 wanted, bool is_asked) {
-        int bits = 0;
-#pragma unroll 1
-        while (BINS << bits < V) ++bits;
-        const Softmax none{};
-        const Found bin = search(sum_bins({key, key, bits, true, false}, none), wanted);
-        if (!is_asked) return 0;
-        const int each = max((1 << bits) / THREADS, 1);
-        const int first = ((int)bin.bin << bits) + threadIdx.x * each, end = min(min(first + each, (int)(bin.bin + 1) << bits), V);
-        u32 count = 0;
-#pragma unroll 1
-        for (int i = first; i < end; ++i) count += key_at(logits, i) == key;
-        const Found thread = search(count, bin.rest);
-        if (threadIdx.x == thread.bin) {
-            u32 place = 0, index = first;
-#pragma unroll 1
-            for (int i = first; i < end; ++i)
-                if (key_at(logits, i) == key && ++place == thread.rest) index = i;
-            shared.index = index;
-        }
-        __syncthreads();
-        return shared.index;
-    }
-
-    // The key of the wanted-th, from 1, of those that are at least ``least``, and its place among equal ones.
-    __device__ __forceinline__ u32 key_at_place(u64 wanted, u32 least, u64& rest) {
-        const Softmax none{};
-        const Found upper = search(sum_bins({least, HIGHEST_KEY, 8, false, false}, none), wanted);
-        const u32 begin = (BINS - 1 - upper.bin) << 8;
-        const Found lower = search(sum_bins({max(least, begin), begin | 0xFFu, 0, false, false}, none), upper.rest);
-        rest = lower.rest;
-        return begin | (BINS - 1 - lower.bin);
-    }
-
-    // By all threads once nothing of ``joint`` is read any more; true in the block that is the last to say so. That one
-    // finds what the others wrote before, and clears.
-    __device__ __forceinline__ bool is_last() {
-        if (share.row_bits == 0) return true;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(shared.index) : "l"(&joint->done) : "memory");
-        }
-        __syncthreads();
-        if (shared.index + 1 < (u32)share.blocks()) return false;
-#pragma unroll
-        for (int set = 0; set < SETS; ++set) joint->sums[set][threadIdx.x] = 0;
-        if (threadIdx.x == 0) joint->arrived = joint->done = joint->largest = joint->selected = 0;
-        return true;
-    }
+    int V, row_bits, block;
 };
+
+// All blocks of the row.
+__device__ __forceinline__ void meet(const Row& row) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const u32 all = ++shared.meetings << row.row_bits;
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&row.joint->arrived) : "memory");
+        u32 arrived = 0;
+        while (arrived < all)
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&row.joint->arrived) : "memory");
+    }
+    __syncthreads();
+}
+
+// The sum of this thread's bin over the row. All threads; what is passed is passed in registers.
+__device__ __noinline__ u64 sum_bins(Row row, Pass pass, Softmax softmax) {
+    const Share share(row.V, row.row_bits, row.block);
+    __syncthreads();
+    const u32 set = shared.passes % SETS, copy = threadIdx.x % COPIES;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) shared.low[i] = shared.high[i] = 0;
+    __syncthreads();
+    each_pair(row.logits, share.width, share.first, share.step, share.pieces, pass.lowest, [&](u32 bits, int index) {
+        u64 mass[2];
+        u32 at[2], before[2];
+        const u32 keys[2] = {key_of(bits & 0xFFFFu), key_of(bits >> 16)};
+        const bool counts[2] = {keys[0] >= pass.lowest && keys[0] <= pass.highest,
+                                keys[1] >= pass.lowest && keys[1] <= pass.highest && share.width > 1};
+        if (!counts[0] && !counts[1]) return;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 bin = pass.by_index ? (u32)(index + half) >> pass.shift : ~(keys[half] >> pass.shift) & (BINS - 1);
+            at[half] = bin * COPIES + copy;
+            mass[half] = !counts[half] ? 0 : pass.by_mass ? softmax.mass(keys[half]) : 1;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (mass[half]) before[half] = atomicAdd(&shared.low[at[half]], (u32)mass[half]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (mass[half] == 0) continue;
+            const u32 high = (u32)(mass[half] >> 32) + (before[half] + (u32)mass[half] < before[half]);
+            if (high) atomicAdd(&shared.high[at[half]], high);
+        }
+    });
+    __syncthreads();
+    u64 sum = 0;
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+        const int at = threadIdx.x * COPIES + (i + threadIdx.x) % COPIES;
+        sum += shared.low[at] + ((u64)shared.high[at] << 32);
+    }
+    if (row.row_bits == 0) return sum;
+    // Of three sets in turn one is summed, one is read, and one, which all have read, is cleared.
+    u64* const own = &row.joint->sums[set][threadIdx.x];
+    if (sum) asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(own), "l"(sum) : "memory");
+    meet(row);
+    if (row.block == 0) row.joint->sums[(set + SETS - 1) % SETS][threadIdx.x] = 0;
+    if (threadIdx.x == 0) ++shared.passes;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(sum) : "l"(own) : "memory");
+    return sum;
+}
+
+// Of the logits with this key the wanted-th by index, from 1: its index, in all threads; for a block that does not ask, 0.
+__device__ __noinline__ u32 index_of(Row row, u32 key, u64 wanted, bool is_asked) {
+    int bits = 0;
+#pragma unroll 1
+    while (BINS << bits < row.V) ++bits;
+    const Found bin = search(sum_bins(row, {key, key, bits, true, false}, {}), wanted);
+    if (!is_asked) return 0;
+    const int each = max((1 << bits) / THREADS, 1);
+    const int first = ((int)bin.bin << bits) + threadIdx.x * each;
+    const int end = min(min(first + each, (int)(bin.bin + 1) << bits), row.V);
+    u32 count = 0;
+#pragma unroll 1
+    for (int i = first; i < end; ++i) count += key_at(row.logits, i) == key;
+    const Found thread = search(count, bin.rest);
+    if (threadIdx.x == thread.bin) {
+        u32 place = 0, index = first;
+#pragma unroll 1
+        for (int i = first; i < end; ++i)
+            if (key_at(row.logits, i) == key && ++place == thread.rest) index = i;
+        shared.index = index;
+    }
+    __syncthreads();
+    return shared.index;
+}
+
+// Of the keys from ``least`` on that of the wanted-th logit, from 1, and its place among equal ones; their number is ``all``.
+struct Place {
+    u32 key;
+    u64 rest, all;
+};
+__device__ __noinline__ Place place_of(Row row, u64 wanted, u32 least) {
+    const Found upper = search(sum_bins(row, {least, HIGHEST_KEY, 8, false, false}, {}), wanted);
+    const u32 begin = (BINS - 1 - upper.bin) << 8;
+    if (wanted > upper.all) return {begin, 1, upper.all};
+    const Found lower = search(sum_bins(row, {max(least, begin), begin | 0xFFu, 0, false, false}, {}), upper.rest);
+    return {begin | (BINS - 1 - lower.bin), lower.rest, upper.all};
+}
+
+// By all threads once nothing of ``joint`` is read any more; true in the block that is the last to say so. That one finds
+// what the others wrote before, and clears.
+__device__ __forceinline__ bool is_last_of(const Row& row) {
+    if (row.row_bits == 0) return true;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(shared.index) : "l"(&row.joint->done) : "memory");
+    __syncthreads();
+    if (shared.index + 1 < 1u << row.row_bits) return false;
+#pragma unroll
+    for (int set = 0; set < SETS; ++set) row.joint->sums[set][threadIdx.x] = 0;
+    if (threadIdx.x == 0) row.joint->arrived = row.joint->done = row.joint->largest = row.joint->selected = 0;
+    return true;
+}

@@ -65,47 +65,49 @@ __device__ __forceinline__ u32 drawn_of_list(const u64* list, const Limits& limi
     return index;
 }
 
-// By all blocks of the row: the token, in all threads of the block ``own`` of which is asked.
-__device__ __noinline__ u32 drawn_of_all(Row& row, const Limits& limits, Softmax softmax, u32 own, bool is_asked) {
+// By all blocks of the row: the token, in the block that asks for it.
+__device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, Softmax softmax, u32 own, bool is_asked) {
     own = __reduce_max_sync(ALL_LANES, own);
     if (threadIdx.x % 32 == 0) shared.tops[threadIdx.x / 32] = own;
     __syncthreads();
 #pragma unroll 1
     for (int warp = 0; warp < WARPS; ++warp) own = max(own, shared.tops[warp]);
-    if (row.share.row_bits) {
-        if (threadIdx.x == 0) atomicMax(&row.joint->largest, own);
-        row.meet();
-        own = *(volatile u32*)&row.joint->largest;
+    if (row.row_bits) {
+        if (threadIdx.x == 0) asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(&row.joint->largest), "r"(own) : "memory");
+        meet(row);
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(own) : "l"(&row.joint->largest) : "memory");
     }
     if (own <= LOWEST_KEY) return 0;  // nothing above -infinity
     softmax.largest = value_of(own);
-    if (!isfinite(softmax.largest)) return row.index_of(own, 1, is_asked);
+    if (!isfinite(softmax.largest)) return index_of(row, own, 1, is_asked);
     // What top_k keeps of the last key is not in the row's sums.
     u32 least = 0;
     u64 place = 0, rest = 0;
     if (limits.top_k > 0) {
-        least = row.key_at_place(limits.top_k, 1, place);
-        rest = place * softmax.mass(least);
+        const Place last = place_of(row, limits.top_k, 1);
+        least = last.key, rest = last.rest * softmax.mass(least);
     }
-    const u64 upper = row.sum_bins({least + 1, HIGHEST_KEY, 8, false, true}, softmax) +
+    const u64 upper = sum_bins(row, {least + 1, HIGHEST_KEY, 8, false, true}, softmax) +
                       (threadIdx.x == BINS - 1 - (least >> 8) ? rest : 0);
-    u64 kept = search(upper, 1).all;
-    u32 key = own;
+    u64 kept = search(upper, 1).all, lower = 0;
+    u32 key = own, summed = ~0u;
 #pragma unroll 1
     for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
         const u64 wanted = limits.wanted(limit, kept);
         const Found bin = search(upper, wanted);
         const u32 begin = (BINS - 1 - bin.bin) << 8;
-        const u64 lower = row.sum_bins({max(least + 1, begin), begin | 0xFFu, 0, false, true}, softmax) +
-                          (least == (begin | (BINS - 1 - threadIdx.x)) ? rest : 0);
+        if (begin != summed)
+            lower = sum_bins(row, {max(least + 1, begin), begin | 0xFFu, 0, false, true}, softmax) +
+                    (least == (begin | (BINS - 1 - threadIdx.x)) ? rest : 0);
+        summed = begin;
         const Found found = search(lower, bin.rest);
         key = begin | (BINS - 1 - found.bin);
         const u64 mass = softmax.mass(key);
         place = (found.rest - 1) / max(mass, 1ull) + 1;
         kept = wanted - found.rest + place * mass;
     }
-    return row.index_of(key, place, is_asked);
+    return index_of(row, key, place, is_asked);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
@@ -129,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     Pieces last;
     int at;
-    if (threadIdx.x == 0) shared.listed = shared.reach = 0;
+    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
     const u32 own = largest_key(row, share, last, at);
     const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
@@ -137,10 +139,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     Softmax softmax{0.0f, rate_of(limits.temperature), unit};
     const bool is_last = block + 1 == share.blocks();
     if (wanted == 0 || wanted > MOST_WANTED) {
-        Row all{row, V, share, joint + m, block};
+        const Row all{row, joint + m, V, row_bits, block};
         const u32 token = drawn_of_all(all, limits, softmax, own, is_last);
         if (is_last && threadIdx.x == 0) out[m] = token;
-        all.is_last();
+        is_last_of(all);
         return;
     }
     post_largest(posts, row, share, block, own, last, at);

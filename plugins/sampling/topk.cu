@@ -47,14 +47,14 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
     for (int i = threadIdx.x; i < k; i += THREADS) values[i] = __bfloat162float(logits[ids[i]]);
 }
 
-__device__ __forceinline__ void select(Row& row, int k, int* ids, float* values) {
-    const Share& share = row.share;
+__device__ __forceinline__ void select(const Row& row, int k, int* ids, float* values) {
+    const Share share(row.V, row.row_bits, row.block);
     // Stage 1: which is the last one.
-    u64 place;
-    const u32 last = row.key_at_place(k, 0, place), last_index = row.index_of(last, place, true);
+    const Place last = place_of(row, k, 0);
+    const u32 last_index = index_of(row, last.key, last.rest, true);
     auto each_in = [&](auto visit) {
-        each_logit(row.logits, share.width, share.first, share.step, share.pieces, [&](u32 key, int index) {
-            if (key > last || (key == last && (u32)index <= last_index)) visit(index);
+        each_logit(row.logits, share.width, share.first, share.step, share.pieces, last.key, [&](u32 key, int index) {
+            if (key > last.key || (key == last.key && (u32)index <= last_index)) visit(index);
         });
     };
     // Stage 2: how many this block has, and so its places; stage 3: the list, in any order.
@@ -62,11 +62,11 @@ __device__ __forceinline__ void select(Row& row, int k, int* ids, float* values)
     each_in([&](int) { ++own; });
     u64 all;
     u32 at = (u32)sum_up_to_thread(own, all) - own;
-    if (threadIdx.x == 0) shared.listed = share.row_bits ? atomicAdd(&row.joint->selected, (u32)all) : 0;
+    if (threadIdx.x == 0) shared.listed = row.row_bits ? atomicAdd(&row.joint->selected, (u32)all) : 0;
     __syncthreads();
     at += shared.listed;
     each_in([&](int index) { ids[at++] = index; });
-    if (!row.is_last()) return;
+    if (!is_last_of(row)) return;
     __syncthreads();
     sort_and_write(row.logits, k, ids, values, shared.list);
 }
@@ -86,15 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     const Share share(V, row_bits, block);
+    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
     if (k > MOST_WANTED) {
-        Row all{row, V, share, joint + m, block};
-        select(all, k, ids, values);
+        select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
     }
     posts += m * (WARPS * SLOTS) << row_bits;
     Pieces last;
     int at;
-    if (threadIdx.x == 0) shared.listed = shared.reach = 0;
     const u32 own = largest_key(row, share, last, at);
     post_largest(posts, row, share, block, own, last, at);
     // The last of a row: where blocks begin in order, all that it waits for have begun.

@@ -60,6 +60,11 @@ def middle(probabilities, place):
     return float(np.sum(probabilities[:place]) + probabilities[place] / 2) / float(np.sum(probabilities))
 
 
+def deep(powers, rng):
+    """Return the place of any candidate whose interval FP32 numbers can point at."""
+    return int(rng.integers(np.count_nonzero(powers > 2e-6 * powers.sum())))
+
+
 @pytest.mark.parametrize("rows", [1, 20])
 @pytest.mark.parametrize("width", [4096, 30_001, 131_072])
 @pytest.mark.parametrize(
@@ -76,9 +81,9 @@ def test_sampling_far_down_the_order(launched, rows, width, deviation, kept):
     for row, values in enumerate(logits.astype(np.float64)):
         powers = np.exp(np.sort(values)[::-1][:kept] / made["temperature"][row])
         if row % 3:
-            last = int(rng.integers(kept))
+            last = deep(powers, rng)
             made["top_p"][row], powers = middle(powers, last), powers[: last + 1]
-        made["uniform"][row] = middle(powers, int(rng.integers(len(powers))))
+        made["uniform"][row] = middle(powers, deep(powers, rng))
     expected = np.full(rows, -9, np.int32)
     sample_top_k_top_p(logits, *made.values(), expected)
     out = launched("sampling::sample_top_k_top_p", logits=logits, **made, out=np.full(rows, -9, np.int32))["out"]
