@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from kernel_muster.api import boot, build_model, open_registry
     from kernel_muster.audit.report import Report
     from kernel_muster.audit.session import BootSession
+    from kernel_muster.models.weights import WeightSpec
     from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
     from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
     from kernel_muster.registry.backends.request import EntryPoint
     from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
-    from kernel_muster.registry.builders import ModelBuilder
+    from kernel_muster.registry.builders import DecodesItself, ModelBuilder
     from kernel_muster.registry.contracts import Case, Contract, Tolerance
     from kernel_muster.registry.errors import (
         BootRefused,
@@ -43,11 +44,12 @@ _HOME = {
     "api": ("boot", "build_model", "open_registry"),
     "audit.report": ("Report",),
     "audit.session": ("BootSession",),
+    "models.weights": ("WeightSpec",),
     "registry.backends.cuda_kernel": ("CudaKernel", "LaunchPlan"),
     "registry.backends.workspace": ("Counters", "Scratch", "TensorMap"),
     "registry.backends.numba_kernel": ("NumbaEntry", "NumbaKernel"),
     "registry.backends.request": ("EntryPoint",),
-    "registry.builders": ("ModelBuilder",),
+    "registry.builders": ("DecodesItself", "ModelBuilder"),
     "registry.contracts": ("Case", "Contract", "Tolerance"),
     "registry.errors": (
         "BootRefused",
@@ -80,6 +82,7 @@ __all__ = [
     "ContractError",
     "Counters",
     "CudaKernel",
+    "DecodesItself",
     "EntryPoint",
     "Finding",
     "Handle",
@@ -108,6 +111,7 @@ __all__ = [
     "Tolerance",
     "UsageError",
     "WeightParam",
+    "WeightSpec",
     "__version__",
     "boot",
     "build_model",

@@ -1,7 +1,7 @@
 """What the registry knows of a model builder: which model types it serves and how mature it is."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, get_args
 
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.values import frozen
@@ -35,6 +35,19 @@ class ModelBuilder:
         if not callable(self.build):
             found.append(f"build is {self.build!r}, expected build(manifest, kernels, weights)")
         return found
+
+
+class DecodesItself(Protocol):
+    """What a model of another builder has so that ``muster boot`` and ``muster ab`` decode with it."""
+
+    def decode_greedily(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int
+    ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[Any]]]:
+        """Return the likeliest token, so many times, behind each prompt, and the logits that chose each token.
+
+        Logits are rows ``(V,)`` of floats in host memory, one for each token. Every call begins anew; a prompt gets
+        the same bits alone and among others where the model promises that.
+        """
 
 
 def choose_builder(builders: Iterable[ModelBuilder], model_type: str | None, model: str) -> ModelBuilder:

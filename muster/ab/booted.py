@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.decoders import EngineDecoder, reads_alone, undecodable
+from kernel_muster.ab.decoders import Decoder, decoder_of, undecodable
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
 from kernel_muster.ab.weights import weights_of
@@ -101,7 +101,7 @@ class Booted:
     manifest: Manifest
     sized: Manifest
     model: Any
-    decoder: EngineDecoder
+    decoder: Decoder
     meter: Meter
     nudger: Nudger | None = None
     kernels: dict[str, str] = field(default_factory=dict)
@@ -169,10 +169,10 @@ def boot_arm(
                 raise MusterError(f"{boot.manifest.name} drafts for another model: it decodes nothing by itself")
             sized = building.sized(boot.manifest)
             weights = weights_of(building.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
-            model = reads_alone(_built(sized, boot, weights))
-            decoder = EngineDecoder(
-                model, boot.levers, building.sequences, building.context, lambda: seen["meter"].restart_steps()
-            )
+            model, decoder = decoder_of(
+                _built(sized, boot, weights), boot.levers, building.sequences, building.context,
+                lambda: seen["meter"].restart_steps(),
+            )  # fmt: skip
     except BootRefused:
         check_without(name, session, without)
         raise ArmRefused(name, session.report) from None

@@ -172,7 +172,7 @@ class _Comparing:
         report = a.report
         return ModelResult(
             model=a.manifest.name, manifest=str(a.manifest.path), size=size_text(a.manifest, a.sized),
-            layers=len(a.sized.model.layer_kinds), weights=weights_text(plan.folder, plan.seed),
+            layers=a.sized.model.num_layers or 0, weights=weights_text(plan.folder, plan.seed),
             prompts=self._prompts.origin, target=report.arch, device=_device_text(a),
             set_hashes=(report.set_hash, self._b.report.set_hash),
             difference=compare(a.report, self._b.report), drafter=self._drafter(), code=tuple(self._code()),

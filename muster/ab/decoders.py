@@ -1,9 +1,11 @@
-"""What a comparison asks of a decoder, and the decode engine as one."""
+"""What a comparison asks of a decoder; the decode engine as one, and a model that decodes itself."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Protocol
 
+import numpy as np
 from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.drafter import Drafter
@@ -13,7 +15,8 @@ from kernel_muster.models.proposers.dflash import DflashProposer
 from kernel_muster.models.proposers.interface import Proposer
 from kernel_muster.models.proposers.mtp import MtpProposer
 from kernel_muster.models.state import ModelState, SequenceState, StateSizes
-from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.builders import DecodesItself
+from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
@@ -70,24 +73,102 @@ class ReadsAlone(Model):
             yield from super().prefill(state, [sequence], [prompt], reads)
 
 
+def decodes_itself(built: object) -> bool:
+    """Whether a builder made a model that decodes without the engine: ``DecodesItself``."""
+    return callable(getattr(built, "decode_greedily", None))
+
+
 def undecodable(built: object) -> str:
     """Say why commands cannot decode what a builder made, whose plan will do; empty if they can."""
-    if isinstance(built, Model):
+    if isinstance(built, Model) or decodes_itself(built):
         return ""
     if isinstance(built, Drafter):
         return "it drafts for another model: it decodes nothing by itself"
     return (
         f"the builder made a {type(built).__name__}, which decodes nothing by itself: this command decodes what the "
-        f"built-in builder makes ({Model.__module__}.{Model.__name__}); run this model with code of its own, and judge "
-        "it with muster audit"
+        f"built-in builder makes ({Model.__module__}.{Model.__name__}), and models that have the method "
+        "decode_greedily(prompts, new_tokens); give it one, or run this model with code of its own, and judge it with "
+        "muster audit"
     )
 
 
-def reads_alone(model: Any) -> ReadsAlone:
-    """Return a built model that reads prompts one by one; MusterError if it is none that decodes."""
+def _reads_alone(model: Model) -> ReadsAlone:
+    """Return a model that reads prompts one by one."""
+    return ReadsAlone(**{item.name: getattr(model, item.name) for item in fields(model)})
+
+
+def decoder_of(
+    model: Any, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None]
+) -> "tuple[Any, Decoder]":
+    """Return a built model as it decodes, and what decodes with it; MusterError if nothing does.
+
+    ``on_steps`` is called when a run's prefill is over; a model that decodes itself is all steps.
+    """
     if why := undecodable(model):
         raise MusterError(why)
-    return ReadsAlone(**{item.name: getattr(model, item.name) for item in fields(model)})
+    if not isinstance(model, Model):
+        return model, OwnDecoder(model, on_steps)
+    alone = _reads_alone(model)
+    return alone, EngineDecoder(alone, levers, sequences, context, on_steps)
+
+
+class OwnDecoder:
+    """A model that decodes itself. What it returns is checked; its time, prompts included, counts as its steps'."""
+
+    def __init__(self, model: DecodesItself, on_steps: Callable[[], None]) -> None:
+        self._model, self._on_steps = model, on_steps
+
+    def prepare(self, sequences: int) -> None:
+        """Do nothing: nothing is recorded."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
+    ) -> Decoded:
+        """Return so many new tokens behind each prompt; MusterError for what is not what the protocol says."""
+        if drafts:
+            raise UsageError("--drafts: this model decodes itself, and nothing drafts for it: leave it out, or give 0")
+        self._on_steps()
+        start = time.perf_counter()
+        made = self._model.decode_greedily([list(prompt) for prompt in prompts], new_tokens)
+        seconds = time.perf_counter() - start
+        tokens, logits = _checked(made, len(prompts), new_tokens)
+        step_s = (seconds / new_tokens,) * new_tokens
+        return Decoded(tokens=tokens, logits=logits if keep_logits else (), step_s=step_s)
+
+    def close(self) -> None:
+        """Do nothing: the model holds what it has."""
+
+
+def _checked(made: Any, prompts: int, new_tokens: int) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
+    """Return tokens and logits as tuples; MusterError if they are not as many, or no likeliest tokens."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise MusterError(f"decode_greedily returned a {type(made).__name__}, expected a tuple (tokens, logits)")
+    try:
+        tokens, logits = (tuple(tuple(row) for row in part) for part in made)
+    except TypeError as error:
+        raise MusterError(f"decode_greedily: tokens or logits are no sequences for each prompt: {error}") from None
+    for name, part in (("tokens", tokens), ("logits", logits)):
+        counts = [len(row) for row in part]
+        if counts != [new_tokens] * prompts:
+            raise MusterError(f"decode_greedily: {name} of lengths {counts}, expected {prompts} of {new_tokens}")
+    for sequence, (ids, rows) in enumerate(zip(tokens, logits, strict=True)):
+        for at, (token, row) in enumerate(zip(ids, rows, strict=True)):
+            if why := _unlikely(token, row):
+                raise MusterError(f"decode_greedily: sequence {sequence}, token {at}: {why}")
+    return tuple(tuple(map(int, ids)) for ids in tokens), logits
+
+
+def _unlikely(token: Any, row: Any) -> str:
+    """Say why a token is not the likeliest of a row of logits; empty if it is, or if some are no numbers."""
+    if not isinstance(row, np.ndarray) or row.ndim != 1 or not len(row) or not np.can_cast(row.dtype, np.float64):
+        shown = f"{row.dtype} {row.shape}" if isinstance(row, np.ndarray) else type(row).__name__
+        return f"logits are {shown}, expected a NumPy array (V,) of floats"
+    if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer) or not 0 <= token < len(row):
+        return f"{token!r} is no token from 0 to {len(row) - 1}"
+    values = row.astype(np.float64)
+    if np.isfinite(values).all() and values[token] != values.max():
+        return f"{token} is not the likeliest, which is {int(values.argmax())}"
+    return ""
 
 
 class EngineDecoder:

@@ -16,6 +16,7 @@ from kernel_muster.ab.booted import (
     kernels_of,
     refused_arm,
 )
+from kernel_muster.ab.decoders import EngineDecoder
 from kernel_muster.ab.sizes import Limits, fitted_drafter
 from kernel_muster.ab.weights import drafter_weights_of, weights_text
 from kernel_muster.audit.evidence import Asked
@@ -60,8 +61,10 @@ def boot_drafter(
 ) -> None:  # fmt: skip
     """Boot the drafter of an arm, and let the arm's decoder draft with it; ArmRefused if it is refused or not built.
 
-    UsageError for a model that is no drafter, or one that drafts for another model.
+    UsageError for a model that is no drafter, one that drafts for another model, or an arm's model that decodes itself.
     """
+    if not isinstance(target.decoder, EngineDecoder):
+        raise UsageError(f"--drafter {wish.name}: {target.manifest.name} decodes itself, and nothing drafts for it")
     levers = {lever: value for lever, value in wanted.levers.items() if lever not in TARGET_LEVERS}
     options = BootOptions(
         asked=Asked(stage=building.stage, without=without), muster_version=__version__, progress=building.progress

@@ -12,6 +12,7 @@ from kernel_muster.ab.booted import Booted
 from kernel_muster.ab.logits import digest
 from kernel_muster.ab.prompts import Prompt
 from kernel_muster.models.generate import GreedyDecoder
+from kernel_muster.models.model import Model
 from kernel_muster.models.state import StateSizes
 from kernel_muster.registry.values import frozen
 
@@ -29,6 +30,8 @@ class Stop:
 
 def locate(booted: Booted, prompts: Sequence[Prompt], sequence: int, token: int) -> str:
     """Say where a sequence parts from itself alone in the step that chose ``token``; empty where that is not seen."""
+    if not isinstance(booted.model, Model):
+        return ""  # what a model that decodes itself does in between nobody sees
     if token == 0:
         return "the prefill, which reads each prompt alone: a kernel is not deterministic"
     together = _stops(booted, prompts, sequence, token)

@@ -28,14 +28,19 @@ class ShortDecode:
     step_ms: float
     is_finite: bool
 
+    @property
+    def _times(self) -> str:
+        if not self.prefill_ms:  # a model that decodes itself does not say
+            return f"{self.step_ms:.2f} ms a step, prompts included"
+        return f"prefill {self.prefill_ms:.1f} ms, {self.step_ms:.2f} ms a step"
+
     def lines(self) -> list[str]:
         """Say it in a few lines."""
         size = f"REDUCED SIZE, it says nothing about speed or quality: {self.size}" if self.size else "full size"
         found = [
             size,
             f"weights: {self.weights}; prompts: {self.prompts}",
-            f"{self.sequences} sequences, {len(self.tokens[0])} tokens each, greedy: prefill {self.prefill_ms:.1f} ms, "
-            f"{self.step_ms:.2f} ms a step",
+            f"{self.sequences} sequences, {len(self.tokens[0])} tokens each, greedy: {self._times}",
             *(f"sequence {at}: {' '.join(map(str, row))}" for at, row in enumerate(self.tokens)),
         ]
         if self.maturity and self.maturity != "production":

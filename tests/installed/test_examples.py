@@ -55,6 +55,19 @@ def test_acme_tiny_audited_on_cpu_passes_with_its_own_kernels(passed):
     assert served["norm::rms_norm"] == "kernel-muster"
 
 
+def test_acme_tiny_boots_and_decodes_itself(examples):
+    booted = examples.muster_json("boot", "acme-tiny", "--target", "cpu", "--tokens", "4")
+    assert [len(row) for row in booted["decode"]["tokens"]] == [4, 4]
+    assert booted["decode"]["size"] == ""
+
+
+def test_acme_tiny_without_its_cap_is_compared_with_itself(examples):
+    arms = ("--b", "MUSTER_ACME_NO_SOFTCAP=1", "--sequences", "1", "--tokens", "4", "--repeats", "1")
+    compared = examples.muster_json("ab", "acme-tiny", "--target", "cpu", *arms)
+    assert compared["verdict"] == "agree"
+    assert compared["models"][0]["rows"][0]["kernels"]["differing"] == [SOFTCAP]
+
+
 def test_overrides_of_both_examples_are_reported(passed):
     overridden = {finding["subject"]: finding["why"] for finding in _findings(passed, "OVERRIDDEN")}
     assert set(overridden) == {SILU, ADD}

@@ -3,7 +3,7 @@
 Every kernel is looked up here, while the model is built, and kept; decoding looks nothing up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,28 @@ import kernel_muster as km
 import numpy as np
 
 
+class Weights:
+    """Weights by name as ``layers.0.gate``: given ones, those of muster's sources, or none where this is a plan."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+
+    def find(self, name: str, shape: tuple[int, ...], quant: str) -> Any:
+        """Return one: ``bf16`` for a projection ``(N, K)``, ``array`` for BF16 values of any shape."""
+        if self._given is None:
+            return None
+        if isinstance(self._given, Mapping):
+            return self._given[name]
+        return self._given.find(km.WeightSpec(name, shape, quant))  # what muster boot and muster ab give
+
+
 class Projection:
     """``out = x w^T`` for few rows: x BF16 ``(M, K)``, w BF16 ``(N, K)``, out BF16 ``(M, N)``."""
 
-    def __init__(self, kernels: km.Lookups, name: str, shape: tuple[int, int], weights: Mapping[str, Any]) -> None:
+    def __init__(self, kernels: km.Lookups, name: str, shape: tuple[int, int], weights: Weights) -> None:
         self._one_row = kernels.kernel("gemv", "dense_gemv_bf16")
         self._rows = kernels.try_kernel("gemv", "dense_gemv_bf16_batchm")  # optional: the audit wants it or a waiver
-        self._features, self._weight = shape[0], weights.get(f"{kernels.layer}.{name}")
+        self._features, self._weight = shape[0], weights.find(f"{kernels.layer}.{name}", shape, "bf16")
         for handle in (self._one_row, self._rows):
             kernels.layouts.want(f"{kernels.layer}.{name}", handle.weight_layout, handle.key)
         kernels.layouts.build(f"{kernels.layer}.{name}", "bf16_row_major", 2 * shape[0] * shape[1], "as loaded")
@@ -36,14 +51,14 @@ class Projection:
 class Layer:
     """Norm, gated FFN, residual; h BF16 ``(M, H)`` is changed in place."""
 
-    def __init__(self, kernels: km.Lookups, hidden: int, intermediate: int, eps: float, weights: Mapping[str, Any]):
+    def __init__(self, kernels: km.Lookups, hidden: int, intermediate: int, eps: float, weights: Weights) -> None:
         self._norm = kernels.kernel("norm", "rms_norm")
         self._silu_mul = kernels.kernel("silu", "silu_mul")
         self._add = kernels.kernel("residual_add", "bf16_residual_add")
         self._gate = Projection(kernels, "gate", (intermediate, hidden), weights)
         self._up = Projection(kernels, "up", (intermediate, hidden), weights)
         self._down = Projection(kernels, "down", (hidden, intermediate), weights)
-        self._norm_weight, self._eps = weights.get(f"{kernels.layer}.norm"), eps
+        self._norm_weight, self._eps = weights.find(f"{kernels.layer}.norm", (hidden,), "array"), eps
 
     def forward(self, h: Any) -> None:
         """Add this layer's FFN to h."""
@@ -58,7 +73,7 @@ class Layer:
 class Head:
     """Logits BF16 ``(M, V)``, capped, and the greedy choice."""
 
-    def __init__(self, kernels: km.Lookups, vocab: int, hidden: int, cap: float, weights: Mapping[str, Any]) -> None:
+    def __init__(self, kernels: km.Lookups, vocab: int, hidden: int, cap: float, weights: Weights) -> None:
         self._logits = Projection(kernels, "weight", (vocab, hidden), weights)
         self._cap = cap
         # A kill switch issues no lookup: what nobody asks for is no finding.
@@ -66,14 +81,14 @@ class Head:
         self._softcap = None if is_off else kernels.kernel("acme_softcap", "softcap")
         self._argmax = kernels.kernel("argmax", "argmax_bf16")
 
-    def forward(self, h: Any) -> Any:
-        """Return the next token of each row, i32 ``(M,)``."""
+    def forward(self, h: Any) -> tuple[Any, Any]:
+        """Return the next token of each row, i32 ``(M,)``, and the logits, BF16 ``(M, V)``."""
         logits = self._logits.forward(h)
         if self._softcap is not None:
             self._softcap(x=logits.copy(), cap=self._cap, out=logits)
         ids = np.empty(h.shape[0], np.int32)
         self._argmax(logits=logits, out=ids)
-        return ids
+        return ids, logits
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,24 @@ class AcmeMlp:
 
     def decode(self, ids: Any) -> Any:
         """Return the next token of each of M sequences, i32 ``(M,)``, from the last ones."""
+        return self._step(ids)[0]
+
+    def decode_greedily(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[Any, Any]:
+        """Return new tokens behind each prompt, and the logits of each: what muster boot and muster ab decode with.
+
+        A model without attention sees the last token alone.
+        """
+        ids = np.array([prompt[-1] for prompt in prompts], np.int32)
+        tokens: list[list[int]] = [[] for _ in prompts]
+        rows: list[list[Any]] = [[] for _ in prompts]
+        for _ in range(new_tokens):
+            ids, logits = self._step(ids)
+            for at, (token, row) in enumerate(zip(ids.tolist(), logits, strict=True)):
+                tokens[at].append(token)
+                rows[at].append(row)
+        return tokens, rows
+
+    def _step(self, ids: Any) -> tuple[Any, Any]:
         h = np.empty_like(self.table, shape=(len(ids), self.table.shape[1]))
         self.gather(table=self.table, ids=ids, out=h)
         for layer in self.layers:
@@ -94,9 +127,9 @@ class AcmeMlp:
         return self.head.forward(h)
 
 
-def build(manifest: Any, kernels: km.Lookups, weights: Mapping[str, Any] | None = None) -> AcmeMlp:
-    """Look every kernel up and return the model. ``weights`` are by name, as ``layers.0.gate``; None plans only."""
-    dims, given = manifest.model, weights or {}
+def build(manifest: Any, kernels: km.Lookups, weights: Any = None) -> AcmeMlp:
+    """Look every kernel up and return the model. ``weights`` are a mapping or a source; None plans only."""
+    dims, given = manifest.model, Weights(weights)
     layers = tuple(
         Layer(kernels.for_layer(f"layers.{i}"), dims.hidden_size, dims.intermediate_size, dims.rms_norm_eps, given)
         for i in range(dims.num_layers)
@@ -104,4 +137,4 @@ def build(manifest: Any, kernels: km.Lookups, weights: Mapping[str, Any] | None 
     cap = manifest.extensions["x-acme"]["logits_cap"]
     head = Head(kernels.for_layer("lm_head"), dims.vocab_size, dims.hidden_size, cap, given)
     gather = kernels.for_layer("embedding").kernel("embedding", "gather")
-    return AcmeMlp(gather, given.get("embedding.table"), layers, head)
+    return AcmeMlp(gather, given.find("embedding.table", (dims.vocab_size, dims.hidden_size), "array"), layers, head)

@@ -1,0 +1,159 @@
+"""``muster boot`` and ``muster ab`` with a model that decodes itself: it takes part, and what it returns is checked."""
+
+from typing import Any
+
+import pytest
+
+# A model that counts on from the last token of a prompt, and what a test does to the result.
+COUNTS = """
+import numpy as np
+import kernel_muster as km
+
+
+def double(x, out):
+    out[...] = x * {factor}
+
+
+@km.hookimpl
+def muster_contracts():
+    signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
+    return [km.Contract(
+        name="acme_double", summary="out = 2 * x", signature=signature,
+        reference=lambda arguments, dims: {{"out": arguments["x"] * 2}},
+        cases=(km.Case("one", {{"M": 1}}),), tolerance=km.Tolerance(0, 0, "exact"),
+    )]
+
+
+@km.hookimpl
+def muster_kernels():
+    return [km.KernelSpec(key="acme::double", contract="acme_double", archs=("cpu",), backend=km.PythonKernel(double))]
+
+
+class Counts:
+    def __init__(self, kernels, weights):
+        self.double = kernels.for_layer("head").kernel("acme", "double")
+        self.heights = weights and weights.find(km.WeightSpec("heights", (16,), "array"))
+
+    def decode_greedily(self, prompts, new_tokens):
+        tokens = [[(prompt[-1] + 1 + at) % 16 for at in range(new_tokens)] for prompt in prompts]
+        logits = [[self.row(token) for token in row] for row in tokens]
+        {what}
+        return tokens, logits
+
+    def row(self, token):
+        out = np.empty(16, np.float32)
+        self.double(x=self.heights.astype(np.float32), out=out)
+        out[token] = 9
+        return out
+
+
+@km.hookimpl
+def muster_models():
+    return [km.ModelBuilder("acme", ("acme_type",), "production", lambda manifest, kernels, weights=None: Counts(kernels, weights))]
+"""  # noqa: E501
+CPU = ("--target", "cpu", "--tokens", "4")
+
+
+@pytest.fixture
+def counts(cli: Any) -> Any:
+    """Install the model, and return a command that decodes with it."""
+
+    def run(command: str, *arguments: object, what: str = "", factor: int = 2) -> Any:
+        cli.install(COUNTS.format(what=what, factor=factor))
+        folder = cli.manifest("hidden_size = 16\nvocab_size = 16\nnum_layers = 2").parent.parent
+        return cli(command, "tiny", "--manifests", folder, *CPU, *arguments)
+
+    return run
+
+
+def test_model_that_decodes_itself_boots(counts: Any) -> None:
+    ran = counts("boot", "--prompt", "\x02\x03", "--prompt", "\x0e", "--format", "json")
+    assert ran.code == 0
+    assert ran.json["decode"]["tokens"] == [[4, 5, 6, 7], [15, 0, 1, 2]]
+    assert ran.json["decode"]["prefill_ms"] == 0
+    assert ran.json["decode"]["step_ms"] > 0
+
+
+def test_boot_says_that_the_time_has_the_prompts_in_it(counts: Any) -> None:
+    out = counts("boot").out
+    assert "; decoded 2 x 4 tokens\n" in out
+    assert " ms a step, prompts included\n" in out
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("return tokens", "decode_greedily returned a list, expected a tuple (tokens, logits)"),
+        ("return tokens, None", "tokens or logits are no sequences for each prompt: "),
+        ("tokens.pop()", "decode_greedily: tokens of lengths [4], expected 2 of 4"),
+        ("logits[1].pop()", "decode_greedily: logits of lengths [4, 3], expected 2 of 4"),
+        ("tokens[1][2] = 0", "decode_greedily: sequence 1, token 2: 0 is not the likeliest, which is "),
+        ("tokens[0][0] = 16", "sequence 0, token 0: 16 is no token from 0 to 15"),
+        ("tokens[0][0] = True", "sequence 0, token 0: True is no token from 0 to 15"),
+        ("tokens[0][0] = 1.0", "sequence 0, token 0: 1.0 is no token from 0 to 15"),
+        ("logits[0][1] = list(range(16))", "token 1: logits are list, expected a NumPy array (V,) of floats"),
+        ("logits[0][1] = logits[0][1][None]", "logits are float32 (1, 16), expected a NumPy array (V,) of floats"),
+        ("logits[0][1] = np.empty(0)", "logits are float64 (0,), expected"),
+        ("logits[0][1] = logits[0][1].astype('U')", "expected a NumPy array (V,) of floats"),
+        ("logits[0][1][3] = np.nan", "logits are not finite: this model computes nothing"),
+        ("raise ValueError('boom')", "decoding stopped: ValueError: boom"),
+    ],
+)
+def test_what_a_model_returns_is_checked(counts: Any, what: str, said: str) -> None:
+    ran = counts("boot", what=what)
+    assert ran.code == 1
+    assert said in ran.out
+
+
+def test_arms_of_a_model_that_decodes_itself_are_compared(counts: Any) -> None:
+    ran = counts("ab", "--sequences", "1,3", "--repeats", "2", "--format", "json")
+    assert (ran.code, ran.json["verdict"]) == (0, "equal")
+    (model,) = ran.json["models"]
+    assert (model["layers"], [row["sequences"] for row in model["rows"]]) == (2, [1, 3])
+    for row in model["rows"]:
+        assert row["a"]["is_identical"]
+        assert row["a"]["speed"]["per_sequence"] > 0
+        assert row["a"]["speed"]["prefill_s"] == 0
+
+
+def test_rows_that_depend_on_their_number_are_caught(counts: Any) -> None:
+    ran = counts("ab", "--sequences", "2", "--format", "json", what="logits[0][1][3] += len(prompts)")
+    checks = {check["name"]: check["outcome"] for check in ran.json["models"][0]["checks"]}
+    assert checks["identity"] == "informs"  # in both arms: A does not keep them either
+    assert not ran.json["models"][0]["rows"][0]["b"]["is_identical"]
+    assert ran.json["models"][0]["rows"][0]["b"]["place"] == ""
+
+
+def test_kernel_that_differs_between_the_arms_is_held_against_its_contract(cli: Any, counts: Any) -> None:
+    wrong = """
+import kernel_muster as km
+
+
+def triple(x, out):
+    out[...] = x * 3
+
+
+@km.hookimpl
+def muster_kernels():
+    return [km.KernelSpec(
+        key="acme::double", contract="acme_double", archs=("cpu",), backend=km.PythonKernel(triple), overrides="acme",
+    )]
+"""
+    cli.install(wrong, "wrong")
+    ran = counts("ab", "--b-plugin", "wrong", "--sequences", "1", "--format", "json")
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+    failed = {c["name"] for c in ran.json["models"][0]["checks"] if c["outcome"] == "failed"}
+    assert {"contract", "kl"} <= failed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--drafts", "2"), "--drafts: this model decodes itself, and nothing drafts for it"),
+        (("--drafter", "qwen3.6-35b-a3b-dflash"), "tiny decodes itself, and nothing drafts for it"),
+    ],
+)
+def test_nothing_drafts_for_a_model_that_decodes_itself(counts: Any, arguments: tuple[str, ...], said: str) -> None:
+    ran = counts("ab", *arguments, "--sequences", "1")
+    assert ran.code in (1, 2)
+    assert said in ran.out + ran.err
