@@ -165,23 +165,40 @@ struct Softmax {
     }
 };
 
-// Adds weights times a tile of values, J times 16 columns from 16 * ``first`` on, to what counts ``keep`` of before.
-template <int D, int J>
-__device__ __forceinline__ void add_values(Columns<J>& o, uint4 weights, float2 keep, u32 tile, int first) {
+// Adds weights times values of COUNT tiles, which lie ``stride`` bytes apart, J times 16 columns from 16 * ``first`` on, to
+// what counts ``keep`` of before.
+template <int D, int COUNT, int J>
+__device__ __forceinline__ void add_values(Columns<J> (&o)[COUNT], const uint4 (&weights)[COUNT], const float2 (&keep)[COUNT],
+                                           u32 tile, u32 stride, int first) {
     const int lane = threadIdx.x & 31;
     const u32 row = tile + Rows<D>::at((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
-    if (__any_sync(0xffffffffu, keep.x != 1.0f || keep.y != 1.0f)) {
+    bool is_kept = true;
 #pragma unroll
-        for (int j = 0; j < J; ++j)
+    for (int w = 0; w < COUNT; ++w) is_kept = is_kept && keep[w].x == 1.0f && keep[w].y == 1.0f;
+    if (__any_sync(0xffffffffu, !is_kept)) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) o[j][i] = __fmul_rn(o[j][i], i & 1 ? keep.y : keep.x);
+        for (int w = 0; w < COUNT; ++w)
+#pragma unroll
+            for (int j = 0; j < J; ++j)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) o[w][j][i] = __fmul_rn(o[w][j][i], i & 1 ? keep[w].y : keep[w].x);
     }
+    // Products that wait for each other stand apart.
 #pragma unroll
-    for (int j = 0; j < J; ++j) {
-        u32 a[4];
-        load_transposed(a, row ^ (first + j << 5));
-        mma_16x8x16(o[j], a, weights.x, weights.y);
-        mma_16x8x16(o[j], a, weights.z, weights.w);
+    for (int w = 0; w < COUNT; w += 2) {
+        u32 a[COUNT > 1 ? 2 : 1][J][4];
+#pragma unroll
+        for (int n = 0; n < min(COUNT, 2); ++n)
+#pragma unroll
+            for (int j = 0; j < J; ++j) load_transposed(a[n][j], row + (w + n) * stride ^ (first + j << 5));
+#pragma unroll
+        for (int n = 0; n < min(COUNT, 2); ++n)
+#pragma unroll
+            for (int j = 0; j < J; ++j) mma_16x8x16(o[w + n][j], a[n][j], weights[w + n].x, weights[w + n].y);
+#pragma unroll
+        for (int n = 0; n < min(COUNT, 2); ++n)
+#pragma unroll
+            for (int j = 0; j < J; ++j) mma_16x8x16(o[w + n][j], a[n][j], weights[w + n].z, weights[w + n].w);
     }
 }
 
@@ -349,7 +366,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
 
     // Stage 2: tile after tile.
     Softmax softmax;
-    Columns<D / 16> o = {};
+    Columns<D / 16> o[1] = {};
     Held<D / 64> group, whole;
     u32 used = 0;  // where the next tile is
     int groups_done = 0;
@@ -375,7 +392,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, 0, 1);
-        add_values<D>(o, weights, keep, ring + used, 0);
+        add_values<D, 1, D / 16>(o, {weights}, {keep}, ring + used, 0, 0);
         __syncwarp();
         now.advance(row, team, cut);
         if (now.piece != piece) {  // the piece is done
@@ -383,7 +400,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
             float4* const slot = shared.tiles + used / 16;
 #pragma unroll
             for (int j = 0; j < D / 16; ++j)
-                slot[warp * (RING_BYTES / 16) + j * 32 + lane] = make_float4(o[j][0], o[j][1], o[j][2], o[j][3]);
+                slot[warp * (RING_BYTES / 16) + j * 32 + lane] = make_float4(o[0][j][0], o[0][j][1], o[0][j][2], o[0][j][3]);
             __syncthreads();
             Held<D / 64> result;
             combine_warps<D>(result, shared.of_tile, slot);
@@ -409,7 +426,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
 #pragma unroll
             for (int j = 0; j < D / 16; ++j)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) o[j][i] = 0.0f;
+                for (int i = 0; i < 4; ++i) o[0][j][i] = 0.0f;
         }
         fetch((SLOTS + 1) & 1);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
@@ -446,8 +463,8 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     if (team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1)) {
         wait_for_copies<0>();
         if (team.index >= team.sharing && cut.pieces > 1)
-            combine_columns<Spread<D>::WARPS>(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros,
-                                              team.sharing, cut.pieces, D, team.index - team.sharing);
+            combine_columns<D>(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing,
+                               cut.pieces, team.index - team.sharing);
         return;
     }
 
@@ -494,6 +511,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     Softmax softmax;
     Columns<J> of_tile[WARPS] = {};
     Held<J> whole;
+    const Sending<D> sending(team);
     u32 used = 0;  // where the next tile is
 #pragma unroll 1
     while (now < row.length) {
@@ -524,26 +542,36 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
             if (lane < 4) *reinterpret_cast<float2*>(&shared.told.keep[tile][2 * lane]) = keep;
             if (is_last_step) softmax.tell(shared.of_tile[tile], __any_sync(0xffffffffu, is_bad));
         }
+        float2 shares[WARPS][2];  // of tiles
+        if (is_last_step) {
+            __syncthreads();
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                Stats stats[2];
+                read_stats(stats, shared.of_tile[w]);
+                shares[w][0] = whole.of_head[0].take(stats[0]), shares[w][1] = whole.of_head[1].take(stats[1]);
+            }
+            if (cut.pieces > 1) sending.send(whole.of_head);
+        }
 
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, half, HALVES);
         __syncthreads();
+        uint4 all_weights[WARPS];
+        float2 all_keep[WARPS];
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w)
-            add_values<D>(of_tile[w], shared.told.weights[w][lane],
-                          *reinterpret_cast<const float2*>(&shared.told.keep[w][2 * (lane & 3)]), tiles + w * RING_BYTES + used,
-                          warp * J);
+        for (int w = 0; w < WARPS; ++w) {
+            all_weights[w] = shared.told.weights[w][lane];
+            all_keep[w] = *reinterpret_cast<const float2*>(&shared.told.keep[w][2 * (lane & 3)]);
+        }
+        add_values<D, WARPS, J>(of_tile, all_weights, all_keep, tiles + used, RING_BYTES, warp * J);
         if (is_last_step) {
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                Stats stats[2];
-                read_stats(stats, shared.of_tile[w]);
-                whole.take(of_tile[w], stats);
-            }
+            for (int w = 0; w < WARPS; ++w) mix_columns<J>(whole.total, of_tile[w], shares[w]);
             if (cut.pieces == 1) break;
-            send_piece<D>(whole, team);
+            sending.send(whole.total);
             return;
         }
         now += step;

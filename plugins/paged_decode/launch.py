@@ -41,6 +41,8 @@ _TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 12 * 102
 _SMALLEST = (8, 0)
 # pieces.cuh: the mail of a piece, a column; and the columns that a warp combines.
 _MAIL_BYTES, _COLUMNS = 40, 8
+# pieces.cuh: there is mail for a multiple of so many pieces.
+_MAIL_PIECES = 16
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
@@ -157,7 +159,8 @@ def _shared_launch(
     shares = shares_of(teams, dims["L"] * dims["B"], most)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
     if shares.is_spread:
-        workspace = _NO_ARRAY, Counters(teams * shares.sharing * _MAIL_BYTES * dims["D"], "mail")
+        pieces = ceil_div(shares.sharing, _MAIL_PIECES) * _MAIL_PIECES
+        workspace = _NO_ARRAY, Counters(teams * pieces * _MAIL_BYTES * dims["D"], "mail")
     elif shares.sharing > 1:
         slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2)
         workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")

@@ -145,6 +145,14 @@ struct Target {
 template <int J>
 using Columns = float[J][4];
 
+template <int J>
+__device__ __forceinline__ void mix_columns(Columns<J>& total, const Columns<J>& part, const float2 (&shares)[2]) {
+#pragma unroll
+    for (int j = 0; j < J; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[j][i] = mix(total[j][i], part[j][i], shares[i & 1]);
+}
+
 // Partial results of a block, taken in one after the other. Warp w has 16 * J columns from 16 * J * w on.
 template <int J>
 struct Held {
@@ -154,10 +162,7 @@ struct Held {
     __device__ __forceinline__ static int first_column() { return threadIdx.x / 32 * (16 * J); }
     __device__ __forceinline__ void take(const Columns<J>& part, const Stats (&stats)[2]) {
         const float2 shares[2] = {of_head[0].take(stats[0]), of_head[1].take(stats[1])};
-#pragma unroll
-        for (int j = 0; j < J; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) total[j][i] = mix(total[j][i], part[j][i], shares[i & 1]);
+        mix_columns<J>(total, part, shares);
     }
 
     __device__ __forceinline__ void write(const Row& row, int D) const {
@@ -230,123 +235,140 @@ struct Mail {
     static constexpr int A_LANE = 2, COLUMNS = 4 * A_LANE, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
 
     __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a piece
+    // As many pieces as warps look at (launch.py has the number too).
+    __device__ __forceinline__ static int room_for(int pieces) { return (pieces + 15) / 16 * 16; }
     __device__ __forceinline__ static u32* at(u32* of_team, int D, int piece, int part) {
         return of_team + (size_t)piece * words_of(D) + part * WORDS;
     }
     __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
 };
 
-// Sends a piece.
+// A piece's mail, of a lane of the block that sends it.
 template <int D>
-__device__ __forceinline__ void send_piece(const Held<Spread<D>::J>& held, const Team& team) {
-    constexpr int PARTS = 16 * Spread<D>::J / Mail::COLUMNS;  // a warp's
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = (threadIdx.x >> 5) * PARTS;
-#pragma unroll
-    for (int i = 0; i < 2 * Spread<D>::J; ++i) {
-        const int column = 8 * i + g;
-        put(reinterpret_cast<uint2*>(Mail::at(team.zeros, D, team.index, first + column / Mail::COLUMNS)) +
-                column % Mail::COLUMNS * (HEADS / 2) + t,
-            make_uint2(Mail::letter(held.total[i / 2][i % 2 * 2]), Mail::letter(held.total[i / 2][i % 2 * 2 + 1])));
-    }
-    const Stats even = held.of_head[0].stats(), odd = held.of_head[1].stats();
-    const uint4 stats = make_uint4(Mail::letter(even.x), Mail::letter(even.y), Mail::letter(odd.x), Mail::letter(odd.y));
+struct Sending {
+    static constexpr int PARTS = 16 * Spread<D>::J / Mail::COLUMNS;  // a warp's
     static_assert(PARTS <= 8);
-    if (g < PARTS) put(reinterpret_cast<uint4*>(Mail::at(team.zeros, D, team.index, first + g) + Mail::STATS) + t, stats);
-}
+    u32* own;
 
-// Groups, as lanes leave them for the first of the warps that combine the same columns.
+    __device__ __forceinline__ explicit Sending(const Team& team)
+        : own(Mail::at(team.zeros, D, team.index, (threadIdx.x >> 5) * PARTS)) {}
+    // Statistics, which are known before the values: whoever combines knows then what each piece counts.
+    __device__ __forceinline__ void send(const Running (&of_head)[2]) const {
+        const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        const Stats even = of_head[0].stats(), odd = of_head[1].stats();
+        if (g < PARTS)
+            put(reinterpret_cast<uint4*>(own + g * Mail::WORDS + Mail::STATS) + t,
+                make_uint4(Mail::letter(even.x), Mail::letter(even.y), Mail::letter(odd.x), Mail::letter(odd.y)));
+    }
+    __device__ __forceinline__ void send(const Columns<Spread<D>::J>& total) const {
+        const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int i = 0; i < 2 * Spread<D>::J; ++i) {
+            const int column = 8 * i + g;
+            put(reinterpret_cast<uint2*>(own + column / Mail::COLUMNS * Mail::WORDS) + column % Mail::COLUMNS * (HEADS / 2) + t,
+                make_uint2(Mail::letter(total[i / 2][i % 2 * 2]), Mail::letter(total[i / 2][i % 2 * 2 + 1])));
+        }
+    }
+};
+
+// Groups, as lanes leave them for the warps that combine the same columns.
 struct Groups {
     float total[MOST_GROUPS][Mail::A_LANE][32];
     Stats stats[MOST_GROUPS][32];
 };
 
-// Values of one head.
-struct Combined {
-    float total[Mail::A_LANE] = {};
-    Running head;
-
-    // Nothing changes, but for -0, where there is nothing: no branch, so that one does not wait for another.
-    __device__ __forceinline__ void take(const float (&values)[Mail::A_LANE], Stats stats, bool exists) {
-        const float2 shares = head.take(make_float2(exists ? stats.x : NO_TOP, exists ? stats.y : 0.0f));
-#pragma unroll
-        for (int i = 0; i < Mail::A_LANE; ++i) total[i] = mix(total[i], exists ? values[i] : 0.0f, shares);
-    }
-};
-
-// Combines the same columns by one warp, or by two or more: a lane one head of A_LANE of them. By a block of so many warps
-// without a piece, the ``index``-th of them. One function for all head sizes, which compiles once.
-template <int BLOCK_WARPS>
+// Combines the same columns by one warp, or by two or more: a lane one head of A_LANE of them. By a block without a piece, the
+// ``index``-th of them.
+template <int D>
 __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int sharing,
-                                             int pieces, int D, int index) {
-    constexpr int OWN_GROUPS = MOST_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP;  // of a warp
+                                             int pieces, int index) {
+    constexpr int BLOCK_WARPS = Spread<D>::WARPS, OWN_GROUPS = MOST_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP;  // of a warp
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int warps = sharing > 4 * OWN ? 8 : sharing > 2 * OWN ? 4 : sharing > OWN ? 2 : 1;
     const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = pieces - first;
     const int head = lane % HEADS, place = head * D + Mail::COLUMNS * part + lane / HEADS;
     const bool is_first = first == 0, exists = is_first && head < heads;
+    u32* const own = Mail::at(mail, D, first, part);
     bf16 factors[Mail::A_LANE] = {};
     if (exists && gate != nullptr)
 #pragma unroll
         for (int c = 0; c < Mail::A_LANE; ++c) factors[c] = gate[place + 4 * c];
+
+    // Stage 1: what each piece counts, while its values are not there. Mail has room for whole groups: what is beyond the
+    // pieces is looked at too, since with a branch a look would wait for the one before.
+    float2 shares[OWN];
     if (count > 0) {
-        // What is beyond the pieces is the last one once more: with a branch, a look would wait for the one before.
-        u32 values[OWN][Mail::A_LANE];
         uint2 stats[OWN];
         u32 missing;
         do {
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) {
-                const u32* const from = Mail::at(mail, D, first + min(i, count - 1), part);
-#pragma unroll
-                for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(from + 32 * c + lane);
-                stats[i] = look(reinterpret_cast<const uint2*>(from + Mail::STATS) + head);
-            }
             missing = 0;
 #pragma unroll
-            for (int i = 0; i < OWN; ++i) {
-                missing |= (stats[i].x == 0) | (stats[i].y == 0);
+            for (int i = 0; i < OWN; ++i)
+                stats[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D) + Mail::STATS) + head);
 #pragma unroll
-                for (int c = 0; c < Mail::A_LANE; ++c) missing |= values[i][c] == 0;
-            }
+            for (int i = 0; i < OWN; ++i) missing |= i < count && (stats[i].x == 0 || stats[i].y == 0);
         } while (__any_sync(0xffffffffu, missing != 0));
 #pragma unroll
         for (int g = 0; g < OWN_GROUPS; ++g) {
-            Combined own;
+            Running of_group;
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) {
-                float letters[Mail::A_LANE];
-#pragma unroll
-                for (int c = 0; c < Mail::A_LANE; ++c) letters[c] = __uint_as_float(values[i][c]);
-                own.take(letters, make_float2(__uint_as_float(stats[i].x), __uint_as_float(stats[i].y)), i < count);
+                const bool is_there = i < count;
+                shares[i] = of_group.take(make_float2(is_there ? __uint_as_float(stats[i].x) : NO_TOP,
+                                                      is_there ? __uint_as_float(stats[i].y) : 0.0f));
             }
-#pragma unroll
-            for (int c = 0; c < Mail::A_LANE; ++c) groups->total[warp * OWN_GROUPS + g][c][lane] = own.total[c];
-            groups->stats[warp * OWN_GROUPS + g][lane] = own.head.stats();
+            groups->stats[warp * OWN_GROUPS + g][lane] = of_group.stats();
         }
     }
     __syncthreads();
-    if (is_first) {
-        const int all = (pieces + GROUP - 1) / GROUP, from = warp * OWN_GROUPS;
-        Combined whole;
+    const int all = (pieces + GROUP - 1) / GROUP, from = warp * OWN_GROUPS;
+    Running whole;
+    float2 group_shares[MOST_GROUPS];
+    if (is_first)
 #pragma unroll
-        for (int g = 0; g < MOST_GROUPS; ++g) {
-            const int at = min(from + g, MOST_GROUPS - 1);
-            float totals[Mail::A_LANE];
+        for (int g = 0; g < MOST_GROUPS; ++g)
+            group_shares[g] = whole.take(g < all ? groups->stats[min(from + g, MOST_GROUPS - 1)][lane] : make_float2(NO_TOP, 0.0f));
+
+    // Stage 2: the values, and zeros in their place.
+    if (count > 0) {
+        u32 values[OWN][Mail::A_LANE];
+        u32 missing;
+        do {
+            missing = 0;
 #pragma unroll
-            for (int c = 0; c < Mail::A_LANE; ++c) totals[c] = groups->total[at][c][lane];
-            whole.take(totals, groups->stats[at][lane], g < all);
+            for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(own + i * Mail::words_of(D) + 32 * c + lane);
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                for (int c = 0; c < Mail::A_LANE; ++c) missing |= i < count && values[i][c] == 0;
+        } while (__any_sync(0xffffffffu, missing != 0));
+#pragma unroll
+        for (int g = 0; g < OWN_GROUPS; ++g)
+#pragma unroll
+            for (int c = 0; c < Mail::A_LANE; ++c) {
+                float total = 0.0f;
+#pragma unroll
+                for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
+                    total = mix(total, i < count ? __uint_as_float(values[i][c]) : 0.0f, shares[i]);
+                groups->total[warp * OWN_GROUPS + g][c][lane] = total;
+            }
+        static_assert(Mail::WORDS % 4 == 0 && Mail::WORDS <= 4 * 32);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            if (lane < Mail::WORDS / 4) put(reinterpret_cast<uint4*>(own + i * Mail::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
+    }
+    __syncthreads();
+    if (is_first)
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c) {
+            float total = 0.0f;
+#pragma unroll
+            for (int g = 0; g < MOST_GROUPS; ++g)
+                total = mix(total, g < all ? groups->total[min(from + g, MOST_GROUPS - 1)][c][lane] : 0.0f, group_shares[g]);
+            if (exists) out[place + 4 * c] = finished(total, whole.stats(), gate != nullptr, factors[c]);
         }
-#pragma unroll
-        for (int c = 0; c < Mail::A_LANE; ++c)
-            if (exists) out[place + 4 * c] = finished(whole.total[c], whole.head.stats(), gate != nullptr, factors[c]);
-    }
-#pragma unroll 4
-    for (int i = 0; i < min(count, OWN); ++i) {
-        u32* const from = Mail::at(mail, D, first + i, part);
-#pragma unroll
-        for (int c = 0; c < Mail::A_LANE; ++c) put(from + 32 * c + lane, 0);
-        if (lane < 2 * HEADS) put(from + Mail::STATS + lane, 0);
-    }
 }
 
 // Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows; key_heads *
@@ -376,6 +398,6 @@ struct BlockPlace {
         const int groups = (most + GROUP - 1) / GROUP;
         const size_t team = (size_t)row * gridDim.y + blockIdx.y;
         return {(int)blockIdx.z, sharing, most, scratch + team * groups * Slice<D>::FLOATS,
-                zeros + team * (SPREAD ? sharing * Mail::words_of(D) : 1)};
+                zeros + team * (SPREAD ? Mail::room_for(sharing) * Mail::words_of(D) : 1)};
     }
 };
