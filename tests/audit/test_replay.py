@@ -1,7 +1,6 @@
-"""Traces: a live boot's, a foreign engine's, other versions, and what they may be judged by."""
+"""Traces of foreign engines and of other versions, and what they may be judged by."""
 
 import copy
-import json
 from datetime import date
 
 import kernel_muster as km
@@ -9,7 +8,7 @@ import pytest
 from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.replay import replay
-from kernel_muster.audit.trace import parse_trace, read_trace
+from kernel_muster.audit.trace import parse_trace
 
 WAIVER = '[expected_absent.acme]\nmul = "not ported to this chip yet"'
 
@@ -326,6 +325,23 @@ def test_engine_written_zero_is_off_whatever_its_type(world):
     assert rows["MUSTER_E_FAST"] is False
 
 
+def test_100_000_lookups_fold_into_the_rows_of_their_keys(world):
+    rows = [
+        lookup(f"k{number % 250}", site=f"engine.cpp:{number % 40}", layer=f"layers.{number % 64}")
+        for number in range(100_000)
+    ]
+    kernels = [{"module": "acme", "func": f"k{number}"} for number in range(240)]
+    report = judge(world, foreign(lookups=rows, kernels=kernels))
+    assert report.counts.lookups == 100_000
+    assert len(report.kernels) == 250
+    assert [f.subject for f in report.findings] == [f"acme::k{number}" for number in range(240, 250)]
+
+
+def test_levers_of_an_engine_without_our_prefix_are_carried_and_ignored(world):
+    rows = [lookup("mul")]
+    assert codes(judge(world, foreign(lookups=rows, levers={"ENGINE_FAST": "x", "qkv arm": 1}))) == []
+
+
 # versions
 
 
@@ -375,100 +391,6 @@ def test_target_that_is_no_architecture_is_refused(world, arch):
 def test_quant_that_is_none_we_know_is_refused():
     with pytest.raises(km.UsageError, match=r"target\.quant"):
         parse_trace(foreign(target={"arch": "cpu", "quant": "int3"}))
-
-
-# a live boot's own trace
-
-
-def test_trace_of_a_boot_survives_json_and_a_file(world, tmp_path):
-    with world.boot({"acme": world.acme("acme::mul")}) as boot:
-        boot.kernels.first_of(("acme", "mul"), ("acme", "add"))
-        boot.kernels.for_layer("layers.0").kernel("acme", "mul", when="always")
-    file = tmp_path / "trace.json"
-    file.write_text(json.dumps(boot.trace()))
-    assert read_trace(file) == parse_trace(boot.trace())
-    report = replay(read_trace(file), Asked(), manifest=boot.manifest.path)
-    assert report.findings == boot.report.findings
-    assert [(r.key, r.chain, r.sites, r.layers, r.when) for r in report.kernels] == [
-        (r.key, r.chain, r.sites, r.layers, r.when) for r in boot.report.kernels
-    ]
-
-
-def test_trace_of_names_that_are_no_text_can_be_written_and_read(world, tmp_path):
-    plugins = {"acme": world.acme("acme::mul")}
-
-    def build(boot):
-        boot.kernels.for_layer("l\ud800").try_kernel("acme", "mul", when="w\ud800")
-        boot.kernels.for_layer(7).try_kernel(["acme"], "mul\ud800", requested_by=["x\ud800"])
-        boot.kernels.first_of((5, {}), ("acme", "mul"))
-
-    outcome = world.run(build, plugins, levers={"MUSTER_CACHE_DIR": "/cache\udcff"})
-    assert outcome.codes == ["FALLBACK_TAKEN", "REQUEST_NOT_HONORED"]
-    assert "['acme']::mul" in outcome.finding("REQUEST_NOT_HONORED").why
-    file = tmp_path / "trace.json"
-    file.write_text(json.dumps(outcome.session.trace(), ensure_ascii=False), encoding="utf-8")
-    report = replay(read_trace(file), Asked(), manifest=outcome.session.manifest.path)
-    assert codes(report) == outcome.codes
-
-
-@pytest.mark.parametrize("given", [{}, {"MUSTER_E_FAST": "0"}, {"MUSTER_E_FAST": "1", "MUSTER_E_SIZE": "3"}])
-def test_trace_carries_the_levers_in_force(world, given):
-    levers = [
-        km.Lever(name="MUSTER_E_FAST", kind="bool", default=False, doc="Fast.", conflicts=("MUSTER_E_SLOW",)),
-        km.Lever(name="MUSTER_E_SLOW", kind="int", default=7, doc="Slow by default."),
-        km.Lever(name="MUSTER_E_SIZE", kind="int", default=1, maximum=8, doc="Size."),
-        km.Lever(name="MUSTER_E_MODE", kind="enum", default="a", choices=("a", "b"), doc="Mode."),
-    ]
-    manifest = """[defaults]
-        MUSTER_E_FAST = true
-        MUSTER_E_MODE = "b"
-        [expected_absent.acme]
-        mul = {levers = ["MUSTER_E_FAST=on", "MUSTER_E_MODE=b"], reason = "not ported to this chip yet"}"""
-    plugins = {"acme": world.plugin(levers=levers, kernels=[world.spec("acme::add")])}
-    outcome = world.run(world.ask("acme::add", "acme::mul"), plugins, manifest, levers=given)
-    replayed = outcome.replay()
-    assert replayed.findings == outcome.report.findings
-    assert [(r.name, r.value) for r in replayed.levers] == [(r.name, r.value) for r in outcome.report.levers]
-    assert outcome.codes == (["MISSING"] if given.get("MUSTER_E_FAST") == "0" else [])
-
-
-def test_trace_carries_what_levers_asked_for_in_vain(world):
-    def build(boot):
-        boot.kernels.kernel("acme", "mul")
-        boot.kernels.for_layer("layers.0").request_failed("MUSTER_ACME", "this model has no such head")
-
-    lever = km.Lever(name="MUSTER_ACME", kind="bool", default=False, doc="Acme.")
-    plugins = {"acme": world.plugin(kernels=[world.spec("acme::mul")], levers=[lever])}
-    outcome = world.run(build, plugins, levers={"MUSTER_ACME": "1"})
-    found = outcome.finding("REQUEST_NOT_HONORED")
-    assert (found.subject, found.layers) == ("MUSTER_ACME", ("layers.0",))
-    assert outcome.replay().findings == outcome.report.findings
-
-
-def test_trace_of_a_block_that_raised_is_incomplete(world, rows):
-    def build(boot):
-        boot.kernels.kernel("acme", "mul")
-        raise KeyError
-
-    outcome = world.run(build, {"acme": world.acme("acme::add")}, '[expected_absent.acme]\nsub = "not ported yet"')
-    assert rows(outcome.replay().findings) == rows(outcome.report.findings)
-
-
-def test_100_000_lookups_fold_into_the_rows_of_their_keys(world):
-    rows = [
-        lookup(f"k{number % 250}", site=f"engine.cpp:{number % 40}", layer=f"layers.{number % 64}")
-        for number in range(100_000)
-    ]
-    kernels = [{"module": "acme", "func": f"k{number}"} for number in range(240)]
-    report = judge(world, foreign(lookups=rows, kernels=kernels))
-    assert report.counts.lookups == 100_000
-    assert len(report.kernels) == 250
-    assert [f.subject for f in report.findings] == [f"acme::k{number}" for number in range(240, 250)]
-
-
-def test_levers_of_an_engine_without_our_prefix_are_carried_and_ignored(world):
-    rows = [lookup("mul")]
-    assert codes(judge(world, foreign(lookups=rows, levers={"ENGINE_FAST": "x", "qkv arm": 1}))) == []
 
 
 # Tables

@@ -1,0 +1,124 @@
+"""Plugins of installed distributions: what their metadata says, and how it may be wrong."""
+
+import itertools
+import sys
+
+import pytest
+from kernel_muster.registry.discovery import discover
+
+
+def said(catalog):
+    return [(f.code, f.subject) for f in catalog.findings]
+
+
+def test_installed_plugin_is_found_with_its_distribution(install, tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path)])
+    assert catalog.findings == ()
+    (row,) = catalog.plugins
+    assert (row.name, row.distribution, row.version, row.value) == ("acme", "acme-kernels", "1.0", "acme_on_disk")
+
+
+def test_same_metadata_twice_is_one_plugin_with_a_note(install, tmp_path, on_disk):
+    path = [install(tmp_path / "a"), install(tmp_path / "b")]
+    catalogs = [discover(path=order) for order in itertools.permutations(path)]
+    for catalog in catalogs:
+        assert catalog.findings == ()
+        assert len(catalog.kernels) == 1
+        assert "metadata seen 2 times" in catalog.plugins[0].notes[0]
+    assert catalogs[0].plugins == catalogs[1].plugins
+
+
+def test_two_versions_of_one_distribution_compete(install, tmp_path, on_disk):
+    path = [install(tmp_path / "a"), install(tmp_path / "b", version="2.0")]
+    catalogs = [discover(path=order) for order in itertools.permutations(path)]
+    assert all(said(catalog) == [("PLUGIN_DUPLICATE", "acme")] for catalog in catalogs)
+    assert catalogs[0].findings == catalogs[1].findings
+    assert catalogs[0].kernels == ()
+
+
+def test_one_distribution_that_names_a_plugin_twice_is_called_one(install, tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path, text="[kernel_muster.v1]\nacme = acme_on_disk\nacme = acme_other\n")])
+    (found,) = catalog.findings
+    assert (found.code, found.subject) == ("PLUGIN_DUPLICATE", "acme")
+    assert found.why == f"acme-kernels 1.0 at {tmp_path} names 2 plugins acme; none of them is loaded"
+    assert found.remedies == ("keep one entry point called acme in its entry_points.txt",)
+    assert catalog.kernels == ()
+
+
+@pytest.mark.parametrize("group", [" kernel_muster.v1 ", "\tkernel_muster.v1", "kernel_muster .v1"])
+def test_group_with_stray_blanks_is_a_mismatch_that_shows_them(install, tmp_path, on_disk, group):
+    catalog = discover(path=[install(tmp_path, text=f"[{group}]\nacme = acme_on_disk\n")])
+    assert said(catalog) == [("API_MISMATCH", "acme")]
+    assert f"it is registered for {group!r}, this host speaks" in catalog.findings[0].why
+
+
+def test_byte_order_mark_that_hides_our_group_is_a_finding(install, tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path, text="\ufeff[kernel_muster.v1]\nacme = acme_on_disk\n")])
+    assert said(catalog) == [("PLUGIN_LOAD_FAILED", "acme_kernels-1.0.dist-info")]
+    assert "begins with a byte order mark, so that its first group is not seen" in catalog.findings[0].why
+
+
+@pytest.mark.parametrize("first", ["[console_scripts]\nrun = acme:run\n", "\n", "# ours\n"], ids=repr)
+def test_byte_order_mark_that_hides_nothing_of_ours_is_none(install, tmp_path, on_disk, first):
+    catalog = discover(path=[install(tmp_path, text=f"\ufeff{first}[kernel_muster.v1]\nacme = acme_on_disk\n")])
+    assert (said(catalog), [row.name for row in catalog.plugins]) == ([], ["acme"])
+
+
+@pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.1\n", "Name: acme-kernels\n", None])
+def test_distribution_without_its_name_and_version_is_a_finding(install, tmp_path, on_disk, metadata):
+    path = install(tmp_path, metadata=metadata)
+    file = tmp_path / "acme_kernels-1.0.dist-info" / "METADATA"
+    file.write_text(metadata) if metadata is not None else file.unlink()
+    catalog = discover(path=[path])
+    assert said(catalog) == [("PLUGIN_LOAD_FAILED", "acme_kernels-1.0.dist-info")]
+    assert "cannot be read: " in catalog.findings[0].why
+    assert catalog.plugins == ()
+
+
+def test_other_api_version_is_not_imported(install, tmp_path):
+    catalog = discover(path=[install(tmp_path, text="[kernel_muster.v2]\nacme = never_import_this\n")])
+    assert said(catalog) == [("API_MISMATCH", "acme")]
+    assert catalog.plugins[0].status == "mismatched"
+    assert "never_import_this" not in sys.modules
+
+
+def test_blocked_plugin_is_not_imported(install, tmp_path):
+    catalog = discover(path=[install(tmp_path)], blocked=["acme"])
+    assert catalog.findings == ()
+    assert catalog.plugins[0].status == "blocked"
+
+
+def test_demanded_plugin_that_is_there_is_no_finding(install, tmp_path, on_disk):
+    assert discover(path=[install(tmp_path)], demanded=["acme"]).findings == ()
+
+
+@pytest.mark.parametrize("option", ["demanded", "blocked"])
+def test_named_plugin_that_is_not_there_is_a_finding_with_a_suggestion(install, tmp_path, on_disk, option):
+    catalog = discover(path=[install(tmp_path)], **{option: ["acmee"]})
+    assert said(catalog) == [("PLUGIN_NOT_FOUND", "acmee")]
+    assert "did you mean acme?" in catalog.findings[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[kernel_muster.v1]\nacme = no_such_module_at_all\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme = acme_on_disk:nothing\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme = not a module!\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme\n", "PLUGIN_LOAD_FAILED"),
+        (b"[kernel_muster.v1]\n\xff\xfe = x\n", "PLUGIN_LOAD_FAILED"),
+    ],
+)
+def test_broken_metadata_is_a_finding(install, tmp_path, on_disk, text, code):
+    catalog = discover(path=[install(tmp_path, text=text)])
+    assert [f.code for f in catalog.findings] == [code]
+    assert catalog.kernels == ()
+
+
+def test_metadata_without_a_name_is_no_traceback(install, tmp_path, on_disk):
+    catalog = discover(path=[install(tmp_path, metadata="Metadata-Version: 2.1\n")])
+    assert len(catalog.plugins) + len(catalog.findings) >= 1
+
+
+def test_broken_metadata_of_others_is_none_of_our_business(install, tmp_path):
+    assert discover(path=[install(tmp_path, text="[console_scripts]\nx")]).findings == ()
