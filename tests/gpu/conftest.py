@@ -1,13 +1,15 @@
 """Tests that need a GPU: deselected where no CUDA driver answers. All else that is missing there is a failure."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
+from kernel_muster.audit.proofs import Memory, device_memory
 from kernel_muster.registry.target import read_devices
 
 
@@ -39,15 +41,27 @@ def kernels(cache: str) -> Any:
     return km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache})
 
 
+@pytest.fixture(scope="session")
+def cupy() -> ModuleType:
+    """Return CuPy, which machines without a GPU need not have."""
+    return importlib.import_module("cupy")
+
+
+@pytest.fixture(scope="session")
+def memory() -> Memory:
+    """Return the memory of the device."""
+    return device_memory(0)
+
+
 @pytest.fixture(scope="module")
-def launched(kernels: Any) -> Callable[..., dict[str, np.ndarray]]:
+def launched(kernels: Any, memory: Memory) -> Callable[..., dict[str, np.ndarray]]:
     """Return what launches a key on copies of host arrays and gives them back.
 
     Of an argument ``(array, used)`` the kernel gets the first ``used`` rows only, and all of it comes back.
     """
 
     def launched(key: str, **arguments: Any) -> dict[str, np.ndarray]:
-        handle, memory = kernels.kernel(*key.split("::")), device_memory(0)
+        handle = kernels.kernel(*key.split("::"))
         used = {name: value[1] for name, value in arguments.items() if isinstance(value, tuple)}
         given = {name: value[0] if name in used else value for name, value in arguments.items()}
         arrays = {name: memory.to(value) for name, value in given.items() if isinstance(value, np.ndarray)}

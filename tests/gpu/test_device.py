@@ -96,13 +96,6 @@ def codes(session):
     return [(f.code, f.subject) for f in session.report.findings if f.severity != "note"]
 
 
-@pytest.fixture(scope="module")
-def cupy():
-    import cupy
-
-    return cupy
-
-
 @pytest.fixture
 def arguments(cupy):
     """Return a maker of device arguments for a GEMV of M rows, with the exact result."""

@@ -30,8 +30,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(("features", "depth"), DUAL)
-def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(kernels, features, depth):
-    import cupy
+def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(cupy, kernels, features, depth):
     from kernel_muster.bench.data import make_dense_data
 
     gate, up = (make_dense_data(features, depth, 8, seed) for seed in (0, 1))
@@ -51,8 +50,7 @@ def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(kernels, features, 
 
 
 @pytest.mark.parametrize(("queries", "keys", "depth"), QGKV)
-def test_query_gate_key_and_value_in_one_launch_have_the_bits_of_two(kernels, queries, keys, depth):
-    import cupy
+def test_query_gate_key_and_value_in_one_launch_have_the_bits_of_two(cupy, kernels, queries, keys, depth):
     from kernel_muster.bench.data import make_dense_data
 
     data = [make_dense_data(features, depth, 3, seed) for seed, features in enumerate((2 * queries, keys, keys + 16))]

@@ -16,8 +16,7 @@ def multiply(cupy, handle, weight, x):
 
 
 @pytest.mark.parametrize(("features", "depth"), SHAPES)
-def test_rows_have_the_bits_of_one_row_whatever_serves_them(kernels, features, depth):
-    import cupy
+def test_rows_have_the_bits_of_one_row_whatever_serves_them(cupy, kernels, features, depth):
     from kernel_muster.bench.data import make_dense_data
 
     data = make_dense_data(features, depth, 16)
@@ -51,8 +50,7 @@ def test_rows_have_the_bits_of_one_row_whatever_serves_them(kernels, features, d
         (70, 80),
     ],
 )
-def test_rows_of_the_wide_tier_have_the_bits_of_one_row(kernels, features, depth):
-    import cupy
+def test_rows_of_the_wide_tier_have_the_bits_of_one_row(cupy, kernels, features, depth):
     from kernel_muster.bench.data import make_dense_data
 
     data = make_dense_data(features, depth, 100)

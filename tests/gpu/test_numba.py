@@ -14,13 +14,6 @@ KEYS = tuple(
 )
 
 
-@pytest.fixture(scope="module")
-def cupy():
-    import cupy
-
-    return cupy
-
-
 @pytest.fixture
 def quantized(cupy, kernels):
     """Return a function that quantises on the device, plain and fused, and gives the outputs of both on the host."""

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
 from kernel_muster.plugins.w4a16.contracts import W4A16_GEMM
 from kernel_muster.plugins.w4a16.launch import TILES
 from kernel_muster.registry.contracts import Case
@@ -12,11 +11,6 @@ from kernel_muster.registry.contracts import Case
 pytestmark = pytest.mark.gpu
 KEYS = pytest.mark.parametrize("key", sorted(TILES))
 ONE_ORDER = "w4a16::w4a16_gemm_t"
-
-
-@pytest.fixture(scope="module")
-def memory():
-    return device_memory(0)
 
 
 def made(m, n, k):

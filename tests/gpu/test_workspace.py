@@ -71,13 +71,6 @@ def opened(tmp_path, text, entry, parameters, arrays, plan):
 
 
 @pytest.fixture
-def cupy():
-    import cupy
-
-    return cupy
-
-
-@pytest.fixture
 def summing(tmp_path):
     def plan(bound, entries):
         parts = (Scratch(4 * BLOCKS * THREADS), Counters(4))
