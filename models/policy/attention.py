@@ -88,7 +88,6 @@ def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdge
 
 # rows: every row of a prompt as the decode step of its prefix, with its bits; mma: tiles of rows, weights in BF16.
 PrefillArm = Literal["rows", "mma"]
-PREFILL_ARMS: tuple[PrefillArm, ...] = get_args(PrefillArm)
 #: The head sizes that tiles of rows are compiled for.
 MMA_HEAD_DIMS = (128, 256)
 #: The head sizes that attention from projections on is compiled for; the host takes any.

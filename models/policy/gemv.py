@@ -13,14 +13,10 @@ WIDEST_TIER = 16
 #: Most rows of the one launch that takes more than that, 32 at a time. It covers what the tiers leave to chunks.
 WIDE_TIER = 256
 
-# N = K = 5120, us, on the part named below (its SIMT kernels paid about 80 instructions for each unused row):
+# N = K = 5120, us, on a GB10 (its SIMT kernels paid about 80 instructions for each unused row; 9 to 15 rows not
+# measured):
 #   M      4: batch4 70.5 (76.6% of peak), batch8 74.8     M 5: batch8 89.0     M 6: batch8 91.5
 #   M      8: batch8 106.4, batch16 113.3, M64 tile GEMM 749.6
-TIER_EVIDENCE = Evidence(
-    GB10,
-    "N=K=5120, us: batch4@4 70.5, batch8@4 74.8, @5 89.0, @6 91.5, @8 106.4, batch16@8 113.3, tile GEMM@8 749.6",
-    "9..15 rows",
-)
 
 # Above 16 rows of decode: chunks through the 16-row tier against one tile GEMM. C=32: 130.8 -> 178.1 tok/s.
 CHUNKED_ROWS = Threshold(

@@ -12,7 +12,7 @@ FUNCS = ("quantize", "embedding", "softmax")
 
 
 def expected(states, required):
-    """Return (code, subject) of every finding, and the member that serves: the rules of DESIGN section 4 again."""
+    """Return (code, subject) of every finding, and the member that serves: the rules of docs/add-a-model.md again."""
     served = next((i for i, state in enumerate(states) if state == "present"), None)
     tried = range(len(states) if served is None else served)
     findings = {("DISABLED", FUNCS[i]) for i in tried if states[i] == "disabled"}

@@ -14,7 +14,7 @@ import pytest
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.findings import CODES, PROFILES
 
-#: DESIGN section 8, written down a second time: severity when serving / qualifying.
+#: The codes of docs/findings/README.md, written down a second time: severity when serving / qualifying.
 SEVERITIES = {
     "R/R": """MISSING FALLBACK_TAKEN WRONG_ARCH DISABLED SHADOWED SLOW_TIER REQUEST_NOT_HONORED LAYOUT_MISSING
         SIGNATURE_MISMATCH COMPILE_FAILED TOOLCHAIN_MISSING TOOLCHAIN_TOO_OLD HEADERS_MISSING NO_DEVICE_CODE OVER_LIMIT
@@ -114,7 +114,7 @@ def test_codes_all_have_a_scenario_or_a_reason():
     assert not set(SCENARIOS) & set(OUT_OF_SCOPE)
 
 
-def test_severities_are_those_of_the_design():
+def test_severities_are_those_written_down_here():
     assert {name: f"{code.serve.value[0]}/{code.qualify.value[0]}".upper() for name, code in CODES.items()} == SEVERITY
 
 

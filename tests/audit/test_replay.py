@@ -14,7 +14,7 @@ WAIVER = '[expected_absent.acme]\nmul = "not ported to this chip yet"'
 
 
 def foreign(**changes):
-    """Return a trace with nothing but the mandatory keys of DESIGN section 11."""
+    """Return a trace with nothing but the mandatory keys of docs/audit-any-engine.md."""
     trace = {
         "version": "1.0",
         "target": {"arch": "sm_121a", "quant": "nvfp4"},
