@@ -283,7 +283,6 @@ BROKEN = (
         ("lever MUSTER_DISABLE is declared 2 times",),
     ),
 )
-HANGING = [b for b in BROKEN if b.name.startswith("hangs")]
 
 # A plugin that fails at its very last hook, after it has given one of everything.
 GIVES_ALL = (

@@ -17,8 +17,6 @@ from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.target import Device, Target
 
-NAN = math.nan
-
 
 def row(contestant, role, us, **other):
     if us is not None:
