@@ -15,14 +15,9 @@ def padded_rows(rows: int) -> int:
     raise UsageError(f"{rows} rows: expected 1 to {PADDED_LADDER[-1]}, the padded batch ladder's last rung")
 
 
-def mtp_verify_rows(drafts: int) -> int:
-    """Return the rows of an MTP verify: each draft, and the token before them."""
+def verify_rows(drafts: int) -> int:
+    """Return the rows of a sequence in a verify pass: each draft, and the token before them (17 rows with 16)."""
     return _at_least(drafts, "drafts") + 1
-
-
-def dflash_verify_rows(gamma: int) -> int:
-    """Return the rows of a block-diffusion verify: gamma drafted tokens (17 rows with 16), and the one before."""
-    return _at_least(gamma, "gamma") + 1
 
 
 def committed_rows(accepted: int) -> int:

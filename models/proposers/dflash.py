@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.drafter import Drafter
+from kernel_muster.models.policy.rows import verify_rows
 from kernel_muster.models.proposers.interface import Committed
 from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
 from kernel_muster.registry.errors import UsageError
@@ -78,7 +79,7 @@ class DflashProposer:
     def _block(
         self, caches: Sequence[SequenceState], sequences: Sequence[SequenceState], last_ids: Sequence[int]
     ) -> Batch:
-        size, mask = self.drafts + 1, self._drafter.drafter.mask_id
+        size, mask = verify_rows(self.drafts), self._drafter.drafter.mask_id
         known = [min(cache.length, self._window) for cache in caches]
         self._state.reserve(caches, [count + size for count in known])
         slots = [

@@ -9,6 +9,7 @@ import numpy as np
 from kernel_muster.models.decode.drafts import CommitStep, DraftSteps
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.rows import verify_rows
 from kernel_muster.models.proposers.interface import Committed
 from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
 from kernel_muster.registry.errors import UsageError
@@ -36,9 +37,7 @@ class MtpProposer:
     def __init__(self, model: Model, levers: Levers, drafts: int, sizes: StateSizes) -> None:
         if model.mtp is None:
             raise UsageError(f"{model.dims.name} has no MTP head")
-        if drafts < 1:
-            raise UsageError(f"{drafts} drafts: expected at least 1")
-        self.drafts = drafts
+        self.drafts, self._rows = drafts, verify_rows(drafts)
         self._model, self._head = model, model.mtp
         self._reads_prompts = levers.flag("MUSTER_MTP_PREFILL")
         self._state = ModelState(model.mtp.dims, sizes, model.memory.zeros)
@@ -82,10 +81,10 @@ class MtpProposer:
     ) -> list[Any]:  # fmt: skip
         """Run committed rows through the head; what a verify pass has kept goes through its recording."""
         caches = [draft.cache for draft in drafts]
-        if not is_prompt and max(counts) <= self.drafts + 1:
+        if not is_prompt and max(counts) <= self._rows:
             step = self._commits.get(len(drafts))
             if step is None:
-                shape, pages = (len(drafts), self.drafts + 1), self._state.sizes.pages
+                shape, pages = (len(drafts), self._rows), self._state.sizes.pages
                 step = self._commits[len(drafts)] = CommitStep(self._model, self._state, shape, pages)
             if step.takes(caches, counts):
                 return step.run(caches, counts, ids, positions, hidden)
@@ -110,7 +109,7 @@ class MtpProposer:
         """Run rows through the head; return its rows, and the last one of each sequence."""
         cuts = np.cumsum([0, *counts]).tolist()
         each = [list(ids[start:stop]) for start, stop in pairwise(cuts)]
-        phase: Phase = "decode" if max(counts) == 1 else "verify" if max(counts) <= self.drafts + 1 else "prefill"
+        phase: Phase = "decode" if max(counts) == 1 else "verify" if max(counts) <= self._rows else "prefill"
         caches = [draft.cache for draft in drafts]
         batch = self._state.batch(caches, each, phase, i32(positions)).on(self._model.memory)
         embedded = self._model.embedding.forward(batch.ids)

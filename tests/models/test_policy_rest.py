@@ -5,13 +5,7 @@ from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PREFILL_MMA_ROW
 from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.models.policy.ffn import DENSE_ARMS, FFN_ARMS, MOE_ARMS, dense_alias, dense_arm, moe_arm
 from kernel_muster.models.policy.moe import GROUPED_ROWS, moe_grouped_decode, takes_k64
-from kernel_muster.models.policy.rows import (
-    PADDED_LADDER,
-    committed_rows,
-    dflash_verify_rows,
-    mtp_verify_rows,
-    padded_rows,
-)
+from kernel_muster.models.policy.rows import PADDED_LADDER, committed_rows, padded_rows, verify_rows
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
@@ -153,10 +147,9 @@ def test_padded_rows_off_the_ladder_are_refused(rows: int) -> None:
 
 
 def test_verify_rows_count_the_token_before_the_drafts() -> None:
-    assert (mtp_verify_rows(3), dflash_verify_rows(16), committed_rows(0), committed_rows(5)) == (4, 17, 1, 6)
-    for count in (mtp_verify_rows, dflash_verify_rows):
-        with pytest.raises(UsageError, match="expected at least 1"):
-            count(0)
+    assert (verify_rows(3), verify_rows(16), committed_rows(0), committed_rows(5)) == (4, 17, 1, 6)
+    with pytest.raises(UsageError, match="drafts is 0, expected at least 1"):
+        verify_rows(0)
     with pytest.raises(UsageError, match="accepted is -1"):
         committed_rows(-1)
 

@@ -317,7 +317,7 @@ def test_speculation_without_its_parts_is_refused(
     model, levers = tiny("dense"), make_levers()
     with pytest.raises(UsageError, match="tiny has no MTP head"):
         MtpProposer(tiny("alone"), levers, 2, SIZES)
-    with pytest.raises(UsageError, match="0 drafts: expected at least 1"):
+    with pytest.raises(UsageError, match="drafts is 0, expected at least 1"):
         MtpProposer(model, levers, 0, SIZES)
     with pytest.raises(UsageError, match="0 new tokens"):
         GreedyDecoder(model, model.new_state(SIZES)).run(PROMPTS, 0)
