@@ -168,8 +168,21 @@ def _load_findings(catalog: Catalog, distribution: str) -> Iterator[Finding]:
     own = [r for r in catalog.kernels if r.provider.plugin in names]
     yield from _other_contracts(catalog, own)
     yield from _equal_kernels(catalog, own)
+    yield from _equal_builders(catalog, rows)
     folders = [folder for name in names for folder in catalog.folders_of.get(name, ())]
     yield from _manifest_findings(catalog, folders)
+
+
+def _equal_builders(catalog: Catalog, rows: Iterable[PluginRow]) -> Iterator[Finding]:
+    """Yield model types that a builder of these plugins serves and another builder too: no model of them is built."""
+    for row in rows:
+        own = {kind for builder in catalog.builders_of.get(row.name, ()) for kind in builder.model_types}
+        for kind in sorted(own):
+            names = sorted(builder.name for builder in catalog.builders if kind in builder.model_types)
+            if len(names) > 1:
+                why = f"{len(names)} builders serve model type {kind}: {', '.join(names)}; a boot refuses its models"
+                remedies = ("give the builder a model type of its own, and the manifest with it",)
+                yield Finding("BAD_SPEC", row.name, why, (f"{row.distribution} {row.version}",), remedies)
 
 
 def _manifest_findings(catalog: Catalog, own: Iterable[Path]) -> Iterator[Finding]:

@@ -67,6 +67,7 @@ class Catalog:
     builders: tuple[ModelBuilder, ...] = ()
     levers: tuple[Lever, ...] = CORE_LEVERS
     manifest_folders: tuple[Path, ...] = ()
+    builders_of: Mapping[str, tuple[ModelBuilder, ...]] = field(default_factory=dict)  # by plugin
     folders_of: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # of manifests, by plugin
     observers: tuple[tuple[str, Callable[[Any], object]], ...] = ()
     findings: tuple[Finding, ...] = ()

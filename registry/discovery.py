@@ -192,6 +192,7 @@ def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:
         builders=tuple(items("muster_models")),
         levers=(*CORE_LEVERS, *items("muster_levers")),
         manifest_folders=tuple(sorted(set(items("muster_manifests")))),
+        builders_of={draft.row.name: tuple(draft.loaded.items.get("muster_models", ())) for draft in sound},
         folders_of={draft.row.name: tuple(draft.loaded.items.get("muster_manifests", ())) for draft in sound},
         observers=tuple((d.row.name, d.loaded.observer) for d in sound if d.loaded.observer is not None),
         findings=tuple(findings),

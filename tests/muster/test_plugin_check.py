@@ -175,6 +175,19 @@ def test_failed_plugin_of_somebody_else_is_not_ones_own_fault(cli, check):
     assert (report["verdict"], report["findings"]) == ("passed", [])
 
 
+def test_builder_of_a_model_type_that_another_serves_is_found(check):
+    hook = """
+@km.hookimpl
+def muster_models():
+    return [km.ModelBuilder("mine", ("acme_type", "qwen3_5"), "production", lambda *given: None)]
+"""
+    report = check(source('spec("acme::double")') + hook)
+    (finding,) = report["findings"]
+    assert (finding["code"], finding["subject"]) == ("BAD_SPEC", "acme")
+    said = "2 builders serve model type qwen3_5: hybrid_decoder, mine; a boot refuses its models"
+    assert finding["why"] == said
+
+
 def test_manifest_of_ones_own_that_refuses_every_boot_is_found(cli, check):
     folder = cli.manifest().parent.parent
     hook = f"@km.hookimpl\ndef muster_manifests():\n    import pathlib\n    return [pathlib.Path({str(folder)!r})]\n"
