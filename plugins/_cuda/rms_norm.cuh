@@ -20,25 +20,7 @@ constexpr int KEPT = 4;
 constexpr int warp = 32, block = 256;        // lanes of a row; entry points carry the names
 constexpr int WARP_WIDEST = KEPT * 8 * warp;  // up to here a warp has a row; norm/launch.py says the same
 
-// --- weights: BF16, or either type as the launcher says ---
-
-struct EitherWeight {
-    const void* at;
-    bool is_bf16;
-};
-
-// As it stands in memory: nothing waits for it until it is widened.
-template <int WIDTH>
-struct RawEither;
-template <>
-struct RawEither<8> {
-    uint4 low, high;  // the second of FP32 only
-    bool is_bf16;
-};
-template <>
-struct RawEither<1> {
-    float value;
-};
+// --- weights of either type ---
 
 template <int WIDTH>
 __device__ __forceinline__ Raw<WIDTH> load_weight(const bf16* weight, int piece) {
@@ -46,27 +28,25 @@ __device__ __forceinline__ Raw<WIDTH> load_weight(const bf16* weight, int piece)
     else return load_raw<WIDTH>(weight, piece);
 }
 template <int WIDTH>
-__device__ __forceinline__ RawEither<WIDTH> load_weight(const EitherWeight* weight, int piece) {
-    if constexpr (WIDTH == 8) {
-        const uint4* const from = static_cast<const uint4*>(weight->at);
-        RawEither<8> raw{{}, {}, weight->is_bf16};
-        if (raw.is_bf16) raw.low = load_now(from + piece);
-        else raw.low = load_now(from + 2 * (size_t)piece), raw.high = load_now(from + 2 * (size_t)piece + 1);
-        return raw;
-    } else if (weight->is_bf16) {
-        return {__bfloat162float(static_cast<const bf16*>(weight->at)[piece])};
+__device__ __forceinline__ Values<WIDTH> load_weight(const float* weight, int piece) {
+    Values<WIDTH> v;
+    if constexpr (WIDTH % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i += 4) {
+            const float4 part = load_now(reinterpret_cast<const float4*>(weight + (size_t)piece * WIDTH + i));
+            v.at[i] = part.x, v.at[i + 1] = part.y, v.at[i + 2] = part.z, v.at[i + 3] = part.w;
+        }
     } else {
-        return {static_cast<const float*>(weight->at)[piece]};
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) v.at[i] = weight[(size_t)piece * WIDTH + i];
     }
+    return v;
 }
 
-__device__ __forceinline__ Values<8> widen(const RawEither<8>& raw) {
-    if (raw.is_bf16) return widen(Raw<8>{raw.low});
-    return {{__uint_as_float(raw.low.x), __uint_as_float(raw.low.y), __uint_as_float(raw.low.z), __uint_as_float(raw.low.w),
-             __uint_as_float(raw.high.x), __uint_as_float(raw.high.y), __uint_as_float(raw.high.z),
-             __uint_as_float(raw.high.w)}};
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> widen(const Values<WIDTH>& v) {
+    return v;
 }
-__device__ __forceinline__ Values<1> widen(const RawEither<1>& raw) { return {{raw.value}}; }
 
 // --- the forms: what is fetched, which value of it the norm is of, and what becomes of that ---
 
@@ -146,10 +126,11 @@ struct Residual {
     }
 };
 
+template <class Weight>
 struct Gated {
     static constexpr int VECTORS = 1;  // heads are short
     const bf16 *x, *gate;
-    const EitherWeight* weight;
+    const Weight* weight;
     bf16* out;
 
     template <int WIDTH>
@@ -239,19 +220,19 @@ __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, f
                                    widen(load_weight<WIDTH>(form.weight, piece)));
 }
 
-// --- one row of a vector a lane, or of a few that are summed as if each were a lane's own ---
+// --- one row of a vector a lane, or of several that are summed as if each were a lane's own ---
 
 constexpr int MOST_WARPS = 32;  // of vectors of a row
 
-// H is a multiple of 8. RANKS blocks have a thread for each vector, or for every so many of them, at most VECTORS.
+// H is a multiple of 8, and RANKS blocks have VECTORS times a thread for each vector.
 template <int RANKS, int VECTORS, class Form>
 __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps) {
     __shared__ float4 sums[MOST_WARPS / 4];
     __shared__ Arrival arrival;
-    const int lane = threadIdx.x % warp, threads = blockDim.x, own = blockIdx.x % RANKS * threads + threadIdx.x;
-    const int count = VECTORS == 1 ? 1 : (H / 8 + threads - 1) / threads;  // of a thread
-    const int warps = RANKS * count * threads / warp;
-    auto exists = [&](int j) { return own + j * threads < H / 8; };
+    const int lane = threadIdx.x % warp, first = blockIdx.x % RANKS * VECTORS * blockDim.x + threadIdx.x;
+    const int warps = RANKS * VECTORS * blockDim.x / warp;
+    auto piece = [&](int j) { return first + j * (int)blockDim.x; };
+    auto exists = [&](int j) { return piece(j) < H / 8; };
 
     // Stage 1: the weights, then the values and the sums of their squares.
     allow_next_launch();
@@ -263,25 +244,28 @@ __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps
     decltype(load_weight<8>(form.weight, 0)) weights[VECTORS] = {};
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j)
-        if (exists(j)) weights[j] = load_weight<8>(form.weight, own + j * threads);
+        if (exists(j)) weights[j] = load_weight<8>(form.weight, piece(j));
     wait_for_previous_launch();
     typename Form::template Fetched<8> fetched[VECTORS] = {};
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j)
-        if (exists(j)) fetched[j] = form.template fetch<8>(own + j * threads);
+        if (exists(j)) fetched[j] = form.template fetch<8>(piece(j));
     if constexpr (RANKS > 1) cluster_wait();
-
-    // Stage 2: over lanes, then over warps, those of all blocks.
+    float own[VECTORS];
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
-        if (j >= count) break;
-        if (exists(j)) form.template take<8>(own + j * threads, fetched[j]);
-        const float sum = warp_sum(add_squares(widen(fetched[j].value), 0.0f));
-        float* const place = reinterpret_cast<float*>(sums) + (own + j * threads) / warp;
+        if (exists(j)) form.template take<8>(piece(j), fetched[j]);
+        own[j] = warp_sum(add_squares(widen(fetched[j].value), 0.0f));
+    }
+
+    // Stage 2: over warps, those of all blocks.
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        float* const place = reinterpret_cast<float*>(sums) + piece(j) / warp;
         if constexpr (RANKS > 1) {
-            if (lane < RANKS) store_to_rank(place, sum, &arrival, lane);
+            if (lane < RANKS) store_to_rank(place, own[j], &arrival, lane);
         } else if (lane == 0) {
-            *place = sum;
+            *place = own[j];
         }
     }
     __syncthreads();
@@ -301,5 +285,5 @@ __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps
     // Stage 3: results.
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j)
-        if (exists(j)) form.template write<8>(own + j * threads, fetched[j], r, widen(weights[j]));
+        if (exists(j)) form.template write<8>(piece(j), fetched[j], r, widen(weights[j]));
 }

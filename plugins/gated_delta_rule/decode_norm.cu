@@ -22,10 +22,27 @@ constexpr int FEW = HEAD_TILES, MANY = HEAD_TILES;
 #define MANY_BOUNDS __launch_bounds__(MANY* TILE_THREADS, 2)
 #endif
 
+// A weight of either type.
+struct NormWeight {
+    const void* at;
+    bool is_bf16;
+};
+template <int WIDTH>
+__device__ __forceinline__ Values<WIDTH> load_weight(const NormWeight* weight, int piece) {
+    if (!weight->is_bf16) return load_weight<WIDTH>(static_cast<const float*>(weight->at), piece);
+    Values<WIDTH> v;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) v.at[i] = __bfloat162float(static_cast<const bf16*>(weight->at)[piece * WIDTH + i]);
+    return v;
+}
+
 __device__ __forceinline__ Values<LANE_COLUMNS> values_of(float4 v) { return {{v.x, v.y, v.z, v.w}}; }
 __device__ __forceinline__ float4 of_values(const Values<LANE_COLUMNS>& v) {
     return make_float4(v.at[0], v.at[1], v.at[2], v.at[3]);
 }
+
+// Barriers: 0 or one for each tile, where its threads meet; one for the first warps of all tiles; one for each tile's factors.
+constexpr int TILE_BARRIER = 1, SQUARES_BARRIER = TILE_BARRIER + HEAD_TILES, FACTORS_BARRIER = SQUARES_BARRIER + 1;
 
 // Sums of squares of a head's pieces of 8 values: four pieces a tile. The first warp of each tile shares its own and takes
 // all. No warp waits for the others' states: the cluster's barrier would.
@@ -58,7 +75,7 @@ struct HeadSquares {
     // In the order of a warp that has a piece a lane.
     __device__ __forceinline__ float total() {
         if constexpr (RANKS > 1) await_bytes(&arrival);
-        else asm volatile("bar.sync %0, %1;" ::"n"(HEAD_TILES + 1), "n"(HEAD_TILES * 32) : "memory");
+        else asm volatile("bar.sync %0, %1;" ::"n"(SQUARES_BARRIER), "n"(HEAD_TILES * 32) : "memory");
         const float4 sum = add4(add4(tiles[0], tiles[2]), add4(tiles[1], tiles[3]));
         return (sum.x + sum.z) + (sum.y + sum.w);
     }
@@ -69,7 +86,7 @@ struct RawFactors {
     uint4 weight;
     uint2 gate;
 
-    __device__ __forceinline__ void load_weight(const EitherWeight& from, int column) {
+    __device__ __forceinline__ void load_weight(const NormWeight& from, int column) {
         if (from.is_bf16) {
             const uint2 v = load_now(reinterpret_cast<const uint2*>(static_cast<const bf16*>(from.at) + column));
             weight.x = v.x, weight.y = v.y;
@@ -77,6 +94,7 @@ struct RawFactors {
             weight = load_now(reinterpret_cast<const uint4*>(static_cast<const float*>(from.at) + column));
         }
     }
+    __device__ __forceinline__ void load_gate(const bf16* from) { gate = load_now(reinterpret_cast<const uint2*>(from)); }
     __device__ __forceinline__ float4 widened(bool is_bf16) const {
         if (is_bf16) return widen(make_uint2(weight.x, weight.y));
         return make_float4(__uint_as_float(weight.x), __uint_as_float(weight.y), __uint_as_float(weight.z),
@@ -84,22 +102,27 @@ struct RawFactors {
     }
 };
 
-// And as it is needed: made by one warp of a tile while the state is on its way.
+// And as it is needed: made by the second warp of a tile, whose state is stored, while squares are on their way.
 struct Factors {
     float4 weight[COLUMNS / LANE_COLUMNS], gate[COLUMNS / LANE_COLUMNS];  // silu of it
 };
 
-// The threads of a tile meet.
 template <int BLOCK_TILES>
 __device__ __forceinline__ void meet_tile() {
     if constexpr (BLOCK_TILES == 1) __syncthreads();
-    else asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / TILE_THREADS), "n"(TILE_THREADS) : "memory");
+    else asm volatile("bar.sync %0, %1;" ::"r"(TILE_BARRIER + threadIdx.x / TILE_THREADS), "n"(TILE_THREADS) : "memory");
+}
+__device__ __forceinline__ void give_factors(int tile) {
+    asm volatile("bar.arrive %0, 64;" ::"r"(FACTORS_BARRIER + tile) : "memory");
+}
+__device__ __forceinline__ void await_factors(int tile) {
+    asm volatile("bar.sync %0, 64;" ::"r"(FACTORS_BARRIER + tile) : "memory");
 }
 
 // Dk = Dv = 128. Grid: HEAD_TILES / BLOCK_TILES x value_heads x S.
 template <int BLOCK_TILES>
 __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* decay, const float* beta, const bf16* gate,
-                                                const EitherWeight& weight, float* pool, const int* slots, bf16* out,
+                                                const NormWeight& weight, float* pool, const int* slots, bf16* out,
                                                 float eps, int pool_slots, int key_heads, int value_heads) {
     const Heads heads{key_heads, KEY_DIM, value_heads, VALUE_DIM};
     __shared__ Exchange exchange[BLOCK_TILES];
@@ -113,45 +136,49 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
     const Tile& at = row.at;
     const bool has_column = at.lane < COLUMNS / LANE_COLUMNS, is_writer = at.warp == 0 && has_column;
     const bool makes_factors = at.warp == 1 && has_column;
-    const size_t place = ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column;
+    auto place = [&] { return ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column; };
     Factors& factors = all_factors[own_tile];
+    constexpr bool IS_EARLY = BLOCK_TILES < HEAD_TILES;  // else registers are few
     RawFactors raw;
-    if (makes_factors) raw.load_weight(weight, at.column);
+    if (IS_EARLY && makes_factors) raw.load_weight(weight, at.column);
     row.bring_state();
     wait_for_previous_launch();
 
     // Stage 1: the step. What does not need the state is done while it is on its way.
     RowInputs in;
     StatePart state;
-    if (makes_factors) raw.gate = load_now(reinterpret_cast<const uint2*>(gate + place));
+    if (IS_EARLY && makes_factors) raw.load_gate(gate + place());
     const int slot = row.load(in, state, decay, beta);
-    if (makes_factors) {
-        factors.weight[at.lane] = raw.widened(weight.is_bf16);
-        factors.gate[at.lane] = of_values(silu(values_of(widen(raw.gate))));
-    }
     const RowStep moves(in);
     if (!row.is_inside(slot)) {  // so it is for the whole head
-        if (is_writer) *reinterpret_cast<uint2*>(out + place) = make_uint2(0, 0);
+        if (is_writer) *reinterpret_cast<uint2*>(out + place()) = make_uint2(0, 0);
         return;
     }
     Exchange& own = exchange[own_tile];
     if (at.warp == 0) squares.reach_others();
     read_state(state, moves, own, 0, at.warp, at.lane);
     meet_tile<BLOCK_TILES>();
-    const float4 read_q = own.total(0, 1, at.lane & 7), delta = delta_of(moves, own.total(0, 0, at.lane & 7));
+    const float4 delta = delta_of(moves, own.total(0, 0, at.lane & 7)), read_q = own.total(0, 1, at.lane & 7);
 
     // Stage 2: the squares of the head; the state moves and goes out while they are on their way.
     const uint2 mixed = narrow(output_of(moves, delta, read_q));
     if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values_of(widen(mixed)));
     move_state(state, moves, delta);
     state.store(row.place(slot), VALUE_DIM);
+    if (makes_factors) {
+        if (!IS_EARLY) raw.load_weight(weight, at.column), raw.load_gate(gate + place());
+        factors.weight[at.lane] = raw.widened(weight.is_bf16);
+        factors.gate[at.lane] = of_values(silu(values_of(widen(raw.gate))));
+    }
+    if (at.warp == 1) give_factors(own_tile);
     if (at.warp != 0) return;
 
     // Stage 3: norm and gate.
     const float r = reciprocal_root(squares.total(), VALUE_DIM, eps);
+    await_factors(own_tile);
     if (!is_writer) return;
     const Values<LANE_COLUMNS> of = values_of(factors.weight[at.lane]), by = values_of(factors.gate[at.lane]);
-    *reinterpret_cast<uint2*>(out + place) = narrow(of_values(gated(values_of(widen(mixed)), r, of, by)));
+    *reinterpret_cast<uint2*>(out + place()) = narrow(of_values(gated(values_of(widen(mixed)), r, of, by)));
 }
 
 #define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
@@ -174,8 +201,8 @@ DELTA_RULE_NORM(many_128, MANY, MANY_BOUNDS)
 
 // The norm of a row that this block has written, in place.
 template <int LANES, int WIDTH>
-__device__ __forceinline__ void norm_in_place(const bf16* gate, const EitherWeight& weight, bf16* row, int H, float eps) {
-    if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated{row, gate, &weight, row}, true, H, eps);
+__device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight& weight, bf16* row, int H, float eps) {
+    if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated<NormWeight>{row, gate, &weight, row}, true, H, eps);
 }
 
 // The step of a head of Dk = 128 and a Dv that is no model's: two tiles at a time.
@@ -230,10 +257,9 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     }
     __syncthreads();
     if (is_padding) return;
-    const EitherWeight weights{weight, (bool)is_bf16};
-    const bool is_short = value_dim <= WARP_WIDEST, is_vector = value_dim % 8 == 0;
-    if (is_short && is_vector) norm_in_place<warp, 8>(gate + at, weights, out + at, value_dim, eps);
+    const NormWeight weights{weight, (bool)is_bf16};
+    const bool is_short = value_dim <= WARP_WIDEST;
+    if (is_short && value_dim % 8 == 0) norm_in_place<warp, 8>(gate + at, weights, out + at, value_dim, eps);
     else if (is_short) norm_in_place<warp, 1>(gate + at, weights, out + at, value_dim, eps);
-    else if (is_vector) norm_in_place<block, 8>(gate + at, weights, out + at, value_dim, eps);
     else norm_in_place<block, 1>(gate + at, weights, out + at, value_dim, eps);
 }

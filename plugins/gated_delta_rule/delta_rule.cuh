@@ -257,13 +257,12 @@ struct SingleRow {
         v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
     }
 
-    // The tiles of a head bring its state together. Of a tile one warp alone waits for the slot so early, and of a launch
-    // the heads that can be at work before the one ahead ends: 512 heads that all brought theirs took 21.70 us, 21.05 where
-    // none did (H200, nothing ahead).
+    // The tiles of a head bring its state together. Of a tile one warp alone waits for the slot so early. Of many heads all
+    // do: where only those did that are at work before the launch ahead ends, 768 took 30.6 us, where all did 29.9 (H200).
     __device__ __forceinline__ void bring_state() const {
 #if __CUDA_ARCH__ >= 900
-        constexpr int SHARE = KEY_DIM * COLUMNS, EARLY_HEADS = 160;
-        if (at.warp == TILE_WARPS - 1 && at.sequence * heads.value_heads + at.head < EARLY_HEADS)
+        constexpr int SHARE = KEY_DIM * COLUMNS;
+        if (at.warp == TILE_WARPS - 1)
             if (at.lane == 0 && is_inside(guess))
                 bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
 #endif

@@ -38,31 +38,32 @@ __device__ __forceinline__ size_t row_of_thread() {
         norm_row<LANES, WIDTH>(Residual{x + at, weight, residual + at, out + at, weight_offset}, row < M, H, eps); \
     }
 
-#define RMS_NORM_GATED(LANES, WIDTH)                                                                             \
-    extern "C" __global__ void BOUNDS(LANES) rms_norm_gated_##LANES##_w##WIDTH(                                  \
-        const bf16* x,                   /* [M, H] */                                                            \
-        const bf16* gate,                /* [M, H] */                                                            \
-        const void* __restrict__ weight, /* [H], FP32 or BF16 */                                                 \
-        bf16* out,                       /* [M, H] */                                                            \
-        float eps, int is_bf16, int M, int H) {                                                                  \
+#define RMS_NORM_GATED(LANES, WIDTH, WEIGHT, NAME)                                                               \
+    extern "C" __global__ void BOUNDS(LANES) rms_norm_gated_##NAME##_##LANES##_w##WIDTH(                         \
+        const bf16* x,                     /* [M, H] */                                                          \
+        const bf16* gate,                  /* [M, H] */                                                          \
+        const WEIGHT* __restrict__ weight, /* [H] */                                                             \
+        bf16* out,                         /* [M, H] */                                                          \
+        float eps, int M, int H) {                                                                               \
         const size_t row = row_of_thread<LANES>(), at = row * H;                                                 \
-        const EitherWeight either{weight, (bool)is_bf16};                                                        \
-        norm_row<LANES, WIDTH>(Gated{x + at, gate + at, &either, out + at}, row < M, H, eps);                    \
+        norm_row<LANES, WIDTH>(Gated<WEIGHT>{x + at, gate + at, weight, out + at}, row < M, H, eps);             \
     }
 
-#define FORMS(LANES, WIDTH)                                                                                      \
-    RMS_NORM(LANES, WIDTH)                                                                                       \
-    RMS_NORM_RESIDUAL(LANES, WIDTH)                                                                              \
-    RMS_NORM_GATED(LANES, WIDTH)
+#define PLAIN_FORMS(LANES, WIDTH) RMS_NORM(LANES, WIDTH) RMS_NORM_RESIDUAL(LANES, WIDTH)
+#define GATED_FORMS(LANES, WIDTH) RMS_NORM_GATED(LANES, WIDTH, float, f32) RMS_NORM_GATED(LANES, WIDTH, bf16, bf16)
 
-FORMS(warp, 1)
-FORMS(warp, 8)
-FORMS(block, 1)
-FORMS(block, 8)
+PLAIN_FORMS(warp, 1)
+PLAIN_FORMS(warp, 8)
+PLAIN_FORMS(block, 1)
+PLAIN_FORMS(block, 8)
+GATED_FORMS(warp, 1)
+GATED_FORMS(warp, 8)
+GATED_FORMS(block, 1)  // no model has a gate over rows that long
 
-// Rows of up to 8192 values in vectors: one block a row, whose threads may have two so that many loads are on their way, or,
-// so that few rows come and go over more multiprocessors, four blocks of a cluster (from sm_90 on); the bits are the same.
-constexpr int MOST_THREADS = MOST_WARPS * warp, WIDE_VECTORS = 2;  // at most
+// Rows of up to 8192 values in vectors: one block a row, of a thread for each vector, or for two so that of many rows more
+// loads are on their way; or, so that few rows come and go over more multiprocessors, four blocks of a cluster (from sm_90
+// on). The bits are the same.
+constexpr int MOST_THREADS = MOST_WARPS * warp;
 #if __CUDA_ARCH__ >= 900
 constexpr int TEAM = 4;
 #define TEAM_BOUNDS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(MOST_THREADS / TEAM)
@@ -90,5 +91,6 @@ constexpr int TEAM = 1;
         norm_wide_row<RANKS, VECTORS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps); \
     }
 
-WIDE_FORMS(wide, 1, WIDE_VECTORS, __launch_bounds__(MOST_THREADS))
 WIDE_FORMS(team, TEAM, 1, TEAM_BOUNDS)
+WIDE_FORMS(wide, 1, 1, __launch_bounds__(MOST_THREADS))
+WIDE_FORMS(many, 1, 2, __launch_bounds__(MOST_THREADS / 2))

@@ -27,7 +27,7 @@ def entry(cluster):
 
 def norm_plan(name, rows, columns, cluster=4):
     backend = {"rms_norm": norm_launch.RMS_NORM, "rms_norm_residual": norm_launch.RMS_NORM_RESIDUAL}[name]
-    entries = {f"{name}_team_w8": entry(cluster), f"{name}_wide_w8": entry(None)}
+    entries = {f"{name}_team_w8": entry(cluster), **{f"{name}_{form}_w8": entry(None) for form in ("wide", "many")}}
     (plan,) = backend.plan(bound(name, {"M": rows, "H": columns}), entries)
     return plan.entry.removeprefix(f"{name}_"), plan.grid[0], plan.block
 
@@ -37,8 +37,8 @@ def norm_plan(name, rows, columns, cluster=4):
     (9, 1024, "warp_w8", 3, None), (1, 33, "warp_w1", 1, None), (3, 1030, "block_w1", 3, None),
     (1, 1032, "team_w8", 4, 64), (1, 5120, "team_w8", 4, 160), (4, 8192, "team_w8", 16, 256),
     (16, 2048, "team_w8", 64, 64), (17, 1032, "wide_w8", 17, 160), (17, 2048, "wide_w8", 17, 256),
-    (256, 5120, "wide_w8", 256, 640), (257, 5120, "wide_w8", 257, 320), (257, 1032, "wide_w8", 257, 96),
-    (600, 8192, "wide_w8", 600, 512), (1, 8200, "block_w8", 1, None),
+    (256, 5120, "wide_w8", 256, 640), (257, 5120, "many_w8", 257, 320), (257, 1032, "many_w8", 257, 96),
+    (600, 8192, "many_w8", 600, 512), (1, 8200, "block_w8", 1, None),
 ])  # fmt: skip
 def test_norm_by_rows_and_their_length(name, rows, columns, form, blocks, threads):
     assert norm_plan(name, rows, columns) == (form, blocks, threads and (threads, 1, 1))
@@ -50,7 +50,7 @@ def test_norm_of_few_rows_without_clusters_is_one_block_a_row():
 
 def test_gated_norm_of_long_rows_is_a_block_a_row():
     (plan,) = norm_launch.RMS_NORM_GATED.plan(bound("rms_norm_gated", {"M": 2, "H": 2048}), {})
-    assert (plan.entry, plan.grid, plan.block) == ("rms_norm_gated_block_w8", (2, 1, 1), None)
+    assert (plan.entry, plan.grid, plan.block) == ("rms_norm_gated_f32_block_w1", (2, 1, 1), None)
 
 
 @pytest.mark.parametrize(("sequences", "form", "cluster", "blocks"), [

@@ -38,7 +38,7 @@ AHEAD = {
     "paged_decode_fresh_*": {3: "q_weight", 4: "k_weight"},
     "pairwise_down_*": {0: "down", 1: "down_scale"},
     "qk_norm_rope_append_short": {3: "q_weight", 4: "k_weight"},
-    "rms_norm_gated_*": {2: "weight"},
+    "rms_norm_gated_*_w8": {2: "weight"},
     "rms_norm_residual_*_w8": {2: "weight"},
     "rms_norm_*_w8": {1: "weight"},
     "w4a16_*": {0: "codes", 1: "scales"},
