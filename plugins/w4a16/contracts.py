@@ -25,7 +25,7 @@ _SIZES = (
 )
 
 
-def _uneven_weight(dims: Dims, rng: np.random.Generator) -> Arguments:
+def _uneven_weight(dims: Dims, rng: "np.random.Generator") -> Arguments:
     """Return a weight of Gaussian values shrunk by group: scales reach their subnormals, zero and minus zero."""
     rows, groups = dims["N"], dims["K"] // nvfp4.GROUP
     shrunk = np.exp2(-rng.integers(0, 20, (rows, groups)) * rng.integers(0, 2, (rows, groups)))
