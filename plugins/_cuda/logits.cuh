@@ -43,7 +43,7 @@ struct Share {
 
     __device__ __forceinline__ Share(int V, int row_bits, int block)
         : row_bits(row_bits), width(piece_width(V)), pieces(width == 8 ? V / 8 : V),
-          first((((int)threadIdx.x / 32 << row_bits) + block) * 32 + (int)threadIdx.x % 32), step(THREADS << row_bits) {}
+          first(((threadIdx.x / 32 << row_bits) + block) * 32 + threadIdx.x % 32), step(THREADS << row_bits) {}
     __device__ __forceinline__ int blocks() const { return 1 << row_bits; }
 };
 
@@ -64,11 +64,11 @@ __device__ __forceinline__ u32 key_of(Pair pair) {
 struct Pieces {
     uint4 raw[PARALLEL];
 
-    __device__ __forceinline__ void load_from(const bf16* row, const Share& share, int at) {
+    __device__ __forceinline__ void load_from(const bf16* row, const Share& share, int width, int at) {
 #pragma unroll
         for (int i = 0; i < PARALLEL; ++i) {
             const int piece = at + i * share.step;
-            raw[i] = load_piece(row, share.width, piece, piece < share.pieces);
+            raw[i] = load_piece(row, width, piece, piece < share.pieces);
         }
     }
 };
@@ -79,20 +79,23 @@ struct Pieces {
 template <class Visit>
 __device__ __forceinline__ void each_pair(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
     const Pair floor = pair_of_key(max(lowest, LOWEST_KEY));
+    constexpr int AT_ONCE = 6;  // one block alone waits for each turn of a row
 #pragma unroll 1
-    for (int at = first; at < end; at += PARALLEL * step) {
-        uint4 raw[PARALLEL];
+    for (int at = first; at < end; at += AT_ONCE * step) {
+        uint4 raw[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < PARALLEL; ++i) raw[i] = load_piece(row, width, at + i * step, at + i * step < end);
+        for (int i = 0; i < AT_ONCE; ++i) raw[i] = load_piece(row, width, at + i * step, at + i * step < end);
+        u32 pieces = 0;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (at + i * step < end && (lowest == 0 || __hge2_mask(largest_pair(raw[i]), floor) != 0)) pieces |= 1u << i;
 #pragma unroll 1
-        for (int i = 0; i < PARALLEL && at + i * step < end; ++i) {
-            uint4 rest = raw[0];
-#pragma unroll
-            for (int j = 1; j < PARALLEL; ++j) raw[j - 1] = raw[j];
-            if (lowest > 0 && __hge2_mask(largest_pair(rest), floor) == 0) continue;
+        for (; pieces != 0; pieces &= pieces - 1) {
+            const int piece = at + (__ffs(pieces) - 1) * step;
+            uint4 rest = load_piece(row, width, piece, true);
 #pragma unroll 1
             for (int e = 0; e < width; e += 2) {
-                visit(rest.x, (at + i * step) * width + e);
+                visit(rest.x, piece * width + e);
                 rest.x = rest.y, rest.y = rest.z, rest.z = rest.w;
             }
         }

@@ -2,15 +2,16 @@
 //
 // Several blocks share a row. Each warp looks once at its share and posts the largest logit of each of the SLOTS lanes that
 // have the largest, with a bound of what else the lane has, as one word: it is written once and is not 0, so that it tells of
-// itself: no fence, no counter, and one trip to L2. The block that merges waits for these words. The wanted-th of the
-// largest that its own warps met is the floor of the row; what warps posted above it is complete, but for those
-// whose bounds reach the floor as well, seldom any: their share is read again. What is listed so, a few more than are wanted, is
-// sorted by counting what is ahead. Where too many are equal for a list, the merging block ranks the row alone.
+// itself: no fence, no counter, and one trip to L2. The block that merges waits for these words. Of that
+// its own warps find a floor which as many reach as are wanted, and some more. What reaches it and was posted is complete,
+// but for the warps whose bounds reach it as well, seldom any: their share is read again. What is listed so is sorted by
+// counting what is ahead. Where too many are equal for a list, the merging block ranks the row alone.
 #pragma once
 #include "ranking.cuh"
 
-constexpr int SLOTS = 4;  // words of a warp; launch.py says the same
-constexpr int MOST_SHORT = 8;
+constexpr int SLOTS = 4, MORE = 2, WORDS = SLOTS + MORE;  // of a warp; launch.py says the same
+constexpr int MOST_SHORT = 8, GROUPS = 5;
+constexpr u32 LONGEST = 512;  // of a list that is sorted by counting
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
@@ -20,102 +21,189 @@ __device__ __forceinline__ void posted(const u64* place, u64& a, u64& b) {
 }
 
 // The largest key of this thread's share; ``last`` are the last pieces of it, from piece ``at`` on.
-__device__ __forceinline__ u32 largest_key(const bf16* row, const Share& share, Pieces& last, int& at) {
+__device__ __forceinline__ u32 largest_key_of(const bf16* row, const Share& share, int width, Pieces& last, int& at) {
     Pair largest = pair_of(~0u);
     at = share.first;
 #pragma unroll 1
     while (true) {
-        last.load_from(row, share, at);
+        last.load_from(row, share, width, at);
 #pragma unroll
         for (int i = 0; i < PARALLEL; ++i) largest = __hmax2(largest, largest_pair(last.raw[i]));
         if (at + PARALLEL * share.step >= share.pieces) return key_of(largest);
         at += PARALLEL * share.step;
     }
 }
+// The same where a piece is one logit: out of the way of the usual.
+struct Narrow {
+    u32 own, words[PARALLEL];
+    int at;
+};
+__device__ __noinline__ Narrow narrow_largest_key(const bf16* row, int V, int row_bits, int block) {
+    Pieces last;
+    Narrow narrow;
+    narrow.own = largest_key_of(row, Share(V, row_bits, block), 1, last, narrow.at);
+#pragma unroll
+    for (int i = 0; i < PARALLEL; ++i) narrow.words[i] = last.raw[i].x;
+    return narrow;
+}
+__device__ __forceinline__ u32 largest_key(const bf16* row, int V, const Share& share, int block, Pieces& last, int& at) {
+    if (share.width == 8) return largest_key_of(row, share, 8, last, at);
+    const Narrow narrow = narrow_largest_key(row, V, share.row_bits, block);
+    at = narrow.at;
+#pragma unroll
+    for (int i = 0; i < PARALLEL; ++i) last.raw[i] = make_uint4(narrow.words[i], ~0u, ~0u, ~0u);
+    return narrow.own;
+}
 
-// Calls ``visit(index, is_only)`` for the logits of a thread's share whose key is at least ``reach``, the last pieces first,
-// until it says true. What is said to be the only one is so.
-template <class Visit>
-__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, Pieces pieces, int at, u32 reach,
-                                              Visit visit) {
+// One bit for each logit of the pieces whose key is at least ``reach``: of each word one for the lower, and one 16 further for
+// the upper one.
+__device__ __forceinline__ u32 reaching(const Pieces& pieces, u32 reach) {
     const Pair pair = pair_of_key(max(reach, LOWEST_KEY));
-    const bool is_one_turn = at == share.first;
+    u32 ones = 0;
+#pragma unroll
+    for (int i = 0; i < PARALLEL; ++i) {
+        const u32 words[4] = {pieces.raw[i].x, pieces.raw[i].y, pieces.raw[i].z, pieces.raw[i].w};
+        u32 own = 0;  // as one chain, each would wait for the last
+#pragma unroll
+        for (int word = 0; word < 4; ++word) own |= __hge2_mask(pair_of(words[word]), pair) & 0x10001u << (4 * i + word);
+        ones |= own;
+    }
+    return ones;
+}
+__device__ __forceinline__ u32 index_of_bit(const Share& share, int at, int bit) {
+    return (at + (bit >> 2 & 3) * share.step) * share.width + 2 * (bit & 3) + (bit >> 4);
+}
+
+// Calls ``visit(index)`` for the logits of a thread's share whose key is at least ``reach``, until it says true.
+template <class Visit>
+__device__ __forceinline__ void each_reaching(const bf16* row, const Share& share, u32 reach, Visit visit) {
+#pragma unroll 1
+    for (int at = share.first; at < share.pieces; at += PARALLEL * share.step) {
+        Pieces pieces;
+        pieces.load_from(row, share, share.width, at);
+#pragma unroll 1
+        for (u32 ones = reaching(pieces, reach); ones != 0; ones &= ones - 1)
+            if (visit(index_of_bit(share, at, __ffs(ones) - 1))) return;
+    }
+}
+
+// A lane's largest logit, of which the key is known, and the next, as far as that reaches the least of what the warp posts.
+struct Largest {
+    u32 own, best, index, other, other_index;
+
+    __device__ __forceinline__ bool take(u32 key, u32 here) {
+        if (key > best) {
+            if (best > other) other = best, other_index = index;
+            best = key, index = here;
+        } else if (key > other) {
+            other = key, other_index = here;
+        }
+        return other == own;  // all is said
+    }
+};
+__device__ __noinline__ Largest largest_of_turns(const bf16* row, int V, int row_bits, int block, u32 reach, Largest largest) {
+    each_reaching(row, Share(V, row_bits, block), reach, [&](u32 index) { return largest.take(key_at(row, index), index); });
+    return largest;
+}
+// Lists what reaches ``reach`` of this warp's shares in some blocks.
+__device__ __noinline__ void list_again(const bf16* row, int V, int row_bits, u32 blocks, u32 reach) {
+#pragma unroll 1
+    for (; blocks != 0; blocks &= blocks - 1)
+        each_reaching(row, Share(V, row_bits, __ffs(blocks) - 1), reach,
+                      [&](u32 index) { return !list_up(order_of(key_at(row, index), index)); });
+}
+
+// Of a warp's sorted lists of keys, one a lane and the largest in the uppermost 16 bits: the ``rounds``-th largest, and in which
+// round the last of this lane was taken; lower lanes first. One code for all that choose: what is fetched again is there.
+struct Chosen {
+    u32 last;
+    int round;
+};
+__device__ __noinline__ Chosen choose(u64 keys, int rounds) {
+    u32 lane = 31 - threadIdx.x % 32, top = 0;
+    int round = -1;
+#pragma unroll 1
+    for (int i = 0; i < rounds; ++i) {
+        const u32 own = (u32)(keys >> 48) << 5 | lane;
+        top = __reduce_max_sync(ALL_LANES, own);
+        if (own == top) {
+            round = i, keys <<= 16;
+            if (keys >> 48 == 0) lane = 0;  // behind those without any key that were not taken yet
+        }
+    }
+    return {top >> 5, round};
+}
+
+// What a warp posts: key, complement of the index, and a key that nothing of the lane reaches more than, which is not posted.
+__device__ __forceinline__ u64 word_of(u32 key, u32 index, u32 bound) { return (u64)key << 48 | (u64)~index << 16 | bound; }
+constexpr u64 NOTHING = 1;
+
+// Posts the largest of the lanes that have the SLOTS largest, and the second of lanes that have two as large.
+__device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V, const Share& share, int block, u32 own,
+                                             const Pieces& last, int at) {
+    const u32 lane = threadIdx.x % 32;
+    const Chosen chosen = choose((u64)own << 48, SLOTS);
+    const u32 reach = chosen.last, below = max(reach, 2u) - 1;
+    posts += ((threadIdx.x / 32 << share.row_bits) + block) * WORDS;
+    Largest largest{own, 0, 0, below, 0};
+    bool has_two = false;
+    if (chosen.round >= 0 && own > 0) {
+        if (at != share.first) {
+            largest = largest_of_turns(row, V, share.row_bits, block, reach, largest);
+        } else {
+            u32 ones = reaching(last, reach);
+            const u32 without = ones & (ones - 1);
+            has_two = without != 0 && (without & (without - 1)) == 0;
+#pragma unroll 1
+            for (; ones != 0; ones &= ones - 1) {
+                const u32 index = index_of_bit(share, at, __ffs(ones) - 1);
+                if (largest.take(without == 0 ? own : key_at(row, index), index)) break;
+            }
+        }
+    }
+    const u32 twos = __ballot_sync(ALL_LANES, has_two), place = __popc(twos & ((1u << lane) - 1));
+    if (has_two && place < MORE) {
+        post(posts + SLOTS + place, word_of(largest.other, largest.other_index, below));
+        largest.other = below;
+    }
+    if (chosen.round >= 0) post(posts + chosen.round, word_of(own, largest.index, largest.other));
+    if (lane < MORE && lane >= __popc(twos)) post(posts + SLOTS + lane, NOTHING);
+}
+
+// Lists at least the ``wanted`` largest, exactly, in the merging block, where the list of all that reach ``reach`` was too
+// long, or too short for NaN: what is above the last key, and as many as are wanted of the last by index. Returns the number.
+__device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 wanted) {
+    const Share share(V, 0, 0);
+    u32 last = reach, above;
 #pragma unroll 1
     while (true) {
-        // Of each word of the four pieces one bit for the lower logit, and one 16 further for the upper one.
-        u32 ones = 0;
-#pragma unroll
-        for (int i = 0; i < PARALLEL; ++i) {
-            const u32 words[4] = {pieces.raw[i].x, pieces.raw[i].y, pieces.raw[i].z, pieces.raw[i].w};
-#pragma unroll
-            for (int word = 0; word < 4; ++word) ones |= __hge2_mask(pair_of(words[word]), pair) & 0x10001u << (4 * i + word);
-        }
-        const bool is_only = is_one_turn && (ones & (ones - 1)) == 0;
-#pragma unroll 1
-        for (; ones != 0; ones &= ones - 1) {
-            const int bit = __ffs(ones) - 1, half = bit >> 4;
-            const u32 index = (at + (bit >> 2 & 3) * share.step) * share.width + 2 * (bit & 3) + half;
-            if (visit(index, is_only)) return;
-        }
-        at -= PARALLEL * share.step;
-        if (at < share.first) return;
-        pieces.load_from(row, share, at);
-    }
-}
-
-// The largest of the lanes that have the SLOTS largest: key, the complement of the index, and 16 bits of the largest key
-// that the lane or, without it, the warp may have besides; never 0.
-__device__ __forceinline__ void post_largest(u64* posts, const bf16* row, const Share& share, int block, u32 own,
-                                             const Pieces& last, int at) {
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 rest = own << 5 | (31 - lane), top;
-    int slot = SLOTS;
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) {
-        top = __reduce_max_sync(ALL_LANES, rest);
-        if (rest == top) slot = i, rest = 0;
-    }
-    if (slot == SLOTS) return;
-    const u32 reach = top >> 5;
-    u32 best = 0, index = 0, other = max(reach, 2u) - 1;
-    if (own > 0)
-        each_reaching(row, share, last, at, reach, [&](u32 here, bool is_only) {
-            const u32 key = is_only ? own : key_at(row, here);
-            other = max(other, min(key, best));
-            if (key > best) best = key, index = here;
-            return other == own;  // all is said
+        __syncthreads();
+        if (threadIdx.x == 0) shared.listed = 0;
+        __syncthreads();
+        each_logit(row, share.width, share.first, share.step, share.pieces, last + 1, [&](u32 key, int index) {
+            if (key > last) list_up(order_of(key, index));
         });
-    post(posts + ((warp << share.row_bits) + block) * SLOTS + slot, (u64)own << 48 | (u64)~index << 16 | other);
-}
-
-// Lists the ``wanted`` largest, exactly, in the merging block, where the list of all that reach ``reach`` was too long, or too
-// short for NaN: what is above the last key, then as many of the last by index.
-__device__ __noinline__ void settle(const bf16* row, int V, u32 reach, int wanted) {
-    const Share share(V, 0, 0);
-    const Place place = place_of({row, nullptr, V, 0, 0}, wanted, reach + 1);
-    const u32 last = place.all >= (u32)wanted ? place.key : reach;
-    __syncthreads();
-    if (threadIdx.x == 0) shared.listed = 0;
-    __syncthreads();
-    each_logit(row, share.width, share.first, share.step, share.pieces, last + 1, [&](u32 key, int index) {
-        if (key > last) list_up(order_of(key, index));
-    });
-    __syncthreads();
-    u64 before = shared.listed;  // fewer than wanted
+        __syncthreads();
+        above = shared.listed;
+        if (above <= LONGEST) break;
+        last = place_of({row, nullptr, V, 0, 0}, wanted, last + 1).key;
+    }
+    u64 before = above;
 #pragma unroll 1
-    for (int first = 0; first < share.pieces && before < (u32)wanted; first += PARALLEL * THREADS) {
+    for (int first = 0; first < share.pieces && before < wanted; first += PARALLEL * THREADS) {
         const int begin = first + PARALLEL * threadIdx.x, end = min(begin + PARALLEL, share.pieces);
         u32 count = 0;
         each_logit(row, share.width, begin, 1, end, last, [&](u32 key, int) { count += key == last; });
         u64 all;
         u64 at = before + sum_up_to_thread(count, all) - count;
         each_logit(row, share.width, begin, 1, count ? end : begin, last, [&](u32 key, int index) {
-            if (key == last && at < (u32)wanted) shared.list[at] = order_of(key, index);
+            if (key == last && at < wanted) shared.list[at] = order_of(key, index);
             at += key == last;
         });
         before += all;
     }
     __syncthreads();
+    return max(above, wanted);
 }
 
 // By the merging block, of whose threads a warp has the same warps of all blocks: lists the ``wanted`` largest of the row and
@@ -123,22 +211,21 @@ __device__ __noinline__ void settle(const bf16* row, int V, u32 reach, int wante
 template <class Emit>
 __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V, const Share& share,
                                               int wanted, Emit emit) {
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    u64 words[SLOTS] = {};
-    if (lane < share.blocks()) {
-        u64* const from = posts + ((warp << share.row_bits) + lane) * SLOTS;
+    const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    u64 words[WORDS] = {};
+    if (lane < (u32)share.blocks()) {
+        u64* const from = posts + ((warp << share.row_bits) + lane) * WORDS;
         bool is_there = false;
         while (!is_there) {
             is_there = true;
 #pragma unroll
-            for (int i = 0; i < SLOTS; i += 2) posted(from + i, words[i], words[i + 1]);
+            for (int i = 0; i < WORDS; i += 2) posted(from + i, words[i], words[i + 1]);
 #pragma unroll
-            for (int i = 0; i < SLOTS; ++i) is_there = is_there && words[i] != 0;
+            for (int i = 0; i < WORDS; ++i) is_there = is_there && words[i] != 0;
         }
 #pragma unroll
-        for (int i = 0; i < SLOTS; i += 2) *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
+        for (int i = 0; i < WORDS; i += 2) *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
     }
-    // The largest of each warp's, and of these the wanted-th: a floor, since they are some of all.
     u64 keys = 0;
     u32 bound = key_in(words[SLOTS - 1]);
 #pragma unroll
@@ -146,65 +233,56 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
         keys = keys << 16 | key_in(words[i]);
         bound = max(bound, (u32)words[i] & 0xFFFFu);
     }
-    const int each = (wanted + wanted / 2 + WARPS - 1) / WARPS, count = WARPS * each;
-    static_assert(MOST_WANTED + MOST_WANTED / 2 <= THREADS && SLOTS == 4);
-#pragma unroll 1
-    for (int i = 0; i < each; ++i) {
-        const u32 own = (u32)(keys >> 48) << 5 | lane, top = __reduce_max_sync(ALL_LANES, own);
-        const int place = warp * each + i;
-        if (lane == 0) shared.tops[place] = top >> 5 << 10 | place;
-        if (own == top) keys <<= 16;
-    }
-    __syncthreads();
-    if (thread < count) {
-        const int own = shared.tops[thread];
-        u32 ahead[4] = {};  // as one sum, each would wait for the last
-#pragma unroll 1
-        for (int i = 0; i < count; i += 8)
+    // Of ``groups`` warps each has ``each`` that reach the floor.
+    const int each = (wanted + GROUPS - 1) / GROUPS;
+    int groups = 1;
 #pragma unroll
-            for (int j = 0; j < 8; j += 4) {
-                const int4 tops = *reinterpret_cast<const int4*>(&shared.tops[i + j]);
-                ahead[0] += (u32)(own - tops.x) >> 31, ahead[1] += (u32)(own - tops.y) >> 31;
-                ahead[2] += (u32)(own - tops.z) >> 31, ahead[3] += (u32)(own - tops.w) >> 31;
-            }
-        if ((ahead[0] + ahead[1]) + (ahead[2] + ahead[3]) + 1 == wanted) shared.reach = own >> 10;
-    }
+    for (int i = 1; i < GROUPS; ++i) groups += i * each < wanted;
+    const u32 own_last = choose(keys, each).last << 3 | warp;
+    if (lane == 0) shared.tops[warp] = own_last;
     __syncthreads();
-    const u32 reach = max(shared.reach, 1u);
+    static_assert(WARPS == 8);
+    const u32 last = shared.tops[lane % WARPS];
+    u32 ahead[2] = {1, 0};  // as one sum, each would wait for the last
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) ahead[i % 2] += (last - shared.tops[i]) >> 31;
+    const u32 found = __ballot_sync(ALL_LANES, ahead[0] + ahead[1] == groups);
+    const u32 reach = max(__shfl_sync(ALL_LANES, last, __ffs(found) - 1) >> 3, 1u);
     const bool is_short = bound >= reach;
+    if (is_short) words[0] = words[SLOTS] = words[SLOTS + 1] = 0;
+    // The first of a thread's words are sorted.
+#pragma unroll 1
+    while (__any_sync(ALL_LANES, key_in(words[0]) >= reach)) {
+        if (key_in(words[0]) >= reach) list_up(words[0] | 0xFFFFu);
 #pragma unroll
-    for (int i = 0; i < SLOTS; ++i)
-        if (!is_short && key_in(words[i]) >= reach) list_up(words[i] | 0xFFFFu);
+        for (int i = 1; i < SLOTS; ++i) words[i - 1] = words[i];
+        words[SLOTS - 1] = 0;
+        if (is_short) words[0] = 0;
+    }
+#pragma unroll 1
+    while (__any_sync(ALL_LANES, max(key_in(words[SLOTS]), key_in(words[SLOTS + 1])) >= reach)) {
+        if (key_in(words[SLOTS]) >= reach) list_up(words[SLOTS] | 0xFFFFu);
+        words[SLOTS] = words[SLOTS + 1], words[SLOTS + 1] = 0;
+    }
     u32 shorts = __ballot_sync(ALL_LANES, is_short);
     // So many are short where many are equal.
     if (__popc(shorts) > MOST_SHORT) {
         if (lane == 0) atomicAdd(&shared.listed, LISTED + 1);
         shorts = 0;
     }
-#pragma unroll 1
-    for (; shorts != 0; shorts &= shorts - 1) {
-        const Share theirs(V, share.row_bits, __ffs(shorts) - 1);
-        const int turn = PARALLEL * theirs.step, at = theirs.first + max(theirs.pieces - 1 - theirs.first, 0) / turn * turn;
-        Pieces pieces;
-        pieces.load_from(row, theirs, at);
-        each_reaching(row, theirs, pieces, at, reach,
-                      [&](u32 index, bool) { return !list_up(order_of(key_at(row, index), index)); });
-    }
+    if (shorts != 0) list_again(row, V, share.row_bits, shorts, reach);
     __syncthreads();
-    int listed = shared.listed;
-    if (listed > LISTED || listed < wanted) {
-        settle(row, V, listed < wanted ? 0 : reach, wanted);
-        listed = wanted;
-    }
+    u32 listed = shared.listed;
+    if (listed > LONGEST || listed < (u32)wanted) listed = settle(row, V, listed < (u32)wanted ? 0 : reach, wanted);
     // Each to its place; LANES threads count for one.
-    constexpr int LANES = 8, EACH = 4;
+    constexpr int LANES = 4, EACH = 4;
 #pragma unroll 1
-    for (int begin = 0; begin < listed * LANES; begin += THREADS) {
-        const int which = (begin + thread) / LANES, part = thread % LANES;
+    for (u32 begin = 0; begin < listed * LANES; begin += THREADS) {
+        const u32 which = (begin + thread) / LANES, part = thread % LANES;
         const u64 own = shared.list[min(which, listed - 1)];
         u32 ahead = 0;
 #pragma unroll 1
-        for (int i = part; i < listed; i += LANES * EACH)
+        for (u32 i = part; i < listed; i += LANES * EACH)
 #pragma unroll
             for (int j = 0; j < EACH; ++j) ahead += i + j * LANES < listed && shared.list[i + j * LANES] > own;
 #pragma unroll

@@ -39,10 +39,10 @@ struct Shared {
         u64 list[LISTED];
     };
     u64 sorted[MOST_WANTED];
-    __align__(16) u32 tops[THREADS];
+    __align__(16) u32 tops[WARPS];
     u64 of_warp[WARPS];
     u64 rest;
-    u32 bin, index, listed, reach;
+    u32 bin, index, listed;
     u32 meetings, passes;
 };
 // Of the block; not passed about, so that all code knows where it is.
@@ -205,17 +205,16 @@ __device__ __noinline__ u32 index_of(Row row, u32 key, u64 wanted, bool is_asked
     return shared.index;
 }
 
-// Of the keys from ``least`` on that of the wanted-th logit, from 1, and its place among equal ones; their number is ``all``.
+// Of the keys from ``least`` on that of the wanted-th logit, from 1, and its place among equal ones.
 struct Place {
     u32 key;
-    u64 rest, all;
+    u64 rest;
 };
 __device__ __noinline__ Place place_of(Row row, u64 wanted, u32 least) {
     const Found upper = search(sum_bins(row, {least, HIGHEST_KEY, 8, false, false}, {}), wanted);
     const u32 begin = (BINS - 1 - upper.bin) << 8;
-    if (wanted > upper.all) return {begin, 1, upper.all};
     const Found lower = search(sum_bins(row, {max(least, begin), begin | 0xFFu, 0, false, false}, {}), upper.rest);
-    return {begin | (BINS - 1 - lower.bin), lower.rest, upper.all};
+    return {begin | (BINS - 1 - lower.bin), lower.rest};
 }
 
 // By all threads once nothing of ``joint`` is read any more; true in the block that is the last to say so. That one finds

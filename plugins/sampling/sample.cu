@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    u64* posts,                // [M, blocks * WARPS * SLOTS], zeros before and after
+    u64* posts,                // [M, blocks * WARPS * WORDS], zeros before and after
     Joint* joint,              // [M], zeros before and after
     float unit, int V, int row_bits) {
     allow_next_launch();
@@ -127,12 +127,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     const int block = blockIdx.x & ((1 << row_bits) - 1);
     const bf16* row = logits + m * V;
     const Share share(V, row_bits, block);
-    posts += m * (WARPS * SLOTS) << row_bits;
+    posts += m * (WARPS * WORDS) << row_bits;
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     Pieces last;
     int at;
-    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
-    const u32 own = largest_key(row, share, last, at);
+    if (threadIdx.x == 0) shared.listed = shared.meetings = shared.passes = 0;
+    const u32 own = largest_key(row, V, share, block, last, at);
     const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
     const int wanted = is_drawn ? limits.top_k : 1;
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
         is_last_of(all);
         return;
     }
-    post_largest(posts, row, share, block, own, last, at);
+    post_largest(posts, row, V, share, block, own, last, at);
     // Where blocks begin in order, all that the last of a row waits for have begun.
     if (!is_last) return;
     merge_largest(posts, row, V, share, wanted, [&](int place, u64 order) {

@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     const bf16* logits,  // [M, V], not restrict: the launch before may write it
     float* out_values,   // [M, k]
     int* out_ids,        // [M, k], written and read by all blocks of a row
-    u64* posts,          // [M, blocks * WARPS * SLOTS], zeros before and after
+    u64* posts,          // [M, blocks * WARPS * WORDS], zeros before and after
     Joint* joint,        // [M], zeros before and after; only where k > MOST_WANTED
     int V, int k, int row_bits) {
     allow_next_launch();
@@ -86,16 +86,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     const Share share(V, row_bits, block);
-    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.meetings = shared.passes = 0;
     if (k > MOST_WANTED) {
         select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
     }
-    posts += m * (WARPS * SLOTS) << row_bits;
+    posts += m * (WARPS * WORDS) << row_bits;
     Pieces last;
     int at;
-    const u32 own = largest_key(row, share, last, at);
-    post_largest(posts, row, share, block, own, last, at);
+    const u32 own = largest_key(row, V, share, block, last, at);
+    post_largest(posts, row, V, share, block, own, last, at);
     // The last of a row: where blocks begin in order, all that it waits for have begun.
     if (block + 1 < share.blocks()) return;
     merge_largest(posts, row, V, share, k, [&](int place, u64 order) {
