@@ -146,7 +146,7 @@ PREFILL_MMA = Contract(
         _long("model_35b", 65, 1, 40, (16, 2, 256), 7),
         _long("model_27b", 37, 3, 1030, (24, 4, 256), 70),
         _long("late_rows", 3, 1, 3000, (16, 2, 256), 189),
-        _long("parts_that_some_rows_of_a_tile_see", 70, 1, 450, (16, 2, 128), 33),
+        _long("parts_that_some_rows_of_a_tile_see", 70, 1, 330, (16, 2, 128), 25),
         _long("contexts_of_many_parts_and_of_one", 12, 6, 2900, (4, 1, 256), 182),
         Case(
             "parts_of_odd_pages",

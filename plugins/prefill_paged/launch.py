@@ -24,6 +24,7 @@ from kernel_muster.registry.backends.workspace import Scratch
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.target import read_devices
+from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
 _ARRAYS = ("q", "k_cache", "v_cache", "block_table", "cu_rows", "context_lens", "out")
@@ -33,8 +34,10 @@ _MMA = {128: 48 * 1024 + 16, 256: 96 * 1024 + 16}
 _HOPPER = {128: 80 * 1024 + 16, 256: 96 * 1024 + 16}
 _MOST_PIECES = 2**32 - 1
 # Parts of a context, at most (parts.cuh), and tiles of tokens of one, at least.
-_MOST_PARTS, _LEAST_TILES = 32, 4
-# Columns that a block puts together (parts.cuh).
+_MOST_PARTS, _LEAST_TILES = 32, 3
+# Tiles of tokens of a context that is cut in no parts: so many over the parts, and no fewer; in two turns of blocks.
+_PARTS_WHOLE, _LEAST_WHOLE, _TWO_TURNS_WHOLE = 48, 6, 64
+# Columns that a block puts together at a time (parts.cuh).
 _COLUMNS = 32
 _NO_ARRAY = 0  # a null pointer
 _IMAGINARY = (9, 0)  # the compute capability that plans on host memory, which are never launched, are made for
@@ -63,12 +66,29 @@ def _blocks_at_once(device: int, shared_bytes: int) -> int:
     return multiprocessors_of(device) * (2 if has_room_for_two else 1)
 
 
-def parts_of(tiles: int, longest: int, at_once: int) -> int:
-    """Return into how many parts contexts of at most ``longest`` tokens are cut, so that tiles keep a device busy.
+@frozen
+class Cut:
+    """Into how many parts contexts are cut at most; so many tiles of tokens stay whole, and a part has at least."""
 
-    A tile of rows is a block for each part. One part: where tiles are enough, or contexts too short.
+    parts: int
+    whole: int
+    least: int = _LEAST_TILES
+
+
+def cut_of(tiles: int, longest: int, at_once: int) -> Cut:
+    """Return how contexts of at most ``longest`` tokens are cut, so that tiles of rows keep a device busy.
+
+    A tile of rows is a block for each part: as many as run at a time; or three where tiles fill more than half of a
+    device, and three blocks of each run in two turns. One part: where tiles are enough, or contexts too short for what
+    putting parts together takes.
     """
-    return max(1, min(at_once // tiles, ceil_div(longest, _LEAST_TILES * _TOKENS), _MOST_PARTS)) if tiles else 1
+    parts, whole = at_once // max(tiles, 1), _TWO_TURNS_WHOLE
+    if parts > 1:
+        whole = max(_PARTS_WHOLE // parts, _LEAST_WHOLE)
+    elif 3 * tiles <= 2 * at_once:
+        parts = 3
+    parts = min(parts, ceil_div(longest, _LEAST_TILES * _TOKENS), _MOST_PARTS)
+    return Cut(parts, whole) if tiles and longest > whole * _TOKENS and parts > 1 else Cut(1, whole)
 
 
 def _plan_tiles(name: str, shared_bytes: Mapping[int, int], bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
@@ -86,27 +106,28 @@ def _plan_tiles(name: str, shared_bytes: Mapping[int, int], bound: Bound, _entri
     per_key = dims["Hq"] // dims["Hk"]
     slots = ceil_div(dims["M"] * per_key, _PAIRS) + dims["S"] - 1 if dims["M"] and dims["S"] else 0
     tiles = slots * dims["Hk"]
-    parts = parts_of(tiles, dims["L"] * dims["B"], _blocks_at_once(views["q"].device, shared))
-    partials = Scratch(tiles * parts * _PAIRS * (dims["D"] + 2) * 4, "parts") if parts > 1 else _NO_ARRAY
+    at_once = _blocks_at_once(views["q"].device, shared)
+    cut = cut_of(tiles, dims["L"] * dims["B"], at_once)
+    partials = Scratch(tiles * cut.parts * _PAIRS * (dims["D"] + 2) * 4, "parts") if cut.parts > 1 else _NO_ARRAY
     _, page_size, *heads = sizes = cache_sizes(bound)
-    counts, cut = (dims["M"], dims["S"], dims["L"]), (parts, _LEAST_TILES)
+    counts, cuts = (dims["M"], dims["S"], dims["L"]), (cut.parts, cut.whole, cut.least)
     attend = LaunchPlan(
         f"{name}_d{dims['D']}",
-        (tiles, parts, 1),
-        (*(views[one] for one in _ARRAYS), partials, in_base_two(bound.arguments["scale"]), *counts, *sizes, *cut),
+        (tiles, cut.parts, 1),
+        (*(views[one] for one in _ARRAYS), partials, in_base_two(bound.arguments["scale"]), *counts, *sizes, *cuts),
         dynamic_shared_bytes=shared,
     )
-    if parts == 1:
+    if cut.parts == 1:
         return (attend,)
-    given = (*(views[one] for one in ("cu_rows", "context_lens", "out")), partials, *counts, page_size, *heads, *cut)
-    given = (*given, dims["D"])
-    return attend, LaunchPlan(f"{name}_combine", (tiles, dims["D"] // _COLUMNS, 1), given)
+    given = (*(views[one] for one in ("cu_rows", "context_lens", "out")), partials, *counts, page_size, *heads, *cuts)
+    sharing = max(1, min(dims["D"] // _COLUMNS, at_once // tiles))
+    return attend, LaunchPlan(f"{name}_combine", (tiles, sharing, 1), (*given, dims["D"]))
 
 
 def _tiles(name: str, shared_bytes: Mapping[int, int]) -> CudaKernel:
-    parameters = ("ptr",) * 8 + ("f32",) + ("i32",) * 9
+    parameters = ("ptr",) * 8 + ("f32",) + ("i32",) * 10
     entries = tuple(EntryPoint(f"{name}_d{size}", parameters, shared) for size, shared in shared_bytes.items())
-    combine = EntryPoint(f"{name}_combine", ("ptr",) * 4 + ("i32",) * 9)
+    combine = EntryPoint(f"{name}_combine", ("ptr",) * 4 + ("i32",) * 10)
     return cuda_kernel(_FOLDER / f"{name}.cu", (*entries, combine), partial(_plan_tiles, name, shared_bytes))
 
 

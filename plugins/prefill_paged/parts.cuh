@@ -1,7 +1,8 @@
 // Parts of a context, for few rows behind many tokens: each has a block of its own, and a launch behind puts them together.
 //
 // A context is cut by its length, and by how many parts a launch has room for: whole tiles, as many in each part but the
-// last, and never fewer than ``least``. What a context leaves free costs a block that ends at once. Of a part there are, in
+// last, and never fewer than ``least``; up to ``whole`` tiles are one part. What a context leaves free costs a block that
+// ends at once. Of a part there are, in
 // FP32, the largest score, the sum of weights (-1 where a row must be zeros) and the sum of weighted values, as the threads
 // of its block have them. A row takes the parts that it sees, from the first token on. One that sees a single part has the
 // bits that it has without parts, and a tile of rows that sees no other is written at once.
@@ -37,14 +38,20 @@ struct Partial {
     __device__ __forceinline__ float2* stats(int pair) const { return reinterpret_cast<float2*>(at + ROWS * D / 4) + pair; }
 };
 
-// Brings a tile's results out, or those of a part. ``shared`` is where q was; by all threads.
+// What a block keeps in shared memory for its end, as registers are few: the first token without a page; its part.
+struct alignas(16) Kept {
+    int first_bad, from;
+    bool is_whole;
+};
+
+// Brings a tile's results out, or those of a part, of which pairs see so many tokens. ``shared`` is where q was; by all threads.
 template <class T>
-__device__ __forceinline__ void bring_out_results(const Prompts& given, const Places& pairs, const int (&length)[2], int bad,
-                                                  bool is_whole, u32 shared, const Softmax& softmax,
+__device__ __forceinline__ void bring_out_results(const Prompts& given, const Places& pairs, const int (&length)[2],
+                                                  const Kept& kept, u32 shared, const Softmax& softmax,
                                                   const float (&o)[T::D / 2]) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
-    const bool is_zero[2] = {bad == 0 || length[0] > bad, bad == 0 || length[1] > bad};
-    if (!is_whole) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2), bad = kept.first_bad;
+    const bool is_zero[2] = {bad == 0 || length[0] + kept.from > bad, bad == 0 || length[1] + kept.from > bad};
+    if (!kept.is_whole) {
         const Partial to(given, blockIdx.y, T::D);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -75,7 +82,8 @@ __device__ __forceinline__ void bring_out_results(const Prompts& given, const Pl
 // What a block puts together: so many times 16 columns, of which it loads so many parts at a time.
 constexpr int COMBINING_THREADS = 2 * THREADS, COLUMNS = 2, PARTS_AT_ONCE = 8;
 
-// Puts the parts of a tile together: 32 columns of it. A thread has one of the two pairs that it has in the launch before.
+// Puts the parts of a tile together, 32 columns at a time. A thread has one of the two pairs that it has in the launch
+// before.
 __device__ __forceinline__ void combine(const Prompts& given, int D) {
     __shared__ float weights[MOST_PARTS][ROWS];
     const Block block(given);
@@ -83,7 +91,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
     const int room = block.room(), all = min(block.length(ROWS - 1), room), tokens = block.part_tokens();
     if (all <= tokens) return;  // the whole block: there is one part
     const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, lane = thread & 31, t = lane & 3;
-    const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i, first = blockIdx.y * COLUMNS;
+    const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i;
     const int own_parts = (min(block.length(own_pair), room) + tokens - 1) / tokens, parts = (all + tokens - 1) / tokens;
 
     // Stage 1: what each part counts; a lane has every fourth.
@@ -110,48 +118,51 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
     sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
     is_zero = __ballot_sync(ALL_LANES, is_zero) >> (lane & 28) & 15;
 
+    const float share = __fdiv_rn(1.0f, sum);
+    const int place = block.place(own_pair);
+    __syncwarp();  // weights are there
+
     // Stage 2: the parts, one after the other. What is not there adds -0, as the sums begin with it: 0 would change a sign.
-    float o[COLUMNS][4];
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[c][e] = -0.0f;
 #pragma unroll 1
-    for (int part = 0; part < parts; part += PARTS_AT_ONCE) {
-        const float4* const from = Partial(given, part, D).values(first, i, thread);
-        float4 loaded[PARTS_AT_ONCE][COLUMNS];
+    for (int first = blockIdx.y * COLUMNS; first < D / 16; first += gridDim.y * COLUMNS) {
+        float o[COLUMNS][4];
 #pragma unroll
-        for (int j = 0; j < PARTS_AT_ONCE; ++j)
+        for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
-                loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-                if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
-            }
-        __syncwarp();  // weights are there; and ptxas, which would wait for one part after the other, keeps loads ahead of it
+            for (int e = 0; e < 4; ++e) o[c][e] = -0.0f;
+#pragma unroll 1
+        for (int part = 0; part < parts; part += PARTS_AT_ONCE) {
+            const float4* const from = Partial(given, part, D).values(first, i, thread);
+            float4 loaded[PARTS_AT_ONCE][COLUMNS];
 #pragma unroll
-        for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-            const float weight = weights[part + j][own_pair];
+            for (int j = 0; j < PARTS_AT_ONCE; ++j)
 #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
-                o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
-                o[c][1] = __fmaf_rn(weight, loaded[j][c].y, o[c][1]);
-                o[c][2] = __fmaf_rn(weight, loaded[j][c].z, o[c][2]);
-                o[c][3] = __fmaf_rn(weight, loaded[j][c].w, o[c][3]);
+                for (int c = 0; c < COLUMNS; ++c) {
+                    loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+                    if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
+                }
+            __syncwarp();  // ptxas, which would wait for one part after the other, keeps loads ahead of it
+#pragma unroll
+            for (int j = 0; j < PARTS_AT_ONCE; ++j) {
+                const float weight = weights[part + j][own_pair];
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) {
+                    o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
+                    o[c][1] = __fmaf_rn(weight, loaded[j][c].y, o[c][1]);
+                    o[c][2] = __fmaf_rn(weight, loaded[j][c].z, o[c][2]);
+                    o[c][3] = __fmaf_rn(weight, loaded[j][c].w, o[c][3]);
+                }
             }
         }
+        u32* const to = reinterpret_cast<u32*>(given.out + (size_t)max(place, 0) * D + 16 * first) + t;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (place != NOWHERE)
+                    to[8 * c + 4 * half] =
+                        is_zero ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
     }
-
-    // Stage 3: the results.
-    const int place = block.place(own_pair);
-    if (place == NOWHERE) return;
-    const float share = __fdiv_rn(1.0f, sum);
-    u32* const to = reinterpret_cast<u32*>(given.out + (size_t)place * D + 16 * first) + t;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            to[8 * c + 4 * half] =
-                is_zero ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
 }
 
 // The entry point of a shape. Grid: see Block; launched by launch.py.
@@ -165,23 +176,23 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
         const int* __restrict__ context_lens,      /* [S] */                                                       \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
         float* partials,                           /* tiles, parts: see Partial */                                 \
-        float scale, int M, int S, int L, int P, int B, int Hk, int per_key, int parts, int least) {               \
-        allow_next_launch();                                                                                       \
+        float scale, int M, int S, int L, int P, int B, int Hk, int per_key, int parts, int whole,                 \
+        int least) {                                                                                               \
         wait_for_previous_launch();                                                                                \
         ATTEND<SHAPE>({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, partials, scale, M, S, L, P,  \
-                       B, Hk, per_key, parts, least});                                                             \
+                       B, Hk, per_key, parts, whole, least});                                                      \
     }
 
-// Grid: tiles; groups of 32 columns. Launched by launch.py.
+// Grid: tiles; blocks that share the columns of one. Launched by launch.py.
 #define PREFILL_COMBINE(NAME)                                                                                      \
     extern "C" __global__ void __launch_bounds__(COMBINING_THREADS) NAME(                                          \
         const int* cu_rows,      /* [S + 1] */                                                                     \
         const int* context_lens, /* [S] */                                                                         \
         __nv_bfloat16* out,      /* [M, Hq, D] */                                                                  \
         float* partials,         /* tiles, parts: see Partial */                                                   \
-        int M, int S, int L, int B, int Hk, int per_key, int parts, int least, int D) {                            \
+        int M, int S, int L, int B, int Hk, int per_key, int parts, int whole, int least, int D) {                 \
         allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
         combine({nullptr, nullptr, nullptr, nullptr, cu_rows, context_lens, out, partials, 0.0f, M, S, L, 0, B,    \
-                 Hk, per_key, parts, least}, D);                                                                   \
+                 Hk, per_key, parts, whole, least}, D);                                                            \
     }

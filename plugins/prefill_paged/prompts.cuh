@@ -84,7 +84,7 @@ struct Prompts {
     __nv_bfloat16* out;
     float* partials;  // where a context may have several parts
     float scale;      // includes log2(e)
-    int M, S, L, P, B, Hk, per_key, parts, least;
+    int M, S, L, P, B, Hk, per_key, parts, whole, least;  // parts.cuh has the last three
 };
 
 // What a block has: pairs ``first`` to ``first + ROWS - 1`` of a sequence of ``pairs``, of one key head; the sequence's
@@ -130,7 +130,7 @@ struct Block {
     // How many tokens a part has, but for the last one: whole tiles, by the sequence's context and the launch alone.
     __device__ __forceinline__ int part_tokens() const {
         const int tiles = (min(context, room()) + TOKENS - 1) / TOKENS;
-        return max((tiles + given.parts - 1) / given.parts, given.least) * TOKENS;
+        return max(tiles <= given.whole ? tiles : (tiles + given.parts - 1) / given.parts, given.least) * TOKENS;
     }
 
     // Where a pair stands in q and out, in heads.
@@ -150,20 +150,21 @@ struct Block {
 // Where tokens of a context stand in the cache.
 template <class T>
 struct Pages {
-    const int *table, pages, page_size, length;
+    const int *table, pages, page_size, own, end;
     const u32 stride;
     int bad = MOST_TOKENS;  // the first token without a page that this lane met
 
-    __device__ __forceinline__ Pages(const Block& block, int length_)
+    // Of tokens ``from`` to ``end - 1``.
+    __device__ __forceinline__ Pages(const Block& block, int from, int end_, int warp, int lane)
         : table(block.given.block_table + (size_t)block.sequence * block.given.L), pages(block.given.P),
-          page_size(block.given.B), length(length_), stride(block.given.Hk * T::PIECES) {}
+          page_size(block.given.B), own(from + warp * (TOKENS / WARPS) + lane % (TOKENS / WARPS)), end(end_),
+          stride(block.given.Hk * T::PIECES) {}
 
-    // The places of the tile from token ``first`` on; there is none beyond the context, nor without a page.
-    __device__ __forceinline__ Places of_tile(int first, int warp, int lane) {
-        constexpr int OWN = TOKENS / WARPS;
-        const int token = first + warp * OWN + lane % OWN;
+    // The places of the tile that is ``first`` tokens on; there is none beyond the end, nor without a page.
+    __device__ __forceinline__ Places of_tile(int first) {
+        const int token = first + own;
         int place = NOWHERE;
-        if (token < length) {
+        if (token < end) {
             const int page = table[token / page_size];
             if ((u32)page < (u32)pages) place = page * page_size + token % page_size;
             else bad = min(bad, token);

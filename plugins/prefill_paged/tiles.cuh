@@ -18,12 +18,12 @@
 #include "matrices.cuh"
 #include "parts.cuh"
 
-// Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D], and the first token without a page.
+// Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D], and what is kept for the end.
 template <int D_>
 struct Shape {
     static constexpr int D = D_, PIECES = D / 8, ROW_BYTES = 2 * D;
-    static constexpr int K = ROWS * ROW_BYTES, V = K + TOKENS * ROW_BYTES, BAD = V + TOKENS * ROW_BYTES;
-    static constexpr int SHARED_BYTES = BAD + 16;
+    static constexpr int K = ROWS * ROW_BYTES, V = K + TOKENS * ROW_BYTES, KEPT = V + TOKENS * ROW_BYTES;
+    static constexpr int SHARED_BYTES = KEPT + sizeof(Kept);
     static_assert(D % 64 == 0);
 
     // Where 16 bytes of a row lie: twisted so that the eight rows that an ldmatrix reads lie in different banks.
@@ -77,8 +77,7 @@ __device__ __forceinline__ void add(float (&o)[T::D / 2], const float (&weights)
 template <class T>
 __device__ __forceinline__ void attend(const Prompts& given) {
     extern __shared__ __align__(1024) char memory[];
-    int& first_bad = *reinterpret_cast<int*>(memory + T::BAD);
-    bool& is_whole = *reinterpret_cast<bool*>(memory + T::BAD + 4);  // a register less
+    Kept& kept = *reinterpret_cast<Kept*>(memory + T::KEPT);
     const Block block(given);
     if (block.is_empty()) return;  // the whole block
     const Part part(block);
@@ -87,27 +86,29 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     // Stage 1: queries, and the first tile of k.
     const u32 shared = (u32)__cvta_generic_to_shared(memory), k = shared + T::K, v = shared + T::V;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
-    if (threadIdx.x == 0) first_bad = block.room(), is_whole = part.is_whole;
+    if (threadIdx.x == 0) kept = {block.room(), part.from, part.is_whole};
     const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
     const Places pairs = block.pair_places(warp, lane, T::PIECES);
     fetch<T, ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
-    Pages<T> pages(block, part.end);
-    Places places = pages.of_tile(part.from, warp, lane);
+    Pages<T> pages(block, part.from, part.end, warp, lane);
+    Places places = pages.of_tile(0);
     fetch<T, TOKENS>(k, k_head, places, warp, lane);
     commit_copies();
-    const int length[2] = {block.length(own_pair), block.length(own_pair + 8)}, shortest = block.length(warp * 16);
+    const int length[2] = {block.length(own_pair) - part.from, block.length(own_pair + 8) - part.from};
+    const int shortest = block.length(warp * 16) - part.from;
     Softmax softmax;
     float o[T::D / 2] = {};
 
     // Stage 2: tile after tile.
+    const int tokens = part.end - part.from;
 #pragma unroll 1
-    for (int first = part.from; first < part.end; first += TOKENS) {
+    for (int first = 0; first < tokens; first += TOKENS) {
         wait_for_copies();
         __syncthreads();  // the tile of k is there; that of v before it has been read
         fetch<T, TOKENS>(v, v_head, places, warp, lane);
         commit_copies();
-        places = pages.of_tile(first + TOKENS, warp, lane);
+        places = pages.of_tile(first + TOKENS);
         float s[TOKENS / 2];
         score<T>(s, shared + warp * 16 * T::ROW_BYTES, k, lane);
         scale_scores(s, given.scale);
@@ -126,10 +127,11 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     }
 
     // Stage 3: the results, to where q was, and from there.
+    allow_next_launch();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
     softmax.finish();
     wait_for_copies();
     __syncthreads();
-    if (pages.bad < MOST_TOKENS) atomicMin(&first_bad, pages.bad);
+    if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();
-    bring_out_results<T>(given, pairs, length, first_bad, is_whole, shared, softmax, o);
+    bring_out_results<T>(given, pairs, length, kept, shared, softmax, o);
 }

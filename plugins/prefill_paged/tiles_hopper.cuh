@@ -19,11 +19,12 @@
 #include "hopper.cuh"
 #include "parts.cuh"
 
-// Sizes of a block, and its shared memory: q; of each stage k, of each stage v; and the first token without a page.
+// Sizes of a block, and its shared memory: q; of each stage k, of each stage v; and what is kept for the end.
 template <int D_, int STAGES_>
 struct HopperShape {
     static constexpr int D = D_, PIECES = D / 8, STAGES = STAGES_, PANEL_ROW_BYTES = 128, TILE_BYTES = TOKENS * 2 * D;
-    static constexpr int K = ROWS * 2 * D, V = K + STAGES * TILE_BYTES, BAD = V + STAGES * TILE_BYTES, SHARED_BYTES = BAD + 16;
+    static constexpr int K = ROWS * 2 * D, V = K + STAGES * TILE_BYTES, KEPT = V + STAGES * TILE_BYTES;
+    static constexpr int SHARED_BYTES = KEPT + sizeof(Kept);
     static_assert(D % 64 == 0 && (STAGES == 1 || STAGES == 2));
 
     // Where 16 bytes of a row lie in a tile of COUNT rows.
@@ -98,8 +99,7 @@ __device__ __forceinline__ void start_result(float (&o)[T::D / 2], const u32 (&w
 template <class T>
 __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     extern __shared__ __align__(1024) char memory[];
-    int& first_bad = *reinterpret_cast<int*>(memory + T::BAD);
-    bool& is_whole = *reinterpret_cast<bool*>(memory + T::BAD + 4);  // a register less
+    Kept& kept = *reinterpret_cast<Kept*>(memory + T::KEPT);
     const Block block(given);
     if (block.is_empty()) return;  // the whole block
     const Part part(block);
@@ -109,17 +109,18 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     const u32 shared = shared_address(memory), k = shared + T::K, v = shared + T::V;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
     const int tiles = (part.end - part.from + TOKENS - 1) / TOKENS;
-    if (threadIdx.x == 0) first_bad = block.room(), is_whole = part.is_whole;
+    if (threadIdx.x == 0) kept = {block.room(), part.from, part.is_whole};
     const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
     const Places pairs = block.pair_places(warp, lane, T::PIECES);
     fetch<T, ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
-    Pages<T> pages(block, part.end);
-    Places places = pages.of_tile(part.from, warp, lane);
+    Pages<T> pages(block, part.from, part.end, warp, lane);
+    Places places = pages.of_tile(0);
     fetch<T, TOKENS>(k, k_head, places, warp, lane);
     commit_copies();
-    Places next = pages.of_tile(part.from + TOKENS, warp, lane);
-    const int length[2] = {block.length(own_pair), block.length(own_pair + 8)}, shortest = block.length(warp * 16);
+    Places next = pages.of_tile(TOKENS);
+    const int length[2] = {block.length(own_pair) - part.from, block.length(own_pair + 8) - part.from};
+    const int shortest = block.length(warp * 16) - part.from;
     Softmax softmax;
     u32 weights[TOKENS / 16][4] = {};
     float o[T::D / 2] = {};
@@ -151,7 +152,7 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
             fetch<T, TOKENS>(k, k_head, next, warp, lane);
         }
         scale_scores(s, given.scale);
-        const int first = part.from + tile * TOKENS;
+        const int first = tile * TOKENS;
         if (first + TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
 #pragma unroll
         for (int i = 0; i < 2; ++i) softmax.weigh(s, i, Softmax::top(s, i));
@@ -164,7 +165,7 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
             commit_copies();
         }
         places = next;
-        next = pages.of_tile(first + 2 * TOKENS, warp, lane);
+        next = pages.of_tile(first + 2 * TOKENS);
 #pragma unroll
         for (int step = 0; step < TOKENS / 16; ++step) as_operand(weights[step], s, step);
         if (!__all_sync(ALL_LANES, softmax.keeps_all())) {
@@ -183,8 +184,9 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     }
 
     // Stage 3: the results, to where q was, and from there.
+    allow_next_launch();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
     softmax.finish();
-    if (pages.bad < MOST_TOKENS) atomicMin(&first_bad, pages.bad);
+    if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();
-    bring_out_results<T>(given, pairs, length, first_bad, is_whole, shared, softmax, o);
+    bring_out_results<T>(given, pairs, length, kept, shared, softmax, o);
 }

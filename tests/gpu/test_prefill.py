@@ -1,6 +1,6 @@
 """Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch.
 
-A part of a context has 256 tokens at least (launch.py): shorter ones have one part in any launch.
+A context of up to 384 tokens is one part in any launch, and a part of a longer one has 192 at least (launch.py).
 """
 
 from itertools import pairwise
@@ -127,15 +127,18 @@ def test_contexts_in_parts_are_as_near_the_rows_as_rounded_weights_let_them_be(k
             assert count == 0 or relative(found[own], rows[own]) <= NEAR
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_row_that_sees_one_part_has_the_bits_that_it_has_where_there_are_no_parts(tiles, heads):
-    prompts = Prompts(heads, [(30, 240), (7, 0), (3, 1500)])
-    in_parts = prompts.attend(tiles)[: 256 - 240]  # rows behind them see a second part
+@pytest.mark.parametrize(
+    ("heads", "rows", "before", "same"),
+    [*((heads, 30, 240, 270) for heads in HEADS), ((3, 3, 128), 250, 150, 192), ((2, 2, 256), 250, 150, 192)],
+)
+def test_row_that_sees_one_part_has_the_bits_that_it_has_where_there_are_no_parts(tiles, heads, rows, before, same):
+    prompts = Prompts(heads, [(rows, before), (7, 0), (3, 1500)])
+    count = same - before  # rows that see so many tokens, which are one part
     alone = {
-        "q": prompts.q[: 256 - 240], "block_table": prompts.table[:1, : 256 // PAGE],
-        "cu_rows": np.array([0, 256 - 240], np.int32), "context_lens": np.array([256], np.int32),
+        "q": prompts.q[:count], "block_table": prompts.table[:1, : -(-same // PAGE)],
+        "cu_rows": np.array([0, count], np.int32), "context_lens": np.array([same], np.int32),
     }  # fmt: skip
-    assert prompts.attend(tiles, **alone).tobytes() == in_parts.tobytes()
+    assert prompts.attend(tiles, **alone).tobytes() == prompts.attend(tiles)[:count].tobytes()
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -243,12 +243,15 @@ def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
         assert (plan.entry, plan.grid) == (f"prefill_{name}_d256", (blocks, 1, 1))
 
 
-@pytest.mark.parametrize(("tiles", "longest", "at_once", "parts"), [
-    (16, 8192, 264, 16), (18, 8192, 264, 14), (128, 4096, 264, 2), (133, 4096, 264, 1), (264, 4096, 264, 1),
-    (2, 100_000, 264, 32), (2, 1024, 264, 4), (2, 1025, 264, 5), (2, 256, 264, 1), (2, 0, 264, 1), (0, 8192, 264, 1),
+@pytest.mark.parametrize(("tiles", "longest", "at_once", "parts", "whole"), [
+    (16, 8192, 264, 16, 6), (18, 8192, 264, 14, 6), (64, 8192, 264, 4, 12), (128, 4096, 264, 2, 24),
+    (133, 8192, 264, 3, 64), (176, 8192, 264, 3, 64), (177, 8192, 264, 1, 64), (265, 8192, 264, 1, 64),
+    (2, 100_000, 264, 32, 6), (2, 1024, 264, 6, 6), (2, 385, 264, 3, 6), (2, 384, 264, 1, 6),
+    (128, 24 * 64, 264, 1, 24), (133, 64 * 64, 264, 1, 64), (2, 0, 264, 1, 6), (0, 8192, 264, 1, 6),
 ])  # fmt: skip
-def test_contexts_are_cut_in_as_many_parts_as_keep_a_device_busy(tiles, longest, at_once, parts):
-    assert prefill_launch.parts_of(tiles, longest, at_once) == parts
+def test_contexts_are_cut_in_as_many_parts_as_keep_a_device_busy(tiles, longest, at_once, parts, whole):
+    cut = prefill_launch.cut_of(tiles, longest, at_once)
+    assert (cut.parts, cut.whole) == (parts, whole)
 
 
 def test_prompts_behind_many_tokens_are_shared_out_and_put_together():
@@ -261,9 +264,9 @@ def test_prompts_behind_many_tokens_are_shared_out_and_put_together():
         assert partials.size_bytes == 16 * 16 * 64 * (256 + 2) * 4
 
 
-def test_parts_of_prompts_take_no_more_scratch_than_a_wave_of_blocks_writes():
-    most = [tiles * prefill_launch.parts_of(tiles, 2**20, 264) for tiles in range(1, 264)]
-    assert max(most) <= 264
+def test_parts_of_prompts_are_no_more_blocks_than_run_in_two_turns():
+    cuts = [tiles * prefill_launch.cut_of(tiles, 2**20, 264).parts for tiles in range(1, 265)]
+    assert max(cuts) == 2 * 264
 
 
 def test_prompts_with_a_head_size_without_tiles_are_refused():
