@@ -105,13 +105,13 @@ struct Block {
             else high = middle;
         }
         if (given.S == 0) return;
-        const int start = given.cu_rows[low], stop = given.cu_rows[low + 1];
+        const int start = given.cu_rows[low], stop = given.cu_rows[low + 1], length = given.context_lens[low];
         if (start < 0 || stop > given.M || start > stop) return;
         sequence = low;
         row = start;
         pairs = (stop - start) * per_key;
         first = (slot - (start * per_key / ROWS + low)) * ROWS;
-        context = given.context_lens[low];
+        context = length;
         before = context - (stop - start);
     }
 
