@@ -165,13 +165,9 @@ struct Softmax {
     }
 };
 
-// Adds weights times values of COUNT tiles, which lie ``stride`` bytes apart, J times 16 columns from 16 * ``first`` on, to
-// what counts ``keep`` of before.
-template <int D, int COUNT, int J>
-__device__ __forceinline__ void add_values(Columns<J> (&o)[COUNT], const uint4 (&weights)[COUNT], const float2 (&keep)[COUNT],
-                                           u32 tile, u32 stride, int first) {
-    const int lane = threadIdx.x & 31;
-    const u32 row = tile + Rows<D>::at((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+// What was added of COUNT tiles, of which a part is kept.
+template <int COUNT, int J>
+__device__ __forceinline__ void keep_less(Columns<J> (&o)[COUNT], const float2 (&keep)[COUNT]) {
     bool is_kept = true;
 #pragma unroll
     for (int w = 0; w < COUNT; ++w) is_kept = is_kept && keep[w].x == 1.0f && keep[w].y == 1.0f;
@@ -183,6 +179,13 @@ __device__ __forceinline__ void add_values(Columns<J> (&o)[COUNT], const uint4 (
 #pragma unroll
                 for (int i = 0; i < 4; ++i) o[w][j][i] = __fmul_rn(o[w][j][i], i & 1 ? keep[w].y : keep[w].x);
     }
+}
+
+// Adds weights times values of COUNT tiles, which lie ``stride`` bytes apart, J times 16 columns from 16 * ``first`` on.
+template <int D, int COUNT, int J>
+__device__ __forceinline__ void add_values(Columns<J> (&o)[COUNT], const uint4 (&weights)[COUNT], u32 tile, u32 stride, int first) {
+    const int lane = threadIdx.x & 31;
+    const u32 row = tile + Rows<D>::at((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
     // Products that wait for each other stand apart.
 #pragma unroll
     for (int w = 0; w < COUNT; w += 2) {
@@ -392,7 +395,8 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, 0, 1);
-        add_values<D, 1, D / 16>(o, {weights}, {keep}, ring + used, 0, 0);
+        keep_less<1, D / 16>(o, {keep});
+        add_values<D, 1, D / 16>(o, {weights}, ring + used, 0, 0);
         __syncwarp();
         now.advance(row, team, cut);
         if (now.piece != piece) {  // the piece is done
@@ -455,56 +459,73 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + BESIDE_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
     source.begin(shared.q, row);  // before anybody waits for the length
     commit_copies();
-    row.length = checked_length(row.length, cache, row.entries);
-    const Cut cut(row.length, team.most);
-    if (team.index > 0 && (team.index >= cut.pieces || cut.pieces <= 1)) {
+    if (team.index >= team.sharing) {
+        const Cut cut(checked_length(row.length, cache, row.entries), team.most);
         wait_for_copies<0>();
-        if (team.index >= team.sharing && cut.pieces > 1)
+        if (cut.pieces > 1)
             combine_columns<D>(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing,
                                cut.pieces, team.index - team.sharing);
         return;
     }
 
-    // Stage 1: the first tiles, and the queries.
-    const int step = cut.pieces * TOKENS, own_token = TILE * tile + (lane & 15);
+    // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
+    // while it comes.
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
+    const int own_token = TILE * tile + (lane & 15);
     const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
     const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
     int now = team.index * TOKENS, next = now;  // where a step begins
     u32 filled = 0, place = 0, there = 0;       // where the next copy goes, in bytes; where it comes from
-    bool is_bad = false, has_tile = false;
-    // Sends keys of the next tile on their way, or values of the same; what the table says of the one after is asked for long
-    // before it is needed.
-    auto fetch = [&](bool is_value) {
-        if (!is_value) {
-            has_tile = next < row.length;
-            const int token = next + own_token;
-            const int at = token < row.length ? cache.place(entry, token, is_bad) : NOWHERE;
-            place = (u32)max(at, 0) * stride;
-            there = __ballot_sync(0xffffffffu, at != NOWHERE);
-        }
-        if (has_tile) Rows<D>::template fetch<HALVES>(ring + filled, is_value ? values : keys, place, there, half);
+    bool is_bad = false, has_tile = true;
+    auto find = [&] {
+        const int token = next + own_token;
+        const bool exists = token < row.length, is_there = (u32)entry < (u32)cache.pages;
+        is_bad |= exists & !is_there;
+        place = exists & is_there ? (u32)cache.place_in(entry, token) * stride : 0;
+        there = __ballot_sync(0xffffffffu, exists & is_there);
+    };
+    auto copy = [&](const uint4* from) {
+        if (has_tile) Rows<D>::template fetch<HALVES>(ring + filled, from, place, there, half);
         commit_copies();
         filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
-        if (!is_value && has_tile) {
-            next += step;
-            if (next + own_token < row.length) entry = load_entry(row.table + cache.page_of(next + own_token));
-        }
     };
+    row.length = checked_length(row.length, cache, row.entries);
+    find();
+    copy(keys);
+    copy(values);
+    if (team.index > 0 && now >= row.length) {  // no piece
+        wait_for_copies<0>();
+        return;
+    }
+    const Cut cut(row.length, team.most);
+    const int step = cut.pieces * TOKENS;
+    // What the table says of a tile is asked for long before it is needed.
+    auto advance = [&] {
+        next += step;
+        if (next + own_token < row.length) entry = load_entry(row.table + cache.page_of(next + own_token));
+    };
+    auto fetch = [&](bool is_value) {
+        if (is_value) {
+            copy(values);
+            return;
+        }
+        has_tile = next < row.length;
+        if (has_tile) find();
+        copy(keys);
+        if (has_tile) advance();
+    };
+    advance();
     // The block that has the newest token.
     const int newest = row.length - 1;
     const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
     OwnQueries<D, HALVES> q;
+    source.template end<2>(shared.q, shared.fresh, row, is_owner);
+    q.load(shared.q, half);
 #pragma unroll 1
-    for (int i = 0; i < SLOTS; ++i) {
-        fetch(i & 1);
-        if (i != 1) continue;
-        source.template end<2>(shared.q, shared.fresh, row, is_owner);
-        q.load(shared.q, half);
-    }
+    for (int i = 2; i < SLOTS; ++i) fetch(i & 1);
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
 
     // Stage 2: step after step.
@@ -517,6 +538,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     while (now < row.length) {
         const int token = now + TILE * tile;
         const bool has_newest = Source::IS_FRESH && (u32)(replaced - token) < TILE, is_last_step = now + step >= row.length;
+        const bool is_first_step = now == team.index * TOKENS;
 
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
@@ -560,13 +582,16 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
             if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, half, HALVES);
         __syncthreads();
         uint4 all_weights[WARPS];
-        float2 all_keep[WARPS];
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            all_weights[w] = shared.told.weights[w][lane];
-            all_keep[w] = *reinterpret_cast<const float2*>(&shared.told.keep[w][2 * (lane & 3)]);
+        for (int w = 0; w < WARPS; ++w) all_weights[w] = shared.told.weights[w][lane];
+        if (!is_first_step) {
+            float2 all_keep[WARPS];
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w)
+                all_keep[w] = *reinterpret_cast<const float2*>(&shared.told.keep[w][2 * (lane & 3)]);
+            keep_less<WARPS, J>(of_tile, all_keep);
         }
-        add_values<D, WARPS, J>(of_tile, all_weights, all_keep, tiles + used, RING_BYTES, warp * J);
+        add_values<D, WARPS, J>(of_tile, all_weights, tiles + used, RING_BYTES, warp * J);
         if (is_last_step) {
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) mix_columns<J>(whole.total, of_tile[w], shares[w]);

@@ -40,7 +40,10 @@ struct Cache {
     __device__ __forceinline__ int place(int page, int token, bool& is_bad) const {
         const bool is_there = (u32)page < (u32)pages;
         is_bad |= !is_there;
-        return is_there ? page * page_size + token - page_of(token) * page_size : NOWHERE;
+        return is_there ? place_in(page, token) : NOWHERE;
+    }
+    __device__ __forceinline__ int place_in(int page, int token) const {
+        return page * page_size + (token - page_of(token) * page_size);
     }
 };
 

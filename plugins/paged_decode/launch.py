@@ -33,6 +33,8 @@ _PIECE_TOKENS = 64
 _MOST_BLOCKS, _MOST_PIECES, _GROUP = 128, 64, 8
 # Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 10 KB a piece.
 _SPREAD_BLOCKS = 256
+# Two pieces take a block hardly longer than one: to send them to others pays only where few would be sent.
+_SPREAD_PAIRS = 32
 # So many blocks keep a device busy: with fewer rows several share one.
 _ENOUGH_BLOCKS = 528
 # attention.cuh: what a block has in shared memory for tiles, where two blocks have room for three of them a warp and
@@ -119,7 +121,7 @@ class Shares:
 def shares_of(teams: int, longest: int, most: int) -> Shares:
     """Return how rows with at most ``longest`` tokens are shared out. Their bits do not depend on it."""
     pieces = max(1, min(most, ceil_div(longest, _PIECE_TOKENS)))
-    if 1 < pieces <= _SPREAD_BLOCKS // teams:
+    if 1 < pieces <= (_SPREAD_BLOCKS if pieces > 2 else _SPREAD_PAIRS) // teams:
         return Shares(True, pieces)
     return Shares(False, min(ceil_div(pieces, _GROUP), ceil_div(_ENOUGH_BLOCKS, teams)))
 

@@ -86,10 +86,11 @@ struct Running {
 
     // Returns what the values so far, and the new ones, count.
     __device__ __forceinline__ float2 take(Stats part) {
-        const float largest = fmaxf(top, part.x);
-        const float old_share = power(__fsub_rn(top, largest)), new_share = power(__fsub_rn(part.x, largest));
+        const bool is_larger = part.x > top;
+        const float smaller_share = power(-fabsf(__fsub_rn(top, part.x)));
+        const float old_share = is_larger ? smaller_share : 1.0f, new_share = is_larger ? 1.0f : smaller_share;
         weight = __fmaf_rn(new_share, part.y, __fmul_rn(weight, old_share));
-        top = largest;
+        top = is_larger ? part.x : top;
         is_bad |= part.y < 0.0f;
         return make_float2(old_share, new_share);
     }
@@ -100,11 +101,12 @@ __device__ __forceinline__ float mix(float total, float value, float2 shares) {
     return __fmaf_rn(shares.y, value, __fmul_rn(total, shares.x));
 }
 
-// A result as it is stored. -0 becomes 0: it depends on how a row is shared out.
-__device__ __forceinline__ bf16 finished(float total, Stats stats, bool is_gated, bf16 gate) {
-    const float mean = __fmul_rn(__fadd_rn(total, 0.0f), __frcp_rn(stats.y));
-    const bf16 rounded = __float2bfloat16_rn(stats.y <= 0.0f ? 0.0f : mean);
-    return is_gated ? __float2bfloat16_rn(__fmul_rn(__bfloat162float(rounded), sigmoid(__bfloat162float(gate)))) : rounded;
+// A result as it is stored, ``inverse`` of the weights and ``factor`` from the gate. -0 becomes 0: it depends on how a row is
+// shared out.
+__device__ __forceinline__ bf16 finished(float total, bool is_zero, float inverse, bool is_gated, float factor) {
+    const float mean = __fmul_rn(__fadd_rn(total, 0.0f), inverse);
+    const bf16 rounded = __float2bfloat16_rn(is_zero ? 0.0f : mean);
+    return is_gated ? __float2bfloat16_rn(__fmul_rn(__bfloat162float(rounded), factor)) : rounded;
 }
 
 // Where a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4) goes: two columns of one head.
@@ -271,10 +273,10 @@ struct Sending {
     }
 };
 
-// Groups, as lanes leave them for the warps that combine the same columns.
+// Groups, as lanes leave them for the first of the warps that combine the same columns; it looks at as many as a row may have.
 struct Groups {
-    float total[MOST_GROUPS][Mail::A_LANE][32];
-    Stats stats[MOST_GROUPS][32];
+    float total[2 * MOST_GROUPS][Mail::A_LANE][32];
+    Stats stats[2 * MOST_GROUPS][32];
 };
 
 // Combines the same columns by one warp, or by two or more: a lane one head of A_LANE of them. By a block without a piece, the
@@ -289,10 +291,10 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     const int head = lane % HEADS, place = head * D + Mail::COLUMNS * part + lane / HEADS;
     const bool is_first = first == 0, exists = is_first && head < heads;
     u32* const own = Mail::at(mail, D, first, part);
-    bf16 factors[Mail::A_LANE] = {};
+    bf16 gates[Mail::A_LANE] = {};
     if (exists && gate != nullptr)
 #pragma unroll
-        for (int c = 0; c < Mail::A_LANE; ++c) factors[c] = gate[place + 4 * c];
+        for (int c = 0; c < Mail::A_LANE; ++c) gates[c] = gate[place + 4 * c];
 
     // Stage 1: what each piece counts, while its values are not there. Mail has room for whole groups: what is beyond the
     // pieces is looked at too, since with a branch a look would wait for the one before.
@@ -321,29 +323,42 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         }
     }
     __syncthreads();
-    const int all = (pieces + GROUP - 1) / GROUP, from = warp * OWN_GROUPS;
-    Running whole;
+    // Stage 2: the values, and zeros in their place. What each group counts is made while they are looked for; what is beyond
+    // the groups is read too, and left.
+    const int all = (pieces + GROUP - 1) / GROUP, from = is_first ? warp * OWN_GROUPS : 0;
+    u32 values[OWN][Mail::A_LANE];
+    auto look_at_values = [&] {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(own + i * Mail::words_of(D) + 32 * c + lane);
+    };
+    if (count > 0) look_at_values();
     float2 group_shares[MOST_GROUPS];
-    if (is_first)
+    float inverse = 0.0f, factors[Mail::A_LANE];
+    bool is_zero = true;
+    if (is_first) {
+        Running whole;
+        Stats of_groups[MOST_GROUPS];
+#pragma unroll
+        for (int g = 0; g < MOST_GROUPS; ++g) of_groups[g] = groups->stats[from + g][lane];
 #pragma unroll
         for (int g = 0; g < MOST_GROUPS; ++g)
-            group_shares[g] = whole.take(g < all ? groups->stats[min(from + g, MOST_GROUPS - 1)][lane] : make_float2(NO_TOP, 0.0f));
-
-    // Stage 2: the values, and zeros in their place.
+            group_shares[g] = whole.take(make_float2(g < all ? of_groups[g].x : NO_TOP, g < all ? of_groups[g].y : 0.0f));
+        inverse = __frcp_rn(whole.weight), is_zero = whole.stats().y <= 0.0f;
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c) factors[c] = sigmoid(__bfloat162float(gates[c]));
+    }
     if (count > 0) {
-        u32 values[OWN][Mail::A_LANE];
-        u32 missing;
-        do {
-            missing = 0;
-#pragma unroll
-            for (int i = 0; i < OWN; ++i)
-#pragma unroll
-                for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(own + i * Mail::words_of(D) + 32 * c + lane);
+        while (true) {
+            u32 missing = 0;
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
 #pragma unroll
                 for (int c = 0; c < Mail::A_LANE; ++c) missing |= i < count && values[i][c] == 0;
-        } while (__any_sync(0xffffffffu, missing != 0));
+            if (!__any_sync(0xffffffffu, missing != 0)) break;
+            look_at_values();
+        }
 #pragma unroll
         for (int g = 0; g < OWN_GROUPS; ++g)
 #pragma unroll
@@ -360,15 +375,19 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
             if (lane < Mail::WORDS / 4) put(reinterpret_cast<uint4*>(own + i * Mail::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
     }
     __syncthreads();
-    if (is_first)
+    if (!is_first) return;
+    float totals[MOST_GROUPS][Mail::A_LANE];
 #pragma unroll
-        for (int c = 0; c < Mail::A_LANE; ++c) {
-            float total = 0.0f;
+    for (int g = 0; g < MOST_GROUPS; ++g)
 #pragma unroll
-            for (int g = 0; g < MOST_GROUPS; ++g)
-                total = mix(total, g < all ? groups->total[min(from + g, MOST_GROUPS - 1)][c][lane] : 0.0f, group_shares[g]);
-            if (exists) out[place + 4 * c] = finished(total, whole.stats(), gate != nullptr, factors[c]);
-        }
+        for (int c = 0; c < Mail::A_LANE; ++c) totals[g][c] = groups->total[from + g][c][lane];
+#pragma unroll
+    for (int c = 0; c < Mail::A_LANE; ++c) {
+        float total = 0.0f;
+#pragma unroll
+        for (int g = 0; g < MOST_GROUPS; ++g) total = mix(total, g < all ? totals[g][c] : 0.0f, group_shares[g]);
+        if (exists) out[place + 4 * c] = finished(total, is_zero, inverse, gate != nullptr, factors[c]);
+    }
 }
 
 // Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows; key_heads *
