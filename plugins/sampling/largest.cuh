@@ -2,15 +2,17 @@
 //
 // Several blocks share a row. Each warp looks once at its share and posts the largest logit of each of the SLOTS lanes that
 // have the largest, with a bound of what else the lane has, as one word: it is written once and is not 0, so that it tells of
-// itself: no fence, no counter, and one trip to L2. The block that merges waits for these words. Of that
-// its own warps find a floor which as many reach as are wanted, and some more. What reaches it and was posted is complete,
-// but for the warps whose bounds reach it as well, seldom any: their share is read again. What is listed so is sorted by
-// counting what is ahead. Where too many are equal for a list, the merging block ranks the row alone.
+// itself: no fence, no counter, and one trip to L2. The block that merges waits for these words. The wanted-th of the
+// largest that its own warps met is a floor of what is wanted. What reaches it and was posted is complete, but for the warps
+// whose bounds reach it as well, seldom any: their share is read again. What is listed so, a few more than are wanted, is
+// sorted by counting what is ahead. Where too many are equal for a list, the merging block looks at the row alone.
+//
+// Most of the time goes where code is fetched for the first time: what is seldom needed stands elsewhere.
 #pragma once
 #include "ranking.cuh"
 
 constexpr int SLOTS = 4, MORE = 2, WORDS = SLOTS + MORE;  // of a warp; launch.py says the same
-constexpr int MOST_SHORT = 8, GROUPS = 5;
+constexpr int MOST_SHORT = 8;
 constexpr u32 LONGEST = 512;  // of a list that is sorted by counting
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
@@ -113,27 +115,6 @@ __device__ __noinline__ void list_again(const bf16* row, int V, int row_bits, u3
                       [&](u32 index) { return !list_up(order_of(key_at(row, index), index)); });
 }
 
-// Of a warp's sorted lists of keys, one a lane and the largest in the uppermost 16 bits: the ``rounds``-th largest, and in which
-// round the last of this lane was taken; lower lanes first. One code for all that choose: what is fetched again is there.
-struct Chosen {
-    u32 last;
-    int round;
-};
-__device__ __noinline__ Chosen choose(u64 keys, int rounds) {
-    u32 lane = 31 - threadIdx.x % 32, top = 0;
-    int round = -1;
-#pragma unroll 1
-    for (int i = 0; i < rounds; ++i) {
-        const u32 own = (u32)(keys >> 48) << 5 | lane;
-        top = __reduce_max_sync(ALL_LANES, own);
-        if (own == top) {
-            round = i, keys <<= 16;
-            if (keys >> 48 == 0) lane = 0;  // behind those without any key that were not taken yet
-        }
-    }
-    return {top >> 5, round};
-}
-
 // What a warp posts: key, complement of the index, and a key that nothing of the lane reaches more than, which is not posted.
 __device__ __forceinline__ u64 word_of(u32 key, u32 index, u32 bound) { return (u64)key << 48 | (u64)~index << 16 | bound; }
 constexpr u64 NOTHING = 1;
@@ -142,12 +123,18 @@ constexpr u64 NOTHING = 1;
 __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V, const Share& share, int block, u32 own,
                                              const Pieces& last, int at) {
     const u32 lane = threadIdx.x % 32;
-    const Chosen chosen = choose((u64)own << 48, SLOTS);
-    const u32 reach = chosen.last, below = max(reach, 2u) - 1;
+    u32 rest = own << 5 | (31 - lane), top;
+    int slot = -1;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) {
+        top = __reduce_max_sync(ALL_LANES, rest);
+        if (rest == top) slot = i, rest = 0;
+    }
+    const u32 reach = top >> 5, below = max(reach, 2u) - 1;
     posts += ((threadIdx.x / 32 << share.row_bits) + block) * WORDS;
     Largest largest{own, 0, 0, below, 0};
     bool has_two = false;
-    if (chosen.round >= 0 && own > 0) {
+    if (slot >= 0 && own > 0) {
         if (at != share.first) {
             largest = largest_of_turns(row, V, share.row_bits, block, reach, largest);
         } else {
@@ -161,13 +148,15 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V,
             }
         }
     }
-    const u32 twos = __ballot_sync(ALL_LANES, has_two), place = __popc(twos & ((1u << lane) - 1));
-    if (has_two && place < MORE) {
-        post(posts + SLOTS + place, word_of(largest.other, largest.other_index, below));
-        largest.other = below;
+    if constexpr (MORE > 0) {
+        const u32 twos = __ballot_sync(ALL_LANES, has_two), place = __popc(twos & ((1u << lane) - 1));
+        if (has_two && place < MORE) {
+            post(posts + SLOTS + place, word_of(largest.other, largest.other_index, below));
+            largest.other = below;
+        }
+        if (lane < MORE && lane >= __popc(twos)) post(posts + SLOTS + lane, NOTHING);
     }
-    if (chosen.round >= 0) post(posts + chosen.round, word_of(own, largest.index, largest.other));
-    if (lane < MORE && lane >= __popc(twos)) post(posts + SLOTS + lane, NOTHING);
+    if (slot >= 0) post(posts + slot, word_of(own, largest.index, largest.other));
 }
 
 // Lists at least the ``wanted`` largest, exactly, in the merging block, where the list of all that reach ``reach`` was too
@@ -192,14 +181,17 @@ __device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 wanted
 #pragma unroll 1
     for (int first = 0; first < share.pieces && before < wanted; first += PARALLEL * THREADS) {
         const int begin = first + PARALLEL * threadIdx.x, end = min(begin + PARALLEL, share.pieces);
-        u32 count = 0;
-        each_logit(row, share.width, begin, 1, end, last, [&](u32 key, int) { count += key == last; });
-        u64 all;
-        u64 at = before + sum_up_to_thread(count, all) - count;
-        each_logit(row, share.width, begin, 1, count ? end : begin, last, [&](u32 key, int index) {
-            if (key == last && at < wanted) shared.list[at] = order_of(key, index);
-            at += key == last;
-        });
+        u64 all, at = 0;
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {  // first they are counted
+            u64 count = 0;
+            each_logit(row, share.width, begin, 1, end, last, [&](u32 key, int index) {
+                if (key != last) return;
+                if (turn > 0 && at + count < wanted) shared.list[at + count] = order_of(key, index);
+                ++count;
+            });
+            if (turn == 0) at = before + sum_up_to_thread(count, all) - count;
+        }
         before += all;
     }
     __syncthreads();
@@ -233,23 +225,33 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
         keys = keys << 16 | key_in(words[i]);
         bound = max(bound, (u32)words[i] & 0xFFFFu);
     }
-    // Of ``groups`` warps each has ``each`` that reach the floor.
-    const int each = (wanted + GROUPS - 1) / GROUPS;
-    int groups = 1;
-#pragma unroll
-    for (int i = 1; i < GROUPS; ++i) groups += i * each < wanted;
-    const u32 own_last = choose(keys, each).last << 3 | warp;
-    if (lane == 0) shared.tops[warp] = own_last;
+    // The largest of each warp's, and of these the wanted-th: a floor, since they are some of all.
+    const int each = (wanted + wanted / 2 + WARPS - 1) / WARPS, count = WARPS * each;
+    static_assert(MOST_WANTED + MOST_WANTED / 2 <= THREADS && SLOTS == 4);
+#pragma unroll 1
+    for (int i = 0; i < each; ++i) {
+        const u32 own = (u32)(keys >> 48) << 5 | lane, top = __reduce_max_sync(ALL_LANES, own);
+        const int place = warp * each + i;
+        if (lane == 0) shared.tops[place] = top >> 5 << 10 | place;
+        if (own == top) keys <<= 16;
+    }
     __syncthreads();
-    static_assert(WARPS == 8);
-    const u32 last = shared.tops[lane % WARPS];
-    u32 ahead[2] = {1, 0};  // as one sum, each would wait for the last
+    if (thread < (u32)count) {
+        const int own = shared.tops[thread];
+        u32 ahead[4] = {};  // as one sum, each would wait for the last
+#pragma unroll 1
+        for (int i = 0; i < count; i += 8)
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) ahead[i % 2] += (last - shared.tops[i]) >> 31;
-    const u32 found = __ballot_sync(ALL_LANES, ahead[0] + ahead[1] == groups);
-    const u32 reach = max(__shfl_sync(ALL_LANES, last, __ffs(found) - 1) >> 3, 1u);
+            for (int j = 0; j < 8; ++j) ahead[j % 4] += (u32)(own - (int)shared.tops[i + j]) >> 31;
+        if ((ahead[0] + ahead[1]) + (ahead[2] + ahead[3]) + 1 == wanted) shared.reach = own >> 10;
+    }
+    __syncthreads();
+    const u32 reach = max(shared.reach, 1u);
     const bool is_short = bound >= reach;
-    if (is_short) words[0] = words[SLOTS] = words[SLOTS + 1] = 0;
+    if (is_short) {
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) words[i] = 0;
+    }
     // The first of a thread's words are sorted.
 #pragma unroll 1
     while (__any_sync(ALL_LANES, key_in(words[0]) >= reach)) {
@@ -257,12 +259,13 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
 #pragma unroll
         for (int i = 1; i < SLOTS; ++i) words[i - 1] = words[i];
         words[SLOTS - 1] = 0;
-        if (is_short) words[0] = 0;
     }
+    if constexpr (MORE > 0) {
 #pragma unroll 1
-    while (__any_sync(ALL_LANES, max(key_in(words[SLOTS]), key_in(words[SLOTS + 1])) >= reach)) {
-        if (key_in(words[SLOTS]) >= reach) list_up(words[SLOTS] | 0xFFFFu);
-        words[SLOTS] = words[SLOTS + 1], words[SLOTS + 1] = 0;
+        while (__any_sync(ALL_LANES, max(key_in(words[SLOTS]), key_in(words[WORDS - 1])) >= reach)) {
+            if (key_in(words[SLOTS]) >= reach) list_up(words[SLOTS] | 0xFFFFu);
+            words[SLOTS] = words[WORDS - 1], words[WORDS - 1] = 0;
+        }
     }
     u32 shorts = __ballot_sync(ALL_LANES, is_short);
     // So many are short where many are equal.
@@ -275,7 +278,7 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
     u32 listed = shared.listed;
     if (listed > LONGEST || listed < (u32)wanted) listed = settle(row, V, listed < (u32)wanted ? 0 : reach, wanted);
     // Each to its place; LANES threads count for one.
-    constexpr int LANES = 4, EACH = 4;
+    constexpr int LANES = 8, EACH = 4;
 #pragma unroll 1
     for (u32 begin = 0; begin < listed * LANES; begin += THREADS) {
         const u32 which = (begin + thread) / LANES, part = thread % LANES;

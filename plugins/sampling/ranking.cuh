@@ -39,10 +39,10 @@ struct Shared {
         u64 list[LISTED];
     };
     u64 sorted[MOST_WANTED];
-    __align__(16) u32 tops[WARPS];
+    __align__(16) u32 tops[THREADS];
     u64 of_warp[WARPS];
     u64 rest;
-    u32 bin, index, listed;
+    u32 bin, index, listed, reach;
     u32 meetings, passes;
 };
 // Of the block; not passed about, so that all code knows where it is.

@@ -32,41 +32,39 @@ struct Limits {
 };
 
 // By a warp: the token, of the ``listed`` logits that top_k keeps, sorted.
-__device__ __forceinline__ u32 drawn_of_list(const u64* list, const Limits& limits, const Softmax& softmax, int listed) {
-    const int each = (listed + 31) / 32, begin = threadIdx.x * each, end = min(begin + each, listed);
-    u64 own = 0;
+__device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax& softmax, u32 listed) {
+    u64* const sums = shared.list;  // of all up to each
+    u64 kept = 0;
 #pragma unroll 1
-    for (int i = begin; i < end; ++i) own += softmax.mass(key_in(list[i]));
-    u64 up_to = own;
+    for (u32 at = threadIdx.x; at - threadIdx.x < listed; at += 32) {
+        u64 sum = at < listed ? softmax.mass(key_in(shared.sorted[at])) : 0;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const u64 lower = __shfl_up_sync(ALL_LANES, up_to, distance);
-        if ((int)threadIdx.x >= distance) up_to += lower;
+        for (u32 distance = 1; distance < 32; distance *= 2) {
+            const u64 lower = __shfl_up_sync(ALL_LANES, sum, distance);
+            if (threadIdx.x >= distance) sum += lower;
+        }
+        sums[at] = sum += kept;
+        kept = __shfl_sync(ALL_LANES, sum, 31);
     }
-    u64 kept = __shfl_sync(ALL_LANES, up_to, 31);
-    u32 index = 0;
+    __syncwarp();
+    u32 place = 0;
 #pragma unroll 1
     for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
         const u64 wanted = limits.wanted(limit, kept);
-        u64 sum = up_to - own, found_sum = 0;
         u32 found = 0;
-        bool is_found = false;
 #pragma unroll 1
-        for (int i = begin; i < end; ++i) {
-            const u64 order = list[i], with = sum + softmax.mass(key_in(order));
-            // One lane meets it, once.
-            if (sum < wanted && wanted <= with) found_sum = with, found = index_in(order), is_found = true;
-            sum = with;
+        for (u32 first = 0; found == 0; first += 32) {
+            found = __ballot_sync(ALL_LANES, sums[first + threadIdx.x] >= wanted);
+            place = first + __ffs(found) - 1;
         }
-        const int lane = __ffs(__ballot_sync(ALL_LANES, is_found)) - 1;
-        kept = __shfl_sync(ALL_LANES, found_sum, lane), index = __shfl_sync(ALL_LANES, found, lane);
+        kept = sums[place];
     }
-    return index;
+    return index_in(shared.sorted[place]);
 }
 
 // By all blocks of the row: the token, in the block that asks for it.
-__device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, Softmax softmax, u32 own, bool is_asked) {
+__device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, float unit, u32 own, bool is_asked) {
     own = __reduce_max_sync(ALL_LANES, own);
     if (threadIdx.x % 32 == 0) shared.tops[threadIdx.x / 32] = own;
     __syncthreads();
@@ -78,7 +76,7 @@ __device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, Softmax softmax
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(own) : "l"(&row.joint->largest) : "memory");
     }
     if (own <= LOWEST_KEY) return 0;  // nothing above -infinity
-    softmax.largest = value_of(own);
+    const Softmax softmax{value_of(own), rate_of(limits.temperature), unit};
     if (!isfinite(softmax.largest)) return index_of(row, own, 1, is_asked);
     // What top_k keeps of the last key is not in the row's sums.
     u32 least = 0;
@@ -131,16 +129,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     Pieces last;
     int at;
-    if (threadIdx.x == 0) shared.listed = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
     const u32 own = largest_key(row, V, share, block, last, at);
     const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
     const int wanted = is_drawn ? limits.top_k : 1;
-    Softmax softmax{0.0f, rate_of(limits.temperature), unit};
     const bool is_last = block + 1 == share.blocks();
     if (wanted == 0 || wanted > MOST_WANTED) {
         const Row all{row, joint + m, V, row_bits, block};
-        const u32 token = drawn_of_all(all, limits, softmax, own, is_last);
+        const u32 token = drawn_of_all(all, limits, unit, own, is_last);
         if (is_last && threadIdx.x == 0) out[m] = token;
         is_last_of(all);
         return;
@@ -153,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     });
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    softmax.largest = value_of(key_in(shared.sorted[0]));
+    const Softmax softmax{value_of(key_in(shared.sorted[0])), rate_of(limits.temperature), unit};
     u32 token = index_in(shared.sorted[0]);
-    if (is_drawn && isfinite(softmax.largest)) token = drawn_of_list(shared.sorted, limits, softmax, wanted);
+    if (is_drawn && isfinite(softmax.largest)) token = drawn_of_list(limits, softmax, wanted);
     if (threadIdx.x == 0) out[m] = token;
 }

@@ -52,20 +52,23 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids, float* v
     // Stage 1: which is the last one.
     const Place last = place_of(row, k, 0);
     const u32 last_index = index_of(row, last.key, last.rest, true);
-    auto each_in = [&](auto visit) {
-        each_logit(row.logits, share.width, share.first, share.step, share.pieces, last.key, [&](u32 key, int index) {
-            if (key > last.key || (key == last.key && (u32)index <= last_index)) visit(index);
-        });
-    };
     // Stage 2: how many this block has, and so its places; stage 3: the list, in any order.
-    u32 own = 0;
-    each_in([&](int) { ++own; });
-    u64 all;
-    u32 at = (u32)sum_up_to_thread(own, all) - own;
-    if (threadIdx.x == 0) shared.listed = row.row_bits ? atomicAdd(&row.joint->selected, (u32)all) : 0;
-    __syncthreads();
-    at += shared.listed;
-    each_in([&](int index) { ids[at++] = index; });
+    u32 at = 0;
+#pragma unroll 1
+    for (int stage = 2; stage <= 3; ++stage) {
+        u32 own = 0;
+        each_logit(row.logits, share.width, share.first, share.step, share.pieces, last.key, [&](u32 key, int index) {
+            if (key < last.key || (key == last.key && (u32)index > last_index)) return;
+            if (stage == 3) ids[at + own] = index;
+            ++own;
+        });
+        if (stage == 3) break;
+        u64 all;
+        at = (u32)sum_up_to_thread(own, all) - own;
+        if (threadIdx.x == 0) shared.listed = row.row_bits ? atomicAdd(&row.joint->selected, (u32)all) : 0;
+        __syncthreads();
+        at += shared.listed;
+    }
     if (!is_last_of(row)) return;
     __syncthreads();
     sort_and_write(row.logits, k, ids, values, shared.list);
@@ -86,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     const Share share(V, row_bits, block);
-    if (threadIdx.x == 0) shared.listed = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
     if (k > MOST_WANTED) {
         select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
