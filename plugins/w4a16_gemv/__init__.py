@@ -22,10 +22,14 @@ _FORMS = (
     (contracts.DUAL_SILU, cpu.w4a16_gemv_dual_silu, launch.DUAL_SILU),
 )
 _WIDER = {"w4a16_gemv_batch16": launch.GEMV16, f"w4a16_gemv_batch{contracts.WIDE_ROWS}": launch.GEMV_WIDE}
+_GEMV, _GEMM = (
+    (dense_launch.DENSE_GEMV, dense_launch.DENSE_GEMV_HOPPER),
+    (dense_launch.DENSE_GEMM, dense_launch.DENSE_GEMM_HOPPER),
+)
 _DENSE = (
-    ("gemv::dense_gemv_bf16", contracts.DENSE_GEMV, ()),
-    ("gemv::dense_gemv_bf16_batchm", contracts.DENSE_GEMV_BATCHM, ("gemv::dense_gemv_bf16",)),
-    ("gemm::dense_gemm_bf16", contracts.DENSE_GEMM, ()),
+    ("gemv::dense_gemv_bf16", contracts.DENSE_GEMV, (), *_GEMV),
+    ("gemv::dense_gemv_bf16_batchm", contracts.DENSE_GEMV_BATCHM, ("gemv::dense_gemv_bf16",), *_GEMV),
+    ("gemm::dense_gemm_bf16", contracts.DENSE_GEMM, (), *_GEMM),
 )
 
 
@@ -33,7 +37,6 @@ _DENSE = (
 _mma_spec = partial(
     KernelSpec, archs=("sm_80+",), weight_layout=nvfp4_layout.LAYOUT, prepare=nvfp4_layout.to_mma_layout
 )
-_dense_spec = partial(KernelSpec, archs=("sm_80+",), weight_layout=weights.BF16_ROW_MAJOR)
 
 _host_spec = partial(host_spec, shares=(rows, convolution, _gates, _sequences))
 
@@ -44,7 +47,7 @@ def muster_contracts() -> Iterable[Contract]:
     for tiers, _, _ in _FORMS:
         yield from tiers
     yield from (contracts.QKVZ, GDN_IN)
-    for _, contract, _ in _DENSE:
+    for _, contract, *_ in _DENSE:
         yield contract
 
 
@@ -70,11 +73,11 @@ def muster_kernels() -> Iterable[KernelSpec]:
         key = f"w4a16_gemv::{contract.name}"
         yield _host_spec(key, contract, host, weight_layout=nvfp4.ROW_MAJOR)
         yield _mma_spec(key=key, contract=contract.name, backend=device)
-    for key, contract, same in _DENSE:
+    for key, contract, same, device, hopper in _DENSE:
         layout = weights.BF16_ROW_MAJOR
         yield _host_spec(key, contract, cpu.dense_bf16, weight_layout=layout, bit_identical_to=same)
-        backend = launch.DENSE if key.startswith("gemv::") else dense_launch.DENSE_GEMM
-        yield _dense_spec(key=key, contract=contract.name, backend=backend, bit_identical_to=same)
-        if backend is dense_launch.DENSE_GEMM:
-            hopper = dense_launch.DENSE_GEMM_HOPPER
-            yield KernelSpec(key=key, contract=contract.name, archs=("sm_90a",), backend=hopper, weight_layout=layout)
+        for archs, backend in ((("sm_80+",), device), (("sm_90a",), hopper)):
+            yield KernelSpec(
+                key=key, contract=contract.name, archs=archs, backend=backend, weight_layout=layout,
+                bit_identical_to=same,
+            )  # fmt: skip

@@ -246,6 +246,7 @@ def _dense(name: str, rows: int | None) -> Contract:
         *projection_cases(counts),
         *((Case("five_groups", {"M": 1, "N": 5, "K": 80}),) if rows else (Case("odd_k", {"M": 1, "N": 5, "K": 77}),)),
         Case("whole_model_k", {"M": 1, "N": 70, "K": 5120}, tolerance=dot_tolerance(5120)),
+        Case("many_features", {"M": max(counts), "N": 4300, "K": 592}, tolerance=dot_tolerance(592)),
     )
     if rows is None:
         cases = (*cases, *_gemm_cases())
@@ -256,11 +257,13 @@ def _dense(name: str, rows: int | None) -> Contract:
 
 def _gemm_cases() -> tuple[Case, ...]:
     """Return cases of a few rows and of many: whole tiles and one above, few features and many, K of any step."""
-    few = ((3, 256, 2048), (16, 520, 2048), (9, 1030, 272), (16, 96, 5120))
+    few = ((3, 256, 2048), (16, 520, 2048), (9, 1030, 272), (16, 96, 5120), (33, 70, 2064), (13, 4300, 144))
     many = ((128, 640, 256), (129, 513, 264), (257, 520, 1016), (70, 1, 8), (65, 1030, 2048), (300, 96, 5120))
+    more = ((2100, 65, 512), (17, 9001, 72), (5000, 97, 64))
     sizes = (
         *few,
         *many,
+        *more,
         (1100, 70, 400),
         (1030, 4100, 64),
         (1030, 3500, 200),

@@ -1,4 +1,6 @@
-// The dense GEMM of every architecture but sm_90a.
+// Products with BF16 weights for every architecture but sm_90a.
 #include "dense_gemm.cuh"
 
+DENSE_GEMM(narrow, Narrow, )
+DENSE_GEMM(spread, Spread, SPREAD_CLUSTER)
 DENSE_GEMM(wide, Wide, )

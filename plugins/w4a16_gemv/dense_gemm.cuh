@@ -17,8 +17,7 @@
 // rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions).
 // Launched by dense_launch.py.
 #pragma once
-#include "cluster.cuh"
-#include "dense_gemv.cuh"
+#include "dense_rows.cuh"
 
 using bf16 = __nv_bfloat16;
 
@@ -233,11 +232,6 @@ static_assert(Narrow::SHARED_BYTES == SHARED_BYTES && Wide::SHARED_BYTES == SHAR
         int x_stride, int M, int N, int K) {                                                        \
         gemm_tile<SHAPE>(x, weight, out, x_stride, M, N, K);                                        \
     }
-
-DENSE_GEMM(narrow, Narrow, )
-DENSE_GEMM(spread, Spread, SPREAD_CLUSTER)
-
-DENSE_GEMVS(dense_gemm)
 
 // Any K and any alignment. Grid: ceil(N / 16) * ceil(M / 16).
 constexpr int ANY = 16;

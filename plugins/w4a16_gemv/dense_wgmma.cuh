@@ -4,9 +4,22 @@
 // ring of STAGES, and two consumers of 64 rows each over FEATURES features: wgmma with both operands in shared memory. A
 // block takes tile after tile; while its consumers store one, the producer fills the ring for the next.
 //
+// Tiles are as even as they can be, and boxes no larger: what of a box lies outside a matrix takes longer than what lies
+// inside. H200, 65 x 5120 x 5120, us: boxes of 128 rows 32.9, of 65 rows 18.4. The rest of a tile's operands is whatever the
+// ring held, and so is what is not stored.
+//
 // Numerics: FP32 accumulation, k rising in steps of 16, one rounding: the order does not depend on M or N.
 #pragma once
 #include "hopper.cuh"
+
+// The rows and features of a tile, of the form's at most; features are a multiple of 8.
+struct TileSize {
+    int rows, features;
+
+    __device__ __forceinline__ u32 stage_bytes(int depth) const { return (rows + features) * depth * 2; }
+    __device__ __forceinline__ int across(int M) const { return (M + rows - 1) / rows; }
+    __device__ __forceinline__ int along(int N) const { return (N + features - 1) / features; }
+};
 
 template <int FEATURES_, int STAGES_>
 struct WgmmaForm {
@@ -74,8 +87,9 @@ struct WgmmaConsumer {
 #pragma unroll
         for (int j = 0; j < F::FEATURES / 2; ++j) asm volatile("" : "+f"(sums[j])::"memory");  // not before the wait
     }
-    // A row of out takes 128 bytes at a time.
-    __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, int m0, int n0, int M, int N) {
+    // A row of out takes 128 bytes at a time. Rows and features from the ends on are not stored.
+    __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, int m0, int n0, int rows_end,
+                                          int features_end, int N) {
         u8* mine = staging + (group * 4 + warp) * F::OUT_BYTES;
         const u32 mine_address = shared_address(mine);
         const int m1 = m0 + group * 64 + warp * 16, row = (lane & 7) + (lane >> 3 & 1) * 8;
@@ -99,8 +113,9 @@ struct WgmmaConsumer {
             __syncwarp();
 #pragma unroll
             for (int pass = 0; pass < 4; ++pass) {
-                const int at = pass * 4 + (lane >> 3), column = lane & 7, n = n0 + first + column * 8, rest = N - n;
-                if (m1 + at >= M || rest <= 0) continue;
+                const int at = pass * 4 + (lane >> 3), column = lane & 7, n = n0 + first + column * 8;
+                const int rest = features_end - n;
+                if (m1 + at >= rows_end || rest <= 0) continue;
                 const u8* from = mine + at * 128 + ((column ^ (at & 7)) << 4);
                 __nv_bfloat16* to = out + (size_t)(m1 + at) * N + n;
                 if (N % 8 == 0) {
@@ -116,11 +131,11 @@ struct WgmmaConsumer {
 
 template <class F>
 __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& weight, __nv_bfloat16* __restrict__ out,
-                                           int M, int N, int K) {
+                                           int M, int N, int K, const TileSize& size) {
     extern __shared__ u8 raw[];
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
     u8* const shared = raw + (base - unaligned);
-    const int tiles_m = (M + F::ROWS - 1) / F::ROWS, tiles_n = (N + F::FEATURES - 1) / F::FEATURES;
+    const int tiles_m = size.across(M), tiles_n = size.along(N);
     const int tiles = tiles_m * tiles_n, steps = (K + F::K_TILE - 1) / F::K_TILE;
     WgmmaRing<F> ring{base};
     allow_next_launch();
@@ -138,9 +153,9 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
 #pragma unroll 1
             for (int step = 0; step < steps; ++step, ring.next()) {
                 barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
-                barrier_expect(ring.full(), F::STAGE_BYTES);
-                copy_tile(ring.x(), x, step * F::K_TILE, m * F::ROWS, ring.full());
-                copy_tile(ring.weight(), weight, step * F::K_TILE, n * F::FEATURES, ring.full());
+                barrier_expect(ring.full(), size.stage_bytes(F::K_TILE));
+                copy_tile(ring.x(), x, step * F::K_TILE, m * size.rows, ring.full());
+                copy_tile(ring.weight(), weight, step * F::K_TILE, n * size.features, ring.full());
             }
         }
         return;
@@ -157,15 +172,16 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
         int m, n;
         tile_of_block(tile, tiles_m, tiles_n, m, n);
         consumer.accumulate(steps);
-        consumer.store(out, shared + F::OUT_AT, m * F::ROWS, n * F::FEATURES, M, N);
+        const int m0 = m * size.rows, n0 = n * size.features;
+        consumer.store(out, shared + F::OUT_AT, m0, n0, min(M, m0 + size.rows), min(N, n0 + size.features), N);
     }
 }
 
 #define DENSE_WGMMA(NAME, FEATURES, STAGES)                                                                        \
     extern "C" __global__ void __launch_bounds__(WgmmaForm<FEATURES, STAGES>::THREADS, 1) dense_gemm_##NAME(       \
-        const __grid_constant__ TensorMap x,      /* [M, K], boxes of 128 rows x 64 k, swizzled in 128 bytes */    \
-        const __grid_constant__ TensorMap weight, /* [N, K], boxes of FEATURES rows x 64 k, the same */            \
+        const __grid_constant__ TensorMap x,      /* [M, K], boxes of tile_rows x 64 k, swizzled in 128 bytes */   \
+        const __grid_constant__ TensorMap weight, /* [N, K], boxes of tile_features x 64 k, the same */            \
         __nv_bfloat16* __restrict__ out,          /* [M, N] */                                                     \
-        int M, int N, int K) {                                                                                     \
-        wgmma_gemm<WgmmaForm<FEATURES, STAGES>>(x, weight, out, M, N, K);                                          \
+        int M, int N, int K, int tile_rows, int tile_features) {                                                   \
+        wgmma_gemm<WgmmaForm<FEATURES, STAGES>>(x, weight, out, M, N, K, {tile_rows, tile_features});              \
     }

@@ -41,8 +41,6 @@ _JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 _MANY_FEATURES = 100_000
 # So few that each multiprocessor of an H200 has one tile at most, whose warps may use all registers.
 _ONE_A_MULTIPROCESSOR = 132 * TILE_N
-# BF16 weights of so few features (gates, routers) are shared by the blocks of a cluster; like the split, by N alone.
-DENSE_FEW_FEATURES = 512
 # gemv_gdn_in.cu: heads whose gates a block makes.
 GATE_HEADS = 4
 
@@ -244,24 +242,6 @@ def _plan_dual_silu(bound: Bound, entries: Entries) -> LaunchPlan:
     return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), arguments)
 
 
-def plan_dense(name: str, bound: Bound, entries: Entries) -> LaunchPlan:
-    """Return the launch for at most 16 rows: ``name_few_m8`` and its like, of dense_gemv.cuh."""
-    (x, stride), dims = _x(bound), bound.dims
-    weight = view_of(bound.arguments["w"].values)
-    if not weight.is_contiguous:
-        raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
-    few = "few_" if dims["N"] <= DENSE_FEW_FEATURES else ""
-    entry = f"{name}_{few}m{8 if dims['M'] <= 8 else 16}"
-    arguments = (weight, x, bound.views["out"], stride, dims["M"], dims["N"], dims["K"])
-    return LaunchPlan(entry, _grid(entries, entry, _tiles(dims["N"])), arguments)
-
-
-def dense_entries(name: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of dense_gemv.cuh under a name."""
-    parameters = ("ptr",) * 3 + ("i32",) * 4
-    return tuple(EntryPoint(f"{name}_{few}m{rows}", parameters) for few in ("", "few_") for rows in (8, 16))
-
-
 _kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,), strided=frozenset({"x"}))
 _GEMV = ("ptr", "ptr", "ptr", "f32", "i32", "i32", "i32", "i32")
 GEMV8 = _kernel(_FOLDER / "gemv.cu", _entries("gemv", _GEMV, _SPLITS_8), partial(_plan_gemv, 8))
@@ -297,4 +277,3 @@ DUAL_SILU = _kernel(
     _entries("gemv_dual_silu", ("ptr",) * 4 + ("f32",) * 2 + ("i32",) * 4, _JOINT_SPLITS),
     _plan_dual_silu,
 )
-DENSE = _kernel(_FOLDER / "dense_gemv.cu", dense_entries("dense_gemv"), partial(plan_dense, "dense_gemv"))

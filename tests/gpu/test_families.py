@@ -302,10 +302,16 @@ def test_attention_of_a_row_alone_has_the_bits_of_the_row_among_many(kernels, he
 # tiles
 
 
-@pytest.mark.parametrize(("features", "rows", "fewer"), [(256, 16, 1), (1030, 12, 5), (96, 300, 17), (4100, 1030, 130)])
-def test_dense_gemm_of_fewer_rows_has_the_same_bits(kernels, features, rows, fewer):
+@pytest.mark.parametrize(
+    ("features", "rows", "fewer", "depth"),
+    [
+        (256, 16, 1, 272), (1030, 12, 5, 272), (96, 300, 270, 272), (4100, 1030, 130, 272), (40, 64, 1, 5136),
+        (4230, 16, 1, 272), (4240, 9, 8, 2064), (13000, 16, 3, 80), (1030, 66, 65, 2056),
+    ],
+)  # fmt: skip
+def test_dense_gemm_of_fewer_rows_has_the_same_bits(kernels, features, rows, fewer, depth):
     handle, memory = kernels.kernel("gemm", "dense_gemm_bf16"), device_memory(0)
-    x, weight = memory.to(numbers(rows, 272)), Bf16Weight(memory.to(numbers(features, 272)))
+    x, weight = memory.to(numbers(rows, depth)), Bf16Weight(memory.to(numbers(features, depth)))
     outs = [memory.to(full((count, features), 9)) for count in (rows, fewer)]
     for out in outs:
         handle(x=x[: out.shape[0]], w=weight, out=out)

@@ -1,4 +1,4 @@
-"""What the launcher of the dense GEMM decides, and what it reads the sizes of its Hopper forms from."""
+"""What the launcher of the dense products decides, and what it reads the sizes of its Hopper forms from."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,18 @@ from kernel_muster.registry.contracts import Case
 from kernel_muster.registry.errors import ContractError
 
 SOURCE = Path(w4a16_gemv.__file__).parent
+HOPPER, OTHERS = dense_launch.DENSE_GEMM_HOPPER, dense_launch.DENSE_GEMM
+
+
+def names(backend):
+    return {entry.name for entry in backend.entries}
+
+
+def plan(backend, contract, dims, **changes):
+    """Plan a launch on an imaginary device of 132 multiprocessors."""
+    entries = dict.fromkeys(names(backend), EntryResources(1, 0, 0, 256, None, (), 3))
+    given = contract.arguments(Case("here", dims), np.random.default_rng(1))
+    return backend.plan(contract.signature.bind("test", (), {**given, **changes}), entries)[0]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +33,8 @@ SOURCE = Path(w4a16_gemv.__file__).parent
         (256, 14336, "n256"),  # 112 tiles are one round, 150 and 224 are two
         (512, 5120, "n192"),  # 108 tiles in a round, 160 of n128 in two, 320 of n64 in three
         (2048, 14336, "n256"),
+        (8192, 96, "n128"),  # x is read once, although two tiles of n64 take less
+        (8192, 64, "n64"),
     ],
 )
 def test_form_of_the_wide_tile_by_rounds(rows, features, form):
@@ -33,33 +47,97 @@ def test_router_and_few_rows_never_take_the_wide_tile():
     assert dense_launch.tile_of(65, 513) == "wide"
 
 
+@pytest.mark.parametrize(
+    ("rows", "features", "ranks"),
+    [
+        (128, 96, 8),
+        (512, 96, 8),
+        (512, 256, 4),
+        (2048, 64, 4),
+        (2048, 96, 2),
+        (64, 4096, 2),
+        (64, 5120, 1),
+        (2048, 256, 1),
+    ],
+)
+def test_as_many_blocks_share_k_as_multiprocessors_are_there_for(rows, features, ranks):
+    assert dense_launch.split_ranks(rows, features, 132) == ranks
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "features", "tile"),
+    [
+        ("n64", 65, 5120, (65, 64)),
+        ("n64", 300, 96, (100, 48)),
+        ("n192", 129, 5120, (65, 192)),
+        ("n256", 1, 1, (1, 8)),
+        ("n128", 1030, 3500, (115, 128)),
+    ],
+)
+def test_tiles_are_even_and_cover_all_rows_and_features(form, rows, features, tile):
+    form = dense_launch._WGMMA[form]
+    assert dense_launch.even_tile(form, rows, features) == tile
+    assert tile[0] * -(-rows // form.rows) >= rows
+    assert tile[1] * -(-features // form.features) >= features
+
+
+@pytest.mark.parametrize(
+    ("dims", "entry", "grid"),
+    [
+        ((1, 512, 32), "few_m8", (32, 1, 1)),
+        ((9, 512, 32), "few_m16", (32, 1, 1)),
+        ((8, 513, 32), "m8", (33, 1, 1)),
+        ((16, 513, 32), "m16", (33, 1, 1)),
+        ((16, 4225, 32), "m16_brought", (89, 1, 1)),
+        ((8, 4225, 32), "m8", (265, 1, 1)),
+    ],
+)
+def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
+    sizes = dict(zip("MNK", dims, strict=True))
+    planned = plan(dense_launch.DENSE_GEMV_HOPPER, contracts.DENSE_GEMV_BATCHM, sizes)
+    assert (planned.entry, planned.grid) == (f"dense_gemv_{entry}", grid)
+    assert plan(HOPPER, contracts.DENSE_GEMM, sizes).entry == planned.entry
+
+
+def test_more_rows_of_few_features_are_groups_of_rows_of_the_gemv_on_hopper():
+    dims = {"M": 40, "N": 96, "K": 32}
+    planned = plan(HOPPER, contracts.DENSE_GEMM, dims)
+    assert (planned.entry, planned.grid) == ("dense_gemv_few_m16", (6, 3, 1))
+    assert plan(OTHERS, contracts.DENSE_GEMM, dims).entry == "dense_gemm_spread"
+    assert plan(HOPPER, contracts.DENSE_GEMM, {**dims, "K": 40}).entry == "dense_gemm_split"
+
+
 def test_rows_in_falling_order_are_refused_and_those_that_overlap_take_no_bulk_copies():
-    contract, entries = contracts.DENSE_GEMM, dict.fromkeys(names(), EntryResources(1, 0, 0, 256, (), (), 3))
-    given = contract.arguments(Case("here", {"M": 100, "N": 600, "K": 64}), np.random.default_rng(1))
-    plan = dense_launch.DENSE_GEMM_HOPPER.plan
-
-    def planned(x):
-        return plan(contract.signature.bind("test", (), {**given, "x": x}), entries)[0].entry
-
-    assert planned(given["x"]) == "dense_gemm_n64"
-    assert planned(np.lib.stride_tricks.as_strided(given["x"], (100, 64), (64, 2))) == "dense_gemm_any"
+    contract, dims = contracts.DENSE_GEMM, {"M": 100, "N": 9000, "K": 64}
+    x = contract.arguments(Case("here", dims), np.random.default_rng(1))["x"]
+    assert plan(HOPPER, contract, dims).entry == "dense_gemm_n128"
+    overlapping = np.lib.stride_tricks.as_strided(x, (100, 64), (64, 2))
+    assert plan(HOPPER, contract, dims, x=overlapping).entry == "dense_gemm_any"
     with pytest.raises(ContractError, match="rows are -64 elements apart"):
-        planned(given["x"][::-1])
+        plan(HOPPER, contract, dims, x=x[::-1])
+    few = {**dims, "M": 16}
+    overlapping = np.lib.stride_tricks.as_strided(x, (16, 64), (64, 2))
+    assert plan(HOPPER, contract, few, x=overlapping).entry == "dense_gemv_m16"
 
 
 def test_shared_memory_is_what_the_source_asks_for():
-    listed = re.findall(r"DENSE_WGMMA\((\w+), (\d+), (\d+)\)", (SOURCE / "dense_gemm_hopper.cu").read_text())
+    text = (SOURCE / "dense_gemm_hopper.cu").read_text()
     asked = {name: (int(n), int(stages) * (128 + int(n)) * 128 + 8 * 2048 + int(stages) * 16 + 1024)
-             for name, n, stages in listed}  # fmt: skip
-    assert {name: form[:2] for name, form in dense_launch._WGMMA.items()} == asked
-
-
-def names():
-    return [entry.name for entry in dense_launch.DENSE_GEMM_HOPPER.entries]
+             for name, n, stages in re.findall(r"DENSE_WGMMA\((\w+), (\d+), (\d+)\)", text)}  # fmt: skip
+    assert {name: (form.features, form.shared_bytes) for name, form in dense_launch._WGMMA.items()} == asked
+    ((features, stages),) = re.findall(r"DENSE_SPLIT\(split, (\d+), (\d+)\)", text)
+    split, stages = dense_launch._SPLIT, int(stages)
+    assert split.features == int(features)
+    assert split.shared_bytes == stages * (split.rows + split.features) * 128 + stages * 16 + 1024
+    (brought,) = re.findall(r"brought_tiles<Brought<(.*)>>", (SOURCE / "dense_brought.cuh").read_text())
+    groups, tiles, stages = map(int, brought.split(", "))
+    rows, features, warps = 8 * groups, 16 * tiles, 8
+    assert (dense_launch._BROUGHT.rows, dense_launch._BROUGHT.features) == (rows, features)
+    sums = warps * rows * (features + 4) * 4
+    assert dense_launch._BROUGHT.shared_bytes == stages * (rows + features) * 128 + sums + stages * 16 + 1024
 
 
 def test_hopper_has_every_entry_that_the_plan_can_name_there():
-    entries = {entry.name for entry in dense_launch.DENSE_GEMM_HOPPER.entries}
-    others = {entry.name for entry in dense_launch.DENSE_GEMM.entries}
-    assert others - entries == {"dense_gemm_wide"}
-    assert entries - others == {f"dense_gemm_{form}" for form in dense_launch._WGMMA}
+    forms = {f"dense_gemm_{form}" for form in dense_launch._WGMMA}
+    assert names(HOPPER) - names(OTHERS) == {*forms, "dense_gemm_split", "dense_gemv_m16_brought"}
+    assert names(OTHERS) - names(HOPPER) == {f"dense_gemm_{tile}" for tile in ("narrow", "spread", "wide")}
