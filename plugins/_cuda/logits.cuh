@@ -79,15 +79,14 @@ struct Pieces {
 template <class Visit>
 __device__ __forceinline__ void each_pair(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
     const Pair floor = pair_of_key(max(lowest, LOWEST_KEY));
-    constexpr int AT_ONCE = 6;  // one block alone waits for each turn of a row
 #pragma unroll 1
-    for (int at = first; at < end; at += AT_ONCE * step) {
-        uint4 raw[AT_ONCE];
+    for (int at = first; at < end; at += PARALLEL * step) {
+        uint4 raw[PARALLEL];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) raw[i] = load_piece(row, width, at + i * step, at + i * step < end);
+        for (int i = 0; i < PARALLEL; ++i) raw[i] = load_piece(row, width, at + i * step, at + i * step < end);
         u32 pieces = 0;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
+        for (int i = 0; i < PARALLEL; ++i)
             if (at + i * step < end && (lowest == 0 || __hge2_mask(largest_pair(raw[i]), floor) != 0)) pieces |= 1u << i;
 #pragma unroll 1
         for (; pieces != 0; pieces &= pieces - 1) {

@@ -159,19 +159,27 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V,
     if (slot >= 0) post(posts + slot, word_of(own, largest.index, largest.other));
 }
 
-// Lists at least the ``wanted`` largest, exactly, in the merging block, where the list of all that reach ``reach`` was too
-// long, or too short for NaN: what is above the last key, and as many as are wanted of the last by index. Returns the number.
-__device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 wanted) {
+// Lists at least the ``wanted`` largest, exactly, in the merging block, where what is listed of all that reach ``reach`` is too
+// much, or too little for NaN, or has not all that are equal to it: what is above the last key, and as many as are wanted of the
+// last by index. Returns the number.
+__device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 listed, u32 wanted) {
     const Share share(V, 0, 0);
-    u32 last = reach, above;
+    u32 last = listed < wanted ? 0 : reach, above;
+    // What is above the last is there, with equal ones.
+    const bool is_listed = listed <= BINS;
+    const u64 own = is_listed && threadIdx.x < listed ? shared.list[threadIdx.x] : 0;
 #pragma unroll 1
     while (true) {
         __syncthreads();
         if (threadIdx.x == 0) shared.listed = 0;
         __syncthreads();
-        each_logit(row, share.width, share.first, share.step, share.pieces, last + 1, [&](u32 key, int index) {
-            if (key > last) list_up(order_of(key, index));
-        });
+        if (is_listed) {
+            if (key_in(own) > last) list_up(own);
+        } else {
+            each_logit(row, share.width, share.first, share.step, share.pieces, last + 1, [&](u32 key, int index) {
+                if (key > last) list_up(order_of(key, index));
+            });
+        }
         __syncthreads();
         above = shared.listed;
         if (above <= LONGEST) break;
@@ -247,8 +255,15 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
     }
     __syncthreads();
     const u32 reach = max(shared.reach, 1u);
-    const bool is_short = bound >= reach;
-    if (is_short) {
+    u32 shorts = __ballot_sync(ALL_LANES, bound >= reach);
+    // So many where many are equal: what is above these is complete all the same, or nothing is.
+    const bool are_many = __popc(shorts) > MOST_SHORT;
+    if (are_many) {
+        if (bound > reach) atomicAdd(&shared.listed, LISTED + 1);
+        if (lane == 0) atomicOr(&shared.has_more, 1u);
+        shorts = 0;
+    }
+    if (shorts >> lane & 1) {
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) words[i] = 0;
     }
@@ -267,16 +282,10 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
             words[SLOTS] = words[WORDS - 1], words[WORDS - 1] = 0;
         }
     }
-    u32 shorts = __ballot_sync(ALL_LANES, is_short);
-    // So many are short where many are equal.
-    if (__popc(shorts) > MOST_SHORT) {
-        if (lane == 0) atomicAdd(&shared.listed, LISTED + 1);
-        shorts = 0;
-    }
     if (shorts != 0) list_again(row, V, share.row_bits, shorts, reach);
     __syncthreads();
     u32 listed = shared.listed;
-    if (listed > LONGEST || listed < (u32)wanted) listed = settle(row, V, listed < (u32)wanted ? 0 : reach, wanted);
+    if (shared.has_more || listed > LONGEST || listed < (u32)wanted) listed = settle(row, V, reach, listed, wanted);
     // Each to its place; LANES threads count for one.
     constexpr int LANES = 8, EACH = 4;
 #pragma unroll 1

@@ -42,7 +42,7 @@ struct Shared {
     __align__(16) u32 tops[THREADS];
     u64 of_warp[WARPS];
     u64 rest;
-    u32 bin, index, listed, reach;
+    u32 bin, index, listed, reach, has_more;
     u32 meetings, passes;
 };
 // Of the block; not passed about, so that all code knows where it is.

@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     Pieces last;
     int at;
-    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.reach = shared.has_more = shared.meetings = shared.passes = 0;
     const u32 own = largest_key(row, V, share, block, last, at);
     const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     const Share share(V, row_bits, block);
-    if (threadIdx.x == 0) shared.listed = shared.reach = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.reach = shared.has_more = shared.meetings = shared.passes = 0;
     if (k > MOST_WANTED) {
         select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
