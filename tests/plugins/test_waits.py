@@ -23,8 +23,8 @@ AHEAD = {
     "causal_conv1d_one": {1: "weight"},
     "compute_gdn_gates": {2: "a_log", 3: "dt_bias"},
     "delta_rule_norm_*_128": {4: "weight"},
-    "dense_gem[mv]_m*": {0: "weight"},
-    "dense_gem[mv]_few_m*": {0: "weight"},
+    "dense_gemm_split": {1: "weight"},
+    "dense_gemv_*": {0: "weight"},
     "fused_down_*": {0: "down", 1: "down_scale", 2: "shared"},
     "fused_gate_up_*": {4: "shared_gate", 5: "shared_up"},
     "gemm_t*": {1: "weight"},
@@ -54,8 +54,9 @@ PEEKED = {
     "pairwise_down_*": {3: "ids"},
     "unpermute_reduce_*": {1: "slots"},
 }
-# On a way through the code that no thread goes: loader 0 alone brings x, and it has waited (w4a16_hopper/gemm.cuh).
-NOT_TAKEN = {"gemm_t*": {0: "x"}}
+# Maps that what is read here does not tell from the weight's: who brings x has waited (w4a16_hopper/gemm.cuh,
+# w4a16_gemv/dense_split.cuh and dense_brought.cuh).
+NOT_TAKEN = {"dense_gemm_split": {0: "x"}, "dense_gemv_m16_brought": {1: "x"}, "gemm_t*": {0: "x"}}
 TABLES = (AHEAD, PEEKED, NOT_TAKEN)
 
 PLANTED = """\
