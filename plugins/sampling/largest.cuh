@@ -115,11 +115,10 @@ __device__ __noinline__ void list_again(const bf16* row, int V, int row_bits, u3
                       [&](u32 index) { return !list_up(order_of(key_at(row, index), index)); });
 }
 
-// What a warp posts: key, complement of the index, and a key that nothing of the lane reaches more than, which is not posted.
-__device__ __forceinline__ u64 word_of(u32 key, u32 index, u32 bound) { return (u64)key << 48 | (u64)~index << 16 | bound; }
 constexpr u64 NOTHING = 1;
 
-// Posts the largest of the lanes that have the SLOTS largest, and the second of lanes that have two as large.
+// Posts the largest of the lanes that have the SLOTS largest, each with a key that no other of the lane exceeds, and the
+// second of lanes that have two as large.
 __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V, const Share& share, int block, u32 own,
                                              const Pieces& last, int at) {
     const u32 lane = threadIdx.x % 32;
@@ -151,12 +150,12 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V,
     if constexpr (MORE > 0) {
         const u32 twos = __ballot_sync(ALL_LANES, has_two), place = __popc(twos & ((1u << lane) - 1));
         if (has_two && place < MORE) {
-            post(posts + SLOTS + place, word_of(largest.other, largest.other_index, below));
+            post(posts + SLOTS + place, order_of(largest.other, largest.other_index, below));
             largest.other = below;
         }
         if (lane < MORE && lane >= __popc(twos)) post(posts + SLOTS + lane, NOTHING);
     }
-    if (slot >= 0) post(posts + slot, word_of(own, largest.index, largest.other));
+    if (slot >= 0) post(posts + slot, order_of(own, largest.index, largest.other));
 }
 
 // Lists at least the ``wanted`` largest, exactly, in the merging block, where what is listed of all that reach ``reach`` is too

@@ -48,8 +48,10 @@ struct Shared {
 // Of the block; not passed about, so that all code knows where it is.
 __shared__ Shared shared;
 
-// A logit in the falling order: larger is ahead.
-__device__ __forceinline__ u64 order_of(u32 key, u32 index) { return (u64)key << 48 | (u64)~index << 16 | 0xFFFFu; }
+// A logit in the falling order: larger is ahead. The lower 16 bits are anybody's.
+__device__ __forceinline__ u64 order_of(u32 key, u32 index, u32 low = 0xFFFFu) {
+    return (u64)key << 48 | (u64)~index << 16 | low;
+}
 __device__ __forceinline__ u32 key_in(u64 order) { return (u32)(order >> 48); }
 __device__ __forceinline__ int index_in(u64 order) { return (int)~(u32)(order >> 16); }
 
