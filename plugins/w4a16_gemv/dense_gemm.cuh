@@ -11,7 +11,8 @@
 //            block an SM and four stages of 32 k was slower (H200, 2048 x 6144 x 5120: 414 us against 335)
 //
 // and a plain kernel of 16 x 16 outputs for rows that do not begin at multiples of 16 bytes. sm_90a has wgmma instead of
-// the wide tile (dense_wgmma.cuh). Up to 16 rows the GEMV's kernels serve (dense_gemv.cuh): a router has the same bits for one row as for a verify pass.
+// these tiles (dense_wgmma.cuh, dense_split.cuh). Up to 16 rows the GEMV's kernels serve (dense_rows.cuh): a router has the
+// same bits for one row as for a verify pass.
 //
 // Numerics: FP32 accumulation, one rounding. The order of a sum depends on K and the shape of the tile, never on the other
 // rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions).

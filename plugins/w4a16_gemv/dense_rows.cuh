@@ -1,14 +1,16 @@
-// The GEMV of BF16 weights: kernels for one row, up to 8 and up to 16 (dense_gemv.cuh), with the same bits for each row.
+// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, with the same bits for each row. Rows and
+// features that are missing are read as the last ones; their results are not stored.
 //
-// ``many``: K is shared by the 8 warps of a block, which has TILES tiles of 16 features. Of 16 rows x is as much to read as
-// 16 features of the weight: two or three tiles share it. Grid: tiles / TILES. Figures (H200, 16 x 6144 x 5120, us):
-// FIGURES
+// ``many``: K is shared by the 8 warps of a block. x is loaded a block of k ahead: of a multiprocessor's few warps all would
+// wait for it. H200, us, without / with: 16 x 4096 x 2048 7.8 / 6.9, 1 x 4096 x 2048 6.9 / 6.5. Grid: ceil(N / 16). More
+// tiles than a device of sm_90a holds at a time, of 16 rows, are for dense_brought.cuh.
 //
 // ``few``: too few features for a device. K is shared by the 4 warps of each of the 8 blocks of a cluster (by 8 warps below
-// sm_90); each block adds up some of the results of all, which stores count by an mbarrier: a barrier of the cluster would
-// order all memory of the device, too. Such a kernel is as long as the instructions of one of its warps: rows and features
-// that are missing are read as the last ones, and nothing is cleared that is loaded.
-// Grid: tiles times the cluster, groups of ROWS rows.
+// sm_90); each block adds up some of the results of all, counted by an mbarrier: a barrier of the cluster would order all
+// memory of the device, too. Such a kernel takes as long as one of its warps has instructions: nothing is cleared that is
+// loaded, and all of K up to 6144 is on its way at once. Grid: ceil(N / 16) clusters, groups of rows.
+// Figures (H200, us, one row and 16): 96 x 5120 2.33, 2.78; 64 x 2048 1.88, 2.16. With K shared by 4 blocks of 8 warps 2.71,
+// 3.51; groups of 8 rows 2.33, 2.82; by bulk tensor copies 2.36, 2.80.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
@@ -18,6 +20,8 @@
 #else
 #define FEW_CLUSTER
 #endif
+
+constexpr int WIDTH = TILE_N + 4;  // of a row of sums, so that lanes meet no bank twice
 
 __device__ __forceinline__ Rows16 load_features(const u8* low, const u8* high) {
     Rows16 v;
@@ -41,7 +45,6 @@ template <int NT>
 __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* x,
                                          __nv_bfloat16* __restrict__ out, int x_stride, int all_rows, int N, int K) {
     constexpr int ROWS = NT * 8, STEP = Few::RANKS * Few::WARPS * BLOCK_K, STEP_BYTES = STEP * 2;
-    constexpr int WIDTH = TILE_N + 4;  // of a row of sums, so that lanes meet no bank twice
     __shared__ __align__(16) float partial[Few::WARPS][ROWS][WIDTH];
     __shared__ __align__(16) float4 of_rank[Few::RANKS][ROWS * TILE_N / 4 / Few::RANKS];
     __shared__ Arrival arrival;
@@ -151,29 +154,22 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     }
 }
 
-template <int NT, int TILES, int X_DEPTH>
-__device__ __forceinline__ void many_tiles(const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* x,
-                                           __nv_bfloat16* __restrict__ out, int x_stride, int M, int N, int K) {
-    constexpr int COLUMNS = TILES * TILE_N, STEP = Many::WARPS * BLOCK_K;
-    constexpr int DEPTH = Many::DEPTH;
-    static_assert(DEPTH % X_DEPTH == 0);
-    __shared__ float partial[Many::WARPS][NT * 8][COLUMNS + 4];  // so that lanes meet no bank twice
+template <int NT>
+__device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* x,
+                                          __nv_bfloat16* __restrict__ out, int x_stride, int M, int N, int K) {
+    constexpr int DEPTH = Many::DEPTH, STEP = Many::WARPS * BLOCK_K;
+    __shared__ float partial[Many::WARPS][NT * 8][WIDTH];
     allow_next_launch();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int n0 = blockIdx.x * COLUMNS, first = warp * BLOCK_K + t * 16;
+    const int n0 = blockIdx.x * TILE_N, first = warp * BLOCK_K + t * 16;
 
-    // Stage 1: each warp sums its share of K, DEPTH blocks of weights in flight and one of x less than X_DEPTH. Features
-    // beyond N repeat the last one.
-    const u8* at[TILES][2];
-#pragma unroll
-    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            at[j][h] = reinterpret_cast<const u8*>(weight + (size_t)min(n0 + j * TILE_N + h * 8 + g, N - 1) * K);
+    // Stage 1: each warp sums its share of K, DEPTH blocks of the weight in flight, and of x one less.
+    auto feature = [&](int n) { return reinterpret_cast<const u8*>(weight + (size_t)min(n0 + n, N - 1) * K); };
+    const u8 *const low = feature(g), *const high = feature(g + 8);
     const u8* rows[NT];
 #pragma unroll
     for (int n = 0; n < NT; ++n) rows[n] = reinterpret_cast<const u8*>(x + (size_t)min(n * 8 + g, M - 1) * x_stride);
-    auto load = [&](int j, int k) { return k < K ? load_features(at[j][0] + 2 * k, at[j][1] + 2 * k) : Rows16{}; };
+    auto load = [&](int k) { return k < K ? load_features(low + 2 * k, high + 2 * k) : Rows16{}; };
     auto load_x = [&](uint4(&v)[NT][2], int k) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
@@ -182,38 +178,31 @@ __device__ __forceinline__ void many_tiles(const __nv_bfloat16* __restrict__ wei
             if (k < K) v[n][0] = load_now(p), v[n][1] = load_now(p + 1);
         }
     };
-    Rows16 ring[DEPTH][TILES];
+    Rows16 ring[DEPTH];
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d)
-#pragma unroll
-        for (int j = 0; j < TILES; ++j) ring[d][j] = load(j, first + d * STEP);
+    for (int d = 0; d < DEPTH; ++d) ring[d] = load(first + d * STEP);
     wait_for_previous_launch();
-    uint4 xs[X_DEPTH][NT][2];
+    constexpr int AHEAD = DEPTH - 1;
+    uint4 xs[DEPTH][NT][2];
 #pragma unroll
-    for (int d = 0; d < X_DEPTH - 1; ++d) load_x(xs[d], first + d * STEP);
-    float c[TILES][4][NT][4] = {};
+    for (int d = 0; d < AHEAD; ++d) load_x(xs[d], first + d * STEP);
+    float c[4][NT][4] = {};
 #pragma unroll 1
     for (int k = first; k < K + t * 16; k += DEPTH * STEP) {  // the same number of rounds for all lanes of a warp
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
-            constexpr int AHEAD = X_DEPTH - 1;
-            load_x(xs[(d + AHEAD) % X_DEPTH], k + (d + AHEAD) * STEP);
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                multiply<NT>(c[j], ring[d][j], xs[d % X_DEPTH]);
-                ring[d][j] = load(j, k + (DEPTH + d) * STEP);
-            }
+            load_x(xs[(d + AHEAD) % DEPTH], k + (d + AHEAD) * STEP);
+            multiply<NT>(c, ring[d], xs[d]);
+            ring[d] = load(k + (DEPTH + d) * STEP);
         }
     }
-#pragma unroll
-    for (int j = 0; j < TILES; ++j)
-        put_sums<NT>(c[j], [&](int row, int column) -> float& { return partial[warp][row][j * TILE_N + column]; });
+    put_sums<NT>(c, [&](int row, int column) -> float& { return partial[warp][row][column]; });
 
     // Stage 2: sums over warps in rising order.
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < COLUMNS * M; i += Many::THREADS) {
-        const int row = i / COLUMNS, column = i % COLUMNS;
+    for (int i = threadIdx.x; i < TILE_N * M; i += Many::THREADS) {
+        const int row = i / TILE_N, column = i % TILE_N;
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < Many::WARPS; ++w) sum += partial[w][row][column];
@@ -234,5 +223,5 @@ __device__ __forceinline__ void many_tiles(const __nv_bfloat16* __restrict__ wei
 
 DENSE_GEMV(few_m8, few_tile<1>, FEW_BOUNDS)
 DENSE_GEMV(few_m16, few_tile<2>, FEW_BOUNDS)
-DENSE_GEMV(m8, (many_tiles<1, 1, 2>), MANY_BOUNDS(3))
-DENSE_GEMV(m16, (many_tiles<2, 1, 2>), MANY_BOUNDS(2))
+DENSE_GEMV(m8, many_tile<1>, MANY_BOUNDS(3))
+DENSE_GEMV(m16, many_tile<2>, MANY_BOUNDS(2))
