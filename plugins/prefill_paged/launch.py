@@ -34,9 +34,12 @@ _MMA = {128: 48 * 1024 + 16, 256: 96 * 1024 + 16}
 _HOPPER = {128: 80 * 1024 + 16, 256: 96 * 1024 + 16}
 _MOST_PIECES = 2**32 - 1
 # Parts of a context, at most (parts.cuh), and tiles of tokens of one, at least.
-_MOST_PARTS, _LEAST_TILES = 32, 3
-# Tiles of tokens of a context that is cut in no parts: so many over the parts, and no fewer; in two turns of blocks.
-_PARTS_WHOLE, _LEAST_WHOLE, _TWO_TURNS_WHOLE = 48, 6, 64
+_MOST_PARTS, _LEAST_TILES = 32, 2
+# A context of so many tiles of tokens is not cut: the first number, and the second over the parts; the third, where
+# blocks run in two turns. On an H200, heads 16/2 of 256, us whole / cut: 64 rows behind 256 tokens 12.6 / 12.5, 384
+# 16.3 / 13.0, 512 19.5 / 13.4; 256 rows behind 256 18.5 / 18.0, 512 24.9 / 20.0; 512 rows behind 512 32.3 / 30.4, 1024
+# 45.0 / 37.9.
+_WHOLE, _WHOLE_OVER_PARTS, _TWO_TURNS_WHOLE = 4, 20, 64
 # Columns that a block puts together at a time (parts.cuh).
 _COLUMNS = 32
 _NO_ARRAY = 0  # a null pointer
@@ -84,11 +87,17 @@ def cut_of(tiles: int, longest: int, at_once: int) -> Cut:
     """
     parts, whole = at_once // max(tiles, 1), _TWO_TURNS_WHOLE
     if parts > 1:
-        whole = max(_PARTS_WHOLE // parts, _LEAST_WHOLE)
+        whole = _WHOLE + _WHOLE_OVER_PARTS // parts
     elif 3 * tiles <= 2 * at_once:
         parts = 3
     parts = min(parts, ceil_div(longest, _LEAST_TILES * _TOKENS), _MOST_PARTS)
     return Cut(parts, whole) if tiles and longest > whole * _TOKENS and parts > 1 else Cut(1, whole)
+
+
+def _entry(name: str, head_dim: int, parts: int) -> str:
+    """Return the entry point of tiles; whole contexts and parts have one each where one for both would be slower."""
+    is_apart = parts > 1 and (name, head_dim) == ("prefill_hopper", 256)
+    return f"{name}_parts_d{head_dim}" if is_apart else f"{name}_d{head_dim}"
 
 
 def _plan_tiles(name: str, shared_bytes: Mapping[int, int], bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
@@ -112,7 +121,7 @@ def _plan_tiles(name: str, shared_bytes: Mapping[int, int], bound: Bound, _entri
     _, page_size, *heads = sizes = cache_sizes(bound)
     counts, cuts = (dims["M"], dims["S"], dims["L"]), (cut.parts, cut.whole, cut.least)
     attend = LaunchPlan(
-        f"{name}_d{dims['D']}",
+        _entry(name, dims["D"], cut.parts),
         (tiles, cut.parts, 1),
         (*(views[one] for one in _ARRAYS), partials, in_base_two(bound.arguments["scale"]), *counts, *sizes, *cuts),
         dynamic_shared_bytes=shared,
@@ -126,7 +135,8 @@ def _plan_tiles(name: str, shared_bytes: Mapping[int, int], bound: Bound, _entri
 
 def _tiles(name: str, shared_bytes: Mapping[int, int]) -> CudaKernel:
     parameters = ("ptr",) * 8 + ("f32",) + ("i32",) * 10
-    entries = tuple(EntryPoint(f"{name}_d{size}", parameters, shared) for size, shared in shared_bytes.items())
+    named = {_entry(name, size, parts): shared for size, shared in shared_bytes.items() for parts in (1, 2)}
+    entries = tuple(EntryPoint(entry, parameters, shared) for entry, shared in named.items())
     combine = EntryPoint(f"{name}_combine", ("ptr",) * 4 + ("i32",) * 10)
     return cuda_kernel(_FOLDER / f"{name}.cu", (*entries, combine), partial(_plan_tiles, name, shared_bytes))
 

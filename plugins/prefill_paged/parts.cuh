@@ -11,13 +11,15 @@
 
 constexpr int MOST_PARTS = 32;  // launch.py has the number too
 
-// Which part of its context a block has: tokens ``from`` to ``end - 1``.
+// Which part of its context a block has: tokens ``from`` to ``end - 1``. Without parts: all of it.
+template <bool IN_PARTS>
 struct Part {
-    int from, end;
-    bool is_there, is_whole;
+    int from = 0, end;
+    bool is_there = true, is_whole = true;
 
-    __device__ __forceinline__ explicit Part(const Block& block) {
-        const int all = min(block.length(ROWS - 1), block.room()), tokens = block.part_tokens();
+    __device__ __forceinline__ explicit Part(const Block& block) : end(min(block.length(ROWS - 1), block.room())) {
+        if (!IN_PARTS) return;
+        const int all = end, tokens = block.part_tokens();
         from = blockIdx.y * tokens;
         end = min(all, from + tokens);
         is_there = blockIdx.y == 0 || from < all;
@@ -45,13 +47,14 @@ struct alignas(16) Kept {
 };
 
 // Brings a tile's results out, or those of a part, of which pairs see so many tokens. ``shared`` is where q was; by all threads.
-template <class T>
+template <class T, bool IN_PARTS>
 __device__ __forceinline__ void bring_out_results(const Prompts& given, const Places& pairs, const int (&length)[2],
                                                   const Kept& kept, u32 shared, const Softmax& softmax,
                                                   const float (&o)[T::D / 2]) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2), bad = kept.first_bad;
-    const bool is_zero[2] = {bad == 0 || length[0] + kept.from > bad, bad == 0 || length[1] + kept.from > bad};
-    if (!kept.is_whole) {
+    const int from = IN_PARTS ? kept.from : 0;
+    const bool is_zero[2] = {bad == 0 || length[0] + from > bad, bad == 0 || length[1] + from > bad};
+    if (IN_PARTS && !kept.is_whole) {
         const Partial to(given, blockIdx.y, T::D);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -82,6 +85,19 @@ __device__ __forceinline__ void bring_out_results(const Prompts& given, const Pl
 // What a block puts together: so many times 16 columns, of which it loads so many parts at a time.
 constexpr int COMBINING_THREADS = 2 * THREADS, COLUMNS = 2, PARTS_AT_ONCE = 8;
 
+// Loads so many parts of 32 columns. What is not there is -0, which changes no sum: 0 would change the sign of -0.
+__device__ __forceinline__ void load_parts(float4 (&loaded)[PARTS_AT_ONCE][COLUMNS], const Prompts& given, int D, int own_parts,
+                                           int part, int first, int i, int thread) {
+    const float4* const from = Partial(given, part, D).values(first, i, thread);
+#pragma unroll
+    for (int j = 0; j < PARTS_AT_ONCE; ++j)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+            if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
+        }
+}
+
 // Puts the parts of a tile together, 32 columns at a time. A thread has one of the two pairs that it has in the launch
 // before.
 __device__ __forceinline__ void combine(const Prompts& given, int D) {
@@ -93,6 +109,11 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
     const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, lane = thread & 31, t = lane & 3;
     const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i;
     const int own_parts = (min(block.length(own_pair), room) + tokens - 1) / tokens, parts = (all + tokens - 1) / tokens;
+
+    // The first values, which do not wait for what they count.
+    int first = blockIdx.y * COLUMNS, part = 0;
+    float4 loaded[PARTS_AT_ONCE][COLUMNS];
+    load_parts(loaded, given, D, own_parts, part, first, i, thread);
 
     // Stage 1: what each part counts; a lane has every fourth.
     const Partial own(given, t, D);
@@ -123,50 +144,46 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
     __syncwarp();  // weights are there
 
     // Stage 2: the parts, one after the other. What is not there adds -0, as the sums begin with it: 0 would change a sign.
+    float o[COLUMNS][4];
 #pragma unroll 1
-    for (int first = blockIdx.y * COLUMNS; first < D / 16; first += gridDim.y * COLUMNS) {
-        float o[COLUMNS][4];
+    do {
+        if (part == 0)
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)
+            for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[c][e] = -0.0f;
-#pragma unroll 1
-        for (int part = 0; part < parts; part += PARTS_AT_ONCE) {
-            const float4* const from = Partial(given, part, D).values(first, i, thread);
-            float4 loaded[PARTS_AT_ONCE][COLUMNS];
+                for (int e = 0; e < 4; ++e) o[c][e] = -0.0f;
+        __syncwarp();  // ptxas, which would wait for one part after the other, keeps loads ahead of it
 #pragma unroll
-            for (int j = 0; j < PARTS_AT_ONCE; ++j)
+        for (int j = 0; j < PARTS_AT_ONCE; ++j) {
+            const float weight = weights[part + j][own_pair];
 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
-                    loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-                    if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
-                }
-            __syncwarp();  // ptxas, which would wait for one part after the other, keeps loads ahead of it
-#pragma unroll
-            for (int j = 0; j < PARTS_AT_ONCE; ++j) {
-                const float weight = weights[part + j][own_pair];
-#pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
-                    o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
-                    o[c][1] = __fmaf_rn(weight, loaded[j][c].y, o[c][1]);
-                    o[c][2] = __fmaf_rn(weight, loaded[j][c].z, o[c][2]);
-                    o[c][3] = __fmaf_rn(weight, loaded[j][c].w, o[c][3]);
-                }
+            for (int c = 0; c < COLUMNS; ++c) {
+                o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
+                o[c][1] = __fmaf_rn(weight, loaded[j][c].y, o[c][1]);
+                o[c][2] = __fmaf_rn(weight, loaded[j][c].z, o[c][2]);
+                o[c][3] = __fmaf_rn(weight, loaded[j][c].w, o[c][3]);
             }
         }
-        u32* const to = reinterpret_cast<u32*>(given.out + (size_t)max(place, 0) * D + 16 * first) + t;
+        const int done = first;
+        part += PARTS_AT_ONCE;
+        const bool is_last = part >= parts;
+        if (is_last) part = 0, first += gridDim.y * COLUMNS;
+        if (first < D / 16) load_parts(loaded, given, D, own_parts, part, first, i, thread);
+        else allow_next_launch();
+        if (is_last && place != NOWHERE) {
+            u32* const to = reinterpret_cast<u32*>(given.out + (size_t)place * D + 16 * done) + t;
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)
+            for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                if (place != NOWHERE)
+                for (int half = 0; half < 2; ++half)
                     to[8 * c + 4 * half] =
                         is_zero ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
-    }
+        }
+    } while (first < D / 16);
 }
 
-// The entry point of a shape. Grid: see Block; launched by launch.py.
-#define PREFILL_TILES(NAME, ATTEND, SHAPE, BLOCKS)                                                                 \
+// An entry point: the function of a shape that walks over tiles. Grid: see Block; launched by launch.py.
+#define PREFILL_TILES(NAME, BLOCKS, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(                                            \
         const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
         const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
@@ -179,8 +196,8 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
         float scale, int M, int S, int L, int P, int B, int Hk, int per_key, int parts, int whole,                 \
         int least) {                                                                                               \
         wait_for_previous_launch();                                                                                \
-        ATTEND<SHAPE>({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, partials, scale, M, S, L, P,  \
-                       B, Hk, per_key, parts, whole, least});                                                      \
+        __VA_ARGS__({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, partials, scale, M, S, L, P, B, \
+                     Hk, per_key, parts, whole, least});                                                           \
     }
 
 // Grid: tiles; blocks that share the columns of one. Launched by launch.py.
@@ -191,7 +208,6 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
         __nv_bfloat16* out,      /* [M, Hq, D] */                                                                  \
         float* partials,         /* tiles, parts: see Partial */                                                   \
         int M, int S, int L, int B, int Hk, int per_key, int parts, int whole, int least, int D) {                 \
-        allow_next_launch();                                                                                       \
         wait_for_previous_launch();                                                                                \
         combine({nullptr, nullptr, nullptr, nullptr, cu_rows, context_lens, out, partials, 0.0f, M, S, L, 0, B,    \
                  Hk, per_key, parts, whole, least}, D);                                                            \

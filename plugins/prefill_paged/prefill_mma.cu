@@ -6,6 +6,6 @@ using Wide = Shape<256>;
 using Narrow = Shape<128>;
 static_assert(Wide::SHARED_BYTES == 96 * 1024 + 16 && Narrow::SHARED_BYTES == 48 * 1024 + 16);
 
-PREFILL_TILES(prefill_mma_d256, attend, Wide, 2)
-PREFILL_TILES(prefill_mma_d128, attend, Narrow, 2)
+PREFILL_TILES(prefill_mma_d256, 2, attend<Wide>)
+PREFILL_TILES(prefill_mma_d128, 2, attend<Narrow>)
 PREFILL_COMBINE(prefill_mma_combine)

@@ -150,19 +150,19 @@ struct Block {
 // Where tokens of a context stand in the cache.
 template <class T>
 struct Pages {
-    const int *table, pages, page_size, own, end;
+    const int *table, pages, page_size, from, end;
     const u32 stride;
     int bad = MOST_TOKENS;  // the first token without a page that this lane met
 
     // Of tokens ``from`` to ``end - 1``.
-    __device__ __forceinline__ Pages(const Block& block, int from, int end_, int warp, int lane)
+    __device__ __forceinline__ Pages(const Block& block, int from_, int end_)
         : table(block.given.block_table + (size_t)block.sequence * block.given.L), pages(block.given.P),
-          page_size(block.given.B), own(from + warp * (TOKENS / WARPS) + lane % (TOKENS / WARPS)), end(end_),
-          stride(block.given.Hk * T::PIECES) {}
+          page_size(block.given.B), from(from_), end(end_), stride(block.given.Hk * T::PIECES) {}
 
     // The places of the tile that is ``first`` tokens on; there is none beyond the end, nor without a page.
-    __device__ __forceinline__ Places of_tile(int first) {
-        const int token = first + own;
+    __device__ __forceinline__ Places of_tile(int first, int warp, int lane) {
+        constexpr int OWN = TOKENS / WARPS;
+        const int token = first + (from + warp * OWN + lane % OWN);
         int place = NOWHERE;
         if (token < end) {
             const int page = table[token / page_size];

@@ -80,7 +80,7 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     Kept& kept = *reinterpret_cast<Kept*>(memory + T::KEPT);
     const Block block(given);
     if (block.is_empty()) return;  // the whole block
-    const Part part(block);
+    const Part<true> part(block);
     if (!part.is_there) return;  // the whole block
 
     // Stage 1: queries, and the first tile of k.
@@ -91,8 +91,8 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
     const Places pairs = block.pair_places(warp, lane, T::PIECES);
     fetch<T, ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
-    Pages<T> pages(block, part.from, part.end, warp, lane);
-    Places places = pages.of_tile(0);
+    Pages<T> pages(block, part.from, part.end);
+    Places places = pages.of_tile(0, warp, lane);
     fetch<T, TOKENS>(k, k_head, places, warp, lane);
     commit_copies();
     const int length[2] = {block.length(own_pair) - part.from, block.length(own_pair + 8) - part.from};
@@ -108,7 +108,7 @@ __device__ __forceinline__ void attend(const Prompts& given) {
         __syncthreads();  // the tile of k is there; that of v before it has been read
         fetch<T, TOKENS>(v, v_head, places, warp, lane);
         commit_copies();
-        places = pages.of_tile(first + TOKENS);
+        places = pages.of_tile(first + TOKENS, warp, lane);
         float s[TOKENS / 2];
         score<T>(s, shared + warp * 16 * T::ROW_BYTES, k, lane);
         scale_scores(s, given.scale);
@@ -133,5 +133,5 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     __syncthreads();
     if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();
-    bring_out_results<T>(given, pairs, length, kept, shared, softmax, o);
+    bring_out_results<T, true>(given, pairs, length, kept, shared, softmax, o);
 }

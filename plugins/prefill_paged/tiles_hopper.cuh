@@ -96,13 +96,13 @@ __device__ __forceinline__ void start_result(float (&o)[T::D / 2], const u32 (&w
     wgmma_commit();
 }
 
-template <class T>
+template <class T, bool IN_PARTS>
 __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     extern __shared__ __align__(1024) char memory[];
     Kept& kept = *reinterpret_cast<Kept*>(memory + T::KEPT);
     const Block block(given);
     if (block.is_empty()) return;  // the whole block
-    const Part part(block);
+    const Part<IN_PARTS> part(block);
     if (!part.is_there) return;  // the whole block
 
     // Stage 1: queries, and the first tile of k.
@@ -114,11 +114,11 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     const uint4* const v_head = reinterpret_cast<const uint4*>(given.v_cache) + block.key_head * T::PIECES;
     const Places pairs = block.pair_places(warp, lane, T::PIECES);
     fetch<T, ROWS>(shared, reinterpret_cast<const uint4*>(given.q), pairs, warp, lane);
-    Pages<T> pages(block, part.from, part.end, warp, lane);
-    Places places = pages.of_tile(0);
+    Pages<T> pages(block, part.from, part.end);
+    Places places = pages.of_tile(0, warp, lane);
     fetch<T, TOKENS>(k, k_head, places, warp, lane);
     commit_copies();
-    Places next = pages.of_tile(TOKENS);
+    Places next = pages.of_tile(TOKENS, warp, lane);
     const int length[2] = {block.length(own_pair) - part.from, block.length(own_pair + 8) - part.from};
     const int shortest = block.length(warp * 16) - part.from;
     Softmax softmax;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
             commit_copies();
         }
         places = next;
-        next = pages.of_tile(first + 2 * TOKENS);
+        next = pages.of_tile(first + 2 * TOKENS, warp, lane);
 #pragma unroll
         for (int step = 0; step < TOKENS / 16; ++step) as_operand(weights[step], s, step);
         if (!__all_sync(ALL_LANES, softmax.keeps_all())) {
@@ -188,5 +188,5 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     softmax.finish();
     if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();
-    bring_out_results<T>(given, pairs, length, kept, shared, softmax, o);
+    bring_out_results<T, IN_PARTS>(given, pairs, length, kept, shared, softmax, o);
 }

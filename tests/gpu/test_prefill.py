@@ -1,6 +1,6 @@
 """Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch.
 
-A context of up to 384 tokens is one part in any launch, and a part of a longer one has 192 at least (launch.py).
+A context of up to 256 tokens is one part in any launch, and a part of a longer one has 128 at least (launch.py).
 """
 
 from itertools import pairwise
@@ -129,7 +129,7 @@ def test_contexts_in_parts_are_as_near_the_rows_as_rounded_weights_let_them_be(k
 
 @pytest.mark.parametrize(
     ("heads", "rows", "before", "same"),
-    [*((heads, 30, 240, 270) for heads in HEADS), ((3, 3, 128), 250, 150, 192), ((2, 2, 256), 250, 150, 192)],
+    [*((heads, 30, 220, 250) for heads in HEADS), ((3, 3, 128), 300, 60, 128), ((2, 2, 256), 300, 60, 128)],
 )
 def test_row_that_sees_one_part_has_the_bits_that_it_has_where_there_are_no_parts(tiles, heads, rows, before, same):
     prompts = Prompts(heads, [(rows, before), (7, 0), (3, 1500)])
