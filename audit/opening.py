@@ -14,7 +14,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.resolve import Catalogue
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.errors import BootRefused
+from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Levers, Origin, read_levers
 from kernel_muster.registry.target import Target, resolve_target
@@ -23,7 +23,10 @@ from kernel_muster.registry.values import frozen
 
 @frozen(kw_only=True)
 class Wanted:
-    """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model."""
+    """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model.
+
+    ``model`` beside ``manifest`` must be the name of what that file describes.
+    """
 
     model: str | None = None
     manifest: str | Path | None = None
@@ -112,10 +115,22 @@ def _only_core(levers: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in levers.items() if name in names}
 
 
+def is_of(manifest: Manifest, model: str) -> bool:
+    """Whether a manifest describes the model of this name."""
+    return model in (manifest.name, manifest.hf_id)
+
+
 def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, list[Finding]]:
-    """Load the file that was named, or resolve the model among all manifests."""
+    """Load the file that was named, or resolve the model among all manifests.
+
+    UsageError if a model was named too and the file is of another: its waivers and levers are not that model's.
+    """
     if wanted.manifest is not None:
-        return load_manifest(wanted.manifest, levers=catalog.levers)
+        found, problems = load_manifest(wanted.manifest, levers=catalog.levers)
+        if found is not None and wanted.model is not None and not is_of(found, wanted.model):
+            why = f"{wanted.manifest} describes {found.name!r}, not {wanted.model!r}"
+            raise UsageError(f"{why}: name no model, or name the other manifest")
+        return found, problems
     folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *wanted.manifest_folders)
     catalogue = Catalogue.from_folders(folders, levers=catalog.levers)
     if wanted.config is not None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kernel_muster.audit.evidence import Asked, Evidence
-from kernel_muster.audit.opening import Wanted, find_manifest
+from kernel_muster.audit.opening import Wanted, find_manifest, is_of
 from kernel_muster.audit.replay_words import for_engine, is_own
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
@@ -56,9 +56,10 @@ def replay(
     known, malformed = _declared(trace, declared)
     catalog = replace(_catalog(trace), levers=known)
     target = _target(trace)
-    wanted = Wanted(model=trace.model or None, manifest=manifest, manifest_folders=tuple(manifest_folders))
+    named = trace.model or None if manifest is None else None  # of a file that was named, the words below are a trace's
+    wanted = Wanted(model=named, manifest=manifest, manifest_folders=tuple(manifest_folders))
     found, manifest_findings = find_manifest(wanted, catalog)
-    if found is not None and trace.model not in ("", found.name, found.hf_id):
+    if found is not None and trace.model and not is_of(found, trace.model):
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
     lever_findings = with_lines(lever_findings, found, "levers of the trace")

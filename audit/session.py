@@ -273,7 +273,7 @@ class BootSession:
             self._options.muster_version,
             catalog=opening.catalog,
             levers=opening.levers,
-            model=str(wanted.model or wanted.manifest or wanted.config or ""),
+            model=str(wanted.manifest or wanted.model or wanted.config or ""),
             target=wanted.target or "",
             profile=self._options.asked.profile,
             as_of=self._as_of.isoformat(),

@@ -13,7 +13,6 @@ from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.cli.output import only_results_on_stdout
-from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import KernelKey, parse_key
@@ -46,7 +45,7 @@ def wanted_of(
     """Say what a boot is about; UsageError where the options contradict each other."""
     _check_one_model(model, manifest, config, reference, bool(manifests))
     return Wanted(
-        model=None if manifest else model or reference,
+        model=model or reference,
         manifest=manifest,
         config=config,
         target=target,
@@ -70,15 +69,6 @@ def _check_one_model(
         raise UsageError("--ref goes with --config")
     if reference is not None and model is not None and model != reference:
         raise UsageError(f"MODEL is {model!r}, --ref {reference!r}: give one")
-    if manifest is not None and model is not None:
-        _check_named(model, manifest)
-
-
-def _check_named(model: str, manifest: Path) -> None:
-    """Refuse a manifest of another model than the one named; a broken one is reported by the boot."""
-    found, _ = load_manifest(manifest)
-    if found is not None and model not in (found.name, found.hf_id):
-        raise UsageError(f"{manifest} describes {found.name!r}, not {model!r}: drop MODEL, or name the other manifest")
 
 
 def asked_of(

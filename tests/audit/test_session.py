@@ -345,3 +345,25 @@ def test_observer_sees_a_boot_that_was_refused_on_opening(world):
     plugins = {"watch": world.plugin(audit_finished=lambda report: seen.append(report.verdict))}
     assert world.run(lambda boot: None, plugins, levers={"MUSTER_NOPE": "1"}).report.verdict == "refused"
     assert seen == ["refused"]
+
+
+# a model and a manifest
+
+
+def test_boot_refuses_a_manifest_of_another_model_than_the_one_named(world):
+    asked = []
+    session = world.boot({"acme": world.acme("acme::mul")}, world.manifest(), model="other")
+    with (
+        pytest.raises(km.UsageError, match=r"describes 'tiny', not 'other': name no model, or name the other"),
+        session,
+    ):
+        asked.append(session)
+    assert asked == []
+
+
+def test_boot_takes_a_manifest_beside_the_name_or_the_id_of_its_model(world):
+    file = world.manifest(model='hf_id = "acme/tiny"')
+    for name in ("tiny", "acme/tiny"):
+        with world.boot({"acme": world.acme("acme::mul")}, file, model=name) as boot:
+            boot.kernels.kernel("acme", "mul")
+        assert boot.report.model == "tiny"
