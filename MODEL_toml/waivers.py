@@ -37,12 +37,17 @@ class Expectation:
 
     def in_scope(self, target: Arch | str | None, quant: str, levers: Levers) -> bool:
         """Whether it applies to a target (an architecture, or ``cpu`` or None for the host), quant and levers."""
+        return not self.scope_problem(target, quant, levers)
+
+    def scope_problem(self, target: Arch | str | None, quant: str, levers: Levers) -> str:
+        """Say which part of its scope keeps it from applying: ``only on sm_90; this target is sm_90a``; or nothing."""
         arch = CPU if target is None else str(target)
         if self.archs and arch not in self.archs:
-            return False
+            return f"only on {' '.join(self.archs)}; this target is {arch}"
         if self.quants and quant not in self.quants:
-            return False
-        return all(lever_holds(entry, levers) for entry in self.levers)
+            return f"only for quant {' '.join(self.quants)}; this one is {quant}"
+        unmet = next((entry for entry in self.levers if not lever_holds(entry, levers)), None)
+        return "" if unmet is None else f"only where {unmet}; here {_lever_text(unmet, levers)}"
 
 
 @frozen(kw_only=True)
@@ -79,6 +84,15 @@ def lever_holds(entry: str, levers: Levers) -> bool:
         return setting.value is not None and setting.lever.parse(text) == setting.value
     except ValueError:
         return False
+
+
+def _lever_text(entry: str, levers: Levers) -> str:
+    """Say what a lever that an entry names is in this boot."""
+    name = entry.partition("=")[0]
+    if name not in levers:
+        return f"nobody declares {name}"
+    value = levers.setting(name).value
+    return f"{name} is {'unset' if value is None else int(value) if isinstance(value, bool) else value}"
 
 
 def scopes_overlap(one: Expectation, other: Expectation) -> bool:

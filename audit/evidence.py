@@ -126,6 +126,13 @@ class Evidence:
         """Yield the manifest entries that apply to this target, quant and levers."""
         return (e for e in entries if e.in_scope(self.target.arch, self.quant, self.levers))
 
+    def scope_problems(self, key: KernelKey) -> Iterator[str]:
+        """Say of each waiver of a key that does not apply here where it stands, and why."""
+        for waiver in self.manifest.waivers:
+            why = waiver.scope_problem(self.target.arch, self.quant, self.levers) if waiver.key == key else ""
+            if why:
+                yield f"waived at {waiver.where}, but {why}"
+
     def excuse(self, key: KernelKey) -> Waiver | None:
         """Return the waiver in scope that excuses a key; one that has expired is a finding of its own."""
         return self.waivers.get(key)

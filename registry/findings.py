@@ -103,7 +103,7 @@ _TABLE: dict[str, str] = {
         SET_HASH_MISMATCH R/R the kernel set is not the expected one
         VACUOUS_AUDIT R/R nothing was looked up, so nothing was checked
         UNCHECKED W/R a stage that was asked for did not run
-        PLAIN_ARCH N/W the target is named without the suffix that its devices have""",
+        PLAIN_ARCH N/W an architecture is named without the suffix that its devices have""",
 }
 
 

@@ -136,9 +136,11 @@ def _hint(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
 
 
 def declare(evidence: Evidence, key: KernelKey) -> str:
-    """Say how a waiver excuses a key."""
+    """Say how a waiver excuses a key; or why the one that is there does not."""
     if key in evidence.required_keys:
         return "it is required: a waiver cannot excuse it"
+    if elsewhere := " and ".join(evidence.scope_problems(key)):
+        return f"or correct the scope in the manifest: {elsewhere}"
     entry = f'[expected_absent.{key.module}] {key.func} = "..."'
     return f"or declare it, with the true reason, in {evidence.manifest.path.name}: {entry}"
 

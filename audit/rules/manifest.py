@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from datetime import date
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Waiver
+from kernel_muster.registry.arch import CPU, canonical_arch, parse_arch
 from kernel_muster.registry.findings import Finding
 
 
@@ -77,3 +79,18 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
             continue
         remedies = ("correct the configuration or lever that keeps the model from asking", f"or remove {entry.dotted}")
         yield Finding("EXPECTED_NOT_ASKED", str(entry.key), why, (entry.where,), remedies)
+
+
+def plain_scopes(manifest: Manifest) -> Iterator[Finding]:
+    """Note architectures in scopes that no device is called by; beside the device's own name they are meant."""
+    places: dict[str, list[str]] = {}
+    for entry in (*manifest.waivers, *manifest.expected_present):
+        for name in entry.archs:
+            device = CPU if name == CPU else str(canonical_arch(parse_arch(name).capability))
+            if name != device and device not in entry.archs:
+                places.setdefault(name, []).append(entry.where)
+    for name, where in places.items():
+        device = canonical_arch(parse_arch(name).capability)
+        why = f"devices of compute capability {device.capability[0]}.{device.capability[1]} are called {device}"
+        why += f": what is scoped to {name} does not hold on them"
+        yield Finding("PLAIN_ARCH", name, why, tuple(dict.fromkeys(where)), (f"name the architecture {device}",))

@@ -28,7 +28,7 @@ def lint(
     from kernel_muster.audit.render_plain import plural
     from kernel_muster.audit.render_sections import Section
     from kernel_muster.audit.rules.levers import with_lines
-    from kernel_muster.audit.rules.manifest import expired
+    from kernel_muster.audit.rules.manifest import expired, plain_scopes
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
     from kernel_muster.MODEL_toml.resolve import Catalogue
@@ -43,6 +43,7 @@ def lint(
     for manifest in checked.manifests:
         bad = with_lines(read_levers(catalog.levers, [("manifest", manifest.defaults)])[1], manifest)
         found += [*bad, *(expired(waiver, today) for waiver in manifest.waivers if waiver.is_expired(today))]
+        found += plain_scopes(manifest)
         sound += [] if bad else [manifest]
     broken = [finding for finding in catalog.findings if found and CODES[finding.code].group == "plugins"]
     title = f"Manifests: {plural(len(set(files)), 'file')}, {len(sound)} sound"

@@ -48,6 +48,21 @@ def test_in_scope_holds_only_where_every_part_of_the_scope_does(
     assert waiver(**scope).in_scope(target, quant, levers(**values)) is expected
 
 
+@pytest.mark.parametrize(
+    ("scope", "said"),
+    [
+        ({"archs": ("sm_90", "cpu")}, "only on sm_90 cpu; this target is sm_90a"),
+        ({"quants": ("fp8",)}, "only for quant fp8; this one is nvfp4"),
+        ({"levers": ("MUSTER_EDGE=6144", "MUSTER_FAST=1")}, "only where MUSTER_FAST=1; here MUSTER_FAST is unset"),
+        ({"levers": ("MUSTER_EDGE=4",)}, "only where MUSTER_EDGE=4; here MUSTER_EDGE is 6144"),
+        ({"levers": ("MUSTER_NOBODY=1",)}, "only where MUSTER_NOBODY=1; here nobody declares MUSTER_NOBODY"),
+        ({"archs": ("sm_90a",)}, ""),
+    ],
+)
+def test_scope_problem_says_which_part_does_not_hold_and_what_is_here(scope: dict[str, Any], said: str) -> None:
+    assert waiver(**scope).scope_problem("sm_90a", "nvfp4", levers()) == said
+
+
 def test_in_scope_takes_an_arch_and_none_for_the_host() -> None:
     assert waiver(archs=("sm_121a",)).in_scope(parse_arch("sm_121a"), "nvfp4", levers())
     assert waiver(archs=("cpu",)).in_scope(None, "nvfp4", levers())

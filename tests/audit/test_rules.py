@@ -277,3 +277,16 @@ def test_expected_kernel_asked_for_by_its_old_name_was_asked_for(world):
     manifest = '[expected_present.acme]\nmul = "the main path of this model"'
     plugins = {"acme": world.acme("acme::mul", aliases=("acme::old",))}
     assert world.run(world.ask("acme::old"), plugins, manifest).codes == ["KEY_RENAMED"]
+
+
+# waivers that miss their target
+
+
+def test_waiver_of_another_scope_is_named_where_its_key_is_missing(world):
+    manifest = '[expected_absent.acme.mul]\nreason = "nobody ships it"\narchs = ["sm_90"]'
+    plugins = {"acme": world.acme("acme::add", archs=("sm_80+",))}
+    outcome = world.run(world.ask("acme::mul"), plugins, manifest, target="sm_90a", stage="registered")
+    remedy = outcome.finding("MISSING").remedies[-1]
+    assert remedy.startswith("or correct the scope in the manifest: waived at ")
+    assert remedy.endswith("MODEL.toml:5, but only on sm_90; this target is sm_90a")
+    assert [row for row in outcome.replay(stage="registered").findings if row.remedies[-1] == remedy]

@@ -219,6 +219,23 @@ def test_manifest_lint_checks_defaults_and_warns_of_waivers_that_have_run_out(cl
     assert "not checked here: whether anything asks" in ran.out
 
 
+def test_manifest_lint_notes_architectures_that_no_device_is_called_by(cli: Any) -> None:
+    cli.acme()
+    text = """
+[expected_absent.acme]
+gone = { reason = "nobody ships it", archs = ["cpu", "sm_90"] }
+fine = { reason = "nobody ships it", archs = ["sm_90", "sm_90a", "sm_80"] }
+[target.sm_90.expected_present.acme]
+double = "every layer asks"
+"""
+    file = cli.manifest(text)
+    ran = cli("manifest", "lint", file, "--format", "json")
+    (found,) = ran.json["findings"]
+    assert (ran.code, found["code"], found["subject"], found["severity"]) == (0, "PLAIN_ARCH", "sm_90", "note")
+    assert found["where"] == [f"{file}:7", f"{file}:10"]
+    assert found["why"].endswith("9.0 are called sm_90a: what is scoped to sm_90 does not hold on them")
+
+
 def test_audit_names_the_line_of_a_default_that_is_wrong(cli: Any) -> None:
     cli.acme()
     bad = cli.manifest("[defaults]\nMUSTER_NO_ACNE = true")
