@@ -126,6 +126,12 @@ class Evidence:
         """Yield the manifest entries that apply to this target, quant and levers."""
         return (e for e in entries if e.in_scope(self.target.arch, self.quant, self.levers))
 
+    def unwaived_misses(self) -> Iterator[KernelKey]:
+        """Yield keys that were tried and are absent, and that no waiver of the manifest names."""
+        named = {waiver.key for waiver in self.manifest.waivers}
+        tried = self.asked_keys | self.late_keys
+        return (key for key in sorted(tried - named) if self.decide(key).chosen is None)
+
     def scope_problems(self, key: KernelKey) -> Iterator[str]:
         """Say of each waiver of a key that does not apply here where it stands, and why."""
         for waiver in self.manifest.waivers:

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+#: How alike a function's name must be to pass for a misspelling.
+MISSPELT = 0.8
+_NUMBER = re.compile(r"\d+")
 
 
 class KernelKey(NamedTuple):
@@ -53,3 +56,19 @@ def named(names: Iterable[str]) -> str:
     """Return ``; did you mean ...?`` of these names, or an empty string."""
     text = " or ".join(names)
     return f"; did you mean {text}?" if text else ""
+
+
+def keys_like(key: KernelKey, known: Iterable[KernelKey]) -> list[str]:
+    """Return known keys that one may be meant for: the same function elsewhere, or a slip in its module.
+
+    Siblings are no slips: the names of kernels tell tiles and widths by their numbers. Where a module stands in the
+    place of the function, those are its keys.
+    """
+    others = list(known)
+    if same := [str(other) for other in others if other.func == key.func]:
+        return sorted(same)[:3]
+    if inside := [str(other) for other in others if other.module == key.func]:
+        return sorted(inside)[:3]
+    numbers = _NUMBER.findall(key.func)
+    in_module = [o.func for o in others if o.module == key.module and _NUMBER.findall(o.func) == numbers]
+    return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]

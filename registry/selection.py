@@ -3,21 +3,16 @@
 A decision is a value: every candidate is accepted, or rejected by one named rule with a reason.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from kernel_muster.registry.arch import CodeArch
 from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.keys import KernelKey, named, near, parse_key
+from kernel_muster.registry.keys import KernelKey, keys_like, named, parse_key
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.specs import KernelSpec, Registered
 from kernel_muster.registry.target import Target
 from kernel_muster.registry.values import frozen
-
-#: How alike a name must be to pass for a misspelling.
-MISSPELT = 0.8
-_NUMBER = re.compile(r"\d+")
 
 
 @frozen
@@ -105,19 +100,8 @@ def parse_key_list(text: str) -> tuple[list[KernelKey], list[str]]:
 
 
 def near_keys(catalog: Catalog, key: KernelKey) -> list[str]:
-    """Return registered keys that one may be meant for: the same function elsewhere, or a slip in its module.
-
-    Siblings are no slips: the names of kernels tell tiles and widths by their numbers. Where a module stands in the
-    place of the function, those are its keys.
-    """
-    known = catalog.by_key
-    if same := [str(other) for other in known if other.func == key.func]:
-        return sorted(same)[:3]
-    if inside := [str(other) for other in known if other.module == key.func]:
-        return sorted(inside)[:3]
-    numbers = _NUMBER.findall(key.func)
-    in_module = [o.func for o in known if o.module == key.module and _NUMBER.findall(o.func) == numbers]
-    return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]
+    """Return registered keys that one may be meant for."""
+    return keys_like(key, catalog.by_key)
 
 
 class Selector:

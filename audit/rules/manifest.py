@@ -8,6 +8,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Waiver
 from kernel_muster.registry.arch import CPU, canonical_arch, parse_arch
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import keys_like, named
 
 
 def waiver_states(evidence: Evidence) -> Iterator[Finding]:
@@ -27,12 +28,19 @@ def waiver_states(evidence: Evidence) -> Iterator[Finding]:
 def _unused(evidence: Evidence, waiver: Waiver) -> Finding:
     skipped = sorted({str(row.key) for row in evidence.rows if waiver.key in row.members})
     chain = f" (a chain that begins with {', '.join(skipped)} resolved before it came to it)" if skipped else ""
+    meant = keys_like(waiver.key, evidence.unwaived_misses())
+    correct = (f"correct the key: {' or '.join(meant)} is asked for, and absent",) if meant else ()
+    remove = f"{'or ' * bool(meant)}remove {waiver.dotted}"
     return Finding(
         "UNUSED_WAIVER",
         str(waiver.key),
-        f"nothing asked for it{chain}",
+        f"nothing asked for it{chain}{named(meant)}",
         (waiver.where,),
-        (f"remove {waiver.dotted}", "or scope it to where it is asked for: archs, quants, levers"),
+        (
+            *correct,
+            f"{'or ' * bool(meant)}remove {waiver.dotted}",
+            "or scope it to where it is asked for: archs, quants, levers",
+        ),
     )
 
 
@@ -64,12 +72,15 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_complete or not evidence.rows:
         return
     asked = evidence.asked_keys | {evidence.decide(key).renamed_to for key in evidence.asked_keys}
+    expected = {entry.key for entry in evidence.manifest.expected_present}
     for entry in evidence.in_scope(evidence.manifest.expected_present):
+        meant: list[str] = []
         is_absent = evidence.decide(entry.key).chosen is None
         if is_absent and entry.key in evidence.asked.without:
             continue  # it is there, and left out to compare
         if entry.key not in asked:
-            why = f"nothing asked for it, but the manifest expects it: {entry.reason}"
+            meant = keys_like(entry.key, evidence.asked_keys - expected)
+            why = f"nothing asked for it, but the manifest expects it: {entry.reason}{named(meant)}"
         elif is_absent and entry.key in evidence.asked.allow_unresolved:
             # The miss may be allowed; what the manifest promises may not, and would go unsaid with it.
             why = f"it is absent, which was allowed, but the manifest expects it: {entry.reason}"
@@ -77,7 +88,9 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
             why = f"it is absent and waived, but the manifest expects it: {entry.reason}"
         else:
             continue
-        remedies = ("correct the configuration or lever that keeps the model from asking", f"or remove {entry.dotted}")
+        correct = (f"correct the key: {' or '.join(meant)} is asked for",) if meant else ()
+        lever = f"{'or ' * bool(meant)}correct the configuration or lever that keeps the model from asking"
+        remedies = (*correct, lever, f"or remove {entry.dotted}")
         yield Finding("EXPECTED_NOT_ASKED", str(entry.key), why, (entry.where,), remedies)
 
 

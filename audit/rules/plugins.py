@@ -42,15 +42,37 @@ def _apart(counted: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
-    """One distribution's kernel replaced another's, by override or with its whole module."""
+    """One distribution's kernel serves in the place of another's: by override, with its whole module, or by selection.
+
+    What MUSTER_PREFER decided is the operator's own word: the levers of the report say it.
+    """
     for decision in _decisions(evidence):
-        if decision.chosen is None:
+        chosen = decision.chosen
+        if chosen is None or decision.circle:
             continue
         lost = sorted({str(c.registered.provider) for c in decision.candidates if c.rule in ("overridden", "replaced")})
-        if lost and not decision.circle:
-            why = f"{decision.chosen.provider} replaces {', '.join(lost)}"
-            remedies = (f"nothing, if this is meant; else uninstall {decision.chosen.provider.distribution}",)
-            yield Finding("OVERRIDDEN", str(decision.key), why, (str(decision.chosen.provider),), remedies)
+        outranked = sorted(set(_outranked(decision)))
+        why = [f"{chosen.provider} replaces {', '.join(lost)}"] if lost else []
+        why += [f"{chosen.provider} serves before {provider}: {reason}" for provider, reason in outranked]
+        if why:
+            name = chosen.provider.distribution
+            remedies = [f"nothing, if this is meant; else uninstall {name}"] if lost else []
+            if outranked and not lost:
+                remedies.append(
+                    f"nothing, if this is meant; else block what serves: --no-plugin {chosen.provider.plugin}"
+                )
+                remedies.append(f'or let the other say overrides="{name}"')
+            where = (str(chosen.provider),)
+            yield Finding("OVERRIDDEN", str(decision.key), "; ".join(why), where, tuple(remedies))
+
+
+def _outranked(decision: Decision) -> Iterator[tuple[str, str]]:
+    """Yield who would have served but for a kernel of another distribution, of a better tier or closer to the target."""
+    for candidate in decision.candidates:
+        provider = candidate.registered.provider
+        if candidate.rule in ("tier", "specificity") and decision.chosen is not None:
+            if provider.distribution != decision.chosen.provider.distribution:
+                yield str(provider), candidate.reason
 
 
 def override_circles(evidence: Evidence) -> Iterator[Finding]:

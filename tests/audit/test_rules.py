@@ -135,6 +135,42 @@ def test_chain_of_overrides_is_no_circle(world):
     assert outcome.report.kernels[0].distribution == "one"
 
 
+@pytest.mark.parametrize(
+    ("theirs", "mine", "target", "reason"),
+    [
+        ({"archs": ("sm_80+",)}, {"archs": ("sm_90a",)}, "sm_90a", "sm_80+ is less specific than sm_90a"),
+        ({"tier": "reference"}, {}, "cpu", "tier reference; a fast kernel serves"),
+    ],
+)
+def test_kernel_that_serves_before_another_distributions_is_noted(world, theirs, mine, target, reason):
+    world.distribution("acme-kernels", world.acme("acme::mul", **theirs), plugin="acme")
+    fork = world.plugin(kernels=[world.spec("acme::mul", **mine)], contracts=[])
+    world.distribution("fork", fork)
+    outcome = world.run(world.ask("acme::mul"), target=target, stage="registered")
+    assert outcome.codes == ["OVERRIDDEN"]
+    found = outcome.finding("OVERRIDDEN")
+    assert (found.severity, found.where) == ("note", ("fork 1.0",))
+    assert found.why == f"fork 1.0 serves before acme-kernels 1.0: {reason}"
+    assert found.remedies == (
+        "nothing, if this is meant; else block what serves: --no-plugin fork",
+        'or let the other say overrides="fork"',
+    )
+    assert outcome.report.kernels[0].distribution == "fork"
+    assert outcome.replay(stage="registered").findings == outcome.report.findings
+
+
+def test_kernels_of_one_distribution_replace_nobody(world):
+    kernels = [world.spec("acme::mul", tier=tier) for tier in ("fast", "reference")]
+    world.distribution("acme-kernels", world.plugin(kernels=kernels), plugin="acme")
+    assert world.run(world.ask("acme::mul")).codes == []
+
+
+def test_what_cannot_serve_the_target_is_not_replaced(world):
+    world.distribution("acme-kernels", world.acme("acme::mul", archs=("sm_80+",)), plugin="acme")
+    world.distribution("fork", world.plugin(kernels=[world.spec("acme::mul")], contracts=[]))
+    assert world.run(world.ask("acme::mul")).codes == []
+
+
 def two_distributions(world):
     world.distribution("acme-kernels", world.acme("acme::mul"), plugin="acme")
     rival = world.plugin(kernels=[world.spec("acme::mul")], contracts=[])
@@ -290,3 +326,33 @@ def test_waiver_of_another_scope_is_named_where_its_key_is_missing(world):
     assert remedy.startswith("or correct the scope in the manifest: waived at ")
     assert remedy.endswith("MODEL.toml:5, but only on sm_90; this target is sm_90a")
     assert [row for row in outcome.replay(stage="registered").findings if row.remedies[-1] == remedy]
+
+
+@pytest.mark.parametrize("entry", ["zeta]\nrms_axpi", "zet]\nrms_axpy"])
+def test_misspelt_waiver_and_the_miss_that_it_should_excuse_name_each_other(world, entry):
+    plugins = {"zeta": world.acme("zeta::rms")}
+    outcome = world.run(world.ask("zeta::rms", "zeta::rms_axpy"), plugins, f'[expected_absent.{entry} = "{WHY}"')
+    named = entry.replace("]\n", "::")
+    miss, unused = outcome.finding("MISSING"), outcome.finding("UNUSED_WAIVER")
+    assert unused.why == "nothing asked for it; did you mean zeta::rms_axpy?"
+    assert unused.remedies[:2] == (
+        "correct the key: zeta::rms_axpy is asked for, and absent",
+        f"or remove expected_absent.{named.replace('::', '.')}",
+    )
+    assert miss.remedies[2].endswith(f"MODEL.toml:6: it names {named}, which nothing asks for")
+
+
+def test_misspelt_waiver_is_no_hint_of_what_is_waived_or_served(world):
+    plugins = {"zeta": world.acme("zeta::rms_axpz")}
+    manifest = f'[expected_absent.zeta]\nrms_axpi = "{WHY}"\nrms_axpy = "{WHY}"'
+    outcome = world.run(world.ask("zeta::rms_axpz", "zeta::rms_axpy"), plugins, manifest)
+    assert outcome.finding("UNUSED_WAIVER").why == "nothing asked for it"
+
+
+def test_expected_kernel_whose_name_is_misspelt_is_told_what_is_asked_for(world):
+    manifest = '[expected_present.zeta]\nrmss = "the main path of this model"'
+    finding = world.run(world.ask("zeta::rms"), {"zeta": world.acme("zeta::rms")}, manifest).finding(
+        "EXPECTED_NOT_ASKED"
+    )
+    assert finding.why.endswith("the main path of this model; did you mean zeta::rms?")
+    assert finding.remedies[0] == "correct the key: zeta::rms is asked for"
