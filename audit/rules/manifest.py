@@ -30,7 +30,6 @@ def _unused(evidence: Evidence, waiver: Waiver) -> Finding:
     chain = f" (a chain that begins with {', '.join(skipped)} resolved before it came to it)" if skipped else ""
     meant = keys_like(waiver.key, evidence.unwaived_misses())
     correct = (f"correct the key: {' or '.join(meant)} is asked for, and absent",) if meant else ()
-    remove = f"{'or ' * bool(meant)}remove {waiver.dotted}"
     return Finding(
         "UNUSED_WAIVER",
         str(waiver.key),
@@ -99,8 +98,8 @@ def plain_scopes(manifest: Manifest) -> Iterator[Finding]:
     places: dict[str, list[str]] = {}
     for entry in (*manifest.waivers, *manifest.expected_present):
         for name in entry.archs:
-            device = CPU if name == CPU else str(canonical_arch(parse_arch(name).capability))
-            if name != device and device not in entry.archs:
+            called = CPU if name == CPU else str(canonical_arch(parse_arch(name).capability))
+            if name != called and called not in entry.archs:
                 places.setdefault(name, []).append(entry.where)
     for name, where in places.items():
         device = canonical_arch(parse_arch(name).capability)
