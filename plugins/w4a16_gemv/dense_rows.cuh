@@ -164,18 +164,19 @@ __device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weig
     const int n0 = blockIdx.x * TILE_N, first = warp * BLOCK_K + t * 16;
 
     // Stage 1: each warp sums its share of K, DEPTH blocks of the weight in flight, and of x one less.
-    auto feature = [&](int n) { return reinterpret_cast<const u8*>(weight + (size_t)min(n0 + n, N - 1) * K); };
-    const u8 *const low = feature(g), *const high = feature(g + 8);
-    const u8* rows[NT];
+    const u8* at[2];
 #pragma unroll
-    for (int n = 0; n < NT; ++n) rows[n] = reinterpret_cast<const u8*>(x + (size_t)min(n * 8 + g, M - 1) * x_stride);
-    auto load = [&](int k) { return k < K ? load_features(low + 2 * k, high + 2 * k) : Rows16{}; };
+    for (int h = 0; h < 2; ++h) at[h] = reinterpret_cast<const u8*>(weight + (size_t)min(n0 + h * 8 + g, N - 1) * K);
+    auto load = [&](int k) { return k < K ? load_features(at[0] + 2 * k, at[1] + 2 * k) : Rows16{}; };
+    // H200, us, with the addresses of rows kept and without: 1 x 6144 x 5120 17.8, 18.1; 16 x 4096 x 2048 7.7, 6.9.
+    const u8* const row = reinterpret_cast<const u8*>(x + (size_t)min(g, M - 1) * x_stride);
     auto load_x = [&](uint4(&v)[NT][2], int k) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            const uint4* p = reinterpret_cast<const uint4*>(rows[n] + 2 * k);
-            v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);
-            if (k < K) v[n][0] = load_now(p), v[n][1] = load_now(p + 1);
+        if constexpr (NT == 1) {
+            const uint4* p = reinterpret_cast<const uint4*>(row + 2 * k);
+            v[0][0] = v[0][1] = make_uint4(0, 0, 0, 0);
+            if (k < K) v[0][0] = load_now(p), v[0][1] = load_now(p + 1);
+        } else {
+            load_rows<NT>(v, x, x_stride, M, K, g, k);
         }
     };
     Rows16 ring[DEPTH];
