@@ -55,24 +55,21 @@ def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
         why = [f"{chosen.provider} replaces {', '.join(lost)}"] if lost else []
         why += [f"{chosen.provider} serves before {provider}: {reason}" for provider, reason in outranked]
         if why:
-            name = chosen.provider.distribution
-            remedies = [f"nothing, if this is meant; else uninstall {name}"] if lost else []
-            if outranked and not lost:
-                remedies.append(
-                    f"nothing, if this is meant; else block what serves: --no-plugin {chosen.provider.plugin}"
-                )
-                remedies.append(f'or let the other say overrides="{name}"')
-            where = (str(chosen.provider),)
-            yield Finding("OVERRIDDEN", str(decision.key), "; ".join(why), where, tuple(remedies))
+            name, plugin = chosen.provider.distribution, chosen.provider.plugin
+            remedies: tuple[str, ...] = (f"nothing, if this is meant; else uninstall {name}",)
+            if not lost:
+                first = f"nothing, if this is meant; else block what serves: --no-plugin {plugin}"
+                remedies = (first, f'or let the other say overrides="{name}"')
+            yield Finding("OVERRIDDEN", str(decision.key), "; ".join(why), (str(chosen.provider),), remedies)
 
 
 def _outranked(decision: Decision) -> Iterator[tuple[str, str]]:
-    """Yield who would have served but for a kernel of another distribution, of a better tier or closer to the target."""
+    """Yield who would have served but for another distribution's kernel, of a better tier or closer to the target."""
+    mine = decision.chosen.provider.distribution if decision.chosen else ""
     for candidate in decision.candidates:
         provider = candidate.registered.provider
-        if candidate.rule in ("tier", "specificity") and decision.chosen is not None:
-            if provider.distribution != decision.chosen.provider.distribution:
-                yield str(provider), candidate.reason
+        if candidate.rule in ("tier", "specificity") and provider.distribution != mine:
+            yield str(provider), candidate.reason
 
 
 def override_circles(evidence: Evidence) -> Iterator[Finding]:
