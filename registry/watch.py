@@ -15,6 +15,9 @@ _T = TypeVar("_T")
 _LONGEST = 300
 _MACHINERY = (os.path.dirname(__file__) + os.sep, os.path.dirname(pluggy.__file__) + os.sep, threading.__file__)
 
+_IMPORTING = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external"})
+_NOT_THE_AUTHORS = frozenset({"kernel_muster", "pluggy", *sys.stdlib_module_names, *_IMPORTING})
+
 
 @frozen
 class Outcome(Generic[_T]):
@@ -95,5 +98,18 @@ def _text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    """Return the line of whose code it is about: the last one that is neither ours, nor Python's own, nor pluggy's.
+
+    Where there is none, it is the last line of all; what imports modules for others has none that helps.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    foreign = [place for place in frames if _package(place[0]) not in _NOT_THE_AUTHORS]
+    if not foreign and frames and _package(frames[-1][0]) in _IMPORTING:
+        return ""
+    frame, line = (foreign or frames or [(None, 0)])[-1]
+    return "" if frame is None else f" (at {frame.f_code.co_filename}:{line})"
+
+
+def _package(frame: FrameType) -> str:
+    """Return the top-level package of a frame's module. A generated ``__init__`` has the name of its class's."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,5 +1,11 @@
 """Calls that are watched, and exceptions as text."""
 
+import json
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import kernel_muster as km
+import pytest
 from kernel_muster.registry.watch import cause_chain, located, watched
 
 
@@ -26,3 +32,39 @@ def test_cause_chain_of_a_circle_ends():
     one, two = ValueError("one"), ValueError("two")
     one.__cause__, two.__cause__ = two, one
     assert cause_chain(one).count("ValueError") == 2
+
+
+@dataclass
+class Own:
+    text: str
+
+    def __post_init__(self):
+        json.loads(self.text)
+
+
+@pytest.mark.parametrize(
+    ("call", "function"),
+    [
+        (lambda: km.EntryPoint("add", ("f33",)), None),
+        (lambda: Own("{"), Own.__post_init__),
+    ],
+    ids=["ours", "python's"],
+)
+def test_place_is_the_authors_line_and_not_that_of_what_it_calls(call, function):
+    error = watched(call, 5, "x").error
+    line = function.__code__.co_firstlineno + 1 if function else call.__code__.co_firstlineno
+    assert located(error).endswith(f"(at {__file__}:{line})")
+
+
+def test_place_of_an_import_is_the_line_that_imports(tmp_path, monkeypatch):
+    (tmp_path / "zeta_half.py").write_text("x = 1\nimport zeta_gone\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    error = watched(EntryPoint("zeta", "zeta_half", "x").load, 5, "x").error
+    assert located(error).endswith(f"(at {tmp_path}/zeta_half.py:2)")
+    error = watched(EntryPoint("zeta", "zeta_gone", "x").load, 5, "x").error
+    assert located(error) == "ModuleNotFoundError: No module named 'zeta_gone'"
+
+
+def test_place_where_all_code_is_ours_is_the_last_line():
+    error = watched(km.Case, 5, "x").error
+    assert "registry/watch.py:" in located(error)
