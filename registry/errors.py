@@ -9,6 +9,12 @@ class UsageError(MusterError):
     """The caller asked for something that makes no sense, or named a file that cannot be read."""
 
 
+class UndeclaredLever(MusterError, KeyError):
+    """Code reads a lever that nobody declares."""
+
+    __str__ = Exception.__str__  # a KeyError shows its text in quotes
+
+
 class ContractError(MusterError):
     """Arguments that a kernel's contract does not allow."""
 

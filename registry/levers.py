@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Literal
 
+from kernel_muster.registry.errors import UndeclaredLever
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.values import frozen
@@ -209,18 +210,22 @@ class Levers:
         self._settings = dict(settings)
 
     def __getitem__(self, name: str) -> Value | None:
-        return self._settings[name].value
+        return self.setting(name).value
 
     def __contains__(self, name: object) -> bool:
         return name in self._settings
 
     def setting(self, name: str) -> Setting:
-        """Return the whole setting; KeyError if nobody declares the lever."""
-        return self._settings[name]
+        """Return the whole setting; UndeclaredLever, a KeyError, if nobody declares the lever."""
+        try:
+            return self._settings[name]
+        except KeyError:
+            why = f"nobody declares a lever {name}{did_you_mean(str(name), self._settings, PREFIX)}"
+        raise UndeclaredLever(f"{why}; a plugin that reads it returns a km.Lever from muster_levers")
 
     def flag(self, name: str) -> bool:
         """Return a boolean lever's value."""
-        return bool(self._settings[name].value)
+        return bool(self.setting(name).value)
 
     @property
     def settings(self) -> tuple[Setting, ...]:

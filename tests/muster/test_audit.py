@@ -237,6 +237,16 @@ def test_audit_of_a_builder_that_raises_prints_the_report_and_exits_3(cli: Any, 
     assert "Traceback" in audit("--verbose").err
 
 
+def test_audit_of_a_builder_that_reads_an_undeclared_lever_names_its_line(cli: Any, audit: Any) -> None:
+    module = cli.acme("acme::double", after="kernels.levers.flag('MUSTER_NO_ACNE')")
+    file = cli.folder / f"site_{module}" / f"{module}.py"
+    line = file.read_text().splitlines().index("    kernels.levers.flag('MUSTER_NO_ACNE')") + 1
+    said = (
+        "UndeclaredLever: nobody declares a lever MUSTER_NO_ACNE; did you mean MUSTER_NO_ACME?; a plugin that reads it"
+    )
+    assert f"{said} returns a km.Lever from muster_levers (at {file}:{line})" in audit().err
+
+
 def test_audit_of_a_builder_that_raises_after_a_miss_exits_1(cli: Any, audit: Any) -> None:
     cli.acme("acme::gone", after="raise ValueError('bad shape')")
     ran = audit()

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_muster.registry.levers import CORE_LEVERS, Lever, is_lever_noise, read_levers
+from kernel_muster.registry.levers import CORE_LEVERS, Lever, Levers, is_lever_noise, read_levers
 
 FAST = Lever(name="MUSTER_FAST", kind="bool", default=False, doc="Fast.", conflicts=("MUSTER_SLOW",))
 SLOW = Lever(name="MUSTER_SLOW", kind="bool", default=True, doc="Slow by default.")
@@ -16,6 +16,14 @@ TABLE = (*CORE_LEVERS, FAST, SLOW, SIZE, OPEN, MODE, NAME)
 
 def read(*sources, **options):
     return read_levers(TABLE, sources, **options)
+
+
+@pytest.mark.parametrize("read_it", [Levers.flag, Levers.setting, Levers.__getitem__])
+def test_lever_that_nobody_declares_says_how_to_declare_it(read_it):
+    said = "nobody declares a lever MUSTER_SIZ; did you mean MUSTER_SIZE?; a plugin that reads it returns a km.Lever"
+    with pytest.raises(KeyError) as caught:
+        read_it(read()[0], "MUSTER_SIZ")
+    assert str(caught.value) == f"{said} from muster_levers"
 
 
 @pytest.mark.parametrize("text", ["1", "true", "on", "TRUE", "On", " 1 "])
