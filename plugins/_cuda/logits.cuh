@@ -73,11 +73,11 @@ struct Pieces {
     }
 };
 
-// Calls ``visit(bits, index)`` for the logits of pieces ``first``, ``first + step`` .. below ``end``, two at a time: the second
-// is in the upper half of ``bits``. Of a piece of one logit it is NaN, and none. Pieces without a key of at least ``lowest``
-// are passed over.
+// Calls ``visit(bits, index)`` for the logits of pieces ``first``, ``first + step`` .. below ``end``, four at a time, two in each
+// word, the lower half first. Of a piece of one logit the others are NaN, and none. Pieces without a key of at least
+// ``lowest`` are passed over.
 template <class Visit>
-__device__ __forceinline__ void each_pair(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
+__device__ __forceinline__ void each_four(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
     const Pair floor = pair_of_key(max(lowest, LOWEST_KEY));
 #pragma unroll 1
     for (int at = first; at < end; at += PARALLEL * step) {
@@ -93,9 +93,9 @@ __device__ __forceinline__ void each_pair(const bf16* row, int width, int first,
             const int piece = at + (__ffs(pieces) - 1) * step;
             uint4 rest = load_piece(row, width, piece, true);
 #pragma unroll 1
-            for (int e = 0; e < width; e += 2) {
-                visit(rest.x, piece * width + e);
-                rest.x = rest.y, rest.y = rest.z, rest.z = rest.w;
+            for (int e = 0; e < width; e += 4) {
+                visit(make_uint2(rest.x, rest.y), piece * width + e);
+                rest.x = rest.z, rest.y = rest.w;
             }
         }
     }
@@ -104,8 +104,11 @@ __device__ __forceinline__ void each_pair(const bf16* row, int width, int first,
 // The same one by one: ``visit(key, index)``, also with lower keys.
 template <class Visit>
 __device__ __forceinline__ void each_logit(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
-    each_pair(row, width, first, step, end, lowest, [&](u32 bits, int index) {
+    each_four(row, width, first, step, end, lowest, [&](uint2 bits, int index) {
 #pragma unroll 1
-        for (int half = 0; half < min(width, 2); ++half) visit(key_of(bits >> 16 * half & 0xFFFFu), index + half);
+        for (int i = 0; i < min(width, 4); ++i) {
+            visit(key_of(bits.x & 0xFFFFu), index + i);
+            bits.x = __funnelshift_r(bits.x, bits.y, 16), bits.y >>= 16;
+        }
     });
 }

@@ -11,8 +11,9 @@
 #pragma once
 #include "ranking.cuh"
 
-constexpr int SLOTS = 4, MORE = 2, WORDS = SLOTS + MORE;  // of a warp; launch.py says the same
+constexpr int SLOTS = 4;  // words of a warp; launch.py says the same
 constexpr int MOST_SHORT = 8;
+constexpr u32 FIRST_ANSWER = 500;  // clocks
 constexpr u32 LONGEST = 512;  // of a list that is sorted by counting
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
@@ -89,17 +90,13 @@ __device__ __forceinline__ void each_reaching(const bf16* row, const Share& shar
     }
 }
 
-// A lane's largest logit, of which the key is known, and the next, as far as that reaches the least of what the warp posts.
+// A lane's largest logit, of which the key is known, and a key that no other of the lane exceeds.
 struct Largest {
-    u32 own, best, index, other, other_index;
+    u32 own, best, index, other;
 
     __device__ __forceinline__ bool take(u32 key, u32 here) {
-        if (key > best) {
-            if (best > other) other = best, other_index = index;
-            best = key, index = here;
-        } else if (key > other) {
-            other = key, other_index = here;
-        }
+        other = max(other, min(key, best));
+        if (key > best) best = key, index = here;
         return other == own;  // all is said
     }
 };
@@ -115,47 +112,31 @@ __device__ __noinline__ void list_again(const bf16* row, int V, int row_bits, u3
                       [&](u32 index) { return !list_up(order_of(key_at(row, index), index)); });
 }
 
-constexpr u64 NOTHING = 1;
-
-// Posts the largest of the lanes that have the SLOTS largest, each with a key that no other of the lane exceeds, and the
-// second of lanes that have two as large.
+// Posts the largest of the lanes that have the SLOTS largest, each with a key that no other of the lane exceeds.
 __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V, const Share& share, int block, u32 own,
                                              const Pieces& last, int at) {
-    const u32 lane = threadIdx.x % 32;
-    u32 rest = own << 5 | (31 - lane), top;
+    u32 rest = own << 5 | (31 - threadIdx.x % 32), top;
     int slot = -1;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i) {
         top = __reduce_max_sync(ALL_LANES, rest);
         if (rest == top) slot = i, rest = 0;
     }
-    const u32 reach = top >> 5, below = max(reach, 2u) - 1;
-    posts += ((threadIdx.x / 32 << share.row_bits) + block) * WORDS;
-    Largest largest{own, 0, 0, below, 0};
-    bool has_two = false;
-    if (slot >= 0 && own > 0) {
-        if (at != share.first) {
-            largest = largest_of_turns(row, V, share.row_bits, block, reach, largest);
-        } else {
-            u32 ones = reaching(last, reach);
-            const u32 without = ones & (ones - 1);
-            has_two = without != 0 && (without & (without - 1)) == 0;
+    if (slot < 0) return;
+    const u32 reach = top >> 5;
+    Largest largest{own, 0, 0, max(reach, 2u) - 1};
+    if (at != share.first) {
+        if (own > 0) largest = largest_of_turns(row, V, share.row_bits, block, reach, largest);
+    } else {
+        u32 ones = reaching(last, reach);
+        const bool is_only = (ones & (ones - 1)) == 0;
 #pragma unroll 1
-            for (; ones != 0; ones &= ones - 1) {
-                const u32 index = index_of_bit(share, at, __ffs(ones) - 1);
-                if (largest.take(without == 0 ? own : key_at(row, index), index)) break;
-            }
+        for (; ones != 0; ones &= ones - 1) {
+            const u32 index = index_of_bit(share, at, __ffs(ones) - 1);
+            if (largest.take(is_only ? own : key_at(row, index), index)) break;
         }
     }
-    if constexpr (MORE > 0) {
-        const u32 twos = __ballot_sync(ALL_LANES, has_two), place = __popc(twos & ((1u << lane) - 1));
-        if (has_two && place < MORE) {
-            post(posts + SLOTS + place, order_of(largest.other, largest.other_index, below));
-            largest.other = below;
-        }
-        if (lane < MORE && lane >= __popc(twos)) post(posts + SLOTS + lane, NOTHING);
-    }
-    if (slot >= 0) post(posts + slot, order_of(own, largest.index, largest.other));
+    post(posts + ((threadIdx.x / 32 << share.row_bits) + block) * SLOTS + slot, order_of(own, largest.index, largest.other));
 }
 
 // Lists at least the ``wanted`` largest, exactly, in the merging block, where what is listed of all that reach ``reach`` is too
@@ -163,7 +144,7 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V,
 // last by index. Returns the number.
 __device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 listed, u32 wanted) {
     const Share share(V, 0, 0);
-    u32 last = listed < wanted ? 0 : reach, above;
+    u32 last = shared.has_more || listed >= wanted ? reach : 0, above;
     // What is above the last is there, with equal ones.
     const bool is_listed = listed <= BINS;
     const u64 own = is_listed && threadIdx.x < listed ? shared.list[threadIdx.x] : 0;
@@ -211,19 +192,21 @@ template <class Emit>
 __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V, const Share& share,
                                               int wanted, Emit emit) {
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    u64 words[WORDS] = {};
+    u64 words[SLOTS] = {};
     if (lane < (u32)share.blocks()) {
-        u64* const from = posts + ((warp << share.row_bits) + lane) * WORDS;
+        u64* const from = posts + ((warp << share.row_bits) + lane) * SLOTS;
+        // An answer that is asked for at once comes too early, and the next one a whole trip later.
+        for (const u32 begun = clock(); (u32)clock() - begun < FIRST_ANSWER;) {}
         bool is_there = false;
         while (!is_there) {
             is_there = true;
 #pragma unroll
-            for (int i = 0; i < WORDS; i += 2) posted(from + i, words[i], words[i + 1]);
+            for (int i = 0; i < SLOTS; i += 2) posted(from + i, words[i], words[i + 1]);
 #pragma unroll
-            for (int i = 0; i < WORDS; ++i) is_there = is_there && words[i] != 0;
+            for (int i = 0; i < SLOTS; ++i) is_there = is_there && words[i] != 0;
         }
 #pragma unroll
-        for (int i = 0; i < WORDS; i += 2) *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
+        for (int i = 0; i < SLOTS; i += 2) *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
     }
     u64 keys = 0;
     u32 bound = key_in(words[SLOTS - 1]);
@@ -264,22 +247,16 @@ __device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V
     }
     if (shorts >> lane & 1) {
 #pragma unroll
-        for (int i = 0; i < WORDS; ++i) words[i] = 0;
+        for (int i = 0; i < SLOTS; ++i) words[i] = 0;
     }
-    // The first of a thread's words are sorted.
+    const u32 least = are_many ? reach + 1 : reach;
+    // A thread's words are sorted.
 #pragma unroll 1
-    while (__any_sync(ALL_LANES, key_in(words[0]) >= reach)) {
-        if (key_in(words[0]) >= reach) list_up(words[0] | 0xFFFFu);
+    while (__any_sync(ALL_LANES, key_in(words[0]) >= least)) {
+        if (key_in(words[0]) >= least) list_up(words[0] | 0xFFFFu);
 #pragma unroll
         for (int i = 1; i < SLOTS; ++i) words[i - 1] = words[i];
         words[SLOTS - 1] = 0;
-    }
-    if constexpr (MORE > 0) {
-#pragma unroll 1
-        while (__any_sync(ALL_LANES, max(key_in(words[SLOTS]), key_in(words[WORDS - 1])) >= reach)) {
-            if (key_in(words[SLOTS]) >= reach) list_up(words[SLOTS] | 0xFFFFu);
-            words[SLOTS] = words[WORDS - 1], words[WORDS - 1] = 0;
-        }
     }
     if (shorts != 0) list_again(row, V, share.row_bits, shorts, reach);
     __syncthreads();

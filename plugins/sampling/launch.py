@@ -15,7 +15,7 @@ _SEQUENCES_A_BLOCK = 4
 # All masses of a row together stay below 2^62; the largest logit has 2^62 over the next power of two of V.
 _MASS_BITS = 62
 # ranking.cuh and largest.cuh: what a list is made for, the words that a block posts, and the sums of a row.
-_MOST_WANTED, _THREADS, _POSTS_A_BLOCK = 128, 256, 8 * 6
+_MOST_WANTED, _THREADS, _POSTS_A_BLOCK = 128, 256, 8 * 4
 _JOINT_BYTES = 16 + 3 * 256 * 8
 # A warp of the merging block reads what one warp of up to 32 blocks has posted; four blocks fit on a multiprocessor.
 _MOST_BLOCKS, _BLOCKS_A_MULTIPROCESSOR = 32, 4

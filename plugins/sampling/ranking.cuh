@@ -141,27 +141,28 @@ __device__ __noinline__ u64 sum_bins(Row row, Pass pass, Softmax softmax) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) shared.low[i] = shared.high[i] = 0;
     __syncthreads();
-    each_pair(row.logits, share.width, share.first, share.step, share.pieces, pass.lowest, [&](u32 bits, int index) {
-        u64 mass[2];
-        u32 at[2], before[2];
-        const u32 keys[2] = {key_of(bits & 0xFFFFu), key_of(bits >> 16)};
-        const bool counts[2] = {keys[0] >= pass.lowest && keys[0] <= pass.highest,
-                                keys[1] >= pass.lowest && keys[1] <= pass.highest && share.width > 1};
-        if (!counts[0] && !counts[1]) return;
+    each_four(row.logits, share.width, share.first, share.step, share.pieces, pass.lowest, [&](uint2 bits, int index) {
+        constexpr int FOUR = 4;  // steps of all, so that none waits for the last
+        u64 mass[FOUR];
+        u32 at[FOUR], before[FOUR];
+        u32 any = 0;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const u32 bin = pass.by_index ? (u32)(index + half) >> pass.shift : ~(keys[half] >> pass.shift) & (BINS - 1);
-            at[half] = bin * COPIES + copy;
-            mass[half] = !counts[half] ? 0 : pass.by_mass ? softmax.mass(keys[half]) : 1;
+        for (int i = 0; i < FOUR; ++i) {
+            const u32 key = key_of((i < 2 ? bits.x : bits.y) >> 16 * (i % 2) & 0xFFFFu);
+            const u32 bin = pass.by_index ? (u32)(index + i) >> pass.shift : ~(key >> pass.shift) & (BINS - 1);
+            const bool counts = key >= pass.lowest && key <= pass.highest && i < share.width;
+            at[i] = bin * COPIES + copy;
+            mass[i] = counts ? pass.by_mass ? softmax.mass(key) : 1 : 0;
+            any |= counts;
         }
+        if (!any) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if (mass[half]) before[half] = atomicAdd(&shared.low[at[half]], (u32)mass[half]);
+        for (int i = 0; i < FOUR; ++i)
+            if (mass[i]) before[i] = atomicAdd(&shared.low[at[i]], (u32)mass[i]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (mass[half] == 0) continue;
-            const u32 high = (u32)(mass[half] >> 32) + (before[half] + (u32)mass[half] < before[half]);
-            if (high) atomicAdd(&shared.high[at[half]], high);
+        for (int i = 0; i < FOUR; ++i) {
+            const u32 high = (u32)(mass[i] >> 32) + (mass[i] && before[i] + (u32)mass[i] < before[i]);
+            if (high) atomicAdd(&shared.high[at[i]], high);
         }
     });
     __syncthreads();

@@ -96,7 +96,8 @@ __device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, float unit, u32
         const Found bin = search(upper, wanted);
         const u32 begin = (BINS - 1 - bin.bin) << 8;
         if (begin != summed)
-            lower = sum_bins(row, {max(least + 1, begin), begin | 0xFFu, 0, false, true}, softmax) +
+            lower = sum_bins(row, {max(least + 1, begin), begin | 0xFFu, 0, false, false}, softmax) *
+                        softmax.mass(begin | (BINS - 1 - threadIdx.x)) +
                     (least == (begin | (BINS - 1 - threadIdx.x)) ? rest : 0);
         summed = begin;
         const Found found = search(lower, bin.rest);
@@ -116,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    u64* posts,                // [M, blocks * WARPS * WORDS], zeros before and after
+    u64* posts,                // [M, blocks * WARPS * SLOTS], zeros before and after
     Joint* joint,              // [M], zeros before and after
     float unit, int V, int row_bits) {
     allow_next_launch();
@@ -125,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     const int block = blockIdx.x & ((1 << row_bits) - 1);
     const bf16* row = logits + m * V;
     const Share share(V, row_bits, block);
-    posts += m * (WARPS * WORDS) << row_bits;
+    posts += m * (WARPS * SLOTS) << row_bits;
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     Pieces last;
     int at;

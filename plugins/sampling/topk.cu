@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     const bf16* logits,  // [M, V], not restrict: the launch before may write it
     float* out_values,   // [M, k]
     int* out_ids,        // [M, k], written and read by all blocks of a row
-    u64* posts,          // [M, blocks * WARPS * WORDS], zeros before and after
+    u64* posts,          // [M, blocks * WARPS * SLOTS], zeros before and after
     Joint* joint,        // [M], zeros before and after; only where k > MOST_WANTED
     int V, int k, int row_bits) {
     allow_next_launch();
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
         select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
     }
-    posts += m * (WARPS * WORDS) << row_bits;
+    posts += m * (WARPS * SLOTS) << row_bits;
     Pieces last;
     int at;
     const u32 own = largest_key(row, V, share, block, last, at);
