@@ -12,6 +12,7 @@ from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.layers.embedding import Embedding
+from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.layers.mtp import MtpHead
 from kernel_muster.models.layers.sampler import Sampler
@@ -104,6 +105,11 @@ class Model:
         done = self.run(batch, state, reads)
         state.advance(sequences, [1] * len(sequences))
         return Pass(batch, done.hidden, done.features, self.lm_head.forward(done.hidden))
+
+    def records_verify(self, rows: int, sequences: int) -> bool:
+        """Whether a verify pass of M rows of S sequences can be recorded, to be replayed with other arrays."""
+        rules = [layer.mixer.rule for layer in self.layers if isinstance(layer.mixer, Gdn)]
+        return all(rule.records_verify(rows, sequences) for rule in rules)
 
     def verify(
         self,

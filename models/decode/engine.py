@@ -169,16 +169,19 @@ class DecodeEngine:
         self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]],
         reads: Sequence[int] = (),
     ) -> Pass:  # fmt: skip
-        """Run a verify pass as ``Model.verify`` does, from its recording: one for each number of sequences and rows."""
+        """Run a verify pass as ``Model.verify`` does, from its recording: one for each number of sequences and rows.
+
+        Where sequences differ in rows, or kernels are absent without which a pass cannot be recorded, it is eager.
+        """
         if state is not self.state:
             raise UsageError("steps run on the state that they are recorded for, this engine's own")
         if len(ids) != len(sequences):
             raise UsageError(f"rows of {len(ids)} sequences for {len(sequences)} of them: expected as many")
+        self._fed = []  # the caller chooses which rows stay, and so which token is next
         counts = {len(row) for row in ids}
-        if len(counts) != 1:
+        if len(counts) != 1 or not self.model.records_verify(len(ids) * max(counts), len(ids)):
             return self.model.verify(state, sequences, ids, reads)
         self._check_pages(sequences, [len(row) for row in ids])
-        self._fed = []  # the caller chooses which rows stay, and so which token is next
         batch = state.batch(sequences, ids, "verify")
         shape = (len(sequences), counts.pop())
         step = self._verifies.get((shape, tuple(reads)))

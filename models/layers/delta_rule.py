@@ -10,6 +10,7 @@ import numpy as np
 from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.memory import copy_rows
 from kernel_muster.models.policy.gdn import (
     FUSED_VERIFY_ROWS,
     GdnArm,
@@ -76,8 +77,12 @@ class DeltaRule:
         }  # fmt: skip
         self.conv_weight = ctx.array("conv1d", dims.qkv_dim, dims.conv_width)
         self.norm_weight = ctx.array("norm", dims.value_dim)
-        self._dims, self._eps = dims, eps
+        self._dims, self._eps, self._memory = dims, eps, ctx.memory
         self.used: dict[GdnArm, int] = {}
+
+    def records_verify(self, rows: int, sequences: int) -> bool:
+        """Whether a verify pass of M rows of S sequences can be recorded: row by row the host asks where states lie."""
+        return bool(self._conv_verify) and self._verify_arm(rows, sequences) != "single"
 
     def mix(self, inputs: GdnInputs, batch: Batch, states: Recurrent) -> tuple[Any, bool]:
         """Return mixed rows ``(M, value_heads * value_dim)``, and whether the gated norm is in them already."""
@@ -117,8 +122,11 @@ class DeltaRule:
             return prefill_arm(batch.rows, batch.prompts, bool(self._chunked))
         if batch.phase == "decode":
             return decode_arm(batch.sequences, bool(self._strided), bool(self._norm_strided))
-        chunks = frozenset(rows for rows in FUSED_VERIFY_ROWS if self._chunks[rows])
-        return verify_arm(batch.rows, batch.sequences, chunks, bool(self._verify))
+        return self._verify_arm(batch.rows, batch.sequences)
+
+    def _verify_arm(self, rows: int, sequences: int) -> GdnArm:
+        chunks = frozenset(count for count in FUSED_VERIFY_ROWS if self._chunks[count])
+        return verify_arm(rows, sequences, chunks, bool(self._verify))
 
     def _convolved(self, x: Any, batch: Batch, states: Recurrent) -> Any:
         out = new_rows(x, self._dims.qkv_dim)
@@ -142,9 +150,9 @@ class DeltaRule:
         elif arm == "verify_n":
             self._verify(qkv=qkv, cu_rows=batch.cu_rows, **shared, out=out, out_states=ssm_rows)
         else:
-            for row, slot in _rows_and_slots(batch):
-                self._step(slice(row, row + 1), slot, qkv, inputs, states, out)
-                ssm_rows[row] = states.ssm[int(slot[0])]
+            for row, slot, slots in self._rows_and_slots(batch):
+                self._step(slice(row, row + 1), slots, qkv, inputs, states, out)
+                copy_rows(ssm_rows[row], states.ssm[slot])
 
     def _convolved_rows(self, x: Any, batch: Batch, states: Recurrent, conv_rows: Any) -> Any:
         out, weight = new_rows(x, self._dims.qkv_dim), needed(self.conv_weight, "conv1d")
@@ -154,10 +162,10 @@ class DeltaRule:
                 out_states=conv_rows,
             )  # fmt: skip
             return out
-        for row, slot in _rows_and_slots(batch):
+        for row, slot, slots in self._rows_and_slots(batch):
             rows = slice(row, row + 1)
-            self._conv(x=x[rows], weight=weight, state=states.conv, slots=slot, out=out[rows])
-            conv_rows[row] = states.conv[int(slot[0])]
+            self._conv(x=x[rows], weight=weight, state=states.conv, slots=slots, out=out[rows])
+            copy_rows(conv_rows[row], states.conv[slot])
         return out
 
     def _step(
@@ -167,9 +175,9 @@ class DeltaRule:
         gates = {"decay": inputs.decay[rows], "beta": inputs.beta[rows]}
         self._decode(qkv=qkv[rows], **gates, **self.heads, state=states.ssm, slots=slots, out=out[rows])
 
-
-def _rows_and_slots(batch: Batch) -> list[tuple[int, Any]]:
-    """Return each row with the slot of its sequence, as an array of one."""
-    counts = np.diff(batch.cu_rows)
-    owners = np.repeat(np.arange(batch.sequences), counts)
-    return [(row, batch.state_slots[owner : owner + 1]) for row, owner in enumerate(owners.tolist())]
+    def _rows_and_slots(self, batch: Batch) -> list[tuple[int, int, Any]]:
+        """Return each row with the slot of its sequence, and that as an array of one where kernels read it."""
+        counts = np.diff(self._memory.get(batch.cu_rows))
+        owners = np.repeat(np.arange(batch.sequences), counts).tolist()
+        slots = self._memory.get(batch.state_slots).tolist()
+        return [(row, slots[owner], batch.state_slots[owner : owner + 1]) for row, owner in enumerate(owners)]

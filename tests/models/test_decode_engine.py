@@ -127,6 +127,22 @@ def test_recorded_verify_passes_give_the_bits_of_plain_decode(
     assert sum(mixer.used.values()) - taken <= 3
 
 
+@pytest.mark.parametrize(
+    "absent", ["gated_delta_rule::gated_delta_rule_verify_n", "causal_conv1d::causal_conv1d_verify_n"]
+)
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_drafts_change_no_text_where_rows_are_verified_one_by_one(
+    tiny: Make, make_levers: Callable[..., Levers], absent: str, drafts: int
+) -> None:
+    model = tiny("dense", without=(absent,))
+    with DecodeEngine(model, SIZES, 64) as engine:
+        proposer = MtpProposer(model, make_levers(), drafts, SIZES)
+        for _ in range(2):
+            got = engine.generate(PROMPTS[:2], NEW, proposer=proposer)
+            assert got.tokens == plain(model, PROMPTS[:2]).tokens
+            assert got.verify_steps > 0
+
+
 def test_speculation_is_greedy(tiny: Make, engine_of: Any, make_levers: Callable[..., Levers]) -> None:
     model, engine = tiny("dense"), engine_of("dense")
     proposer = MtpProposer(model, make_levers(), 2, SIZES)
