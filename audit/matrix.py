@@ -11,14 +11,15 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/matrix"
-VERSION = "1.2"
+VERSION = "1.3"
 
 
 @frozen(kw_only=True)
 class Cell:
     """One audit. ``causes`` are code and subject of what refuses, ``warned`` of what warns.
 
-    ``failure`` is what the model's builder raised.
+    ``failure`` is what the model's builder raised; ``stage_asked`` the stage that was asked for, if the kernels stayed
+    below it.
 
     ``unkept`` says where compiled code could not be stored, and why (CACHE_NOT_KEPT): it is compiled in each run.
     """
@@ -35,6 +36,7 @@ class Cell:
     warned: tuple[tuple[str, str], ...] = ()
     failure: str = ""
     unkept: tuple[tuple[str, str], ...] = ()
+    stage_asked: str = ""
 
     @property
     def name(self) -> str:
@@ -46,7 +48,8 @@ class Cell:
         """The cell as the table shows it."""
         if self.verdict == "passed":
             warned = f" ({plural(self.warnings, 'warning')})" if self.warnings else ""
-            return f"{self.stage}{warned}"
+            missed = f", not {self.stage_asked}" if self.stage_asked else ""
+            return f"{self.stage}{missed}{warned}"
         return f"REFUSED {self.refusing}" if self.verdict == "refused" else "BUILDER FAILED"
 
 
@@ -110,6 +113,7 @@ def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
         warned=tuple(dict.fromkeys((row.code, row.subject) for row in warning)),
         failure=failure,
         unkept=tuple((row.subject, row.why) for row in report.findings if row.code == "CACHE_NOT_KEPT"),
+        stage_asked=report.stage_asked if report.below_stage_asked else "",
     )
 
 
@@ -137,7 +141,9 @@ def headline(matrix: Matrix) -> str:
     said = ", ".join(f"{counts[name]} {name}" for name in ("passed", "refused", "failed") if counts[name])
     shape = f"{plural(len(matrix.models), 'model')} x {plural(len(matrix.targets), 'target')}"
     verdict = "PASSED" if matrix.passed else "REFUSED" if counts["refused"] else "INCOMPLETE"
-    return f"{verdict}: {shape}: {said}"
+    below = [cell for cell in matrix.cells if cell.verdict == "passed" and cell.stage_asked]
+    missed = f", {len(below)} of them below stage {below[0].stage_asked}" if below else ""
+    return f"{verdict}: {shape}: {said}{missed}"
 
 
 def sections(matrix: Matrix) -> Iterator[Section]:

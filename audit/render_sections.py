@@ -47,7 +47,7 @@ class Section:
 
 def tone_of(report: Report) -> str:
     """Return the severity that colours the verdict; empty for a plain pass."""
-    return "refuse" if not report.passed else "warn" if report.degraded else ""
+    return "refuse" if not report.passed else "warn" if report.degraded or report.below_stage_asked else ""
 
 
 def headline(report: Report) -> str:
@@ -60,10 +60,13 @@ def headline(report: Report) -> str:
     if not report.passed:
         return f"INCOMPLETE: {subject}: the model was not built to its end, so that nothing is proven; {rest}"
     asked = f"{plural(counts.keys, 'kernel')} asked for, {counts.waived} waived"
+    # A check that was asked for and did not run has not passed: the verdict says how far it holds.
+    only = f" only at stage {report.stage_reached}, not {report.stage_asked}" if report.below_stage_asked else ""
     if report.degraded:
-        allowed = ", ".join(f.subject for f in report.findings if f.allowed)
-        return f"PASSED, DEGRADED: {subject}: absent and allowed by --dangerously-allow-unresolved: {allowed}; {rest}"
-    return f"PASSED: {subject}: {asked}; {rest}"
+        allowed = "absent and allowed by --dangerously-allow-unresolved: "
+        allowed += ", ".join(f.subject for f in report.findings if f.allowed)
+        return f"PASSED, DEGRADED{only}: {subject}: {allowed}; {rest}"
+    return f"PASSED{only}: {subject}: {asked}; {rest}"
 
 
 def target_text(report: Report) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/report"
-VERSION = "1.0"
+VERSION = "1.1"
 
 Outcome = Literal["found", "fallback", "waived", "absent"]
 
@@ -112,7 +112,10 @@ class Counts:
 
 @frozen(kw_only=True)
 class Report:
-    """Everything one audit has to say."""
+    """Everything one audit has to say.
+
+    ``below_stage_asked``: whether some kernel that serves stays below the stage that was asked for.
+    """
 
     schema: str = SCHEMA
     version: str = VERSION
@@ -139,6 +142,8 @@ class Report:
     levers: tuple[LeverRow, ...] = ()
     plugins: tuple[PluginReportRow, ...] = ()
     layouts: tuple[LayoutRow, ...] = field(default=())
+    # since 1.1
+    below_stage_asked: bool = False
 
     @property
     def passed(self) -> bool:

@@ -13,7 +13,7 @@ from kernel_muster.audit.report import (
     WaiverRow,
 )
 from kernel_muster.audit.sethash import set_hash
-from kernel_muster.audit.stages import reached_stage, stage_of
+from kernel_muster.audit.stages import is_below, reached_stage, stage_of
 from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.findings import CODES, Profile, Severity
@@ -29,6 +29,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         {key for key in evidence.asked_keys if evidence.decide(key).chosen is None and evidence.excuse(key)}
     )
     device = evidence.target.device
+    reached = reached_stage(evidence)
     return Report(
         muster_version=muster_version,
         verdict="refused" if verdict.is_refused else "passed" if evidence.is_complete else "incomplete",
@@ -43,7 +44,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         quant=evidence.quant,
         profile=evidence.asked.profile,
         stage_asked=evidence.asked.stage or "",
-        stage_reached=reached_stage(evidence),
+        stage_reached=reached,
         as_of=evidence.as_of.isoformat(),
         set_hash=set_hash(evidence),
         counts=_counts(verdict, sum(row.count for row in evidence.rows), len(evidence.asked_keys), len(excused)),
@@ -56,6 +57,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         levers=lever_rows(evidence.levers),
         plugins=plugin_rows(evidence.catalog),
         layouts=_layouts(layouts),
+        below_stage_asked=is_below(evidence.asked.stage, reached),
     )
 
 

@@ -14,6 +14,11 @@ def stage_of(key: KernelKey, evidence: Evidence) -> Stage:
     return "proven" if key in evidence.proven else state.stage
 
 
+def is_below(wanted: Stage | None, reached: Stage) -> bool:
+    """Whether a stage that was asked for is not reached."""
+    return wanted is not None and STAGES.index(wanted) > STAGES.index(reached)
+
+
 def reached_stage(evidence: Evidence) -> Stage:
     """Return the lowest stage among the kernels that serve."""
     reached = [stage_of(key, evidence) for key in evidence.asked_keys if evidence.decide(key).chosen is not None]

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.render_plain import plural
 from kernel_muster.audit.sethash import set_hash as compute_set_hash
-from kernel_muster.audit.stages import reached_stage
+from kernel_muster.audit.stages import is_below, reached_stage
 from kernel_muster.registry.arch import canonical_arch
 from kernel_muster.registry.findings import Finding, Severity
-from kernel_muster.registry.specs import STAGES
 
 _MOST_KEYS = 8
 
@@ -73,7 +72,7 @@ def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:
         or any(state.failure for state in evidence.states.values())
         or any(finding.severity("serve") is Severity.REFUSE for finding in evidence.opening)
     )
-    if wanted is not None and STAGES.index(wanted) > STAGES.index(reached) and not explained:
+    if wanted is not None and is_below(wanted, reached) and not explained:
         yield Finding(
             "UNCHECKED",
             wanted,

@@ -90,7 +90,11 @@ Quant = Annotated[
 Profile = Annotated[ProfileName, typer.Option(help="serve, or qualify for a release: warnings refuse too.")]
 Stage = Annotated[
     StageName | None,
-    typer.Option(help="Stage that every kernel must reach; by default the highest here.", show_default=False),
+    typer.Option(
+        help="How far to take every kernel; by default as far as is possible here. Where one stays below, the verdict "
+        "says so; with --profile qualify that refuses.",
+        show_default=False,
+    ),
 ]
 AsOf = Annotated[
     str | None, typer.Option(metavar="DATE", help="Judge waivers as of this day (YYYY-MM-DD, UTC).", show_default=False)

@@ -248,6 +248,9 @@ def test_stage_that_needs_a_device_is_unchecked_without_one(compile_for, make_ke
     assert (finding.subject, finding.severity) == (stage, "warn")
     assert f"stage {stage} was asked for, but the kernels reached compiled on sm_90a" in finding.why
     assert outcome.error is None
+    report = outcome.report
+    assert (report.stage_asked, report.stage_reached, report.below_stage_asked) == (stage, "compiled", True)
+    assert not compile_for({"acme::a": make_kernel()}, stage="compiled").report.below_stage_asked
     qualified = compile_for({"acme::a": make_kernel()}, stage=stage, profile="qualify")
     assert isinstance(qualified.error, km.BootRefused)
 

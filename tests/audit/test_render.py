@@ -9,7 +9,15 @@ import pytest
 from kernel_muster.audit.render_json import render_json
 from kernel_muster.audit.render_markdown import render_markdown
 from kernel_muster.audit.render_plain import ascii_only, fold_layers, printable, size_text
-from kernel_muster.audit.render_sections import MOST_LINES, Section, Table, foreign_evidence, headline, lever_text
+from kernel_muster.audit.render_sections import (
+    MOST_LINES,
+    Section,
+    Table,
+    foreign_evidence,
+    headline,
+    lever_text,
+    tone_of,
+)
 from kernel_muster.audit.render_terminal import print_report, print_sections
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.report import Counts, FindingRow, KernelRow, LayoutRow, LeverRow, Report, WaiverRow
@@ -147,6 +155,18 @@ def test_headline_of_a_degraded_pass_says_so_and_names_the_keys() -> None:
     )
     first, *_, last = render_text(degraded).splitlines()
     assert first == last == headline(degraded)
+
+
+def test_headline_of_a_pass_below_the_stage_asked_for_says_so() -> None:
+    below = {"stage_asked": "proven", "stage_reached": "compiled", "below_stage_asked": True}
+    short = report(finding("UNCHECKED", "warn"), target="sm_90a", arch="sm_90a", **below)
+    first = "PASSED only at stage compiled, not proven: tiny on sm_90a: "
+    assert headline(short).startswith(first)
+    assert tone_of(short) == "warn"
+    assert render_markdown(short).startswith("## " + first.replace("_", "\\_"))
+    degraded = report(finding(allowed=True), **below)
+    assert headline(degraded).startswith("PASSED, DEGRADED only at stage compiled, not proven: ")
+    assert headline(report(finding(), **below)).startswith("REFUSED: ")
 
 
 def test_headline_of_an_unfinished_build_never_says_passed() -> None:

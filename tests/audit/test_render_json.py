@@ -137,6 +137,12 @@ def test_file_that_is_no_report_is_a_usage_error(tmp_path: Path, content: bytes,
         read_report(file)
 
 
+def test_report_of_an_earlier_minor_version_is_read(refused: Report) -> None:
+    data = json.loads(render_json(refused)) | {"version": "1.0"}
+    del data["below_stage_asked"]
+    assert parse_report(data, "x") == replace(refused, version="1.0")
+
+
 def test_byte_order_mark_of_a_report_is_no_problem(tmp_path: Path, refused: Report) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(b"\xef\xbb\xbf" + render_json(refused).encode())

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from kernel_muster.audit.matrix import Cell, Matrix
+from kernel_muster.audit.matrix import Cell, Matrix, headline
 
 
 @pytest.fixture
@@ -44,6 +44,17 @@ def test_matrix_with_a_refused_cell_exits_1_and_folds_what_cells_share(cli, matr
     assert lines[lines.index("To act on: one, two on cpu") + 1] == "  WRONG_ARCH: acme::hopper"
     assert lines[lines.index("To act on: one, two on sm_90a") + 1] == "  MISSING: acme::double, acme::twice"
     assert ran.out.count("acme::gone") == 1
+
+
+def test_matrix_says_which_cells_stay_below_the_stage_asked_for(cli, matrix):
+    cli.acme("acme::double")
+    ran = matrix("--targets", "cpu", "--stage", "loaded")
+    assert ran.out.splitlines()[0] == "PASSED: 2 models x 1 target: 2 passed"
+    cell = {"verdict": "passed", "stage": "compiled", "keys": 1, "refusing": 0, "warnings": 1, "set_hash": ""}
+    below = Cell(model="one", target="sm_90a", stage_asked="proven", **cell)
+    assert below.text == "compiled, not proven (1 warning)"
+    found = Matrix(("one", "two"), ("sm_90a",), (below, Cell(model="two", target="sm_90a", **cell)))
+    assert headline(found) == "PASSED: 2 models x 1 target: 2 passed, 1 of them below stage proven"
 
 
 def test_matrix_json_and_markdown_say_the_same(cli, matrix):
