@@ -21,6 +21,7 @@ from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
+from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey, named, near, parse_key
 from kernel_muster.registry.lookups import Lookups, LookupSession
@@ -44,6 +45,7 @@ class Building:
     context: int = 64
     stage: Stage | None = None
     progress: Progress | None = None
+    profile: Profile = "serve"
 
 
 class ArmRefused(Exception):
@@ -155,7 +157,7 @@ def boot_arm(
         return seen["meter"]  # type: ignore[no-any-return]
 
     options = BootOptions(
-        asked=Asked(stage=building.stage, without=without),
+        asked=Asked(profile=building.profile, stage=building.stage, without=without),
         muster_version=__version__,
         progress=building.progress,
         wrap_runner=wrap,

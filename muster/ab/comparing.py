@@ -37,6 +37,7 @@ from kernel_muster.ab.runs import FLOOR, ArmStopped, Run, Timed, stops
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.diff import compare
+from kernel_muster.audit.later import judged_late
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import KernelRow, Report
 from kernel_muster.registry.errors import UsageError
@@ -169,7 +170,7 @@ class _Comparing:
             self._note(*ran)  # as far as it came, it did not run equally often
             stopped.append(_stopped(error))
         proofs = tuple(self._proofs())
-        report = a.report
+        report, rest = a.report, (*self._late(), *self._unkept())
         return ModelResult(
             model=a.manifest.name, manifest=str(a.manifest.path), size=size_text(a.manifest, a.sized),
             layers=a.sized.model.num_layers or 0, weights=weights_text(plan.folder, plan.seed),
@@ -177,13 +178,23 @@ class _Comparing:
             set_hashes=(report.set_hash, self._b.report.set_hash),
             difference=compare(a.report, self._b.report), drafter=self._drafter(), code=tuple(self._code()),
             rows=tuple(rows), proofs=proofs,
-            checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds), *self._unkept()),
+            checks=(*judge_proofs(proofs), *stopped, *judge_rows(rows, plan.thresholds), *rest),
         )  # fmt: skip
 
     def close(self) -> None:
         """Give back what was booted to see what rounding does."""
         if self._floor is not None:
             _close(self._floor)
+
+    def _late(self) -> Iterator[Check]:
+        """Judge what an arm's model or its drafter asked for after the seal: no audit saw it."""
+        for arm, booted in ((A, self._a), (B, self._b)):
+            for session in (booted.session, *([booted.drafting.session] if booted.drafting else [])):
+                for judged in judged_late(session).findings:
+                    found = judged.finding
+                    text = f"{found.code}: {found.subject}: {found.why}"
+                    outcome = "failed" if judged.refuses else "informs"
+                    yield Check(name="late", where=f"decode of arm {arm}", outcome=outcome, text=text)  # type: ignore[arg-type]
 
     def _unkept(self) -> Iterator[Check]:
         """Tell of a cache that keeps no compiled code: each run compiles again."""

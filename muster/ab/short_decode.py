@@ -9,14 +9,16 @@ from kernel_muster.ab.prompts import made_prompts, read_prompts
 from kernel_muster.ab.runs import raised_text
 from kernel_muster.ab.sizes import size_text
 from kernel_muster.ab.weights import weights_text
+from kernel_muster.audit.later import judged_late, late_report, late_rows
 from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 
 @frozen(kw_only=True)
 class ShortDecode:
-    """What was decoded. ``size`` says what was reduced; empty at full size."""
+    """What was decoded. ``size`` says what was reduced; empty at full size. ``late`` was asked for after the seal."""
 
     size: str
     weights: str
@@ -27,6 +29,7 @@ class ShortDecode:
     prefill_ms: float
     step_ms: float
     is_finite: bool
+    late: tuple[FindingRow, ...] = ()
 
     @property
     def _times(self) -> str:
@@ -52,7 +55,10 @@ class ShortDecode:
 
 @contextmanager
 def _refuses(booted: Booted) -> Iterator[None]:
-    """Turn whatever a kernel raises into ArmRefused: it is the kernel's failure and not ours."""
+    """Turn whatever a kernel raises into ArmRefused: it is the kernel's failure and not ours.
+
+    So is a lookup that missed after the seal, whether or not the model went on without its kernel.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -60,7 +66,9 @@ def _refuses(booted: Booted) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, UsageError) and not hasattr(error, "__notes__"):  # what does not fit into memory
             raise
-        raise ArmRefused("boot", booted.report, f"decoding stopped: {raised_text(error)}") from error
+        raise ArmRefused("boot", late_report(booted.session), f"decoding stopped: {raised_text(error)}") from error
+    if judged_late(booted.session).is_refused:
+        raise ArmRefused("boot", late_report(booted.session), "it decoded, and asked for what no audit saw")
 
 
 def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
@@ -84,5 +92,6 @@ def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Seque
         tokens=found.tokens,
         prefill_ms=1e3 * found.prefill_s,
         step_ms=1e3 * sum(found.step_s) / max(len(found.step_s), 1),
+        late=late_rows(booted.session),
         is_finite=all(bool(np.isfinite(np.asarray(row).astype(np.float32)).all()) for row in rows),
     )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from kernel_muster.audit.opening import Wanted
     from kernel_muster.audit.report import Report
 
-SCHEMA, VERSION = "kernel-muster/boot", "1.1"
+#: 1.2: what a decode asked for ``late``.
+SCHEMA, VERSION = "kernel-muster/boot", "1.2"
 
 Sequences = Annotated[int, typer.Option(min=1, max=128, help="Sequences decoded together.")]
 Tokens = Annotated[int, typer.Option(min=1, max=4096, help="New tokens of each sequence.")]
@@ -101,7 +102,7 @@ def boot(
     limits = HOST if target == CPU else DEVICE
     building = Building(
         sized=sizing(is_reduced=is_reduced, layers=layers, limits=limits), folder=weights, seed=seed,
-        sequences=sequences, context=longest_prompt(prompt or ()) + tokens, stage="loaded",
+        sequences=sequences, context=longest_prompt(prompt or ()) + tokens, stage="loaded", profile=profile.value,
     )  # fmt: skip
     check_count(prompt or (), sequences)
     check_writable(output)
@@ -143,7 +144,13 @@ def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str
     _, subject, rest = first.split(": ", 2)
     if getattr(found, "failure", None) is not None:
         return f"INCOMPLETE: {subject}: the model was not built with weights; its audit passed: {rest}"
-    return f"REFUSED: {subject}: the model did not decode; its audit passed: {rest}"
+    return f"REFUSED: {subject}: {_undecoded(found)}; its audit passed: {rest}"
+
+
+def _undecoded(found: "ShortDecode | ArmRefused") -> str:
+    """Say why there is no decode: the model did not get through, or got on without a kernel that no audit saw."""
+    late = [row for row in getattr(getattr(found, "report", None), "findings", ()) if row.code == "LATE_MISS"]
+    return "a kernel was missing while it decoded" if late else "the model did not decode"
 
 
 def _show(
@@ -168,8 +175,9 @@ def _sections(report: "Report", found: "ShortDecode | ArmRefused | None", *, ver
 
     if isinstance(found, ShortDecode):
         yield Section("Decode", "" if found.is_finite else "refuse", lines=tuple(found.lines()))
+        yield from finding_sections(found.late, verbose=verbose)
     elif found is not None:
-        yield Section("Decode: the model did not decode", "refuse", lines=(found.why,) if found.why else ())
+        yield Section(f"Decode: {_undecoded(found)}", "refuse", lines=(found.why,) if found.why else ())
         own = [row for row in found.report.findings if row not in report.findings]  # the audit's follow below
         yield from finding_sections(own, verbose=verbose)
     yield from sections(report, verbose=verbose)

@@ -285,4 +285,4 @@ def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> N
     assert ran.code == 0
     assert file.read_text().startswith("## PASSED: qwen3.6-27b on cpu")
     assert "### Decode" in file.read_text()
-    assert json.loads(boot("--format", "json").out)["version"] == "1.1"
+    assert json.loads(boot("--format", "json").out)["version"] == "1.2"

@@ -31,6 +31,7 @@ def muster_kernels():
 
 class Counts:
     def __init__(self, kernels, weights):
+        self.kernels = kernels
         self.double = kernels.for_layer("head").kernel("acme", "double")
         self.heights = weights and weights.find(km.WeightSpec("heights", (16,), "array"))
 
@@ -58,8 +59,13 @@ CPU = ("--target", "cpu", "--tokens", "4")
 def counts(cli: Any) -> Any:
     """Install the model, and return a command that decodes with it."""
 
+    installed = set[str]()
+
     def run(command: str, *arguments: object, what: str = "", factor: int = 2) -> Any:
-        cli.install(COUNTS.format(what=what, factor=factor))
+        source = COUNTS.format(what=what, factor=factor)
+        if source not in installed:
+            installed.add(source)
+            cli.install(source)
         folder = cli.manifest("hidden_size = 16\nvocab_size = 16\nnum_layers = 2").parent.parent
         return cli(command, "tiny", "--manifests", folder, *CPU, *arguments)
 
@@ -103,6 +109,43 @@ def test_what_a_model_returns_is_checked(counts: Any, what: str, said: str) -> N
     ran = counts("boot", what=what)
     assert ran.code == 1
     assert said in ran.out
+
+
+LATE = """
+        try:
+            self.kernels.try_kernel("acme", "{name}")
+        except km.MusterError:
+            pass
+"""
+
+
+def test_kernel_that_is_missing_while_a_model_decodes_refuses_though_the_model_goes_on(counts: Any) -> None:
+    ran = counts("boot", what=LATE.format(name="triple"))
+    assert ran.code == 1
+    first = ran.out.splitlines()[0]
+    assert first.startswith("REFUSED: tiny on cpu: a kernel was missing while it decoded; its audit passed: ")
+    assert "LATE_MISS acme::triple" in ran.out
+    booted = counts("boot", "--format", "json", what=LATE.format(name="triple")).json["decode"]
+    assert (booted["report"]["verdict"], booted["report"]["counts"]["refusing"]) == ("refused", 1)
+    compared = counts("ab", "--sequences", "1", "--format", "json", what=LATE.format(name="triple"))
+    assert (compared.code, compared.json["verdict"]) == (1, "differ")
+    failed = [check for check in compared.json["models"][0]["checks"] if check["outcome"] == "failed"]
+    assert [(check["name"], check["where"]) for check in failed] == [
+        ("late", "decode of arm A"), ("late", "decode of arm B"),
+    ]  # fmt: skip
+    assert failed[0]["text"].startswith("LATE_MISS: acme::triple: asked for ")
+
+
+def test_kernel_that_is_found_while_a_model_decodes_is_noted_and_refuses_nothing(counts: Any) -> None:
+    ran = counts("boot", what=LATE.format(name="double"))
+    assert ran.code == 0
+    assert "Notes: 1 LATE_HIT" in ran.out
+    assert "Warnings: 1 LATE_HIT" in counts("boot", "--profile", "qualify", what=LATE.format(name="double")).out
+    compared = counts("ab", "--sequences", "1", "--format", "json", what=LATE.format(name="double"))
+    assert (compared.code, compared.json["verdict"]) == (0, "equal")
+    informs = [check["text"] for check in compared.json["models"][0]["checks"] if check["name"] == "late"]
+    assert len(informs) == 2
+    assert informs[0].startswith("LATE_HIT: acme::double: asked for ")
 
 
 def test_arms_of_a_model_that_decodes_itself_are_compared(counts: Any) -> None:
