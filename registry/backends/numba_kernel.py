@@ -238,7 +238,7 @@ class NumbaWork:
             why = f"{len(kernel.parameters)} parameters are declared, the kernel takes {takes}"
             raise BuildFailure("NO_DEVICE_CODE", f"{kernel.name}: {why}")
         arch = self.request.arch
-        with self._failing_with(f"{kernel.name}: for {arch}"):
+        with self._failing_with(f"{kernel.name}: for {arch}", dispatcher.py_func.__code__.co_firstlineno):
             codes, _ = numba.cuda.compile_all(
                 dispatcher.py_func,
                 numba.types.void(*(_numba_type(numba.types, text) for text in kernel.parameters)),
@@ -257,23 +257,36 @@ class NumbaWork:
         return _renamed(codes[0], kernel.name)
 
     @contextmanager
-    def _failing_with(self, what: str) -> Iterator[None]:
-        """Make a BuildFailure of whatever a file, or Numba with it, raises."""
+    def _failing_with(self, what: str, function: int = 0) -> Iterator[None]:
+        """Make a BuildFailure of whatever a file, or Numba with it, raises; ``function`` is the kernel's line."""
         try:
             yield
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  (a plugin's code runs here: SystemExit too)
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            lines = [line for line in lines if not line.startswith("Failed in cuda mode")] or lines
             code = "TOOLCHAIN_TOO_OLD" if type(error).__name__ == "CCSupportError" else "COMPILE_FAILED"
-            why = f"{self.request.source.name}: {what}: {type(error).__name__}: {lines[0] if lines else ''}"
-            raise BuildFailure(
-                code,
-                why,
-                "".join(traceback.format_exception(error)),
-                ("correct the source: the log says where it was raised",),
-            ) from None
+            line = _line_in(self.request.source, error) or function
+            place = f" (at {self.request.source}:{line})" if line else ""
+            why = f"{self.request.source.name}: {what}: {type(error).__name__}: {_reason(str(error))}{place}"
+            # What is wrong comes first; Numba's own lines, which nobody else reads, come last.
+            said = "".join(traceback.format_exception_only(error)).rstrip()
+            log = "".join((said, "\n\nraised in, innermost last:\n", *traceback.format_tb(error.__traceback__)))
+            raise BuildFailure(code, why, log, ("correct the source: the log says where it was raised",)) from None
+
+
+def _reason(text: str) -> str:
+    """Return what Numba says first; which call it finds nothing for stands on a line of its own."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Failed in cuda mode")] or lines
+    call = next((line for line in lines[1:3] if line.startswith(">>>")), "")
+    return " ".join(filter(None, (*lines[:1], call)))
+
+
+def _line_in(source: Path, error: BaseException) -> int:
+    """Return the line of a file that an error is about, as it or its traceback says; 0 if neither does."""
+    frames = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(source)]
+    named = re.search(rf"{re.escape(str(source))} \((\d+)\)", str(error))
+    return frames[-1] if frames else int(named[1]) if named else 0
 
 
 def _numba() -> Any:

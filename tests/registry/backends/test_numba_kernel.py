@@ -163,6 +163,24 @@ def test_broken_kernel_is_a_finding_that_says_why(failure, text, entry, code, wh
 
 
 @needs_numba
+@pytest.mark.parametrize(
+    ("old", "new", "said", "line"),
+    [
+        ("\n\n", "\nint('a')\n", "ValueError: invalid literal for int() with base 10: 'a'", "int('a')"),
+        ("* factor", '* "x"', "found for signature: >>> mul(float32, Literal[str](x))", "@cuda.jit\n"),
+        ("* factor", "* factor.nothing", "TypingError: Unknown attribute 'nothing' of type float32", "factor.nothing"),
+    ],
+)
+def test_failure_says_what_is_not_found_and_in_which_line_before_numbas_own_lines(failure, old, new, said, line):
+    text = GOOD.replace(old, new, 1)
+    found = failure(text, ENTRY)
+    number = text[: text.index(line)].count("\n") + 1
+    assert f"{said} (at " in found.why
+    assert found.why.endswith(f"kernels.py:{number})")
+    assert found.log.index(said.split(": ")[1].split(" >>>")[0]) < found.log.index("raised in, innermost last:")
+
+
+@needs_numba
 def test_failure_in_the_linker_keeps_its_log(failure):
     text = GOOD.replace(
         "    i = cuda.grid(1)\n", "    i = cuda.grid(1)\n    big = cuda.shared.array(70000, np.float32)\n"
