@@ -106,8 +106,7 @@ def _place(error: BaseException) -> str:
     foreign = [place for place in frames if _package(place[0]) not in _NOT_THE_AUTHORS]
     if not foreign and frames and _package(frames[-1][0]) in _IMPORTING:
         return ""
-    frame, line = (foreign or frames or [(None, 0)])[-1]
-    return "" if frame is None else f" (at {frame.f_code.co_filename}:{line})"
+    return "".join(f" (at {frame.f_code.co_filename}:{line})" for frame, line in (foreign or frames)[-1:])
 
 
 def _package(frame: FrameType) -> str:
