@@ -177,7 +177,9 @@ class Signature:
             if isinstance(param, ScalarParam):
                 arguments[param.name] = scalar = _scalar(owner, param, value)
                 if np.issubdtype(scalar.dtype, np.integer):
-                    dims.setdefault(param.name, int(scalar))
+                    size = dims.setdefault(param.name, int(scalar))
+                    if size != int(scalar):
+                        raise ContractError(f"{owner}: {param.name} is {int(scalar)}, and the arrays have {size}")
             elif value is None and isinstance(param, TensorParam) and param.optional:
                 continue
             elif isinstance(param, TensorParam):

@@ -127,6 +127,23 @@ def test_drafted_and_plain_decode_give_the_same_tokens(pair: Any) -> None:
     assert drafted.tokens == plain.tokens
 
 
+@pytest.mark.parametrize(
+    "absent", ["gated_delta_rule::gated_delta_rule_verify_n", "causal_conv1d::causal_conv1d_verify_n"]
+)
+def test_drafts_change_no_token_where_rows_are_verified_one_by_one(cache: str, absent: str) -> None:
+    levers = {"MUSTER_CACHE_DIR": cache, "MUSTER_DISABLE": absent}
+    with km.boot(
+        "qwen3.6-27b", target="cuda", levers=levers, stage="loaded", dangerously_allow_unresolved=[absent]
+    ) as boot:
+        model = build_from_dims(reduced(model_dims(boot.manifest)), boot.kernels, RandomWeights(1), 64)
+    with DecodeEngine(model, SIZES, 256) as engine:
+        plain = engine.generate(PROMPTS[:2], NEW)
+        for _ in range(2):
+            drafted = engine.generate(PROMPTS[:2], NEW, proposer=MtpProposer(model, boot.kernels.levers, 3, SIZES))
+            assert drafted.verify_steps > 0
+            assert drafted.tokens == plain.tokens
+
+
 def test_block_diffusion_drafts_change_no_token(cache: str) -> None:
     model, _ = built("qwen3.6-35b-a3b", "cuda", cache)
     levers = {"MUSTER_CACHE_DIR": cache}

@@ -189,10 +189,19 @@ def fused_arguments(positions, slots):
     return q, k, v, *weights, ints(*positions), ints(*slots), 1e-6, 1.0, 4, 1e4, *caches
 
 
-def test_norm_turn_append_is_the_three_after_each_other():
+def gapped(x):
+    """Return the values as rows of an array that has others between them."""
+    wide = np.full((2 * x.shape[0], *x.shape[1:]), 3, BF16)
+    wide[::2] = x
+    return wide[::2]
+
+
+@pytest.mark.parametrize("laid", [lambda x: x, gapped, lambda x: x[::-1].copy()[::-1]])
+def test_norm_turn_append_is_the_three_after_each_other(laid):
     q, k, v, q_weight, k_weight, positions, slots, eps, offset, rotary, theta, *caches = fused_arguments(
         (3, 9), (5, -1)
     )
+    q, k, v = map(laid, (q, k, v))
     normed = []
     for x, weight in ((q, q_weight), (k, k_weight)):
         out = empty(*x.shape)

@@ -226,6 +226,14 @@ def test_bind_of_a_scalar_that_the_type_cannot_hold_is_refused(dtype, value, mes
     assert message in refusal(scaled(dtype), value, np.ones(1, np.float32))
 
 
+def test_bind_of_a_scalar_that_arrays_contradict_is_refused():
+    signature = Signature((TensorParam("x", "f32", ("heads",)), ScalarParam("heads", "i32"),
+                           TensorParam("out", "f32", ("heads",), "out")))  # fmt: skip
+    x = np.ones(2, np.float32)
+    assert signature.bind("m::f", (x, 2, x.copy()), {}).dims["heads"] == 2
+    assert refusal(signature, x, 3, x.copy()) == "m::f: heads is 3, and the arrays have 2"
+
+
 def test_bind_of_a_scalar_below_its_minimum_is_refused():
     signature = Signature((ScalarParam("d", "i32", minimum=1), TensorParam("out", "f32", ("N",), "out")))
     out = np.ones(1, np.float32)
