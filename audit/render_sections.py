@@ -133,7 +133,7 @@ def _entry(number: int, alike: tuple[FindingRow, ...], verbose: bool, *, is_firs
         ("where", _cut(finding.where, verbose, MOST_SITES)),  # what to do shall not stand behind them
         ("remedy", finding.remedies),
         ("explains", _cut(finding.explains, verbose)),
-        ("log", _cut(finding.log.splitlines(), verbose)),
+        ("log", _cut_between(finding.log.splitlines(), verbose)),
     )
     return Entry(number, finding.code, finding.subject, tuple((label, lines) for label, lines in fields if lines))
 
@@ -143,6 +143,16 @@ def _cut(lines: Iterable[str], verbose: bool, most: int = MOST_LINES) -> tuple[s
     if verbose or len(whole) <= most + 1:  # a line that says there is one more is no shorter
         return whole
     return (*whole[:most], f"... ({len(whole) - most} more lines: --verbose, or --format json)")
+
+
+def _cut_between(lines: Iterable[str], verbose: bool, most: int = MOST_LINES) -> tuple[str, ...]:
+    """Keep both ends of a log: a compiler's first error stands in front, what a traceback comes to behind."""
+    whole = tuple(lines)
+    if verbose or len(whole) <= most + 1:
+        return whole
+    head = most // 2
+    left_out = f"... ({len(whole) - most} lines between: --verbose, or --format json)"
+    return (*whole[:head], left_out, *whole[head - most :])
 
 
 def _kernels(report: Report, verbose: bool) -> Iterator[Section]:

@@ -242,10 +242,13 @@ def test_text_gives_reasons_of_waivers_and_all_rows_on_verbose_only() -> None:
     assert "acme::fast > acme::norm: acme::norm serves" in short
 
 
-def test_text_cuts_long_logs_and_says_where_the_rest_is() -> None:
-    long = finding(log="\n".join(f"line {n}" for n in range(MOST_LINES + 5)))
-    assert "... (5 more lines: --verbose, or --format json)" in render_text(report(long))
-    assert f"line {MOST_LINES + 4}" in render_text(report(long), verbose=True)
+def test_text_cuts_long_logs_in_their_middle_and_says_where_the_rest_is() -> None:
+    lines = [f"line {n}." for n in range(MOST_LINES + 5)]
+    text = render_text(report(finding(log="\n".join(lines))))
+    shown = [line for line in lines if line in text]
+    assert shown == [*lines[: MOST_LINES // 2], *lines[-MOST_LINES // 2 :]]
+    assert "... (5 lines between: --verbose, or --format json)" in text
+    assert all(line in render_text(report(finding(log="\n".join(lines))), verbose=True) for line in lines)
 
 
 def test_text_lists_consequences_under_their_cause() -> None:
