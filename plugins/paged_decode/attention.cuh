@@ -31,6 +31,13 @@ constexpr int LARGEST_SLOTS = 3;
 #else
 constexpr int LARGEST_SLOTS = 2;
 #endif
+// Of 128 registers the compiler has none left for queries of blocks of 8 warps, elsewhere than on Hopper: they are loaded anew
+// in each step.
+#if (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000)
+constexpr bool KEEPS_QUERIES = true;
+#else
+constexpr bool KEEPS_QUERIES = false;
+#endif
 // What a block has in shared memory beside them, at most (launch.py).
 constexpr int BESIDE_BYTES = 12 * 1024;
 
@@ -309,9 +316,10 @@ __device__ __forceinline__ void combine_warps(Held<D / 64>& piece, const Stats (
 }
 
 // One row, of many. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block come here once their
-// memory is there to be read. A length that does not fit its pages is none. scale includes log2(e).
+// memory is there to be read. ``entry`` is what the table says of this thread's first token; a length that does not fit its
+// pages is none. scale includes log2(e).
 template <int D, class Source>
-__device__ __forceinline__ void attend_many(const Cache& cache, Row row, const Entries& entries, float scale, const Team& team,
+__device__ __forceinline__ void attend_many(const Cache& cache, Row row, int entry, float scale, const Team& team,
                                             Source& source) {
     constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
     using Memory = Shared<D, typename Source::Memory>;
@@ -329,7 +337,6 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, const E
     }
 
     // Stage 1: the first tiles, and the queries.
-    int entry = entries.first;
     Walk now(team.index * GROUP, cut), next = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
@@ -453,7 +460,7 @@ __device__ __forceinline__ void meet_pair(int pair) { asm volatile("bar.sync %0,
 // One row, of few: like attend_many, but this block has one piece, or combines columns of all; Spread<D>::THREADS threads. Warps
 // share tiles: a warp has scores of one of them, or half of what makes them, and then some columns of all of them.
 template <int D, class Source>
-__device__ __forceinline__ void attend_few(const Cache& cache, Row row, const Entries& entries, float scale, const Team& team,
+__device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entry, float scale, const Team& team,
                                            Source& source) {
     constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
     constexpr int HALVES = Spread<D>::HALVES, J = Spread<D>::J;
@@ -461,12 +468,13 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + BESIDE_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
-    // ptxas puts loads off to the end of a basic block, and those of fresh queries behind all copies: here a branch is its end.
-    if constexpr (Source::IS_FRESH) source.begin(shared.q, row);
+    source.begin(shared.q, row);  // before anybody waits for the length
+    commit_copies();
     if (team.index >= team.sharing) {
         const Cut cut(checked_length(row.length, cache, row.entries), team.most);
+        wait_for_copies<0>();
         if (cut.pieces > 1)
-            combine_columns<D>(reinterpret_cast<Known*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing,
+            combine_columns<D>(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing,
                                cut.pieces, team.index - team.sharing);
         return;
     }
@@ -474,16 +482,12 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
     // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
     // while it comes.
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
-    // A piece has more than one step only where there are as many pieces as may be.
-    const int step = team.most * TOKENS, own_token = TILE * tile + (lane & 15);
-    int now = team.index * TOKENS, next = now;  // where a step begins
-    int entry = entries.first, later_entry = entries.later;
-    if constexpr (!Source::IS_FRESH) source.begin(shared.q, row);
-    commit_copies();
+    const int own_token = TILE * tile + (lane & 15);
     const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
     const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
-    u32 place = 0, there = 0;  // where the next copy comes from
+    int now = team.index * TOKENS, next = now;  // where a step begins
+    u32 filled = 0, place = 0, there = 0;       // where the next copy goes, in bytes; where it comes from
     bool is_bad = false, has_tile = true;
     auto find = [&] {
         const int token = next + own_token;
@@ -492,54 +496,60 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
         place = exists & is_there ? (u32)cache.place_in(entry, token) * stride : 0;
         there = __ballot_sync(0xffffffffu, exists & is_there);
     };
-    auto copy = [&](const uint4* from, u32 to) {
-        if (has_tile) Rows<D>::template fetch<HALVES>(ring + to, from, place, there, half);
+    auto copy = [&](const uint4* from) {
+        if (has_tile) Rows<D>::template fetch<HALVES>(ring + filled, from, place, there, half);
         commit_copies();
-    };
-    // What the table says of a tile is asked for long before it is needed.
-    auto advance = [&] {
-        next += step, entry = later_entry;
-        if (next + step + own_token < row.length) later_entry = load_entry(row.table + cache.page_of(next + step + own_token));
-    };
-    auto fetch = [&](bool is_value, u32 to) {
-        if (!is_value) {
-            has_tile = next < row.length;
-            if (has_tile) find();
-        }
-        copy(is_value ? values : keys, to);
-        if (!is_value && has_tile) advance();
+        filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
     };
     row.length = checked_length(row.length, cache, row.entries);
     find();
-    copy(keys, 0);
-    copy(values, TILE_BYTES);
+    copy(keys);
+    copy(values);
     if (team.index > 0 && now >= row.length) {  // no piece
         wait_for_copies<0>();
         return;
     }
-    advance();
-#pragma unroll 1
-    for (int i = 2; i < SLOTS; ++i) fetch(i & 1, i * TILE_BYTES);
     const Cut cut(row.length, team.most);
+    const int step = cut.pieces * TOKENS;
+    // What the table says of a tile is asked for long before it is needed.
+    auto advance = [&] {
+        next += step;
+        if (next + own_token < row.length) entry = load_entry(row.table + cache.page_of(next + own_token));
+    };
+    auto fetch = [&](bool is_value) {
+        if (is_value) {
+            copy(values);
+            return;
+        }
+        has_tile = next < row.length;
+        if (has_tile) find();
+        copy(keys);
+        if (has_tile) advance();
+    };
+    advance();
     // The block that has the newest token.
     const int newest = row.length - 1;
     const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
-    source.template end<SLOTS>(shared.q, shared.fresh, row, is_owner);
+    OwnQueries<D, HALVES> q;
+    source.template end<2>(shared.q, shared.fresh, row, is_owner);
+    q.load(shared.q, half);
+#pragma unroll 1
+    for (int i = 2; i < SLOTS; ++i) fetch(i & 1);
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
 
     // Stage 2: step after step.
     Softmax softmax;
     Columns<J> of_tile[WARPS] = {};
     Held<J> whole;
+    const Sending<D> sending(team);
     u32 used = 0;  // where the next tile is
 #pragma unroll 1
     while (now < row.length) {
+        if constexpr (!KEEPS_QUERIES) q.load(shared.q, half);
         const int token = now + TILE * tile;
         const bool has_newest = Source::IS_FRESH && (u32)(replaced - token) < TILE, is_last_step = now + step >= row.length;
         const bool is_first_step = now == team.index * TOKENS;
 
-        OwnQueries<D, HALVES> q;  // anew in each step: registers are few
-        q.load(shared.q, half);
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
@@ -548,7 +558,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
         score<D, HALVES>(s, q, ring + used, half);
         __syncwarp();
         if (HALVES > 1) shared.told.half_scores[warp][lane] = make_float4(s[0], s[1], s[2], s[3]);
-        fetch(SLOTS & 1, used);
+        fetch(SLOTS & 1);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
         if (HALVES > 1) {
             meet_pair(tile);
@@ -573,7 +583,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
                 read_stats(stats, shared.of_tile[w]);
                 shares[w][0] = whole.of_head[0].take(stats[0]), shares[w][1] = whole.of_head[1].take(stats[1]);
             }
-            if (cut.pieces > 1) Sending<D>(team).send(whole.of_head, team.sharing);
+            if (cut.pieces > 1) sending.send(whole.of_head);
         }
 
         wait_for_copies<SLOTS - 1>();
@@ -593,7 +603,6 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
         }
         add_values<D, WARPS, J>(of_tile, all_weights, tiles + used, RING_BYTES, warp * J);
         if (is_last_step) {
-            const Sending<D> sending(team);
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) mix_columns<J>(whole.total, of_tile[w], shares[w]);
             if (cut.pieces == 1) break;
@@ -602,20 +611,19 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, const En
         }
         now += step;
         __syncthreads();
-        fetch((SLOTS + 1) & 1, used);
+        fetch((SLOTS + 1) & 1);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
     }
     whole.write(row, D);
 }
 
 template <int D, bool SPREAD>
-__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const Entries& entries, float scale,
-                                       const Team& team) {
+__device__ __forceinline__ void attend(const Cache& cache, const Row& row, int entry, float scale, const Team& team) {
     if constexpr (SPREAD) {
         Stored<D, Spread<D>::WARPS> source;
-        attend_few<D>(cache, row, entries, scale, team, source);
+        attend_few<D>(cache, row, entry, scale, team, source);
     } else {
         Stored<D, WARPS> source;
-        attend_many<D>(cache, row, entries, scale, team, source);
+        attend_many<D>(cache, row, entry, scale, team, source);
     }
 }

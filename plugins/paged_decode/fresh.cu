@@ -1,5 +1,5 @@
 // Attention of one new token a sequence, from projections to gated result in one launch: see attention.cuh and fresh.cuh.
-// Grid: see BlockPlace; launched by launch.py. sm_80 and newer.
+// Grid: see BlockPlace; launched by launch.py. sm_80 and newer. The next launch is not allowed early: see paged_decode.cu.
 //
 // The newest token of a context is the row's own, and its slot is that token's place. A row with slot -1, or another one
 // outside the cache, which the contract refuses, has no token of its own: its context is what the cache holds.
@@ -23,26 +23,24 @@
         float* scratch, u32* zeros, /* where several share a row */                                                 \
         float scale, float eps, float weight_offset, double log2_step, int half, int L, int P, int B, u32 factor,   \
         int shift, int Hk, int per_key, int sharing, int most) {                                                    \
-        allow_next_launch();                                                                                        \
         Fresh<D, SPREAD ? Spread<D>::WARPS : WARPS> source(q_weight, k_weight, log2_step);                          \
-        wait_for_previous_launch();                                                                                 \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const int* const table = block_table + (size_t)blockIdx.x * L;                                              \
-        const int length = load_entry(context_lens + blockIdx.x);                                                   \
-        const Entries entries = BlockPlace::entries_of<D, SPREAD>(cache, table, L, most);                           \
-        const int slot = load_entry(slots + blockIdx.x);                                                            \
         const BlockPlace at(per_key);                                                                               \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
+        const int* const table = block_table + (size_t)at.row * L;                                                  \
+        wait_for_previous_launch();                                                                                 \
+        const int slot = slots[at.row];                                                                             \
+        const int entry = entry_of(cache, table, L, at.first_token<D, SPREAD>());                                   \
         const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                    \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
         source.row = {q + first, k + of_key, v + of_key, q_weight, k_weight, is_kept ? k_cache + to : nullptr,      \
                       is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};               \
-        const Row row{q + first, out + first, table, L, at.heads, at.key_head, length,                              \
+        const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
         const Team team = at.team_of<D, SPREAD>(sharing, most, scratch, zeros);                                     \
-        if constexpr (SPREAD) attend_few<D>(cache, row, entries, scale, team, source);                                \
-        else attend_many<D>(cache, row, entries, scale, team, source);                                                \
+        if constexpr (SPREAD) attend_few<D>(cache, row, entry, scale, team, source);                                \
+        else attend_many<D>(cache, row, entry, scale, team, source);                                                \
     }
 
 PAGED_DECODE_FRESH(paged_decode_fresh, 64, false, ATTENTION_BOUNDS)

@@ -5,7 +5,6 @@
 // The block that has the newest token makes its key too, by the last warp, and works with what stands in its shared
 // memory, not with the cache.
 #pragma once
-#include "ahead.cuh"
 #include "attention.cuh"
 #include "rms_norm.cuh"
 #include "rope.cuh"
@@ -36,12 +35,12 @@ struct Fresh {
         alignas(16) bf16 key[D], value[D];
     };
     Projected row;
-    double log2_step;
+    double log2_step, turns;  // a position, of this lane's pair
     Raw<8> q_weight, k_weight, q[HEADS_A_WARP], token;
 
     // What no launch writes.
     __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_)
-        : log2_step(log2_step_) {
+        : log2_step(log2_step_), turns(turns_of(threadIdx.x % warp, log2_step_)) {
         const int lane = threadIdx.x % warp;
         if (lane < PIECES) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }
@@ -53,8 +52,8 @@ struct Fresh {
         if (lane >= PIECES) return;
 #pragma unroll
         for (int i = 0; i < HEADS_A_WARP; ++i)
-            q[i].bits = load_now(reinterpret_cast<const uint4*>(row.q + (first + i < of.heads ? first + i : 0) * D) + lane);
-        token.bits = load_now(reinterpret_cast<const uint4*>(threadIdx.x / warp == WARPS - 1 ? key : value) + lane);
+            q[i] = load_raw<8>(row.q + (first + i < of.heads ? first + i : 0) * D, lane);
+        token = load_raw<8>(threadIdx.x / warp == WARPS - 1 ? key : value, lane);
     }
 
     // 8 values of a head, normalised.
@@ -78,7 +77,6 @@ struct Fresh {
     template <int PENDING>
     __device__ __forceinline__ void end(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
         const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_A_WARP;
-        const double turns = turns_of(lane, log2_step);  // a position, of this lane's pair
         const bool has_piece = lane < PIECES, makes_token = is_owner && has_token();
         const bool makes_key = makes_token && of_block == WARPS - 1;
 #pragma unroll

@@ -39,8 +39,10 @@ _ENOUGH_BLOCKS = 528
 # where they do not, and beside them.
 _TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 12 * 1024
 _SMALLEST = (8, 0)
-# pieces.cuh: pieces of a column that a lane combines; there is mail for a multiple of them.
-_PIECES_A_LANE = 16
+# pieces.cuh: the mail of a piece, a column; and the columns that a warp combines.
+_MAIL_BYTES, _COLUMNS = 40, 8
+# pieces.cuh: there is mail for a multiple of so many pieces.
+_MAIL_PIECES = 16
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
@@ -124,19 +126,10 @@ def shares_of(teams: int, longest: int, most: int) -> Shares:
 
 
 def combining_blocks(head_dim: int, pieces: int) -> int:
-    """Return how many blocks combine the pieces of a row and key head: four columns a warp, or two, or one."""
-    columns = next(count for count, most in ((4, 1), (2, 2), (1, 4)) if pieces <= most * _PIECES_A_LANE)
-    return head_dim // (_warps_of(head_dim) * columns)
-
-
-def mail_bytes(head_dim: int, pieces: int) -> int:
-    """Return the bytes of mail for a row and key head: values in FP32, and statistics with every few columns."""
-    room = ceil_div(pieces, _PIECES_A_LANE) * _PIECES_A_LANE
-    return room * 4 * _HEADS_A_BLOCK * (head_dim + 2 * (head_dim // _warps_of(head_dim)))
-
-
-def _warps_of(head_dim: int) -> int:
-    return 8 if head_dim >= 128 else 4
+    """Return how many blocks combine the pieces of a row and key head: 8 columns a warp, or two, four or eight."""
+    of_block = 8 if head_dim >= 128 else 4
+    warps = next(count for count in (1, 2, 4, 8) if pieces <= count * (_MOST_PIECES // of_block))
+    return head_dim // _COLUMNS * warps // of_block
 
 
 def launches(
@@ -167,7 +160,8 @@ def _shared_launch(
     shares = shares_of(teams, dims["L"] * dims["B"], most)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
     if shares.is_spread:
-        workspace = _NO_ARRAY, Counters(teams * mail_bytes(dims["D"], shares.sharing), "mail")
+        pieces = ceil_div(shares.sharing, _MAIL_PIECES) * _MAIL_PIECES
+        workspace = _NO_ARRAY, Counters(teams * pieces * _MAIL_BYTES * dims["D"], "mail")
     elif shares.sharing > 1:
         slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2)
         workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")

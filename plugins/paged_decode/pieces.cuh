@@ -8,7 +8,6 @@
 //   many rows   a block takes all pieces of a group, and group after group; the last one to be done combines the groups
 // Blocks that wait are the last ones of a grid, so that whoever they wait for is there before them.
 #pragma once
-#include "ahead.cuh"
 #include "cache.cuh"
 
 constexpr int GROUP = 8, MOST_GROUPS = 8;
@@ -231,159 +230,166 @@ struct Spread {
     static constexpr int HALVES = D >= 128 ? 2 : 1, WARPS = ::WARPS * HALVES, THREADS = 32 * WARPS, J = D / WARPS / 16;
 };
 
-// What some columns of a piece are sent in: values [COLUMNS, HEADS], and statistics, of which one copy for each block that
-// combines is sent. A word that is zero has not come: there is no counter, and nobody waits for more than the word itself;
-// whoever has read one makes it zero again. Zero is sent as -0, which counts as much.
-template <int D>
+// What eight columns of a piece are sent in: values [8, HEADS], then statistics. A word that is zero has not come: there is no
+// counter, and nobody waits for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0,
+// which counts as much.
 struct Mail {
-    static constexpr int COLUMNS = Spread<D>::WARPS, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
-    static constexpr int WORDS_A_PIECE = D / COLUMNS * WORDS;
+    static constexpr int A_LANE = 2, COLUMNS = 4 * A_LANE, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
 
+    __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a piece
+    // As many pieces as warps look at (launch.py has the number too).
+    __device__ __forceinline__ static int room_for(int pieces) { return (pieces + 15) / 16 * 16; }
+    __device__ __forceinline__ static u32* at(u32* of_team, int D, int piece, int part) {
+        return of_team + (size_t)piece * words_of(D) + part * WORDS;
+    }
     __device__ __forceinline__ static u32 letter(float v) { return v == 0.0f ? 0x80000000u : __float_as_uint(v); }
 };
-
-// A lane has 16 pieces of a column, and a warp four columns or, together, more pieces of fewer (launch.py has the numbers too).
-constexpr int PIECES_A_LANE = 16;
-__device__ __forceinline__ int columns_a_warp(int sharing) {
-    return sharing > 2 * PIECES_A_LANE ? 1 : sharing > PIECES_A_LANE ? 2 : 4;
-}
-__device__ __forceinline__ int room_for(int pieces) { return (pieces + PIECES_A_LANE - 1) / PIECES_A_LANE * PIECES_A_LANE; }
 
 // A piece's mail, of a lane of the block that sends it.
 template <int D>
 struct Sending {
-    static constexpr int PARTS = 16 * Spread<D>::J / Mail<D>::COLUMNS;  // a warp's
+    static constexpr int PARTS = 16 * Spread<D>::J / Mail::COLUMNS;  // a warp's
     static_assert(PARTS <= 8);
     u32* own;
 
-    __device__ __forceinline__ explicit Sending(const Team& team) {
-        int index = team.index;
-        make_opaque(index);  // made where it is needed: registers are few
-        own = team.zeros + (size_t)index * Mail<D>::WORDS_A_PIECE + (threadIdx.x >> 5) * PARTS * Mail<D>::WORDS;
-    }
+    __device__ __forceinline__ explicit Sending(const Team& team)
+        : own(Mail::at(team.zeros, D, team.index, (threadIdx.x >> 5) * PARTS)) {}
     // Statistics, which are known before the values: whoever combines knows then what each piece counts.
-    __device__ __forceinline__ void send(const Running (&of_head)[2], int sharing) const {
-        const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3, part = (threadIdx.x >> 5) * PARTS + g;
+    __device__ __forceinline__ void send(const Running (&of_head)[2]) const {
+        const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         const Stats even = of_head[0].stats(), odd = of_head[1].stats();
-        if (g < PARTS && part % columns_a_warp(sharing) == 0)
-            put(reinterpret_cast<uint4*>(own + g * Mail<D>::WORDS + Mail<D>::STATS) + t,
-                make_uint4(Mail<D>::letter(even.x), Mail<D>::letter(even.y), Mail<D>::letter(odd.x), Mail<D>::letter(odd.y)));
+        if (g < PARTS)
+            put(reinterpret_cast<uint4*>(own + g * Mail::WORDS + Mail::STATS) + t,
+                make_uint4(Mail::letter(even.x), Mail::letter(even.y), Mail::letter(odd.x), Mail::letter(odd.y)));
     }
     __device__ __forceinline__ void send(const Columns<Spread<D>::J>& total) const {
-        constexpr int COLUMNS = Mail<D>::COLUMNS;
-        const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
+        const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int i = 0; i < 2 * Spread<D>::J; ++i) {
             const int column = 8 * i + g;
-            put(reinterpret_cast<uint2*>(own + column / COLUMNS * Mail<D>::WORDS) + column % COLUMNS * (HEADS / 2) + t,
-                make_uint2(Mail<D>::letter(total[i / 2][i % 2 * 2]), Mail<D>::letter(total[i / 2][i % 2 * 2 + 1])));
+            put(reinterpret_cast<uint2*>(own + column / Mail::COLUMNS * Mail::WORDS) + column % Mail::COLUMNS * (HEADS / 2) + t,
+                make_uint2(Mail::letter(total[i / 2][i % 2 * 2]), Mail::letter(total[i / 2][i % 2 * 2 + 1])));
         }
     }
 };
 
-// What a block that combines knows before values come.
-struct Known {
-    float2 shares[MOST_GROUPS * GROUP][HEADS];  // of pieces in their groups
-    Stats of_group[MOST_GROUPS][HEADS];
+// Groups, as lanes leave them for the first of the warps that combine the same columns; it looks at as many as a row may have.
+struct Groups {
+    float total[2 * MOST_GROUPS][Mail::A_LANE][32];
+    Stats stats[2 * MOST_GROUPS][32];
 };
 
-// Combines columns; a lane has one head of one of them, and some of the pieces. By a block without a piece, the ``index``-th
-// of them.
+// Combines the same columns by one warp, or by two or more: a lane one head of A_LANE of them. By a block without a piece, the
+// ``index``-th of them.
 template <int D>
-__device__ __noinline__ void combine_columns(Known* known, bf16* out, const bf16* gate, int heads, u32* mail, int sharing,
+__device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int sharing,
                                              int pieces, int index) {
-    using Mail = ::Mail<D>;
-    constexpr int OWN_GROUPS = MOST_GROUPS / Spread<D>::WARPS, OWN = OWN_GROUPS * GROUP;  // whose statistics a warp reads
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = lane % HEADS;
-    const int columns = columns_a_warp(sharing), lanes = 4 / columns, sub = lane / HEADS & lanes - 1;
-    const int column = (index * Spread<D>::WARPS + warp) * columns + lane / HEADS / lanes, place = head * D + column;
-    const bool exists = sub == 0 && head < heads;
-    bf16 own_gate = {};
-    if (exists && gate != nullptr) own_gate = gate[place];
+    constexpr int BLOCK_WARPS = Spread<D>::WARPS, OWN_GROUPS = MOST_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP;  // of a warp
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int warps = sharing > 4 * OWN ? 8 : sharing > 2 * OWN ? 4 : sharing > OWN ? 2 : 1;
+    const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = pieces - first;
+    const int head = lane % HEADS, place = head * D + Mail::COLUMNS * part + lane / HEADS;
+    const bool is_first = first == 0, exists = is_first && head < heads;
+    u32* const own = Mail::at(mail, D, first, part);
+    bf16 gates[Mail::A_LANE] = {};
+    if (exists && gate != nullptr)
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c) gates[c] = gate[place + 4 * c];
 
-    // Stage 1: what each piece counts, while its values are not there. There is room for all that is looked at, and what is
-    // beyond the pieces is left: with a branch, a look would wait for the one before.
-    const int first = warp * OWN;
-    if (first < pieces) {
-        u32* const from = mail + (size_t)first * Mail::WORDS_A_PIECE + index * columns * Mail::WORDS + Mail::STATS;
+    // Stage 1: what each piece counts, while its values are not there. Mail has room for whole groups: what is beyond the
+    // pieces is looked at too, since with a branch a look would wait for the one before.
+    float2 shares[OWN];
+    if (count > 0) {
         uint2 stats[OWN];
         u32 missing;
         do {
             missing = 0;
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
-                stats[i] = look(reinterpret_cast<const uint2*>(from + i * Mail::WORDS_A_PIECE) + head);
+                stats[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D) + Mail::STATS) + head);
 #pragma unroll
-            for (int i = 0; i < OWN; ++i) missing |= first + i < pieces && (stats[i].x == 0 || stats[i].y == 0);
+            for (int i = 0; i < OWN; ++i) missing |= i < count && (stats[i].x == 0 || stats[i].y == 0);
         } while (__any_sync(0xffffffffu, missing != 0));
 #pragma unroll
         for (int g = 0; g < OWN_GROUPS; ++g) {
             Running of_group;
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) {
-                const bool is_there = first + i < pieces;
-                const float2 share = of_group.take(make_float2(is_there ? __uint_as_float(stats[i].x) : NO_TOP,
-                                                               is_there ? __uint_as_float(stats[i].y) : 0.0f));
-                if (lane < HEADS) known->shares[first + i][head] = share;
+                const bool is_there = i < count;
+                shares[i] = of_group.take(make_float2(is_there ? __uint_as_float(stats[i].x) : NO_TOP,
+                                                      is_there ? __uint_as_float(stats[i].y) : 0.0f));
             }
-            if (lane < HEADS) known->of_group[warp * OWN_GROUPS + g][head] = of_group.stats();
+            groups->stats[warp * OWN_GROUPS + g][lane] = of_group.stats();
         }
-#pragma unroll
-        for (int i = 0; i < OWN; ++i)
-            if (lane < 2 * HEADS) put(from + i * Mail::WORDS_A_PIECE + lane, 0);
     }
     __syncthreads();
-
-    // Stage 2: the values. What pieces and groups count is made ready while they are looked for.
-    const int own_first = sub * PIECES_A_LANE < pieces ? sub * PIECES_A_LANE : 0;
-    const int count = sub * PIECES_A_LANE < pieces ? pieces - own_first : 0, all = (pieces + GROUP - 1) / GROUP;
-    u32* const own = mail + (size_t)own_first * Mail::WORDS_A_PIECE + column / Mail::COLUMNS * Mail::WORDS +
-                     column % Mail::COLUMNS * HEADS + head;
-    u32 values[PIECES_A_LANE];
+    // Stage 2: the values, and zeros in their place. What each group counts is made while they are looked for; what is beyond
+    // the groups is read too, and left.
+    const int all = (pieces + GROUP - 1) / GROUP, from = is_first ? warp * OWN_GROUPS : 0;
+    u32 values[OWN][Mail::A_LANE];
     auto look_at_values = [&] {
 #pragma unroll
-        for (int i = 0; i < PIECES_A_LANE; ++i) values[i] = look(own + i * Mail::WORDS_A_PIECE);
+        for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(own + i * Mail::words_of(D) + 32 * c + lane);
     };
-    look_at_values();
-    Stats of_groups[MOST_GROUPS];
+    if (count > 0) look_at_values();
+    float2 group_shares[MOST_GROUPS];
+    float inverse = 0.0f, factors[Mail::A_LANE];
+    bool is_zero = true;
+    if (is_first) {
+        Running whole;
+        Stats of_groups[MOST_GROUPS];
 #pragma unroll
-    for (int g = 0; g < MOST_GROUPS; ++g) of_groups[g] = known->of_group[g][head];
-    float2 shares[PIECES_A_LANE], group_shares[MOST_GROUPS];
+        for (int g = 0; g < MOST_GROUPS; ++g) of_groups[g] = groups->stats[from + g][lane];
 #pragma unroll
-    for (int i = 0; i < PIECES_A_LANE; ++i) shares[i] = known->shares[own_first + i][head];
-    Running whole;
+        for (int g = 0; g < MOST_GROUPS; ++g)
+            group_shares[g] = whole.take(make_float2(g < all ? of_groups[g].x : NO_TOP, g < all ? of_groups[g].y : 0.0f));
+        inverse = __frcp_rn(whole.weight), is_zero = whole.stats().y <= 0.0f;
+#pragma unroll
+        for (int c = 0; c < Mail::A_LANE; ++c) factors[c] = sigmoid(__bfloat162float(gates[c]));
+    }
+    if (count > 0) {
+        while (true) {
+            u32 missing = 0;
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                for (int c = 0; c < Mail::A_LANE; ++c) missing |= i < count && values[i][c] == 0;
+            if (!__any_sync(0xffffffffu, missing != 0)) break;
+            look_at_values();
+        }
+#pragma unroll
+        for (int g = 0; g < OWN_GROUPS; ++g)
+#pragma unroll
+            for (int c = 0; c < Mail::A_LANE; ++c) {
+                float total = 0.0f;
+#pragma unroll
+                for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
+                    total = mix(total, i < count ? __uint_as_float(values[i][c]) : 0.0f, shares[i]);
+                groups->total[warp * OWN_GROUPS + g][c][lane] = total;
+            }
+        static_assert(Mail::WORDS % 4 == 0 && Mail::WORDS <= 4 * 32);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            if (lane < Mail::WORDS / 4)
+                put(reinterpret_cast<uint4*>(own + i * Mail::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
+    }
+    __syncthreads();
+    if (!is_first) return;
+    float totals[MOST_GROUPS][Mail::A_LANE];
 #pragma unroll
     for (int g = 0; g < MOST_GROUPS; ++g)
-        group_shares[g] = whole.take(make_float2(g < all ? of_groups[g].x : NO_TOP, g < all ? of_groups[g].y : 0.0f));
-    const float inverse = __frcp_rn(whole.weight), factor = sigmoid(__bfloat162float(own_gate));
-    while (true) {
-        u32 missing = 0;
 #pragma unroll
-        for (int i = 0; i < PIECES_A_LANE; ++i) missing |= i < count && values[i] == 0;
-        if (!__any_sync(0xffffffffu, missing != 0)) break;
-        look_at_values();
+        for (int c = 0; c < Mail::A_LANE; ++c) totals[g][c] = groups->total[from + g][c][lane];
+#pragma unroll
+    for (int c = 0; c < Mail::A_LANE; ++c) {
+        float total = 0.0f;
+#pragma unroll
+        for (int g = 0; g < MOST_GROUPS; ++g) total = mix(total, g < all ? totals[g][c] : 0.0f, group_shares[g]);
+        if (exists) out[place + 4 * c] = finished(total, is_zero, inverse, gate != nullptr, factors[c]);
     }
-    float of_group[PIECES_A_LANE / GROUP] = {};
-#pragma unroll
-    for (int i = 0; i < PIECES_A_LANE; ++i)
-        of_group[i / GROUP] = mix(of_group[i / GROUP], i < count ? __uint_as_float(values[i]) : 0.0f, shares[i]);
-    float total = 0.0f;
-#pragma unroll
-    for (int g = 0; g < MOST_GROUPS; ++g) {
-        const int from = lane - sub * HEADS + min(g / 2, lanes - 1) * HEADS;
-        const float value = __shfl_sync(0xffffffffu, of_group[g % 2], from);
-        total = mix(total, g < all ? value : 0.0f, group_shares[g]);
-    }
-    if (exists) out[place] = finished(total, whole.stats().y <= 0.0f, inverse, gate != nullptr, factor);
-#pragma unroll
-    for (int i = 0; i < PIECES_A_LANE; ++i)
-        if (i < count) put(own + i * Mail::WORDS_A_PIECE, 0);
 }
-
-// What the table says of a thread's first token and, with SPREAD, of the one it has a step later.
-struct Entries {
-    int first, later;
-};
 
 // Which row, key head and eight of its query heads a block works on, and in which team. Grid: rows; key_heads *
 // ceil(per_key / 8); blocks that have pieces, and with SPREAD those that combine columns.
@@ -399,12 +405,11 @@ struct BlockPlace {
         heads = min(HEADS, per_key - group * HEADS);
     }
 
-    // Where there is more than one step there are ``most`` pieces.
+    // The first token of this thread's tile.
     template <int D, bool SPREAD>
-    __device__ __forceinline__ static Entries entries_of(const Cache& cache, const int* table, int entries, int most) {
+    __device__ __forceinline__ static int first_token() {
         const int tile = threadIdx.x / (SPREAD ? 32 * Spread<D>::HALVES : 32);
-        const int first = (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + tile * TILE + threadIdx.x % TILE;
-        return {entry_of(cache, table, entries, first), SPREAD ? entry_of(cache, table, entries, first + most * TOKENS) : 0};
+        return (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + tile * TILE + threadIdx.x % TILE;
     }
 
     // This block's team; where several share a row it has mail, or scratch memory for ``most`` pieces and a counter.
@@ -413,6 +418,6 @@ struct BlockPlace {
         const int groups = (most + GROUP - 1) / GROUP;
         const size_t team = (size_t)row * gridDim.y + blockIdx.y;
         return {(int)blockIdx.z, sharing, most, scratch + team * groups * Slice<D>::FLOATS,
-                zeros + team * (SPREAD ? room_for(sharing) * Mail<D>::WORDS_A_PIECE : 1)};
+                zeros + team * (SPREAD ? Mail::room_for(sharing) * Mail::words_of(D) : 1)};
     }
 };

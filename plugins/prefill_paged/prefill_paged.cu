@@ -43,10 +43,10 @@ struct Prefix {
         const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
-        const Entries entries = BlockPlace::entries_of<D, SPREAD>(cache, table, S > 0 ? L : 0, most);               \
+        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<D, SPREAD>());                       \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
                       nullptr};                                                                                     \
-        attend<D, SPREAD>(cache, row, entries, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));        \
+        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
     }
 
 PREFILL_PAGED(prefill_paged, 64, false, ATTENTION_BOUNDS)
