@@ -16,14 +16,15 @@ from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers, bf16_
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.layers.norm import GatedRmsNorm, RmsNorm
 from kernel_muster.models.memory import Memory
+from kernel_muster.models.policy.gdn import is_one_launch
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.state import Recurrent
 from kernel_muster.registry.handles import AnyHandle
 from kernel_muster.registry.tape import beside
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
-# Inputs that a convolution of the fused input launch has: three states and the newest; and the rows that it takes.
-_FUSED_TAPS, _FUSED_ROWS = 4, 8
+# Inputs that a convolution of the fused input launch has: three states and the newest.
+_FUSED_TAPS = 4
 
 
 class Gdn:
@@ -102,7 +103,8 @@ class Gdn:
         The small kernels of the gates run beside that, until what needs them joins them. A decode step of few sequences
         whose states are given makes everything in one launch, and moves the convolution's states on.
         """
-        if self._in_one is not None and states is not None and phase == "decode" and x.shape[0] <= _FUSED_ROWS:
+        is_one = phase == "decode" and is_one_launch(x.shape[0], *self.qkvz.weight.spec.shape)
+        if self._in_one is not None and states is not None and is_one:
             return self._project_in_one(self._in_one, x, states, slots)
         dims = self.dims
         ba = new_rows(x, dims.ba_rows)

@@ -25,6 +25,30 @@ CHUNKED_PREFILL_ROWS = Threshold(
     ),
 )
 
+#: Most rows that the launch of all inputs of a delta net is compiled for.
+FUSED_ROWS = 8
+FUSED_LARGE_ROWS = Threshold(
+    "most decode rows of one launch for all inputs of a delta net, where the projection is large",
+    4,
+    Evidence(
+        H200,
+        "us a step of eight layers, six of them delta nets, inputs apart/in one launch: 16384x5120 2 rows 766/753, "
+        "4 806/802, 6 875/885, 8 897/907; 12288x2048 2 rows 345/325, 4 446/430, 6 581/563, 8 616/599",
+        "5 and 7 rows",
+    ),
+)
+LARGE_INPUTS_MI = Threshold(
+    "most elements of a projection that is not large for that, in units of 2^20",
+    24,
+    Evidence(H200, "12288x2048 gains at 8 rows, 16384x5120 loses from 6", "25..79 Mi"),
+)
+
+
+def is_one_launch(rows: int, features: int, depth: int) -> bool:
+    """Whether all inputs of a decode step's rows are made in one launch, by a projection ``(features, depth)``."""
+    is_large = features * depth > LARGE_INPUTS_MI.value << 20
+    return rows <= (FUSED_LARGE_ROWS.value if is_large else FUSED_ROWS)
+
 
 def is_chunked_size(key_dim: int, value_dim: int) -> bool:
     """Whether chunks are compiled for heads of this size."""

@@ -4,6 +4,7 @@ from kernel_muster.models.policy.gdn import (
     CHUNKED_PREFILL_ROWS,
     decode_arm,
     is_chunked_size,
+    is_one_launch,
     prefill_arm,
     verify_arm,
 )
@@ -51,3 +52,13 @@ def test_prefill_arm_of_a_recorded_pass_is_that_of_its_prompts() -> None:
 ])  # fmt: skip
 def test_chunks_are_for_the_sizes_that_are_compiled(key_dim: int, value_dim: int, is_chunked: bool) -> None:
     assert is_chunked_size(key_dim, value_dim) == is_chunked
+
+
+@pytest.mark.parametrize(("rows", "shape", "is_one"), [
+    (1, (16384, 5120), True), (4, (16384, 5120), True), (5, (16384, 5120), False), (8, (12288, 2048), True),
+    (9, (12288, 2048), False), (9, (64, 64), False),
+])  # fmt: skip
+def test_inputs_of_few_rows_are_one_launch_and_of_fewer_where_the_projection_is_large(
+    rows: int, shape: tuple[int, int], is_one: bool
+) -> None:
+    assert is_one_launch(rows, *shape) is is_one
