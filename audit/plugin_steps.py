@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernel_muster.audit.plan_check import plan_findings
+from kernel_muster.audit.plugin_models import equal_builders, manifest_findings
 from kernel_muster.audit.proofs import device_memory, host_memory, prove
 from kernel_muster.audit.rules.lookups import owner_contract
-from kernel_muster.MODEL_toml.resolve import Catalogue
 from kernel_muster.registry.arch import Arch, CodeArch, canonical_arch, parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
@@ -168,29 +168,8 @@ def _load_findings(catalog: Catalog, distribution: str) -> Iterator[Finding]:
     own = [r for r in catalog.kernels if r.provider.plugin in names]
     yield from _other_contracts(catalog, own)
     yield from _equal_kernels(catalog, own)
-    yield from _equal_builders(catalog, rows)
-    folders = [folder for name in names for folder in catalog.folders_of.get(name, ())]
-    yield from _manifest_findings(catalog, folders)
-
-
-def _equal_builders(catalog: Catalog, rows: Iterable[PluginRow]) -> Iterator[Finding]:
-    """Yield model types that a builder of these plugins serves and another builder too: no model of them is built."""
-    for row in rows:
-        own = {kind for builder in catalog.builders_of.get(row.name, ()) for kind in builder.model_types}
-        for kind in sorted(own):
-            names = sorted(builder.name for builder in catalog.builders if kind in builder.model_types)
-            if len(names) > 1:
-                why = f"{len(names)} builders serve model type {kind}: {', '.join(names)}; a boot refuses its models"
-                remedies = ("give the builder a model type of its own, and the manifest with it",)
-                yield Finding("BAD_SPEC", row.name, why, (f"{row.distribution} {row.version}",), remedies)
-
-
-def _manifest_findings(catalog: Catalog, own: Iterable[Path]) -> Iterator[Finding]:
-    """Yield what refuses every boot about manifests in some of the folders, alone or beside those of other plugins."""
-    places = tuple(map(str, own))
-    for finding in Catalogue.from_folders(catalog.manifest_folders, levers=catalog.levers).findings if places else ():
-        if any(where.startswith(places) for where in finding.where):
-            yield finding
+    yield from equal_builders(catalog, rows)
+    yield from manifest_findings(catalog, rows)
 
 
 def _other_contracts(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Finding]:
@@ -324,8 +303,6 @@ def _plan(
 
 
 def _cache(cache_dir: str | None) -> BuildCache:
-    from pathlib import Path
-
     return BuildCache(Path(cache_dir) if cache_dir else None)
 
 

@@ -1,5 +1,6 @@
 """What the registry knows of a model builder: which model types it serves and how mature it is."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
@@ -34,7 +35,22 @@ class ModelBuilder:
             found.append(f"maturity is {self.maturity!r}, expected {', '.join(get_args(Maturity))}")
         if not callable(self.build):
             found.append(f"build is {self.build!r}, expected build(manifest, kernels, weights)")
+        elif problem := _call_problem(self.build):
+            found.append(f"build{problem}, but is called as build(manifest, kernels, weights)")
         return found
+
+
+def _call_problem(build: Callable[..., Any]) -> str:
+    """Say why a function cannot be called with three arguments; nothing where it can, or does not say."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        return f" takes {signature}"
+    return ""
 
 
 class DecodesItself(Protocol):
@@ -53,6 +69,8 @@ class DecodesItself(Protocol):
 def choose_builder(builders: Iterable[ModelBuilder], model_type: str | None, model: str) -> ModelBuilder:
     """Return the one builder of a model type; MusterError if there is none, or more than one."""
     known = sorted(builders, key=lambda builder: builder.name)
+    if model_type is None:
+        raise MusterError(f"{model}: it states no model type, or several: add [[model_types]], or model.model_type")
     found = [builder for builder in known if model_type in builder.model_types]
     if len(found) == 1:
         return found[0]

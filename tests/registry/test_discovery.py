@@ -191,6 +191,16 @@ def test_alias_that_is_no_old_name_of_the_plugins_own_key_is_refused(kernels, wh
         ("muster_levers", km.Lever(name=None, kind="bool", default=False, doc="A."), "name None"),
         ("muster_levers", km.Lever(name="MUSTER_A", kind="bool", default=False, doc=None), "doc is empty"),
         ("muster_models", km.ModelBuilder(None, ("m",), "partial", print), "name is None"),
+        (
+            "muster_models",
+            km.ModelBuilder("m", ("t",), "partial", lambda manifest, kernels: None),
+            "build takes (manifest, kernels), but is called as build(manifest, kernels, weights)",
+        ),
+        (
+            "muster_models",
+            km.ModelBuilder("m", ("t",), "partial", lambda manifest, kernels, *, weights: None),
+            "build takes (manifest, kernels, *, weights), but is called",
+        ),
         ("muster_models", km.ModelBuilder("m", "qwen", "partial", print), "model_types is 'qwen'"),
     ],
 )
