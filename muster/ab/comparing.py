@@ -15,7 +15,17 @@ from kernel_muster.ab.drafting import boot_drafter
 from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.locating import locate
-from kernel_muster.ab.logits import NEAR_TIE, Distance, digests, distance, first_difference, gap, margin, unrelated_kl
+from kernel_muster.ab.logits import (
+    NEAR_TIE,
+    Distance,
+    digests,
+    distance,
+    first_difference,
+    gap,
+    margin,
+    not_finite,
+    unrelated_kl,
+)
 from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
 from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
@@ -40,7 +50,7 @@ from kernel_muster.audit.diff import compare
 from kernel_muster.audit.later import judged_late
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import KernelRow, Report
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.selection import Selector
 
@@ -249,10 +259,13 @@ class _Comparing:
         )
 
     def _generate(self, name: str, prompts: Sequence[Prompt], **options: Any) -> Decoded:
-        """Decode in one arm."""
+        """Decode in one arm; ArmStopped where it does not, or where logits that are kept are no finite numbers."""
         booted = self._a if name == A else self._b
         with stops(name, f"C={len(prompts)}"):
-            return booted.decoder.generate(prompts, self._plan.tokens, **options)
+            found = booted.decoder.generate(prompts, self._plan.tokens, **options)
+            if why := not_finite(found.logits):  # of equal garbage the bits are equal too
+                raise MusterError(why)
+            return found
 
     def _prepare(self) -> None:
         for name, booted in ((A, self._a), (B, self._b)):

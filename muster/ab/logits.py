@@ -43,6 +43,16 @@ def digests(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bytes, ...], ...]:
     return tuple(tuple(map(digest, sequence)) for sequence in rows)
 
 
+def not_finite(rows: Sequence[Sequence[Any]]) -> str:
+    """Say which of the logits of each sequence are no finite numbers, the first row that has some; empty if none."""
+    for sequence, row in enumerate(rows):
+        for at, values in enumerate(row):
+            bad = int((~np.isfinite(np.asarray(values).astype(np.float32))).sum())
+            if bad:
+                return f"sequence {sequence}, token {at}: {bad} of {len(values)} logits are no finite numbers"
+    return ""
+
+
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
     """Return the first position in which two sequences differ, or None."""
     for at, (mine, theirs) in enumerate(zip(one, other, strict=True)):

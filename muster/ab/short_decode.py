@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 from kernel_muster.ab.booted import ArmRefused, Booted, Building, boot_arm
+from kernel_muster.ab.logits import not_finite
 from kernel_muster.ab.prompts import made_prompts, read_prompts
 from kernel_muster.ab.runs import raised_text
 from kernel_muster.ab.sizes import size_text
@@ -82,7 +82,6 @@ def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Seque
             found = booted.decoder.generate(chosen.take(building.sequences), tokens, keep_logits=True)
     finally:
         booted.decoder.close()
-    rows = [row for sequence in found.logits for row in sequence]
     return ShortDecode(
         size=size_text(booted.manifest, booted.sized),
         weights=weights_text(building.folder, building.seed),
@@ -93,5 +92,5 @@ def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Seque
         prefill_ms=1e3 * found.prefill_s,
         step_ms=1e3 * sum(found.step_s) / max(len(found.step_s), 1),
         late=late_rows(booted.session),
-        is_finite=all(bool(np.isfinite(np.asarray(row).astype(np.float32)).all()) for row in rows),
+        is_finite=not not_finite(found.logits),
     )

@@ -181,6 +181,15 @@ def test_arm_whose_kernel_gives_no_numbers_is_caught_and_named(planted: Callable
     assert found["headline"].startswith("DIFFER: B cannot stand in for A: contract at w4a16_gemv::w4a16_gemv_batch2")
 
 
+def test_logits_of_the_engine_that_are_no_numbers_in_both_arms_are_not_called_equal(cli: Any, ab: Any) -> None:
+    what = "if w.shape == (256, 64): out[..., 3] = -np.inf"  # the LM head of the reduced model
+    cli.install(PLANTED.format(what=what, names=TIERS), "planted")
+    found = ab("--format", "json", sequences="1").json
+    assert (found["verdict"], failed(found)) == ("differ", {"decode"})
+    (stopped,) = [check for check in found["models"][0]["checks"] if check["name"] == "decode"]
+    assert stopped["text"].startswith("arm A stopped: MusterError: sequence 0, token 0: 1 of 256 logits are no finite ")
+
+
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
 def test_rounding_that_cannot_be_measured_is_inconclusive(
     ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]

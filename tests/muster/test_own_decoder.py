@@ -1,5 +1,6 @@
 """``muster boot`` and ``muster ab`` with a model that decodes itself: it takes part, and what it returns is checked."""
 
+import re
 from typing import Any
 
 import pytest
@@ -157,6 +158,18 @@ def test_arms_of_a_model_that_decodes_itself_are_compared(counts: Any) -> None:
         assert row["a"]["is_identical"]
         assert row["a"]["speed"]["per_sequence"] > 0
         assert row["a"]["speed"]["prefill_s"] == 0
+
+
+@pytest.mark.parametrize("row", ["np.full(16, np.nan, np.float32)", "np.where(np.arange(16) == 3, -np.inf, row)"])
+def test_logits_that_are_no_numbers_in_both_arms_are_not_called_equal(counts: Any, row: str) -> None:
+    what = f"logits = [[{row} for row in rows] for rows in logits]"
+    ran = counts("ab", "--sequences", "2", "--format", "json", what=what)
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+    (stopped,) = [check for check in ran.json["models"][0]["checks"] if check["outcome"] == "failed"]
+    assert (stopped["name"], stopped["where"]) == ("decode", "C=2")
+    assert re.search(
+        r"arm A stopped: .*sequence 0, token 0: (1|16) of 16 logits are no finite numbers", stopped["text"]
+    )
 
 
 def test_rows_that_depend_on_their_number_are_caught(counts: Any) -> None:
