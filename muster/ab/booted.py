@@ -173,7 +173,7 @@ def boot_arm(
             weights = weights_of(building.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
             model, decoder = decoder_of(
                 _built(sized, boot, weights), boot.levers, building.sequences, building.context,
-                lambda: seen["meter"].restart_steps(),
+                sized.model.vocab_size, lambda: seen["meter"].restart_steps(),
             )  # fmt: skip
     except BootRefused:
         check_without(name, session, without)

@@ -238,6 +238,8 @@ class _Comparing:
         self._b.meter.restart()
         a = self._generate(A, prompts, keep_logits=True)
         b = self._generate(B, prompts, keep_logits=True)
+        with stops(B, f"C={count}"):
+            _check_lengths(a, b)
         self._plain = {count: a}
         differing = self._differing(count)
         found = distance(a.logits, b.logits, a.tokens, b.tokens, plan.thresholds.top_k)
@@ -425,6 +427,14 @@ class _Comparing:
                     arm=name, key=key, provider=str(handle.provider), cases=len(cases),
                     worst=max((case.worst for case in cases), default=0.0), problems=tuple(problems),
                 )  # fmt: skip
+
+
+def _check_lengths(a: Decoded, b: Decoded) -> None:
+    """MusterError where rows of logits are longer in one arm: a manifest may not say how long they are."""
+    for sequence, rows in enumerate(zip(a.logits, b.logits, strict=True)):
+        for at, (mine, other) in enumerate(zip(*rows, strict=True)):
+            if len(mine) != len(other):
+                raise MusterError(f"sequence {sequence}, token {at}: {len(other)} logits, in arm A {len(mine)}")
 
 
 def _stopped(error: ArmStopped) -> Check:

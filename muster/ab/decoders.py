@@ -98,16 +98,17 @@ def _reads_alone(model: Model) -> ReadsAlone:
 
 
 def decoder_of(
-    model: Any, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None]
+    model: Any, levers: Levers, sequences: int, context: int, vocab: int | None, on_steps: Callable[[], None]
 ) -> "tuple[Any, Decoder]":
     """Return a built model as it decodes, and what decodes with it; MusterError if nothing does.
 
-    ``on_steps`` is called when a run's prefill is over; a model that decodes itself is all steps.
+    ``on_steps`` is called when a run's prefill is over; a model that decodes itself is all steps. ``vocab`` is how many
+    logits its rows have; None where its manifest does not say.
     """
     if why := undecodable(model):
         raise MusterError(why)
     if not isinstance(model, Model):
-        return model, OwnDecoder(model, on_steps)
+        return model, OwnDecoder(model, vocab, on_steps)
     alone = _reads_alone(model)
     return alone, EngineDecoder(alone, levers, sequences, context, on_steps)
 
@@ -115,8 +116,8 @@ def decoder_of(
 class OwnDecoder:
     """A model that decodes itself. What it returns is checked; its time, prompts included, counts as its steps'."""
 
-    def __init__(self, model: DecodesItself, on_steps: Callable[[], None]) -> None:
-        self._model, self._on_steps = model, on_steps
+    def __init__(self, model: DecodesItself, vocab: int | None, on_steps: Callable[[], None]) -> None:
+        self._model, self._vocab, self._on_steps = model, vocab, on_steps
 
     def prepare(self, sequences: int) -> None:
         """Do nothing: nothing is recorded."""
@@ -131,7 +132,7 @@ class OwnDecoder:
         start = time.perf_counter()
         made = self._model.decode_greedily([list(prompt) for prompt in prompts], new_tokens)
         seconds = time.perf_counter() - start
-        tokens, logits = _checked(made, len(prompts), new_tokens)
+        tokens, logits = _checked(made, len(prompts), new_tokens, self._vocab)
         step_s = (seconds / new_tokens,) * new_tokens
         return Decoded(tokens=tokens, logits=logits if keep_logits else (), step_s=step_s)
 
@@ -139,7 +140,9 @@ class OwnDecoder:
         """Do nothing: the model holds what it has."""
 
 
-def _checked(made: Any, prompts: int, new_tokens: int) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
+def _checked(
+    made: Any, prompts: int, new_tokens: int, vocab: int | None
+) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
     """Return tokens and logits as tuples; MusterError if they are not as many, or no likeliest tokens."""
     if not isinstance(made, tuple) or len(made) != 2:
         raise MusterError(f"decode_greedily returned a {type(made).__name__}, expected a tuple (tokens, logits)")
@@ -153,16 +156,18 @@ def _checked(made: Any, prompts: int, new_tokens: int) -> tuple[tuple[tuple[int,
             raise MusterError(f"decode_greedily: {name} of lengths {counts}, expected {prompts} of {new_tokens}")
     for sequence, (ids, rows) in enumerate(zip(tokens, logits, strict=True)):
         for at, (token, row) in enumerate(zip(ids, rows, strict=True)):
-            if why := _unlikely(token, row):
+            if why := _unlikely(token, row, vocab):
                 raise MusterError(f"decode_greedily: sequence {sequence}, token {at}: {why}")
     return tuple(tuple(map(int, ids)) for ids in tokens), logits
 
 
-def _unlikely(token: Any, row: Any) -> str:
+def _unlikely(token: Any, row: Any, vocab: int | None) -> str:
     """Say why a token is not the likeliest of a row of logits; empty if it is, or if some are no numbers."""
     if not isinstance(row, np.ndarray) or row.ndim != 1 or not len(row) or not np.can_cast(row.dtype, np.float64):
         shown = f"{row.dtype} {row.shape}" if isinstance(row, np.ndarray) else type(row).__name__
         return f"logits are {shown}, expected a NumPy array (V,) of floats"
+    if vocab is not None and len(row) != vocab:
+        return f"{len(row)} logits, expected {vocab}: the manifest's vocab_size, at the size that decodes"
     if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer) or not 0 <= token < len(row):
         return f"{token!r} is no token from 0 to {len(row) - 1}"
     values = row.astype(np.float64)

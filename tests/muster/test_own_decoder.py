@@ -62,12 +62,12 @@ def counts(cli: Any) -> Any:
 
     installed = set[str]()
 
-    def run(command: str, *arguments: object, what: str = "", factor: int = 2) -> Any:
+    def run(command: str, *arguments: object, what: str = "", factor: int = 2, vocab: str = "vocab_size = 16") -> Any:
         source = COUNTS.format(what=what, factor=factor)
         if source not in installed:
             installed.add(source)
             cli.install(source)
-        folder = cli.manifest("hidden_size = 16\nvocab_size = 16\nnum_layers = 2").parent.parent
+        folder = cli.manifest(f"hidden_size = 16\n{vocab}\nnum_layers = 2").parent.parent
         return cli(command, "tiny", "--manifests", folder, *CPU, *arguments)
 
     return run
@@ -103,6 +103,7 @@ def test_boot_says_that_the_time_has_the_prompts_in_it(counts: Any) -> None:
         ("logits[0][1] = np.empty(0)", "logits are float64 (0,), expected"),
         ("logits[0][1] = logits[0][1].astype('U')", "expected a NumPy array (V,) of floats"),
         ("logits[0][1][3] = np.nan", "logits are not finite: this model computes nothing"),
+        ("logits[0][1] = np.append(logits[0][1], 0.0)", "17 logits, expected 16: the manifest's vocab_size"),
         ("raise ValueError('boom')", "decoding stopped: ValueError: boom"),
     ],
 )
@@ -170,6 +171,20 @@ def test_logits_that_are_no_numbers_in_both_arms_are_not_called_equal(counts: An
     assert re.search(
         r"arm A stopped: .*sequence 0, token 0: (1|16) of 16 logits are no finite numbers", stopped["text"]
     )
+
+
+@pytest.mark.parametrize(("vocab", "said"), [
+    ("vocab_size = 16", "token 0: 17 logits, expected 16: the manifest's vocab_size"),
+    ("", "sequence 0, token 0: 17 logits, in arm A 16"),
+])  # fmt: skip
+def test_logits_of_another_length_in_one_arm_stop_it(counts: Any, vocab: str, said: str) -> None:
+    what = "logits = [[np.append(row, 0.0) if self.kernels.levers.flag('MUSTER_NO_K64_N64') else row for row in rows] "
+    what += "for rows in logits]"
+    ran = counts("ab", "--b", "MUSTER_NO_K64_N64=1", "--sequences", "1", "--format", "json", what=what, vocab=vocab)
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+    (stopped,) = [check for check in ran.json["models"][0]["checks"] if check["outcome"] == "failed"]
+    assert stopped["text"].startswith("arm B stopped: MusterError: ")
+    assert said in stopped["text"]
 
 
 def test_rows_that_depend_on_their_number_are_caught(counts: Any) -> None:
