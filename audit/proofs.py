@@ -164,7 +164,7 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
             arguments[name] = memory.to(value)
             kept[name] = arguments[name], value
         elif hasattr(value, "layout"):
-            logical = _weight_in(value, memory)
+            logical = weight_in(value, memory)
             arguments[name] = handle.prepare_weight(logical)
             kept.update((f"{name}.{part}", (array, getattr(value, part))) for part, array in _arrays_of(logical))
             if arguments[name] is not logical:
@@ -202,7 +202,7 @@ def _guarded(array: Any) -> Any:
     return buffer
 
 
-def _weight_in(weight: Any, memory: Memory) -> Any:
+def weight_in(weight: Any, memory: Memory) -> Any:
     """Return a logical weight whose arrays lie in the given memory."""
     if not is_dataclass(weight) or isinstance(weight, type):
         raise ContractError(f"{type(weight).__name__} is no weight that a proof can move")

@@ -37,6 +37,8 @@ class BenchFamily:
     def check_rows(self, counts: Sequence[int]) -> None:
         """Raise UsageError for a row count that no kernel of this family takes."""
         bad = [count for count in counts if count not in self.rows]
+        if bad and not self.rows:
+            raise UsageError(f"--rows {bad[0]}: {self.name} is measured at the cases of its contract")
         if bad:
             raise UsageError(f"--rows {bad[0]}: {self.name} takes {self.rows[0]} to {self.rows[-1]} rows")
 

@@ -111,8 +111,8 @@ def problem_of(kernels: Lookups, work: Workload, rows: int) -> Problem:
     handle = kernels.try_kernel(*work.key.split("::"))
     handles = (handle,) if isinstance(handle, Handle) else ()
     contestants = [
-        _mover(kernels, "move", work.reads, work.writes, work.copy_bytes, count),
-        _mover(kernels, "empty", 0, 0, floor.VECTOR_BYTES, 2),
+        mover(kernels, "move", work.reads, work.writes, work.copy_bytes, count),
+        mover(kernels, "empty", 0, 0, floor.VECTOR_BYTES, 2),
         Contestant(work.key, "ours", partial(_ours, handle, work, copies), handles),
     ]
     for maker in makers_of(work.key):
@@ -121,7 +121,8 @@ def problem_of(kernels: Lookups, work: Workload, rows: int) -> Problem:
     return Problem(f"{work.model} {work.key}", work.label, rows, tuple(contestants), None, LARGEST_ERROR, "move")
 
 
-def _mover(kernels: Lookups, name: str, reads: int, writes: int, size_bytes: int, count: int) -> Contestant:
+def mover(kernels: Lookups, name: str, reads: int, writes: int, size_bytes: int, count: int) -> Contestant:
+    """Return a floor: so many bytes read and written back, over as many cold copies as the others have."""
     handle = kernels.try_kernel(floor.NAME, "move_bytes")
 
     def make(stream: Any) -> Entry | Absent:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 Families = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FAMILY]...", help="gemv, gemm, moe, small; without one, all.", show_default=False),
+    typer.Argument(
+        metavar="[FAMILY|KEY]...",
+        help="gemv, gemm, moe, small; without one, all. Or a key or a pattern of keys (acme::*), at its contract's cases.",
+        show_default=False,
+    ),
 ]
 Models = Annotated[
     list[str] | None, typer.Option("--model", help="Measure this model's shapes; repeatable.", show_default=False)
@@ -120,9 +124,10 @@ def bench(
 
 
 def _families(names: list[str], shapes: list[str]) -> "list[BenchFamily]":
+    from kernel_muster.bench.cases import keys_family
     from kernel_muster.bench.families import MODULES, family
 
-    found = [family(name) for name in dict.fromkeys(names or MODULES)]
+    found = [keys_family(name) if "::" in name else family(name) for name in dict.fromkeys(names or MODULES)]
     if shapes and len(found) != 1:
         raise UsageError(f"--shape belongs to one family: name it, for example muster bench gemv --shape {shapes[0]}")
     return found
@@ -152,6 +157,9 @@ def _manifests(names: "Sequence[str]") -> "tuple[Manifest, ...]":
     for name in names:
         manifest = catalogue.resolve(name).manifest
         if manifest is None:
-            raise UsageError(f"--model {name}: no shipped manifest has that name; muster models lists them")
+            raise UsageError(
+                f"--model {name}: no shipped manifest has that name, and of others no shapes are known: give --shape, or "
+                "the key of a kernel, which is measured at the cases of its contract"
+            )
         found.append(manifest)
     return tuple(found)

@@ -1,0 +1,90 @@
+"""``muster bench KEY``: a kernel at the cases of its contract, proven before it is timed."""
+
+from types import SimpleNamespace
+
+import kernel_muster as km
+import numpy as np
+import pytest
+from kernel_muster.bench import cases, floor, timing
+from kernel_muster.bench.problem import Request
+from kernel_muster.bench.race import race
+from kernel_muster.registry.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return km.open_registry("cpu", levers={}, local_plugins={floor.NAME: floor})
+
+
+class FakeTimer:
+    """Times nothing: every launch takes 2 us."""
+
+    stream = None
+
+    def capture(self, launches, times):
+        return launches
+
+    def race(self, graphs, rounds):
+        return dict.fromkeys(graphs, timing.Timed(2.0, 1.0, 3.0, 0.0, 1))
+
+
+@pytest.fixture
+def raced(monkeypatch):
+    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
+    monkeypatch.setattr(cases, "MOST_COPIES", 2)
+    return lambda problem: {row.contestant: row for row in race(FakeTimer(), "cases", problem)}
+
+
+@pytest.mark.parametrize("key", ["norm::rms_norm", "w4a16_gemv::w4a16_gemv", "kv_cache::kv_cache_append"])
+def test_every_case_of_a_key_is_proven_and_timed(kernels, raced, key):
+    handle = kernels.kernel(*key.split("::"))
+    seen = []
+    for problem in cases.keys_family(key).problems(kernels, Request(())):
+        row = raced(problem)[key]
+        is_empty = "nothing is launched" in row.note
+        assert (row.us, row.note) == (2.0, "") or is_empty
+        assert is_empty or row.relative_l2 <= 2e-3
+        seen.append(row.shape.removeprefix(f"{key} "))
+    assert seen == [case.name for case in handle.contract.cases]
+
+
+def test_case_counts_what_it_reads_and_writes(kernels):
+    handle = kernels.kernel("norm", "rms_norm")
+    case = next(case for case in handle.contract.cases if case.dims["M"] > 1)
+    problem = cases.problem_of(kernels, handle, case)
+    rows, width = case.dims["M"], case.dims["H"]
+    assert (problem.rows, problem.floor) == (rows, "move")
+    assert f"H={width}" in problem.size
+    given = handle.contract.arguments(case, np.random.default_rng(0))
+    ours = problem.contestants[-1].make(None)
+    assert ours.size_bytes == max(given["x"].nbytes + given["weight"].nbytes, given["out"].nbytes)
+
+
+def test_wrong_kernel_gets_its_findings_and_no_time(kernels, raced, monkeypatch):
+    finding = SimpleNamespace(code="NUMERICS_FAILED", why="case one: error is 9 times the tolerance")
+    monkeypatch.setattr(cases, "prove", lambda *_: iter([SimpleNamespace(findings=(finding,), relative_l2=9.0)]))
+    handle = kernels.kernel("silu", "silu_mul")
+    row = raced(cases.problem_of(kernels, handle, handle.contract.cases[0]))["silu::silu_mul"]
+    assert row.us is None
+    assert row.note == "MusterError: NUMERICS_FAILED: case one: error is 9 times the tolerance"
+
+
+@pytest.mark.parametrize(("pattern", "message"), [
+    ("norm::rms_nrom", "no kernel of a device has the key norm::rms_nrom; did you mean norm::rms_norm?"),
+    ("acme::*", r"no kernel of a device has the key acme::\*; muster kernels lists them"),
+])  # fmt: skip
+def test_key_that_nobody_has_is_a_usage_error(kernels, pattern, message):
+    with pytest.raises(UsageError, match=message):
+        cases.keys_like(kernels, pattern)
+
+
+def test_pattern_takes_all_that_fit(kernels):
+    assert {"rope::rope_forward", "rope::rope_yarn"} <= set(map(str, cases.keys_like(kernels, "rope::*")))
+
+
+def test_cases_give_shape_and_rows():
+    family = cases.keys_family("norm::*")
+    with pytest.raises(UsageError, match=r"--rows 4: norm::\* is measured at the cases of its contract"):
+        family.check_rows((4,))
+    with pytest.raises(UsageError, match=r"--shape 8x8: norm::\* is measured at the cases of its contract"):
+        family.parse_shape("8x8")
