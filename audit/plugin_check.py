@@ -22,13 +22,16 @@ from kernel_muster.audit.plugin_steps import USAGE_CODE, is_refusing
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.verdict import judge
+from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.backends.headers import EXTRAS
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/plugin-check"
-VERSION = "1.0"
+VERSION = "1.1"
 Outcome = Literal["ok", "failed", "skipped"]
+StageAsked = Literal["compiled", "proven"]
 _LAST_LINES = 60
 _CODES = {
     "load": "PLUGIN_LOAD_FAILED",
@@ -55,7 +58,10 @@ class StepRow:
 
 @frozen(kw_only=True)
 class PluginReport:
-    """Everything the author's kit has to say about one distribution."""
+    """Everything the author's kit has to say about one distribution.
+
+    ``not_done`` says of kernels for devices how far they stayed below proven; ``stage_asked``, which refuses for it.
+    """
 
     schema: str = SCHEMA
     version: str = VERSION
@@ -65,6 +71,9 @@ class PluginReport:
     plugins: tuple[dict[str, Any], ...] = ()
     steps: tuple[StepRow, ...] = ()
     findings: tuple[FindingRow, ...] = ()
+    # since 1.1
+    stage_asked: str = ""
+    not_done: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -124,10 +133,14 @@ def check_plugin(
     *,
     path: Sequence[str],
     seconds: float,
+    stage: StageAsked | None = None,
     cache_dir: str | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> PluginReport:
-    """Check the plugins of a distribution that ``path`` leads to; each step may take so many seconds."""
+    """Check the plugins of a distribution that ``path`` leads to; each step may take so many seconds.
+
+    With ``stage``, what keeps a kernel from it refuses, be it only that a compiler or a device is not here.
+    """
     collected = _Collected()
     while not collected.has_ended:
         before = len(collected.done)
@@ -141,15 +154,18 @@ def check_plugin(
             raise UsageError(ended.log.splitlines()[-1] if ended.log else "the check cannot begin")
         elif not collected.has_ended and len(collected.done) == before:
             raise MusterError(f"the child process of the check ended with {_how(ended.code)}:\n{ended.log}")
-    return _report(distribution, version, collected)
+    return _report(distribution, version, collected, stage)
 
 
-def _report(distribution: str, version: str, collected: _Collected) -> PluginReport:
+def _report(distribution: str, version: str, collected: _Collected, stage: StageAsked | None = None) -> PluginReport:
     # What does not compile cannot be proven either, and says so with the same words.
     distinct = {
         (found.code, found.subject, found.why): (found, target) for found, target in reversed(collected.findings)
     }
-    verdict = judge(_folded(reversed(distinct.values())), "qualify")
+    undone = {"compiled": _left(collected.steps, "compile"), "proven": _left(collected.steps, "prove")}
+    found = _folded(reversed(distinct.values()))
+    found += _unreached(collected.steps, stage, undone) if stage is not None else []
+    verdict = judge(found, "qualify")
     return PluginReport(
         distribution=distribution,
         distribution_version=version,
@@ -157,7 +173,46 @@ def _report(distribution: str, version: str, collected: _Collected) -> PluginRep
         plugins=collected.plugins,
         steps=tuple(collected.steps),
         findings=tuple(finding_row(judged) for judged in verdict.findings),
+        stage_asked=stage or "",
+        not_done=tuple(_not_done(collected.steps, left) for left in undone.values() if left),
     )
+
+
+_WHAT = {"compile": ("compiled", "builds"), "prove": ("proven on a device", "kernels")}
+
+
+def _left(steps: Iterable[StepRow], kind: str) -> tuple[StepRow, ...]:
+    """Return the steps of one kind that were skipped; what is for the host is proven everywhere."""
+    return tuple(step for step in steps if step.kind == kind and step.target != CPU and step.outcome == "skipped")
+
+
+def _not_done(steps: Iterable[StepRow], left: tuple[StepRow, ...]) -> str:
+    """Return ``not compiled``, or ``2 of 5 builds not compiled``."""
+    kind = left[0].kind
+    done, noun = _WHAT[kind]
+    every = [step for step in steps if step.kind == kind and step.target != CPU]
+    return f"not {done}" if len(left) == len(every) else f"{len(left)} of {len(every)} {noun} not {done}"
+
+
+def _unreached(steps: Sequence[StepRow], stage: StageAsked, undone: dict[str, tuple[StepRow, ...]]) -> list[Finding]:
+    """Return what keeps the kernels from the stage that was asked for; what failed has said it by itself."""
+    asked = f"stage {stage} was asked for, but"
+    if not any(step.kind == "prove" for step in steps) and all(step.outcome == "ok" for step in steps):
+        return [Finding("UNCHECKED", stage, f"{asked} there is no kernel", remedies=(f"leave --stage {stage} out",))]
+    found = []
+    for left in (undone["compiled"], undone["proven"] if stage == "proven" else ()):
+        for reason in dict.fromkeys(step.reason for step in left):
+            alike = tuple(step for step in left if step.reason == reason)
+            remedies = _REACHED[alike[0].kind], f"or leave --stage {stage} out"
+            where = tuple(dict.fromkeys(step.subject for step in alike))
+            found.append(Finding("UNCHECKED", stage, f"{asked} {_not_done(steps, alike)}: {reason}", where, remedies))
+    return found
+
+
+_REACHED = {
+    "compile": f"install the compilers: {' or '.join(EXTRAS.values())}",
+    "prove": "check it on machines with the GPUs that its kernels are for",
+}
 
 
 def _folded(found: Iterable[tuple[Finding, str]]) -> list[Finding]:

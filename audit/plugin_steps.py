@@ -27,6 +27,7 @@ from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.choose import choose_runner, has_toolkit
 from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, is_device_backend
+from kernel_muster.registry.backends.headers import EXTRAS
 from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.contracts import Contract
@@ -49,6 +50,7 @@ _PR_SET_PDEATHSIG = 1
 USAGE_CODE = 64
 #: What "sm_80+" is compiled for, besides the architecture that it names.
 ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
+NO_COMPILER = f"no compiler is installed: {' or '.join(EXTRAS.values())}"
 
 
 @frozen
@@ -259,7 +261,7 @@ def _compile_steps(own: Iterable[Registered], cache_dir: str | None) -> Iterator
                 requests.setdefault(backend.request(arch), []).append(registered.spec.key)
     if not requests:
         return
-    skipped = "" if has_toolkit() else "no compiler is installed: kernel-muster[nvrtc13]"
+    skipped = "" if has_toolkit() else NO_COMPILER
     builder = None if skipped else Builder(_cache(cache_dir))
     for request, keys in requests.items():
 
@@ -277,7 +279,7 @@ def _plan_steps(
     catalog: Catalog, own: Iterable[Registered], faulty: frozenset[str], cache_dir: str | None
 ) -> Iterator[Step]:
     """Yield a step for each kernel and architecture: what its planner makes of the contract's cases."""
-    no_toolkit = "" if has_toolkit() else "no compiler is installed: kernel-muster[nvrtc13]"
+    no_toolkit = "" if has_toolkit() else NO_COMPILER
     builder = None if no_toolkit else Builder(_cache(cache_dir))
     for registered in own:
         spec, backend = registered.spec, registered.spec.backend

@@ -4,8 +4,8 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,9 +27,28 @@ Subject = Annotated[
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time for one step.", min=0.1, max=86_400)]
 
 
+class CheckStage(StrEnum):
+    """How far the kernels shall have come."""
+
+    COMPILED = "compiled"
+    PROVEN = "proven"
+
+
+StageOption = Annotated[
+    CheckStage | None,
+    typer.Option(
+        "--stage",
+        help="Refuse unless every kernel is compiled, or proven, for want of a compiler or a GPU too. Without it, what "
+        "cannot be done here is skipped, and the verdict says what was not done.",
+        show_default=False,
+    ),
+]
+
+
 def check(
     plugin: Subject,
     timeout: Timeout = 120.0,
+    stage: StageOption = None,
     format: options.ListFormat = options.Format.TEXT,
     output: options.Output = None,
     verbose: options.Verbose = False,
@@ -66,6 +85,7 @@ def check(
                 found.version,
                 path=path,
                 seconds=timeout,
+                stage=stage.value if stage else None,
                 cache_dir=cache_dir,
                 progress=None if progress is None else lambda done, name: progress(done, 0, name),
             )
@@ -89,7 +109,8 @@ def _headline(report: "PluginReport") -> str:
     counts = {outcome: sum(step.outcome == outcome for step in report.steps) for outcome in ("ok", "failed", "skipped")}
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     name = f"{report.distribution} {report.distribution_version}".strip()
-    return f"{report.verdict.upper()}: {name}: {plural(len(report.steps), 'step')}: {said}"
+    missed = "".join(f"{separator} {text}" for separator, text in zip(";,", report.not_done, strict=False))
+    return f"{report.verdict.upper()}: {name}: {plural(len(report.steps), 'step')}: {said}{missed}"
 
 
 def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
@@ -107,12 +128,21 @@ def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
         for (kind, target), outcomes in counted.items()
     )
     yield Section("Steps", table=Table(("STEP", "TARGET", "OK", "FAILED", "SKIPPED"), summary))
-    skipped = Counter((s.kind, s.target, s.reason) for s in report.steps if s.outcome == "skipped")
-    if skipped:
-        lines = [f"{count} x {kind} on {target or '-'}: {reason}" for (kind, target, reason), count in skipped.items()]
-        yield Section("Skipped", lines=tuple(lines))
+    if lines := tuple(_skipped_lines(report)):
+        yield Section("Skipped", lines=lines)
     shown = [step for step in report.steps if verbose or step.outcome == "failed"]
     if shown:
         rows = tuple((s.kind, s.subject, s.target or "-", s.outcome, f"{s.seconds:.2f}", s.reason) for s in shown)
         title = "All steps" if verbose else "Steps that failed"
         yield Section(title, table=Table(("STEP", "WHAT", "TARGET", "OUTCOME", "SECONDS", "REASON"), rows))
+
+
+def _skipped_lines(report: "PluginReport") -> "Iterator[str]":
+    """Yield a line for each reason, with the kinds and targets of the steps that share it."""
+    by_reason: dict[str, list[tuple[str, str]]] = {}
+    for step in report.steps:
+        if step.outcome == "skipped":
+            by_reason.setdefault(step.reason, []).append((step.kind, step.target))
+    for reason, places in by_reason.items():
+        kinds, targets = (", ".join(dict.fromkeys(filter(None, names))) for names in zip(*places, strict=True))
+        yield f"{len(places)} x {kinds}{f' on {targets}' if targets else ''}: {reason}"

@@ -393,6 +393,70 @@ def test_device_kernels_without_a_device_are_skipped_with_the_reason(check, monk
     assert [(s["kind"], s["subject"], s["reason"]) for s in skipped] == expected
 
 
+@pytest.fixture
+def without_compilers(cli, monkeypatch, tmp_path):
+    """Take NVRTC from what the check's process sees: the same packages, in folders of links, but for its metadata."""
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    cli.install(source(TWO, 'spec("acme::host")', head=CUDA))
+    path = []
+    for number, entry in enumerate(sys.path):
+        if list(Path(entry).glob("nvidia_cuda_nvrtc*.dist-info")):
+            (shadow := tmp_path / f"shadow{number}").mkdir()
+            for one in Path(entry).iterdir():
+                if not one.name.startswith("nvidia_cuda_nvrtc"):
+                    (shadow / one.name).symlink_to(one)
+            entry = str(shadow)
+        path.append(entry)
+    monkeypatch.setattr(sys, "path", path)
+
+
+# Architectures that tests run on no device of.
+TWO = f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_100a", "sm_103a"))'
+
+
+def test_verdict_says_what_was_not_done_and_one_line_why(cli, without_compilers):
+    ran = cli("plugin", "check", "acme")
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert lines[0].endswith("skipped; not compiled, not proven on a device")
+    assert lines[0] == lines[-1]
+    skipped = lines[lines.index("Skipped") + 1 :]
+    assert skipped[0] == (
+        "  4 x compile, plan on sm_100a, sm_103a: no compiler is installed: "
+        "kernel-muster[nvrtc13,numba13] or kernel-muster[nvrtc12,numba12]"
+    )
+
+
+@pytest.mark.parametrize("stage", ["compiled", "proven"])
+def test_stage_that_is_not_reached_for_want_of_a_compiler_refuses(cli, without_compilers, stage):
+    ran = cli("plugin", "check", "acme", "--stage", stage, "--format", "json")
+    assert (ran.code, ran.json["verdict"], ran.json["stage_asked"]) == (1, "refused", stage)
+    assert ran.json["not_done"] == ["not compiled", "not proven on a device"]
+    found = [row for row in ran.json["findings"] if "not compiled" in row["why"]]
+    assert [(row["code"], row["subject"], row["severity"]) for row in found] == [("UNCHECKED", stage, "refuse")]
+    assert found[0]["why"].startswith(f"stage {stage} was asked for, but not compiled: no compiler is installed")
+    assert found[0]["where"] == ["twice.cu (acme::a)"]
+
+
+def test_stage_proven_refuses_without_a_device_and_stage_compiled_does_not(cli, check, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
+    compiled = check(source(TWO, head=CUDA), "--stage", "compiled")
+    assert (compiled["verdict"], compiled["findings"]) == ("passed", [])
+    assert compiled["not_done"] == ["not proven on a device"]
+    proven = cli("plugin", "check", "acme", "--stage", "proven", "--format", "json")
+    assert (proven.code, codes(proven.json)) == (1, [("UNCHECKED", "proven")])
+
+
+def test_stage_of_host_kernels_is_reached_everywhere_and_of_no_kernel_nowhere(check):
+    proven = check(source('spec("acme::double")'), "--stage", "proven")
+    assert (proven["verdict"], proven["not_done"]) == ("passed", [])
+    lever = "km.Lever(name='MUSTER_NO_ACME', kind='bool', default=False, doc='Drop it.')"
+    text = f"{HEAD}@km.hookimpl\ndef muster_levers():\n    return [{lever}]\n"
+    nothing = check(text, "--stage", "proven", name="levers")
+    assert codes(nothing) == [("UNCHECKED", "proven")]
+    assert "there is no kernel" in nothing["findings"][0]["why"]
+
+
 # what is named
 
 
