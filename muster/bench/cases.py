@@ -1,4 +1,4 @@
-"""Any kernel by its key, a third party's too: every case of its contract, proven, then beside the floor of its bytes."""
+"""Any kernel by its key, a third party's too: every case of its contract, proven, beside the floor of its bytes."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches

@@ -18,7 +18,7 @@ Families = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FAMILY|KEY]...",
-        help="gemv, gemm, moe, small; without one, all. Or a key or a pattern of keys (acme::*), at its contract's cases.",
+        help="gemv, gemm, moe, small; without one, all. Or a key, or a pattern (acme::*), at its contract's cases.",
         show_default=False,
     ),
 ]
@@ -158,8 +158,8 @@ def _manifests(names: "Sequence[str]") -> "tuple[Manifest, ...]":
         manifest = catalogue.resolve(name).manifest
         if manifest is None:
             raise UsageError(
-                f"--model {name}: no shipped manifest has that name, and of others no shapes are known: give --shape, or "
-                "the key of a kernel, which is measured at the cases of its contract"
+                f"--model {name}: no shipped manifest has that name, and of others no shapes are known: give --shape, "
+                "or the key of a kernel, which is measured at the cases of its contract"
             )
         found.append(manifest)
     return tuple(found)

@@ -222,7 +222,9 @@ def _shapes(models: list[str], texts: list[str]) -> "list[Shape]":
     for name in models or (() if given else _MODELS):
         manifest = catalogue.resolve(name).manifest
         if manifest is None:
-            raise UsageError(f"{name}: no shipped manifest has that name, and of others no shapes are known: give --shape NxK")
+            raise UsageError(
+                f"{name}: no shipped manifest has that name; of others no shapes are known: give --shape NxK"
+            )
         manifests.append(manifest)
     return distinct([*tuned_shapes(manifests), *given])
 
