@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.decoders import Decoder, decoder_of, undecodable
+from kernel_muster.ab.decoders import Decoder, decoder_of, is_model, undecodable
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
 from kernel_muster.ab.weights import weights_of
@@ -132,9 +132,14 @@ class Booted:
         return found or (self.drafting.session.handle_of(key) if self.drafting else None)
 
     @property
+    def maturity(self) -> str:
+        """What the built-in builder calls itself; empty for any other's model."""
+        return str(self.model.maturity) if is_model(self.model) else ""
+
+    @property
     def has_mtp(self) -> bool:
         """Whether the model has a head that drafts."""
-        return getattr(self.model, "mtp", None) is not None
+        return is_model(self.model) and self.model.mtp is not None
 
 
 def boot_arm(

@@ -10,7 +10,7 @@ from typing import Any
 from kernel_muster.ab.arms import A, Arm, B, wanted_for
 from kernel_muster.ab.booted import ArmRefused, Booted, boot_arm
 from kernel_muster.ab.coherence import coherence
-from kernel_muster.ab.decoders import Decoded
+from kernel_muster.ab.decoders import NO_DRAFTS, Decoded, is_model
 from kernel_muster.ab.drafting import boot_drafter
 from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
@@ -70,6 +70,8 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
             try:
                 booted[name] = boot_arm(name, wanted[name], building, without=without[name])
                 stack.callback(_close, booted[name])
+                if plan.drafts and not is_model(booted[name].model):
+                    raise UsageError(NO_DRAFTS)
                 if plan.drafter is not None:
                     own, other = (a, b) if name == A else (b, a)
                     drafters = wanted_for(plan.drafter.base, own, other, pins_gate=False)

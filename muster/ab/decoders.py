@@ -21,6 +21,7 @@ from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
 PAGE = 16
+NO_DRAFTS = "--drafts: this model decodes itself, and nothing drafts for it: leave it out, or give 0"
 
 
 @frozen(kw_only=True)
@@ -73,16 +74,26 @@ class ReadsAlone(Model):
             yield from super().prefill(state, [sequence], [prompt], reads)
 
 
+def is_model(built: object) -> bool:
+    """Whether a builder made what the built-in one makes. Of any other object nothing is asked but one method."""
+    return issubclass(type(built), Model)
+
+
 def decodes_itself(built: object) -> bool:
     """Whether a builder made a model that decodes without the engine: ``DecodesItself``."""
-    return callable(getattr(built, "decode_greedily", None))
+    try:
+        return callable(getattr(built, "decode_greedily", None))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  (attributes of somebody else's object may raise anything)
+        return False
 
 
 def undecodable(built: object) -> str:
     """Say why commands cannot decode what a builder made, whose plan will do; empty if they can."""
-    if isinstance(built, Model) or decodes_itself(built):
+    if is_model(built) or decodes_itself(built):
         return ""
-    if isinstance(built, Drafter):
+    if issubclass(type(built), Drafter):
         return "it drafts for another model: it decodes nothing by itself"
     return (
         f"the builder made a {type(built).__name__}, which decodes nothing by itself: this command decodes what the "
@@ -107,7 +118,7 @@ def decoder_of(
     """
     if why := undecodable(model):
         raise MusterError(why)
-    if not isinstance(model, Model):
+    if not is_model(model):
         return model, OwnDecoder(model, vocab, on_steps)
     alone = _reads_alone(model)
     return alone, EngineDecoder(alone, levers, sequences, context, on_steps)
@@ -127,7 +138,7 @@ class OwnDecoder:
     ) -> Decoded:
         """Return so many new tokens behind each prompt; MusterError for what is not what the protocol says."""
         if drafts:
-            raise UsageError("--drafts: this model decodes itself, and nothing drafts for it: leave it out, or give 0")
+            raise UsageError(NO_DRAFTS)
         self._on_steps()
         start = time.perf_counter()
         made = self._model.decode_greedily([list(prompt) for prompt in prompts], new_tokens)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.ab.booted import Booted
+from kernel_muster.ab.decoders import is_model
 from kernel_muster.ab.logits import digest
 from kernel_muster.ab.prompts import Prompt
 from kernel_muster.models.generate import GreedyDecoder
-from kernel_muster.models.model import Model
 from kernel_muster.models.state import StateSizes
 from kernel_muster.registry.values import frozen
 
@@ -30,7 +30,7 @@ class Stop:
 
 def locate(booted: Booted, prompts: Sequence[Prompt], sequence: int, token: int) -> str:
     """Say where a sequence parts from itself alone in the step that chose ``token``; empty where that is not seen."""
-    if not isinstance(booted.model, Model):
+    if not is_model(booted.model):
         return ""  # what a model that decodes itself does in between nobody sees
     if token == 0:
         return "the prefill, which reads each prompt alone: a kernel is not deterministic"

@@ -86,7 +86,7 @@ def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Seque
         size=size_text(booted.manifest, booted.sized),
         weights=weights_text(building.folder, building.seed),
         prompts=chosen.origin,
-        maturity=str(getattr(booted.model, "maturity", "")),
+        maturity=booted.maturity,
         sequences=building.sequences,
         tokens=found.tokens,
         prefill_ms=1e3 * found.prefill_s,
