@@ -80,8 +80,8 @@ class Contract:
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
         found = [] if isinstance(self.name, str) and self.name else [f"name is {self.name!r}, expected text"]
-        found += self.signature.problems()
-        found += self._case_problems()
+        malformed = self.signature.problems()
+        found += malformed or self._case_problems()
         if not callable(self.reference):
             found.append("reference is not callable")
         if not (self.inputs is None or callable(self.inputs)):
@@ -106,9 +106,32 @@ class Contract:
         wrong = [problem for case in self.cases if case.tolerance is not None for problem in case.tolerance.problems()]
         if wrong:
             return wrong
+        names = [case.name for case in self.cases]
+        wrong = [f"two cases are called {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1]
+        if wrong := [*wrong, *self._size_problems()]:
+            return wrong
         if all(self._is_empty(case) for case in self.cases):
             return ["every test case is empty, so that nothing would be launched and nothing proven"]
         return []
+
+    def _size_problems(self) -> list[str]:
+        """Say which sizes and scalars cases lack, or give for nothing; what ``inputs`` reads and makes it knows."""
+        scalars = {param.name for param in self.signature.params if isinstance(param, ScalarParam)}
+        needed = self.signature.symbols
+        cases: dict[str, list[str]] = {}
+        for case in self.cases:
+            wrong = [f"the scalar {name}, which no parameter is called" for name in case.scalars if name not in scalars]
+            if self.inputs is None:
+                given = case.dims.keys() | case.scalars.keys()
+                wrong += [f"no size for {name}" for name in sorted(needed - case.dims.keys() - scalars)]
+                wrong += [f"a size for {n}, which no shape has" for n in case.dims if n not in needed | scalars]
+                wrong += [f"no value for the scalar {name}" for name in sorted(scalars - given)]
+            for what in wrong:
+                cases.setdefault(what, []).append(case.name)
+        return [
+            f"case {names[0]} gives {what}" if len(names) == 1 else f"cases {', '.join(names)} give {what}"
+            for what, names in cases.items()
+        ]
 
     def _is_empty(self, case: Case) -> bool:
         """Whether no output has an element; a shape that the case does not say is not known to be empty."""
@@ -177,9 +200,16 @@ def poison_of(dtype: Any) -> Any:
     return nan
 
 
+def _sizes(param: TensorParam | WeightParam, dims: Mapping[str, int]) -> tuple[int, ...]:
+    try:
+        return tuple(evaluate_dim(dim, dims) for dim in param.shape)
+    except KeyError as error:
+        raise ValueError(f"{param.name}: no size is given for {error.args[0]}") from None
+
+
 def random_tensor(param: TensorParam, dims: Mapping[str, int], rng: "np.random.Generator") -> Any:
     """Return a Gaussian input or a poisoned output (NaN, or the largest integer) for one parameter."""
-    shape = tuple(evaluate_dim(dim, dims) for dim in param.shape)
+    shape = _sizes(param, dims)
     dtype = numpy_dtype(param.dtype.split("|")[0])
     if param.role == "out":
         return np.full(shape, poison_of(dtype), dtype)
@@ -193,7 +223,7 @@ def random_weight(param: WeightParam, dims: Mapping[str, int], rng: "np.random.G
     from kernel_muster.registry import nvfp4
     from kernel_muster.registry.weights import Bf16Weight
 
-    *lead, rows, columns = (evaluate_dim(dim, dims) for dim in param.shape)
+    *lead, rows, columns = _sizes(param, dims)
     values = rng.standard_normal((int(np.prod(lead, dtype=int)), rows, columns)).astype(np.float32)
     if param.quant == "bf16":
         return Bf16Weight(values.reshape(*lead, rows, columns).astype(numpy_dtype("bf16")))

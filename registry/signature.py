@@ -145,8 +145,18 @@ class Signature:
         """The parameters that are weights."""
         return tuple(p for p in self.params if isinstance(p, WeightParam))
 
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The names that shapes, multiples and limits use."""
+        shapes = [param.shape for param in self.params if not isinstance(param, ScalarParam)]
+        dims = (dim for part in (*shapes, *self.multiples, *self.limits) for dim in part)
+        return frozenset(name for dim in dims for name in dim_symbols(dim))
+
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
+        texts = [p for p in self.params if not isinstance(p, ScalarParam) and isinstance(p.shape, str)]
+        if texts:  # each of its letters would count as a dimension
+            return [f"{p.name}: shape is {p.shape!r}, expected a tuple: ({p.shape!r},)" for p in texts]
         found = [f"two parameters are called {n!r}" for n in sorted(set(self.names)) if self.names.count(n) > 1]
         bound = {param.name for param in self.params if isinstance(param, ScalarParam)}
         for param in self.params:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_muster.registry.contracts import Case, Contract, Tolerance, poison_of
 from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import Signature, TensorParam
+from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
 
 EXACT, LOOSE = Tolerance(0.0, 0.0, "copied"), Tolerance(0.5, 0.0, "one bit")
 CONTRACT = Contract(
@@ -41,6 +41,13 @@ def test_contract_bounds_an_output_by_its_own_tolerance_and_others_by_the_common
         ({"cases": 5}, "cases is 5, expected a tuple of Case"),
         ({"cases": ({"M": 3},)}, "cases is ({'M': 3},), expected a tuple of Case"),
         ({"cases": (Case("some", None),)}, "case 'some': expected a name and a mapping of dimensions"),
+        ({"cases": (Case("some", {}),)}, "case some gives no size for M"),
+        (
+            {"cases": (Case("some", {"M": 3, "H": 4}), Case("few", {"M": 1, "H": 4}))},
+            "cases some, few give a size for H, which no shape has",
+        ),
+        ({"cases": (Case("a", {"M": 3}, {"eps": 1.0}),)}, "case a gives the scalar eps, which no parameter is called"),
+        ({"cases": (Case("some", {"M": 3}), Case("some", {"M": 1}))}, "two cases are called 'some'"),
         ({"cases": (Case(5, {"M": 3}),)}, "case 5: expected a name and a mapping of dimensions"),
         ({"inputs": 5}, "inputs is 5, expected a function or None"),
         ({"tolerance": Tolerance(np.inf, 0, "any")}, "tolerance: relative is inf, expected a number from 0 on"),
@@ -59,6 +66,28 @@ def test_contract_bounds_an_output_by_its_own_tolerance_and_others_by_the_common
 )
 def test_contract_that_is_malformed_says_how(change, problem):
     assert dataclasses.replace(CONTRACT, **change).problems() == [problem]
+
+
+def test_shape_that_is_text_is_refused_before_its_letters_count_as_dimensions():
+    out = TensorParam("out", "f32", ("ROWS"), "out")  # the comma is missing
+    changed = dataclasses.replace(CONTRACT, signature=Signature((out,)), output_tolerances={})
+    assert changed.problems() == ["out: shape is 'ROWS', expected a tuple: ('ROWS',)"]
+
+
+def test_scalar_of_a_case_is_a_parameter_with_a_value():
+    out = TensorParam("out", "f32", ("M",), "out")
+    changed = dataclasses.replace(CONTRACT, signature=Signature((ScalarParam("eps", "f32"), out)), output_tolerances={})
+    assert changed.problems() == ["case some gives no value for the scalar eps"]
+    for case in (Case("some", {"M": 3}, {"eps": 1e-6}), Case("some", {"M": 3, "eps": 1})):
+        assert dataclasses.replace(changed, cases=(case,)).problems() == []
+
+
+def test_case_of_a_contract_with_inputs_may_hold_what_only_these_read_or_make():
+    case = Case("some", {"SEQUENCES": 3})
+    made = dataclasses.replace(CONTRACT, cases=(case,), inputs=lambda dims, rng: {"x": np.zeros(dims["SEQUENCES"])})
+    assert made.problems() == []
+    with pytest.raises(ValueError, match="state: no size is given for M"):
+        made.arguments(case, np.random.default_rng(0))
 
 
 def test_arguments_poison_what_a_kernel_shall_write_and_nothing_else():

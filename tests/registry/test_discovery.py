@@ -151,7 +151,9 @@ def test_broken_plugin_is_one_finding_and_registers_nothing(case):
 def test_kernel_that_takes_a_weight_and_names_no_layout_is_refused():
     weight, out = km.WeightParam("w", "nvfp4", ("N", "K")), km.TensorParam("out", "f32", ("N",), role="out")
     takes = plugin(
-        muster_contracts=[replace(contract(), signature=km.Signature((weight, out)))],
+        muster_contracts=[
+            replace(contract(), signature=km.Signature((weight, out)), cases=(km.Case("one", {"N": 1, "K": 16}),))
+        ],
         muster_kernels=[spec(backend=km.PythonKernel(lambda w, out: None))],
     )
     catalog = look(acme=takes)
