@@ -154,9 +154,10 @@ class Signature:
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
-        texts = [p for p in self.params if not isinstance(p, ScalarParam) and isinstance(p.shape, str)]
-        if texts:  # each of its letters would count as a dimension
-            return [f"{p.name}: shape is {p.shape!r}, expected a tuple: ({p.shape!r},)" for p in texts]
+        shapes = [(p.name, p.shape) for p in self.params if not isinstance(p, ScalarParam)]
+        if texts := [(name, shape) for name, shape in shapes if isinstance(shape, str)]:
+            # each of its letters would count as a dimension
+            return [f"{name}: shape is {shape!r}, expected a tuple: ({shape!r},)" for name, shape in texts]
         found = [f"two parameters are called {n!r}" for n in sorted(set(self.names)) if self.names.count(n) > 1]
         bound = {param.name for param in self.params if isinstance(param, ScalarParam)}
         for param in self.params:
