@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from kernel_muster.registry.builders import DecodesItself
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
+from ml_dtypes import finfo
 
 PAGE = 16
 NO_DRAFTS = "--drafts: this model decodes itself, and nothing drafts for it: leave it out, or give 0"
@@ -158,7 +160,7 @@ def _checked(
     if not isinstance(made, tuple) or len(made) != 2:
         raise MusterError(f"decode_greedily returned a {type(made).__name__}, expected a tuple (tokens, logits)")
     try:
-        tokens, logits = (tuple(tuple(row) for row in part) for part in made)
+        tokens, logits = (_taken(part, prompts, new_tokens) for part in made)
     except TypeError as error:
         raise MusterError(f"decode_greedily: tokens or logits are no sequences for each prompt: {error}") from None
     for name, part in (("tokens", tokens), ("logits", logits)):
@@ -172,10 +174,35 @@ def _checked(
     return tuple(tuple(map(int, ids)) for ids in tokens), logits
 
 
+def _taken(part: Any, prompts: int, new_tokens: int) -> tuple[tuple[Any, ...], ...]:
+    """Return what is there for each prompt, and one more where there is too much: an iterator may have no end.
+
+    Rows are copied as they come: a model may write the next ones, or another run's, into the same memory.
+    """
+    return tuple(
+        tuple(np.array(one) if _is_array(one) else one for one in islice(row, new_tokens + 1))
+        for row in islice(part, prompts + 1)
+    )
+
+
+def _is_array(row: Any) -> bool:
+    """Whether it is an array of which every value counts."""
+    return isinstance(row, np.ndarray) and not isinstance(row, np.ma.MaskedArray)
+
+
+def _is_floats(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is one of floats, ml_dtypes' too, that FP64 holds."""
+    try:
+        finfo(dtype)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return False
+    return bool(np.can_cast(dtype, np.float64))
+
+
 def _unlikely(token: Any, row: Any, vocab: int | None) -> str:
     """Say why a token is not the likeliest of a row of logits; empty if it is, or if some are no numbers."""
-    if not isinstance(row, np.ndarray) or row.ndim != 1 or not len(row) or not np.can_cast(row.dtype, np.float64):
-        shown = f"{row.dtype} {row.shape}" if isinstance(row, np.ndarray) else type(row).__name__
+    if not _is_array(row) or row.ndim != 1 or not len(row) or not _is_floats(row.dtype):
+        shown = f"{row.dtype} {row.shape}" if _is_array(row) else type(row).__name__
         return f"logits are {shown}, expected a NumPy array (V,) of floats"
     if vocab is not None and len(row) != vocab:
         return f"{len(row)} logits, expected {vocab}: the manifest's vocab_size, at the size that decodes"

@@ -1,12 +1,14 @@
 """``muster boot`` and ``muster ab`` with a model that decodes itself: it takes part, and what it returns is checked."""
 
 import re
+import sys
 from typing import Any
 
 import pytest
 
 # A model that counts on from the last token of a prompt, and what a test does to the result.
 COUNTS = """
+import itertools
 import sys
 
 import numpy as np
@@ -113,6 +115,12 @@ def test_boot_says_that_the_time_has_the_prompts_in_it(counts: Any) -> None:
         ("logits[0][1] = np.empty(0)", "logits are float64 (0,), expected"),
         ("logits[0][1] = logits[0][1].astype('U')", "expected a NumPy array (V,) of floats"),
         ("logits[0][1][3] = np.nan", "logits are not finite: this model computes nothing"),
+        ("logits[0][1] = logits[0][1].astype(bool)", "logits are bool (16,), expected a NumPy array (V,) of floats"),
+        ("logits[0][1] = logits[0][1].astype(np.int8)", "logits are int8 (16,), expected a NumPy array (V,) of floats"),
+        ("logits[0][1] = np.ma.array(logits[0][1])", "logits are MaskedArray, expected a NumPy array (V,) of floats"),
+        ("logits[0][1] = logits[0][1].astype(complex)", "logits are complex128 (16,), expected a NumPy array"),
+        ("logits[0] = itertools.repeat(logits[0][0])", "logits of lengths [5, 4], expected 2 of 4"),
+        ("tokens = itertools.repeat([1, 2, 3, 4])", "tokens of lengths [4, 4, 4], expected 2 of 4"),
         ("logits[0][1] = np.append(logits[0][1], 0.0)", "17 logits, expected 16: the manifest's vocab_size"),
         ("raise ValueError('boom')", "decoding stopped: ValueError: boom"),
     ],
@@ -158,6 +166,28 @@ def test_kernel_that_is_found_while_a_model_decodes_is_noted_and_refuses_nothing
     informs = [check["text"] for check in compared.json["models"][0]["checks"] if check["name"] == "late"]
     assert len(informs) == 2
     assert informs[0].startswith("LATE_HIT: acme::double: asked for ")
+
+
+def test_rows_that_a_model_overwrites_later_are_compared_as_they_were_returned(counts: Any) -> None:
+    one_memory = """
+        sys.modules.setdefault("shared rows", [np.empty((8, 8, 16), np.float32)])
+        shared = sys.modules["shared rows"][0]
+        for sequence, rows in enumerate(logits):
+            for at, row in enumerate(rows):
+                shared[sequence, at] = row * (2 if self.kernels.levers.flag("MUSTER_NO_K64_N64") else 1)
+        logits = [[shared[sequence, at] for at in range(new_tokens)] for sequence in range(len(prompts))]
+"""
+    try:
+        ran = counts("ab", "--b", "MUSTER_NO_K64_N64=1", "--sequences", "1", "--format", "json", what=one_memory)
+    finally:
+        sys.modules.pop("shared rows", None)
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+
+
+@pytest.mark.parametrize("kind", ["np.float16", "np.float64", "ml_dtypes.bfloat16"])
+def test_logits_may_be_floats_of_any_kind(counts: Any, kind: str) -> None:
+    what = f"import ml_dtypes; logits = [[row.astype({kind}) for row in rows] for rows in logits]"
+    assert counts("ab", "--sequences", "1", what=what).code == 0
 
 
 def test_arms_of_a_model_that_decodes_itself_are_compared(counts: Any) -> None:
