@@ -44,7 +44,8 @@ class Asked:
 class Evidence:
     """One boot as the rules see it.
 
-    ``is_complete`` is false where the boot's block raised: then what was never asked says nothing.
+    ``is_complete`` is false where the boot's block raised: then what was never asked says nothing. ``failure`` is what
+    it raised.
     """
 
     catalog: Catalog
@@ -67,6 +68,7 @@ class Evidence:
     proven: frozenset[KernelKey] = frozenset()
     proof_findings: tuple[Finding, ...] = ()
     tuning: TuningFacts | None = None  # of the table that decides thresholds
+    failure: str = ""
     decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
 
     @cached_property

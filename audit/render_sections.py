@@ -77,13 +77,24 @@ def target_text(report: Report) -> str:
 
 def sections(report: Report, *, verbose: bool = False) -> Iterator[Section]:
     """Yield the sections: what must be acted on first, then what is worth knowing, then what it rests on."""
+    if not report.is_refused:
+        yield from _failure(report, verbose)
     yield from finding_sections(report.findings, verbose=verbose)
+    if report.is_refused:  # what refuses is acted on first
+        yield from _failure(report, verbose)
     yield from _waivers(report, verbose)
     yield from _levers(report, verbose)
     yield from _kernels(report, verbose)
     yield from _plugins(report, verbose)
     yield from _layouts(report)
     yield _basis(report)
+
+
+def _failure(report: Report, verbose: bool) -> Iterator[Section]:
+    """Say why the model was not built to its end, unless a finding says the same."""
+    first = report.failure.partition("\n")[0]
+    if report.failure and not any(row.why and row.why in first for row in report.findings):
+        yield Section("The model was not built to its end", "refuse", lines=_cut(report.failure.splitlines(), verbose))
 
 
 def finding_sections(findings: Iterable[FindingRow], *, verbose: bool = False) -> Iterator[Section]:

@@ -114,7 +114,8 @@ class Counts:
 class Report:
     """Everything one audit has to say.
 
-    ``below_stage_asked``: whether some kernel that serves stays below the stage that was asked for.
+    ``below_stage_asked``: whether some kernel that serves stays below the stage that was asked for. ``failure``: where
+    the boot's block raised, the exception and what caused it, one line each, with where it was raised.
     """
 
     schema: str = SCHEMA
@@ -144,6 +145,7 @@ class Report:
     layouts: tuple[LayoutRow, ...] = field(default=())
     # since 1.1
     below_stage_asked: bool = False
+    failure: str = ""
 
     @property
     def passed(self) -> bool:

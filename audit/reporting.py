@@ -58,6 +58,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         plugins=plugin_rows(evidence.catalog),
         layouts=_layouts(layouts),
         below_stage_asked=is_below(evidence.asked.stage, reached),
+        failure=evidence.failure,
     )
 
 

@@ -90,6 +90,7 @@ class BootSession:
         self._report: Report | None = None
         self._observers_failed: tuple[Finding, ...] = ()
         self._is_complete = True
+        self._failure = ""
         self._checked = Checked()
 
     def __enter__(self) -> Self:
@@ -131,6 +132,7 @@ class BootSession:
                 return False
             raise BootRefused(render_text(self.report), self.report) from error
         self._is_complete = error is None
+        self._failure = "" if error is None else cause_chain(error)
         self._lookups.seal(self._options.on_late_miss, self._options.abort)
         self._finish()
         if self.report.is_refused:  # of an incomplete boot the block's own exception goes on
@@ -213,6 +215,7 @@ class BootSession:
             asked=self._options.asked,
             opening=(*opening.findings, *self._observers_failed),
             is_complete=self._is_complete,
+            failure=self._failure,
         )
         if not with_lookups:
             return evidence

@@ -157,6 +157,8 @@ def test_block_that_raises_without_findings_lets_the_exception_go_on(world):
     with pytest.raises(KeyError):
         break_off(boot, "add", KeyError("a layer broke"))
     assert (boot.report.verdict, boot.report.passed, boot.report.complete) == ("incomplete", False, False)
+    assert boot.report.failure.startswith("KeyError: 'a layer broke' (at ")
+    assert f"{Path(__file__).name}:" in boot.report.failure
 
 
 def test_block_that_raises_before_any_lookup_is_not_vacuous(world):

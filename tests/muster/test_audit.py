@@ -237,6 +237,35 @@ def test_audit_of_a_builder_that_raises_prints_the_report_and_exits_3(cli: Any, 
     assert "Traceback" in audit("--verbose").err
 
 
+def test_report_of_a_builder_that_raises_holds_what_it_raised_and_where(cli: Any, audit: Any) -> None:
+    module = cli.acme("acme::double", after="raise ValueError('bad\\nshape') from KeyError('hidden')")
+    file = cli.folder / f"site_{module}" / f"{module}.py"
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "raise ValueError" in text)
+    raised = f"ValueError: bad\nshape (at {file}:{line})\n  because of KeyError: 'hidden'"
+    written = json.loads(audit("--format", "json").out)
+    assert (written["complete"], written["findings"], written["failure"]) == (False, [], raised)
+    lines = audit().out.splitlines()
+    assert lines[2:6] == ["The model was not built to its end", *(f"  {text}" for text in raised.splitlines())]
+    assert "### The model was not built to its end" in audit("--format", "markdown").out
+
+
+def test_report_of_a_builder_that_raises_after_a_miss_says_first_what_refuses(cli: Any, audit: Any) -> None:
+    cli.acme("acme::gone", after="raise ValueError('bad shape')")
+    out = audit().out
+    assert (
+        0 < out.index("To act on: 1 MISSING") < out.index("The model was not built to its end\n  ValueError: bad shape")
+    )
+
+
+def test_report_of_a_model_that_nobody_builds_says_it_once(cli: Any, audit: Any) -> None:
+    cli.acme("acme::double")
+    file = cli.folder / "other.toml"
+    file.write_text(cli.manifest().read_text().replace("acme_type", "nobodys_type"))
+    ran = cli("audit", "--manifest", file, "--target", "cpu")
+    assert ran.code == 1
+    assert ran.out.count("no builder serves model type") == 1
+
+
 def test_audit_of_a_builder_that_reads_an_undeclared_lever_names_its_line(cli: Any, audit: Any) -> None:
     module = cli.acme("acme::double", after="kernels.levers.flag('MUSTER_NO_ACNE')")
     file = cli.folder / f"site_{module}" / f"{module}.py"
