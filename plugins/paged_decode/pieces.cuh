@@ -38,6 +38,9 @@ __device__ __forceinline__ void put(uint4* p, uint4 v) {
                  : "memory");
 }
 
+// For 0.1 us or a little longer.
+__device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 100;"); }
+
 // Adds to a counter of the device, and returns what it was. What this block wrote before, up to its last barrier, is there
 // for whoever sees the sum; and so is here what others wrote before they added.
 __device__ __forceinline__ int add_after_all(u32* p, int value) {
@@ -303,6 +306,7 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         uint2 stats[OWN];
         u32 missing;
         do {
+            pause();  // they come late, and a block that reads a cache shares this multiprocessor
             missing = 0;
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
