@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from kernel_muster.audit.render_folded import cause_text, folded, key_lines, remedy_texts
 from kernel_muster.audit.render_plain import fold_layers, plural, size_text
 from kernel_muster.audit.report import FindingRow, KernelRow, LeverRow, Report
+from kernel_muster.registry.findings import CODES
 from kernel_muster.registry.levers import concerns
 from kernel_muster.registry.values import frozen
 
@@ -270,11 +271,20 @@ def _layouts(report: Report) -> Iterator[Section]:
 
 
 def _uncompiled(report: Report) -> str:
-    """Say that nothing was compiled, where that needs no device: a compiler is missing, or a trace was replayed."""
+    """Say why nothing was compiled, where that needs no device: no kernel serves, a trace was replayed, no compiler.
+
+    Where a build failed, its finding says so.
+    """
     if report.arch in ("", "cpu") or report.stage_reached != "registered" or report.stage_asked:
         return ""
     if report.replayed:
         return "; a replay compiles nothing"
+    serving = [row for row in report.kernels if row.served_by]
+    if not serving:
+        return "; no kernel serves, so that nothing was compiled"
+    has_builds = any(row.stage != "registered" for row in serving)
+    if has_builds or any(CODES[row.code].group == "build" for row in report.findings if row.code in CODES):
+        return ""
     return "; nothing was compiled: install kernel-muster[nvrtc13,numba13]"
 
 

@@ -175,6 +175,22 @@ def test_headline_of_an_unfinished_build_never_says_passed() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "found", "said"),
+    [
+        ([{"stage": "registered"}], [], "; nothing was compiled: install kernel-muster[nvrtc13,numba13]"),
+        ([], [], "; no kernel serves, so that nothing was compiled"),
+        ([{"served_by": "", "stage": "", "outcome": "absent"}], [], "; no kernel serves, so that nothing was compiled"),
+        ([{"stage": "registered"}], [finding("COMPILE_FAILED")], ""),
+        ([{"stage": "registered"}, {"stage": "compiled", "key": "acme::gemm"}], [], ""),
+    ],
+)
+def test_basis_says_why_nothing_was_compiled(rows: Any, found: Any, said: str) -> None:
+    kernels = tuple(kernel(**row) for row in rows)
+    made = report(*found, target="sm_75", arch="sm_75", stage_asked="", stage_reached="registered", kernels=kernels)
+    assert f"  stage: registered{said}\n" in render_text(made)
+
+
 def test_headline_names_architecture_and_device() -> None:
     assert "on cuda:0 (sm_90a, NVIDIA H200):" in headline(report(target="cuda:0", arch="sm_90a", device="NVIDIA H200"))
 
