@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from kernel_muster._version import __version__
@@ -19,6 +20,7 @@ from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.models.build import build_model as build_hybrid
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
@@ -32,6 +34,9 @@ from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import located
 
 Sized = Callable[[Manifest], Manifest]
+_PACKAGE = "kernel_muster."
+#: What reads weights, and gives them room.
+_OF_WEIGHTS = tuple(f"{_PACKAGE}models.{name}" for name in ("checkpoints", "memory", "random_weights", "weights"))
 
 
 @frozen(kw_only=True)
@@ -65,14 +70,34 @@ class BuilderFailed(MusterError):
 
 
 @contextmanager
-def builds(what: str) -> Iterator[None]:
-    """Turn whatever a builder, which may be a plugin's, raises into BuilderFailed."""
+def builds(what: str, *, is_ours: bool = True) -> Iterator[None]:
+    """Turn whatever a builder, which may be a plugin's, raises into BuilderFailed.
+
+    UsageError stays one where the caller is meant: weights that cannot be read, or do not fit. A plugin's builder may
+    raise it for reasons of its own.
+    """
     try:
         yield
-    except (KeyboardInterrupt, UsageError):  # the latter: weights that cannot be read, or do not fit
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, UsageError) and _raised_in(error, (_PACKAGE,) if is_ours else _OF_WEIGHTS):
+            raise
         raise BuilderFailed(what, error) from error
+
+
+def _raised_in(error: BaseException, modules: tuple[str, ...]) -> bool:
+    """Whether it was raised in one of these modules, by the beginnings of their names."""
+    frames = list(walk_tb(error.__traceback__))
+    return bool(frames) and str(frames[-1][0].f_globals.get("__name__")).startswith(modules)
+
+
+def _is_ours(boot: BootSession, sized: Manifest) -> bool:
+    """Whether the built-in builder serves a model."""
+    return any(
+        builder.build is build_hybrid and sized.model_type in builder.model_types
+        for builder in boot.kernels.catalog.builders
+    )
 
 
 def refused_arm(arm: str, report: Report, error: MusterError) -> ArmRefused:
@@ -218,7 +243,7 @@ def check_without(name: str, session: BootSession, without: frozenset[KernelKey]
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
     """Build the model; BuilderFailed if its builder does, and MusterError if what it makes would not decode anyway."""
     try:
-        with builds("the model's builder"):
+        with builds("the model's builder", is_ours=_is_ours(boot, sized)):
             return build_model(sized, boot.kernels, weights)
     except BuilderFailed:
         # A model of another kind may want weights in another way: what it is says more than where it broke.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kernel_muster.ab.booted import ArmRefused, Booted, Building, boot_arm
+from kernel_muster.ab.decoders import is_model
 from kernel_muster.ab.logits import not_finite
 from kernel_muster.ab.prompts import made_prompts, read_prompts
 from kernel_muster.ab.runs import raised_text
@@ -64,7 +65,8 @@ def _refuses(booted: Booted) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, UsageError) and not hasattr(error, "__notes__"):  # what does not fit into memory
+        # What does not fit into memory; a model that decodes itself may raise it for reasons of its own.
+        if isinstance(error, UsageError) and not hasattr(error, "__notes__") and is_model(booted.model):
             raise
         raise ArmRefused("boot", late_report(booted.session), f"decoding stopped: {raised_text(error)}") from error
     if judged_late(booted.session).is_refused:

@@ -40,6 +40,7 @@ class Counts:
         self.kernels = kernels
         self.double = kernels.for_layer("head").kernel("acme", "double")
         self.heights = weights and weights.find(km.WeightSpec("heights", (16,), "array"))
+        {after}
 
     def decode_greedily(self, prompts, new_tokens):
         tokens = [[(prompt[-1] + 1 + at) % 16 for at in range(new_tokens)] for prompt in prompts]
@@ -74,8 +75,9 @@ def counts(cli: Any) -> Any:
         factor: int = 2,
         vocab: str = "vocab_size = 16",
         built: str = "pass",
+        after: str = "pass",
     ) -> Any:
-        source = COUNTS.format(what=what, factor=factor, built=built)
+        source = COUNTS.format(what=what, factor=factor, built=built, after=after)
         if source not in installed:
             installed.add(source)
             cli.install(source)
@@ -122,6 +124,7 @@ def test_boot_says_that_the_time_has_the_prompts_in_it(counts: Any) -> None:
         ("logits[0] = itertools.repeat(logits[0][0])", "logits of lengths [5, 4], expected 2 of 4"),
         ("tokens = itertools.repeat([1, 2, 3, 4])", "tokens of lengths [4, 4, 4], expected 2 of 4"),
         ("logits[0][1] = np.append(logits[0][1], 0.0)", "17 logits, expected 16: the manifest's vocab_size"),
+        ("raise km.UsageError('boom')", "decoding stopped: UsageError: boom"),
         ("raise ValueError('boom')", "decoding stopped: ValueError: boom"),
     ],
 )
@@ -188,6 +191,32 @@ def test_rows_that_a_model_overwrites_later_are_compared_as_they_were_returned(c
 def test_logits_may_be_floats_of_any_kind(counts: Any, kind: str) -> None:
     what = f"import ml_dtypes; logits = [[row.astype({kind}) for row in rows] for rows in logits]"
     assert counts("ab", "--sequences", "1", what=what).code == 0
+
+
+NO = "if self.heights is not None: raise km.UsageError('no')"
+
+
+def test_usage_error_of_a_builder_is_its_failure_and_not_the_callers(counts: Any) -> None:
+    audited = counts("boot", after="raise km.UsageError('no')")
+    assert audited.code == 3
+    assert audited.out.startswith("INCOMPLETE: tiny on cpu: the model was not built to its end")
+    assert "muster: the model's builder failed: UsageError: no (at " in audited.err
+
+
+def test_usage_error_of_a_builder_with_weights_is_its_failure_and_not_the_callers(counts: Any) -> None:
+    booted, compared = counts("boot", after=NO), counts("ab", after=NO)
+    assert (booted.code, compared.code) == (3, 3)
+    assert booted.out.startswith("INCOMPLETE: tiny on cpu: the model was not built with weights; its audit passed")
+    assert compared.out.startswith("INCOMPLETE: the model's builder failed in arm A of tiny and arm B of tiny")
+    for ran in (booted, compared):
+        assert "muster: the model's builder failed: UsageError: no (at " in ran.err
+
+
+def test_weights_that_a_builder_cannot_read_are_the_callers(cli: Any, counts: Any) -> None:
+    for command in ("boot", "ab"):
+        ran = counts(command, "--weights", cli.folder / "nowhere")
+        assert (ran.code, ran.out) == (2, "")
+        assert "--weights: " in ran.err
 
 
 def test_arms_of_a_model_that_decodes_itself_are_compared(counts: Any) -> None:
