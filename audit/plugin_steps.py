@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernel_muster.audit.plan_check import plan_findings
+from kernel_muster.audit.plugin_kernels import equal_kernels
 from kernel_muster.audit.plugin_models import equal_builders, manifest_findings
 from kernel_muster.audit.proofs import device_memory, host_memory, prove
 from kernel_muster.audit.rules.lookups import owner_contract
@@ -169,7 +170,7 @@ def _load_findings(catalog: Catalog, distribution: str) -> Iterator[Finding]:
             yield finding
     own = [r for r in catalog.kernels if r.provider.plugin in names]
     yield from _other_contracts(catalog, own)
-    yield from _equal_kernels(catalog, own)
+    yield from equal_kernels(catalog, own, (CPU_TARGET, *(Target(str(arch), arch) for arch in ARCHS)))
     yield from equal_builders(catalog, rows)
     yield from manifest_findings(catalog, rows)
 
@@ -182,21 +183,6 @@ def _other_contracts(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Fi
             why = f"{registered.provider} implements contract {spec.contract}, but {spec.key} has contract {owner}"
             remedies = (f"implement contract {owner}", "or register the kernel under a key of its own")
             yield Finding("SIGNATURE_MISMATCH", spec.key, why, (str(registered.provider),), remedies)
-
-
-def _equal_kernels(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Finding]:
-    """Yield keys that two equal kernels offer on one target."""
-    levers, _ = read_levers(catalog.levers, [])
-    keys = sorted({registered.spec.kernel_key for registered in own})
-    for target in (CPU_TARGET, *(Target(str(arch), arch) for arch in ARCHS)):
-        selector = LookupSession(catalog, target, levers).selector
-        for key in keys:
-            decision = selector.decide(key)
-            if decision.chosen is not None and decision.rivals:
-                rivals = sorted({str(rival.provider) for rival in (decision.chosen, *decision.rivals)})
-                why = f"equal kernels compete on {target}: {', '.join(rivals)}"
-                remedies = ('say overrides="<distribution>" in the spec', "or give it a key of its own")
-                yield Finding("DUPLICATE_KERNEL", str(key), why, tuple(rivals), remedies)
 
 
 def _steps(catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], cache_dir: str | None) -> Iterator[Step]:

@@ -31,11 +31,12 @@ def duplicate_kernels(evidence: Evidence) -> Iterator[Finding]:
             str(decision.key),
             f"{len(rivals)} equal kernels compete on {evidence.target}: {', '.join(names)}",
             tuple(sorted(f"{r.provider} (plugin {r.provider.plugin})" for r in rivals)),
-            (*remedies, *_apart(counted)),
+            (*remedies, *apart(counted)),
         )
 
 
-def _apart(counted: Mapping[str, int]) -> tuple[str, ...]:
+def apart(counted: Mapping[str, int]) -> tuple[str, ...]:
+    """Say how to tell equal kernels apart, of these many of each distribution."""
     if len(counted) == 1:
         return (f"remove all but one from {next(iter(counted))}, or give them other archs or tiers",)
     return 'or let one say overrides="<distribution>"', "or uninstall one"

@@ -159,8 +159,8 @@ def test_scalar_that_a_case_does_not_give_is_refused(check):
     params = '(km.ScalarParam("cap", "f32"), km.TensorParam("x", "f32", ("M",)), '
     text = source('spec("acme::double")').replace('((km.TensorParam("x", "f32", ("M",)), ', f"({params}")
     (finding,) = check(text.replace("def double(x, out)", "def double(cap, x, out)"))["findings"]
-    assert (finding["code"], finding["subject"]) == ("BAD_SPEC", "acme_double")
-    assert finding["why"] == "case three: ValueError: the scalar cap is in neither scalars nor dims"
+    assert (finding["code"], finding["subject"]) == ("BAD_SPEC", "acme")
+    assert finding["why"] == "muster_contracts()[0] acme_double: case three gives no value for the scalar cap"
 
 
 def test_kernel_of_a_faulty_contract_is_not_blamed(check):
