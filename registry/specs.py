@@ -39,8 +39,10 @@ class HostBackend(Backend, Protocol):
 
 
 def is_backend(value: object) -> bool:
-    """Whether a value looks like a backend; its digest, which reads files, is not computed."""
-    return all(inspect.getattr_static(value, name, None) is not None for name in ("name", "source_sha256"))
+    """Whether a value, no class of them, looks like a backend; its digest, which reads files, is not computed."""
+    return not isinstance(value, type) and all(
+        inspect.getattr_static(value, name, None) is not None for name in ("name", "source_sha256")
+    )
 
 
 def source_digest(backend: Backend) -> tuple[str, Exception | None]:
@@ -173,7 +175,9 @@ class KernelSpec:
         if self.tier not in ("fast", "reference"):
             found.append(f"tier is {self.tier!r}, expected 'fast' or 'reference'")
         if not is_backend(self.backend):
-            found.append(f"backend is {type(self.backend).__name__}, expected a Backend such as PythonKernel")
+            kind = type(self.backend).__name__
+            shown = f"the class {self.backend.__name__}" if isinstance(self.backend, type) else kind
+            found.append(f"backend is {shown}, expected a Backend such as PythonKernel(function)")
         elif isinstance(self.backend, PythonKernel) and not inspect.isroutine(self.backend.function):
             found.append(f"backend: function is {type(self.backend.function).__name__}, expected a function")
         elif callable(check := getattr(self.backend, "problems", None)):

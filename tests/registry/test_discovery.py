@@ -115,6 +115,7 @@ BROKEN = {
     "no-key": ([spec(None)], "BAD_SPEC", "is not a key"),
     "bad-tier": ([spec(tier="quick")], "BAD_SPEC", "tier is 'quick'"),
     "bad-backend": ([spec(backend=print)], "BAD_SPEC", "expected a Backend"),
+    "class-as-backend": ([spec(backend=km.PythonKernel)], "BAD_SPEC", "backend is the class PythonKernel, expected"),
     "bad-alias": ([spec(aliases=("old",))], "BAD_SPEC", "alias: 'old'"),
     "prepare": ([spec(prepare=print)], "BAD_SPEC", "without weight_layout"),
     "replaces": ([spec(replaces_module="acme")], "BAD_SPEC", "expected (module, distribution)"),
