@@ -47,6 +47,7 @@ _ARRAY_HEAD = ("ptr", "ptr", "i64", "i64", "ptr")
 _REQUIRED = ("numba", "numba-cuda", "llvmlite", "numpy")
 # What turns Numba's IR into PTX, and PTX into a cubin, as the wheels of CUDA 13 and 12 are called.
 _TOOLCHAINS = (("nvidia-nvvm", "nvidia-nvjitlink"), ("nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12"))
+_CARRIED = "device, fastmath, lineinfo; the launch bound is NumbaEntry(threads=)"
 _NOT_CARRIED = ("debug", "link", "extensions", "max_registers")
 _INSTALL = (f"install {' or '.join(EXTRAS.values())}",)
 _LOCK = threading.Lock()
@@ -230,9 +231,8 @@ class NumbaWork:
         if dispatcher is None or options is None or options.get("device"):
             raise BuildFailure("NO_DEVICE_CODE", f"{self.request.source}: {kernel.name} is no function under @cuda.jit")
         if refused := [name for name in _NOT_CARRIED if options.get(name)]:
-            raise BuildFailure(
-                "COMPILE_FAILED", f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried"
-            )
+            why = f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried; what is: {_CARRIED}"
+            raise BuildFailure("COMPILE_FAILED", why)
         takes = dispatcher.py_func.__code__.co_argcount
         if takes != len(kernel.parameters):
             why = f"{len(kernel.parameters)} parameters are declared, the kernel takes {takes}"

@@ -36,10 +36,14 @@ _ALLOWED = re.compile(
     r"|-Xptxas=(-O[0-3]|-dlcm=\w+|-dscm=\w+|--allow-expensive-optimizations=(true|false)"
     r"|--warn-on-spills|--warn-on-local-memory-usage|-w|-v)"
 )
-_LISTED = (
-    "-D, -U, -std=, -lineinfo, -use_fast_math, -maxrregcount=, -ftz=, -prec-sqrt=, -prec-div=, -fmad=, "
-    "-extra-device-vectorization, -default-device, -restrict, -w, -diag-suppress=, -diag-error= and -Xptxas="
-)
+#: The same in words, for messages and the manual.
+ALLOWED = (
+    "-DNAME=VALUE", "-UNAME", "-std=c++NN", "-lineinfo", "-use_fast_math", "-maxrregcount=N", "-ftz=true|false",
+    "-prec-sqrt=true|false", "-prec-div=true|false", "-fmad=true|false", "-extra-device-vectorization",
+    "-default-device", "-restrict", "-w", "-diag-suppress=N", "-diag-error=N", "-Xptxas=-O0..3", "-Xptxas=-dlcm=MODE",
+    "-Xptxas=-dscm=MODE", "-Xptxas=--allow-expensive-optimizations=true|false", "-Xptxas=--warn-on-spills",
+    "-Xptxas=--warn-on-local-memory-usage", "-Xptxas=-w", "-Xptxas=-v",
+)  # fmt: skip
 DEFAULT_STANDARD = "-std=c++17"
 # There is no host here. Without it NVRTC 13.0 takes generic lambdas for host functions and refuses them; 13.5 does not.
 ON_DEVICE = "-default-device"
@@ -65,9 +69,7 @@ def normalise_options(options: Sequence[str]) -> tuple[str, ...]:
                 raise ValueError(f"option {option} lacks its value")
             option = _joined(option, str(rest.pop(0)).strip())
         if not _ALLOWED.fullmatch(option) or not option.isprintable():
-            raise ValueError(
-                f"option {option!r} is not allowed; what is: docs of kernel_muster.registry.backends.options"
-            )
+            raise ValueError(f"option {option!r} is not allowed; what is: {', '.join(ALLOWED)}")
         words.append(option)
     if not any(word.startswith("-std=") for word in words):
         words.insert(0, DEFAULT_STANDARD)

@@ -151,7 +151,12 @@ def test_builds_in_a_pool_are_as_good_as_alone(builder, kernel):
         (GOOD, replace(ENTRY, name="missing"), "NO_DEVICE_CODE", "missing is no function under @cuda.jit"),
         (GOOD, NumbaEntry("half", ("f32",)), "NO_DEVICE_CODE", "half is no function under @cuda.jit"),
         (GOOD, NumbaEntry("scale", ("f32*",)), "NO_DEVICE_CODE", "1 parameters are declared, the kernel takes 4"),
-        (GOOD.replace("@cuda.jit\n", "@cuda.jit(debug=True, opt=False)\n"), ENTRY, "COMPILE_FAILED", "has debug"),
+        (
+            GOOD.replace("@cuda.jit\n", "@cuda.jit(debug=True, opt=False)\n"),
+            ENTRY,
+            "COMPILE_FAILED",
+            "has debug, which is not carried; what is: device, fastmath, lineinfo",
+        ),
         (HEAD + "@cuda.jit\ndef scale(x, factor, n, out):\n    pass\n", ENTRY, "NO_DEVICE_CODE", "empty body"),
         (GOOD, replace(ENTRY, dynamic_shared_bytes=1 << 20), "OVER_LIMIT", "bytes of shared memory"),
     ],

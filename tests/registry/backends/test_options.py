@@ -1,5 +1,9 @@
+from pathlib import Path
+
 import pytest
-from kernel_muster.registry.backends.options import normalise_options
+from kernel_muster.registry.backends.options import ALLOWED, normalise_options
+
+EXAMPLES = {"c++NN": "c++20", "true|false": "false", "MODE": "ca", "-O0..3": "-O3", "=N": "=64"}
 
 
 @pytest.mark.parametrize(
@@ -65,3 +69,17 @@ def test_option_that_is_not_allowed_is_named(options):
 )  # fmt: skip
 def test_allowed_option_is_one_that_the_compiler_takes(builder, make_request, option):
     assert builder.build(make_request(options=(option,))).cubin
+
+
+@pytest.mark.parametrize("shown", ALLOWED)
+def test_option_that_messages_and_manual_list_is_allowed(shown):
+    option = shown
+    for word, example in EXAMPLES.items():
+        option = option.replace(word, example)
+    assert option in normalise_options((option,))
+    assert f"`{shown}`" in (Path(__file__).parents[3] / "docs" / "write-a-plugin.md").read_text(encoding="utf-8")
+
+
+def test_refused_option_is_told_what_is_allowed():
+    with pytest.raises(ValueError, match=r"option '--foo' is not allowed; what is: -DNAME=VALUE, .*, -Xptxas=-v$"):
+        normalise_options(("--foo",))
