@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.audit.claims import FindHandle, check_claims, same_bits
+from kernel_muster.audit.proof_words import errors_of, touched
 from kernel_muster.registry.contracts import Arguments, Case, Contract
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
@@ -113,10 +114,11 @@ def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) ->
     judged = (first,) if handle.spec.deterministic else (first, second)
     for finding in (one for results in judged for one in _unwritten(handle, case, given, results, expected)):
         findings += [] if finding in findings else [finding]
-    worst, relative_l2 = map(max, zip(*(_errors(contract, case, results, expected) for results in judged), strict=True))
+    errors = [errors_of(contract, case, results, expected) for results in judged]
+    worst, relative_l2 = max(one.worst for one in errors), max(one.relative_l2 for one in errors)
     if not worst <= 1.0 and not findings:
-        why = f"case {case.name}: error is {worst:.3g} times the tolerance, relative L2 {relative_l2:.3g}"
-        findings.append(_finding("NUMERICS_FAILED", handle, why))
+        said = max(errors, key=lambda one: one.worst)
+        findings.append(_finding("NUMERICS_FAILED", handle, f"case {case.name}: {said}"))
     if handle.spec.deterministic and not all(same_bits(first[name], second[name]) for name in first):
         findings.append(_finding("NOT_DETERMINISTIC", handle, f"case {case.name}: two runs differ"))
     if not findings:
@@ -179,9 +181,8 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
         buffer = memory.back(guarded)
         size, shape = given[name].size, given[name].shape
         results[name] = buffer[_GUARD : _GUARD + size].reshape(shape)
-        edges = np.concatenate([buffer[:_GUARD], buffer[_GUARD + size :]])
-        if (edges.view(np.uint8) != _GUARD_BYTE).any():
-            findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: wrote outside {name}"))
+        if outside := touched(name, buffer, _GUARD, size, _GUARD_BYTE):
+            findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: {outside}"))
     for name, (array, before) in kept.items():
         if not same_bits(memory.back(array), before):
             why = f"case {case.name}: changed its input {name}"
@@ -236,20 +237,3 @@ def _is_poison(expected: Any, poison: Any) -> Any:
         np.zeros(reference.shape, bool) if poison.dtype.kind == "f" or poison.dtype.kind == "V" else reference == poison
     )
 
-
-def _errors(
-    contract: Contract, case: Case, results: Mapping[str, Any], expected: Mapping[str, Any]
-) -> tuple[float, float]:
-    """Return the largest error over the tolerance of its output, and the largest relative L2 error."""
-    worst = relative = 0.0
-    for name, result in results.items():
-        value, reference = result.astype(np.float64), np.asarray(expected[name], np.float64)
-        tolerance = contract.tolerance_of(name, case)
-        error = np.abs(value - reference)
-        allowed = tolerance.absolute + tolerance.relative * np.abs(reference)
-        ratio = np.where(error == 0, 0.0, error / np.where(allowed > 0, allowed, np.finfo(np.float64).tiny))
-        worst = max(worst, float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0)))
-        norm = float(np.linalg.norm(reference))
-        distance = float(np.linalg.norm(value - reference))
-        relative = max(relative, distance / norm if norm > 0 else distance)
-    return worst, relative
