@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.contracts import Case
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.lookups import LookupSession
@@ -16,6 +18,9 @@ from kernel_muster.registry.watch import cause_chain, one_line
 
 if TYPE_CHECKING:
     from kernel_muster.audit.proofs import CaseResult
+
+#: What plugin check gives all cases of a kernel together, unless it is told otherwise.
+_HOST_CASE_S = 120.0
 
 
 @frozen
@@ -53,6 +58,11 @@ def _state(runner: Runner, spec: KernelSpec) -> BuildState:
         )
 
 
+def _show_case(show: Progress, done: int, total: int, key: KernelKey, case: Case) -> None:
+    """Say which case begins: one that does not end is the last that was named."""
+    show(done, total, f"proof of {key}, case {case.name}")
+
+
 def check_kernels(
     session: LookupSession, evidence: Evidence, stage: Stage | None, progress: Progress | None = None
 ) -> Checked:
@@ -69,13 +79,15 @@ def check_kernels(
     results: list[CaseResult] = []
     device = session.target.device
     memory = host_memory() if device is None else device_memory(device.ordinal)
-    for done, (key, state) in enumerate(states.items(), start=1):
+    show = progress or (lambda done, total, name: None)
+    seconds = _HOST_CASE_S if device is None else None  # a thread of its own has no context of the device
+    for done, (key, state) in enumerate(states.items()):
         handle = session.handle_of(key)
         if handle is None or STAGES.index(state.stage) < STAGES.index("loaded"):
             continue
-        results.extend(prove(handle, memory, session.handle_of))
+        begin = partial(_show_case, show, done, len(states), key)
+        results.extend(prove(handle, memory, session.handle_of, begin=begin, seconds=seconds))
         if results and results[-1].is_last:
             break
-        if progress is not None:
-            progress(done, len(states), f"proof of {key}")
+        show(done + 1, len(states), f"proof of {key}")
     return Checked(states, of_builds, tuple(results))

@@ -20,7 +20,7 @@ from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.specs import is_host_backend
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain, one_line
+from kernel_muster.registry.watch import cause_chain, one_line, watched
 
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
@@ -65,24 +65,52 @@ class CaseResult:
     relative_l2: float
     findings: tuple[Finding, ...]
     is_last: bool = False  # the device has stopped: nothing more can be proven in this process
+    is_hanging: bool = False  # the kernel was left where it runs: it gets no more cases
 
 
 def prove(
-    handle: Handle, memory: Memory, find: FindHandle, keep: Callable[[Case], bool] = lambda case: True
+    handle: Handle,
+    memory: Memory,
+    find: FindHandle,
+    keep: Callable[[Case], bool] = lambda case: True,
+    *,
+    begin: Callable[[Case], object] = lambda case: None,
+    seconds: float | None = None,
 ) -> Iterator[CaseResult]:
     """Run the cases of a handle's contract. ``find`` returns the handle of another key on the same target.
 
-    Only a tool that is too slow for all of them passes ``keep``: what it leaves out is not proven.
+    Only a tool that is too slow for all of them passes ``keep``: what it leaves out is not proven. ``begin`` hears of
+    each case before it runs. ``seconds`` is the time that a case may take, for kernels of the host alone: a case that
+    takes longer has not passed, and its kernel gets no other.
     """
     for case in filter(keep, handle.contract.cases):
-        result = _tried(handle, case, memory, find)
+        begin(case)
+        result = _tried(handle, case, memory, find, seconds)
         yield result
-        if result.is_last:
+        if result.is_last or result.is_hanging:
             return
 
 
-def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
+def _in_time(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds: float) -> CaseResult:
+    """Prove a case in a thread of its own, which is left behind if it does not end: Python cannot end a thread."""
+    outcome = watched(lambda: _prove_case(handle, case, memory, find), seconds, f"proof of {handle.key}")
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.value is not None:
+        return outcome.value
+    why = f"case {case.name}: it was still running after {seconds:g} s, and other cases were not tried"
+    alone = f"muster plugin check {handle.provider.plugin} --timeout SECONDS"
+    finding = replace(
+        _finding("NUMERICS_FAILED", handle, why, ("look at the stack in the log", f"or give it more time: {alone}")),
+        log=outcome.stack,
+    )
+    return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_hanging=True)
+
+
+def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds: float | None) -> CaseResult:
     try:
+        if seconds is not None:
+            return _in_time(handle, case, memory, find, seconds)
         return _prove_case(handle, case, memory, find)
     except KeyboardInterrupt:
         raise
@@ -237,3 +265,20 @@ def _is_poison(expected: Any, poison: Any) -> Any:
         np.zeros(reference.shape, bool) if poison.dtype.kind == "f" or poison.dtype.kind == "V" else reference == poison
     )
 
+
+def _errors(
+    contract: Contract, case: Case, results: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[float, float]:
+    """Return the largest error over the tolerance of its output, and the largest relative L2 error."""
+    worst = relative = 0.0
+    for name, result in results.items():
+        value, reference = result.astype(np.float64), np.asarray(expected[name], np.float64)
+        tolerance = contract.tolerance_of(name, case)
+        error = np.abs(value - reference)
+        allowed = tolerance.absolute + tolerance.relative * np.abs(reference)
+        ratio = np.where(error == 0, 0.0, error / np.where(allowed > 0, allowed, np.finfo(np.float64).tiny))
+        worst = max(worst, float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0)))
+        norm = float(np.linalg.norm(reference))
+        distance = float(np.linalg.norm(value - reference))
+        relative = max(relative, distance / norm if norm > 0 else distance)
+    return worst, relative

@@ -87,7 +87,7 @@ def check(
                 seconds=timeout,
                 stage=stage.value if stage else None,
                 cache_dir=cache_dir,
-                progress=None if progress is None else lambda done, name: progress(done, 0, name),
+                progress=lambda done, name: progress(done, 0, name),
             )
     text = json.dumps(asdict(report), indent=1) if format is options.Format.JSON else _text(report, verbose)
     if output is None:

@@ -1,12 +1,15 @@
-"""Progress of builds and proofs on stderr, for whoever sits at a terminal."""
+"""Progress of builds and proofs on stderr: a bar at a terminal, a line elsewhere where work gets no further."""
 
 import contextlib
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kernel_muster.audit.render_plain import ascii_only
 from kernel_muster.registry.running import Progress
 
 if TYPE_CHECKING:
@@ -14,17 +17,55 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
+#: Where there is no terminal, work that says nothing for so long is told of; then each time after twice as long.
+_PATIENCE_S = 15.0
+
+
 @contextlib.contextmanager
-def shown_progress() -> Iterator[Progress | None]:
-    """Yield what shows progress on stderr; None where that is no terminal. The bar goes when the work is done."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield None
-        return
-    bar = _Bar()
+def shown_progress() -> Iterator[Progress]:
+    """Yield what shows progress on stderr: a bar that goes when work is done; elsewhere a line where work stands."""
+    shown = _Bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
     try:
-        yield bar.show
+        yield shown.show
     finally:
-        bar.stop()
+        shown.stop()
+
+
+class _Lines:
+    """Lines about work that gets no further, from a thread that begins with the first piece of work."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int, str] | None = None
+        self._since = 0.0
+        self._is_over = threading.Event()
+        self._stderr = sys.stderr
+
+    def show(self, done: int, total: int, name: str) -> None:
+        """Note that so many of all are done, and which piece began or ended last."""
+        is_first = self._last is None
+        self._since, self._last = time.monotonic(), (done, total, name)
+        if is_first:
+            threading.Thread(target=self._watch, name="muster: progress", daemon=True).start()
+
+    def _watch(self) -> None:
+        told, patience = self._last, _PATIENCE_S
+        while not self._is_over.wait(max(0.05, self._since + patience - time.monotonic())):
+            waited, last = time.monotonic() - self._since, self._last
+            if last is not told:
+                told, patience = last, _PATIENCE_S
+            if last is not None and waited >= patience:
+                self._tell(waited, *last)
+                patience = waited * 2
+
+    def _tell(self, waited: float, done: int, total: int, name: str) -> None:
+        count = f"{done} of {total}" if total else f"{done}"
+        with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to fail
+            self._stderr.write(f"muster: nothing new for {waited:.0f} s; {count} done; last: {ascii_only(name)}\n")
+            self._stderr.flush()
+
+    def stop(self) -> None:
+        """Say no more."""
+        self._is_over.set()
 
 
 class _Bar:

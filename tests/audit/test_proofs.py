@@ -1,6 +1,8 @@
 """Proofs: for each code a kernel that is really broken in that way and in no other, and a good one that passes."""
 
 import json
+import threading
+import time
 from dataclasses import replace
 from itertools import count
 
@@ -448,3 +450,35 @@ def test_device_that_stops_ends_the_proofs(handle_of):
     assert result.is_last
     assert result.findings[0].code == "OUT_OF_BOUNDS"
     assert "kernels after this one are not proven" in result.findings[0].why
+
+
+# what does not end
+
+
+def test_host_kernel_that_does_not_end_has_not_passed_and_hides_no_other(world, monkeypatch):
+    monkeypatch.setattr("kernel_muster.audit.checking._HOST_CASE_S", 0.5)
+    is_over = threading.Event()
+
+    def loops(x, out):
+        while not is_over.is_set():
+            time.sleep(0.01)
+
+    kernels = [world.spec("acme::a", backend=km.PythonKernel(loops)), world.spec("acme::b")]
+    plugins = {"acme": world.plugin(kernels=kernels)}
+    try:
+        outcome = world.run(world.ask("acme::a", "acme::b"), plugins, stage="proven")
+    finally:
+        is_over.set()
+    (found,) = outcome.report.findings
+    assert (found.code, found.subject, found.severity) == ("NUMERICS_FAILED", "acme::a", "refuse")
+    assert found.why == "case one: it was still running after 0.5 s, and other cases were not tried"
+    assert "in loops" in found.log
+    assert {row.key: row.stage for row in outcome.report.kernels} == {"acme::a": "loaded", "acme::b": "proven"}
+
+
+def test_each_case_is_named_before_it_runs(handle_of):
+    said = []
+    handle = handle_of("silu::silu_mul")
+    for result in prove(handle, host_memory(), handle_of, begin=lambda case: said.append(case.name)):
+        assert said[-1] == result.case
+    assert said == [case.name for case in handle.contract.cases]

@@ -1,7 +1,9 @@
-"""Progress on stderr, for whoever sits at a terminal and for nobody else."""
+"""Progress on stderr: a bar at a terminal, elsewhere a line where work gets no further."""
 
 import io
+import re
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,10 +49,34 @@ def test_audit_without_work_to_wait_for_shows_nothing(audit: Any, cli: Any, at_t
 
 
 @pytest.mark.parametrize(("stream", "term"), [(io.StringIO(), "xterm"), (Terminal(), "dumb")], ids=["pipe", "dumb"])
-def test_progress_elsewhere_is_none(at_terminal: Any, stream: io.StringIO, term: str) -> None:
+def test_progress_elsewhere_is_a_line_about_work_that_gets_no_further(
+    at_terminal: Any, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, term: str
+) -> None:
+    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 0.2)
     at_terminal(stream, term)
     with shown_progress() as progress:
-        assert progress is None
+        progress(1, 3, "proof of acme::double, case caf\u00e9")
+        deadline = time.monotonic() + 30
+        while stream.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    first, second = stream.getvalue().splitlines()[:2]
+    assert re.fullmatch(
+        r"muster: nothing new for \d+ s; 1 of 3 done; last: proof of acme::double, case caf\\xe9", first
+    )
+    assert second.startswith("muster: nothing new for ")
+    said = stream.getvalue()
+    time.sleep(0.5)
+    assert stream.getvalue() == said
+
+
+def test_progress_elsewhere_is_silent_while_work_goes_on(at_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 2.0)
+    stderr = at_terminal(io.StringIO())
+    with shown_progress() as progress:
+        for done in range(8):
+            progress(done, 8, "gemv.cu")
+            time.sleep(0.3)
+    assert stderr.getvalue() == ""
 
 
 def test_progress_ends_its_bar_when_the_work_raises(at_terminal: Any) -> None:
@@ -58,7 +84,6 @@ def test_progress_ends_its_bar_when_the_work_raises(at_terminal: Any) -> None:
 
     def work() -> None:
         with shown_progress() as progress:
-            assert progress is not None
             progress(1, 3, "gemv.cu [not markup]")
             raise RuntimeError
 
