@@ -5,11 +5,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 from kernel_muster.registry.errors import UsageError
 
 #: A list of shapes may be long; a tuning table refuses text above ten times this.
 _LONGEST_COMMAND = 10_000
+_STDOUT, _STDERR = 1, 2
 
 
 def is_terminal() -> bool:
@@ -19,9 +21,88 @@ def is_terminal() -> bool:
 
 @contextlib.contextmanager
 def only_results_on_stdout() -> Iterator[None]:
-    """Send to stderr what plugins and builders print: stdout may be read as JSON."""
-    with contextlib.redirect_stdout(sys.stderr):
+    """Send to stderr what plugins and builders print, in whatever way: stdout may be read as JSON.
+
+    Neither stream can be closed meanwhile.
+    """
+    held: Any = _Held(sys.stderr)
+    try:
+        with contextlib.redirect_stderr(held), contextlib.redirect_stdout(held), _descriptor_to_stderr():
+            yield
+    finally:
+        _reopen_closed_streams()
+
+
+class _Held:
+    """Stderr as somebody else prints on it, and cannot close it for good."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        if self._stream.closed:
+            self._stream = _opened(_STDERR)
+        return getattr(self._stream, name)
+
+    def close(self) -> None:
+        """Do nothing but write what was printed."""
+        self.flush()
+
+
+@contextlib.contextmanager
+def _descriptor_to_stderr() -> Iterator[None]:
+    """Send what is written to file descriptor 1, by C libraries and subprocesses too, where stderr goes."""
+    if _descriptor_of(sys.__stdout__) != _STDOUT:  # it was closed: whatever has the number now is another file
         yield
+        return
+    _flush_stdout()
+    kept = os.dup(_STDOUT)
+    try:
+        if _descriptor_of(sys.__stderr__) == _STDERR:
+            os.dup2(_STDERR, _STDOUT)
+        else:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, _STDOUT)
+            os.close(nowhere)
+        yield
+    finally:
+        _flush_stdout()
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
+
+
+def _descriptor_of(stream: TextIO | None) -> int | None:
+    """Return the open file descriptor of a stream of this process; None if it has none."""
+    try:
+        number = stream.fileno() if stream is not None else None
+        if number is not None:
+            os.fstat(number)
+    except (OSError, ValueError):
+        return None
+    return number
+
+
+def _flush_stdout() -> None:
+    """Write what Python and the C library hold back for file descriptor 1."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+    import ctypes  # 5 ms, which --version does not need
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+def _reopen_closed_streams() -> None:
+    """Open again what others' code closed in spite of all: Python's own streams leave their descriptors open."""
+    for name, number in (("stdout", _STDOUT), ("stderr", _STDERR)):
+        if getattr(getattr(sys, name), "closed", False):
+            with contextlib.suppress(OSError):
+                setattr(sys, name, _opened(number))
+
+
+def _opened(number: int) -> TextIO:
+    """Open a descriptor of this process for text, as Python's own streams do."""
+    return open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def say(text: str) -> None:

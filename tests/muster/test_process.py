@@ -240,3 +240,47 @@ def test_unwritable_paths_are_usage_errors(tmp_path: Path) -> None:
             output.check_writable(path)
         with pytest.raises(UsageError, match="cannot be written"):
             output.write_file(path, "x")
+
+
+WRITES = (
+    "import ctypes, os, sys; os.write(1, b'one '); print('two ', file=sys.__stdout__); ctypes.CDLL(None).puts(b'three')"
+)
+CLOSED = ("pass", "sys.stdout.close(); sys.stderr.close()", "sys.__stdout__.close(); sys.__stderr__.close()")
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_what_is_written_past_python_does_not_mix_with_the_result(cli: Any, closed: str) -> None:
+    after = f"{WRITES}; os.system('echo four'); {closed}"
+    cli.acme("acme::double", after=f"{after}; return None")
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "passed"
+    for word in ("one", "two", "three", "four"):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_leave_the_verdict_where_others_write(cli: Any, redirect: str) -> None:
+    cli.acme("acme::double", after=f"{WRITES}; return None")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    options = f"--manifest {cli.manifest()} --target cpu --format json"
+    command = f"{sys.executable} -m kernel_muster audit {options} {redirect}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+        cwd=cli.folder, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    if not redirect.startswith((">", "<")):
+        assert json.loads(done.stdout)["verdict"] == "passed"
+
+
+def test_stdout_that_was_lent_to_others_is_back_though_their_code_raised(capfd: Any) -> None:
+    def fails() -> None:
+        with output.only_results_on_stdout(), output.only_results_on_stdout():
+            os.write(1, b"theirs\n")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    os.write(1, b"ours\n")
+    assert capfd.readouterr() == ("ours\n", "theirs\n")
