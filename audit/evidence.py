@@ -9,6 +9,7 @@ from typing import TypeVar
 from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Expectation, Waiver
+from kernel_muster.registry.builders import ModelBuilder
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.findings import Finding, Profile
 from kernel_muster.registry.keys import KernelKey
@@ -69,6 +70,7 @@ class Evidence:
     proof_findings: tuple[Finding, ...] = ()
     tuning: TuningFacts | None = None  # of the table that decides thresholds
     failure: str = ""
+    builders: tuple[ModelBuilder, ...] = ()  # that built in this boot
     decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
 
     @cached_property

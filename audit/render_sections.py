@@ -292,6 +292,7 @@ def _basis(report: Report) -> Section:
     asked = f" (asked for: {report.stage_asked})" if report.stage_asked else ""
     facts = (
         ("manifest", report.manifest),
+        ("builder", f"{report.builder} ({report.maturity})" if report.builder else ""),
         ("quant", report.quant),
         ("profile", report.profile),
         ("as of", report.as_of),

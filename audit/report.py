@@ -115,7 +115,8 @@ class Report:
     """Everything one audit has to say.
 
     ``below_stage_asked``: whether some kernel that serves stays below the stage that was asked for. ``failure``: where
-    the boot's block raised, the exception and what caused it, one line each, with where it was raised.
+    the boot's block raised, the exception and what caused it, one line each, with where it was raised. ``builder``: who
+    built the model, through ``build_model``; ``maturity``: how far that builder is meant to be used.
     """
 
     schema: str = SCHEMA
@@ -146,6 +147,8 @@ class Report:
     # since 1.1
     below_stage_asked: bool = False
     failure: str = ""
+    builder: str = ""
+    maturity: str = ""
 
     @property
     def passed(self) -> bool:

@@ -59,6 +59,8 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         layouts=_layouts(layouts),
         below_stage_asked=is_below(evidence.asked.stage, reached),
         failure=evidence.failure,
+        builder=", ".join(builder.name for builder in evidence.builders),
+        maturity=", ".join(builder.maturity for builder in evidence.builders),
     )
 
 

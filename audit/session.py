@@ -229,6 +229,7 @@ class BootSession:
             requests=(*session.requests, *_quant_request(self._wanted.quant, self.manifest)),
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
+            builders=session.builders,
             states=self._checked.states,
             of_builds=self._checked.of_builds,
             proven=self._checked.proven,

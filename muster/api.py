@@ -109,6 +109,7 @@ def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> An
         where = manifest.where("model", "model_type")
         kernels.request_failed(f"manifest {manifest.name}", str(error), where=where)
         raise
+    kernels.built_by(builder)
     return builder.build(manifest, kernels, weights)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Literal, NoReturn
 
+from kernel_muster.registry.builders import ModelBuilder
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, UsageError
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
@@ -94,6 +95,7 @@ class LookupSession:
         self._found: dict[Members, tuple[tuple[KernelKey, ...], Handle]] = {}
         self._boot: tuple[LookupEntry, ...] | None = None  # complete once sealed
         self._requests: list[FailedRequest] = []
+        self._builders: list[ModelBuilder] = []
         self._late_registrations: list[LateRegistration] = []
         self._log = logger()
         self._on_late_miss: OnLateMiss = "raise"
@@ -146,6 +148,17 @@ class LookupSession:
         """What levers or options asked for in vain."""
         with self.lock:
             return tuple(self._requests)
+
+    @property
+    def builders(self) -> tuple[ModelBuilder, ...]:
+        """Which builders built in this boot, each once."""
+        with self.lock:
+            return tuple(self._builders)
+
+    def built_by(self, builder: ModelBuilder) -> None:
+        """Record that a builder begins to build."""
+        with self.lock:
+            self._builders += [] if builder in self._builders else [builder]
 
     @property
     def late_registrations(self) -> tuple[LateRegistration, ...]:
@@ -231,7 +244,8 @@ class LookupSession:
     def request_failed(self, lever: str, why: str, layer: str, site: str) -> None:
         """Record that a lever or option asked for something the model cannot do."""
         with self.lock:
-            self._requests.append(FailedRequest(_plain(lever), _plain(why), layer, _plain(site)))
+            said = _plain(why) or "it was not said why"
+            self._requests.append(FailedRequest(_plain(lever), said, layer, _plain(site)))
 
 
 def _plain(name: object) -> str:
@@ -332,6 +346,10 @@ class Lookups:
         if record.handle or not session.raises:
             self._places[place] = record
         return record.handle
+
+    def built_by(self, builder: ModelBuilder) -> None:
+        """Say which builder begins to build a model: the report names it and its maturity."""
+        self._live.built_by(builder)
 
     def request_failed(self, lever: str, why: str, *, where: str = "") -> None:
         """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED.

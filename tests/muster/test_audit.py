@@ -1,6 +1,8 @@
 """``muster audit``: verdicts, exit codes, options and formats."""
 
+import importlib
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -255,6 +257,18 @@ def test_report_of_a_builder_that_raises_after_a_miss_says_first_what_refuses(cl
     assert (
         0 < out.index("To act on: 1 MISSING") < out.index("The model was not built to its end\n  ValueError: bad shape")
     )
+
+
+def test_report_names_the_builder_and_its_maturity(cli: Any, audit: Any) -> None:
+    module = cli.acme("acme::double")
+    assert "  builder: acme (production)" in audit().out.splitlines()
+    file = cli.folder / f"site_{module}" / f"{module}.py"
+    file.write_text(file.read_text().replace('"production"', '"partial"'))
+    sys.modules.pop(module, None)
+    importlib.invalidate_caches()
+    written = audit("--format", "json").json
+    assert (written["builder"], written["maturity"]) == ("acme", "partial")
+    assert "- builder: acme (partial)" in audit("--format", "markdown").out
 
 
 def test_report_of_a_model_that_nobody_builds_says_it_once(cli: Any, audit: Any) -> None:
