@@ -57,7 +57,7 @@ def tidy(text: str) -> str:
 
 
 def reason_problem(text: str) -> str | None:
-    """Say why a reason says nothing, or None: blank, a placeholder, or not printable."""
+    """Say why a reason says nothing, or None: blank, a placeholder, one word, or not printable."""
     plain = _NOT_A_WORD.sub("", unicodedata.normalize("NFKC", text)).casefold()
     if not tidy(text).isprintable():
         return "the reason holds control characters, expected one printable sentence"
@@ -65,4 +65,6 @@ def reason_problem(text: str) -> str | None:
         return f"the reason {shown(text)} is blank, expected why this model may lack (or must have) the kernel"
     if plain in _PLACEHOLDERS or _BEGINS_UNFINISHED.match(unicodedata.normalize("NFKC", text)):
         return f"the reason {shown(text)} is a placeholder, expected why this model may lack (or must have) the kernel"
+    if len(text.split()) == 1 and text.isascii():  # some languages write sentences without blanks
+        return f"the reason {shown(text)} is one word, expected why this model may lack (or must have) the kernel"
     return None
