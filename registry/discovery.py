@@ -145,6 +145,7 @@ def _mismatched(entry: Entry) -> Finding:
         (f"{entry.distribution} {entry.version} ({entry.value})",),
         (
             f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}",
+            f'or, where it is yours: [project.entry-points."{ENTRY_POINT_GROUP}"] in pyproject.toml, and install again',
             f"or uninstall it, or block it: --no-plugin {entry.name}",
         ),
     )

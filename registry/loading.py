@@ -218,7 +218,8 @@ def _item_problems(hook: str, position: int, item: Any) -> list[str]:
             problems = [f"malformed: {one_line(error)}"]
         return [f"{label} {title}: {problem}" for problem in problems]
     if isinstance(item, Path) and not item.is_dir():
-        return [f"{label}: {item} is no folder"]
+        why = "the usual cause is a wheel without it: declare its files as package data, in pyproject.toml"
+        return [f"{label}: {item} is no folder; {why}"]
     return []
 
 

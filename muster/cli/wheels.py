@@ -41,6 +41,9 @@ def installed(name: str) -> Distribution:
         return next(iter(of_plugin.values()))
     if of_plugin:
         raise UsageError(f"plugin {name} is offered by {' and '.join(sorted(of_plugin))}: name one of them")
+    if name and Path(name).is_dir():
+        first = f"pip install {name}, or pip wheel --no-deps {name} and check the wheel"
+        raise UsageError(f"{name} is a folder, and what is checked is installed: {first}")
     names = {*(str(one.metadata["Name"]) for one in distributions()), *(plugin for plugin, _ in offers)}
     raise UsageError(f"{name} is no wheel, installed distribution or plugin{did_you_mean(name, names)}")
 

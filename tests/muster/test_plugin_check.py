@@ -479,6 +479,7 @@ def test_time_limit_that_is_none_is_a_usage_error(cli, seconds):
         ("kernel-mustre", "no wheel, installed distribution or plugin; did you mean kernel-muster"),
         ("gone-1.0-py3-none-any.whl", "is no file"),
         ("", "no wheel, installed distribution or plugin"),
+        (".", ". is a folder, and what is checked is installed: pip install ., or pip wheel --no-deps . and check"),
     ],
 )
 def test_nothing_of_that_name_is_a_usage_error(cli, name, said):

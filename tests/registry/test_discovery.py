@@ -359,7 +359,9 @@ def test_plugin_that_needs_a_failed_ones_contract_is_its_consequence():
 
 
 def test_manifest_folder_that_is_none_is_refused(tmp_path):
-    assert said(look(acme=plugin(muster_manifests=[tmp_path / "none"]))) == [("BAD_SPEC", "acme")]
+    (finding,) = look(acme=plugin(muster_manifests=[tmp_path / "none"])).findings
+    assert (finding.code, finding.subject) == ("BAD_SPEC", "acme")
+    assert f"{tmp_path}/none is no folder; the usual cause is a wheel without it: declare its files" in finding.why
 
 
 # plugins beside installed ones

@@ -52,6 +52,12 @@ def test_group_with_stray_blanks_is_a_mismatch_that_shows_them(install, tmp_path
     assert f"it is registered for {group!r}, this host speaks" in catalog.findings[0].why
 
 
+def test_group_without_a_version_is_a_mismatch_that_tells_its_author_what_to_write(install, tmp_path, on_disk):
+    (finding,) = discover(path=[install(tmp_path, text="[kernel_muster]\nacme = acme_on_disk\n")]).findings
+    assert finding.code == "API_MISMATCH"
+    assert '[project.entry-points."kernel_muster.v1"] in pyproject.toml' in finding.remedies[1]
+
+
 def test_byte_order_mark_that_hides_our_group_is_a_finding(install, tmp_path, on_disk):
     catalog = discover(path=[install(tmp_path, text="\ufeff[kernel_muster.v1]\nacme = acme_on_disk\n")])
     assert said(catalog) == [("PLUGIN_LOAD_FAILED", "acme_kernels-1.0.dist-info")]
