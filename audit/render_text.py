@@ -30,7 +30,7 @@ def _body(section: Section) -> Iterator[str]:
 def entry_lines(entry: Entry) -> Iterator[str]:
     """Yield one numbered finding."""
     yield f"{entry.number:3}. {entry.code} {_one_line(entry.subject)}"
-    width = max(len(label) for label, _ in entry.fields)
+    width = max((len(label) for label, _ in entry.fields), default=0)
     for label, lines in entry.fields:
         for position, line in enumerate(lines):
             yield f"     {label if position == 0 else '':{width}}  {_one_line(line)}"

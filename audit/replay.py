@@ -270,7 +270,7 @@ def _plugin_findings(plugin: TracePlugin) -> list[Finding]:
     found = []
     for error in errors:
         code, separator, why = error.partition(": ")
-        known = separator and code in CODES and _is_error(code)
+        known = separator and why and code in CODES and _is_error(code)
         found.append(
             Finding(
                 code if known else "PLUGIN_LOAD_FAILED",

@@ -33,6 +33,7 @@ def _writable(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_writable), Field(max_length=100_000)]
+Why = Annotated[str, BeforeValidator(_writable), Field(min_length=1, max_length=100_000)]
 Name = Annotated[str, BeforeValidator(_writable), Field(max_length=1_000)]
 Pair = Annotated[tuple[Name, Name], Field(strict=False)]  # JSON gives lists
 Pairs = Annotated[tuple[Pair, ...], Field(strict=False)]
@@ -108,7 +109,7 @@ class TracePlugin(_Strict):
     name: Name
     distribution: Name
     version: Name = ""
-    error: Text | list[Text] | None = None
+    error: Why | list[Why] | None = None
     status: Literal["loaded", "failed", "blocked", "mismatched"] | None = None
     value: Name = ""
     keys: list[Text] = []
@@ -119,7 +120,7 @@ class TraceFinding(_Strict):
 
     code: Annotated[Name, AfterValidator(_plugin_code)]
     subject: Text
-    why: Text
+    why: Why
     where: Texts = ()
     remedies: Texts = ()
     log: Annotated[str, BeforeValidator(_writable)] = ""
@@ -158,7 +159,7 @@ class TraceRequest(_Strict):
     """A lever or option that asked in vain."""
 
     lever: Text
-    why: Text
+    why: Why
     layer: Text = ""
     site: Text = ""
 

@@ -43,6 +43,8 @@ def _said(problem: ErrorDetails) -> str:
         return f"expected {_EXPECTED[kind]}"
     if kind in ("too_long", "string_too_long"):
         return f"is longer than {context.get('max_length')}"
+    if kind in ("too_short", "string_too_short"):
+        return "is empty"
     if kind == "greater_than_equal":
         return f"expected at least {context.get('ge')}"
     if kind == "less_than":

@@ -281,6 +281,12 @@ def test_every_problem_is_named_with_its_place():
         ({"lookups": [{"module": 1, "func": "b", "site": "c", "kind": "optional"}]}, "expected text, got 1"),
         ({"target": {"arch": "sm_90a", "quant": "nvfp5"}}, "target.quant: 'nvfp5' is no quantisation"),
         ({"plugins": [{"name": "a", "distribution": "b", "error": 3}]}, "plugins[0].error: expected text, got 3"),
+        ({"plugins": [{"name": "a", "distribution": "b", "error": [""]}]}, "error[0]: is empty"),
+        ({"requests": [{"lever": "MUSTER_X", "why": ""}]}, "requests[0].why: is empty, got ''"),
+        (
+            {"findings": [{"code": "PLUGIN_EMPTY", "subject": "nil", "why": ""}]},
+            "findings[0].why: is empty, got ''",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_sentences(change: dict[str, Any], said: str) -> None:

@@ -229,6 +229,12 @@ def test_foreign_lever_that_is_declared_malformed_is_a_finding(world, lever):
     assert "the trace declares it, but malformed" in report.findings[0].why
 
 
+def test_foreign_plugin_error_that_is_a_code_alone_says_that(world):
+    plugins = [{"name": "acme", "distribution": "acme-engine", "error": "BAD_SPEC: "}]
+    report = judge(world, foreign(plugins=plugins, lookups=[lookup("mul")]))
+    assert [finding.why for finding in report.findings] == ["BAD_SPEC: "]
+
+
 def test_foreign_plugin_error_may_name_its_code(world):
     plugins = [{"name": "acme", "distribution": "acme-engine", "version": "3.1", "error": "API_MISMATCH: speaks v0"}]
     assert "API_MISMATCH" in codes(judge(world, foreign(plugins=plugins)))

@@ -38,6 +38,14 @@ def test_key_asked_for_by_its_old_name_is_not_dead(world):
     assert world.run(world.ask("acme::old"), plugins).codes == ["KEY_RENAMED"]
 
 
+def test_request_that_nobody_gives_a_reason_for_says_so(world):
+    def ask(boot):
+        boot.kernels.request_failed("MUSTER_DISABLE", "")
+
+    outcome = world.run(ask, {"acme": world.acme("acme::mul")})
+    assert outcome.finding("REQUEST_NOT_HONORED").why == "it was not said why"
+
+
 # --quant
 
 
