@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Wanted, find_manifest, is_of
-from kernel_muster.audit.replay_words import for_engine, is_own
+from kernel_muster.audit.replay_words import for_engine, is_own, of_unknown_models
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules.levers import QUANT, list_levers, with_lines
@@ -65,7 +65,7 @@ def replay(
     lever_findings = with_lines(lever_findings, found, "levers of the trace")
     lever_findings += malformed + contradictions(trace, catalog.levers)
     lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
-    opening = (*catalog.findings, *manifest_findings, *lever_findings)
+    opening = (*catalog.findings, *of_unknown_models(manifest_findings), *lever_findings)
     if found is None:
         # Manifests come with no trace: a plugin of it that failed does not explain that there is none.
         verdict = judge(opening, asked.profile)

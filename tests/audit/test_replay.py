@@ -322,6 +322,7 @@ def test_model_of_the_trace_finds_its_manifest(world):
     assert replay(parse_trace(foreign()), Asked(), manifest=None, manifest_folders=[folder]).passed
     unknown = replay(parse_trace(foreign(model="other")), Asked(), manifest=None, manifest_folders=[folder])
     assert codes(unknown) == ["UNKNOWN_MODEL"]
+    assert "--manifests FOLDER: a replay loads no plugins" in unknown.findings[0].remedies[0]
 
 
 def test_engine_written_zero_is_off_whatever_its_type(world):
