@@ -58,6 +58,8 @@ class _Lines:
                 patience = waited * 2
 
     def _tell(self, waited: float, done: int, total: int, name: str) -> None:
+        if total and done >= total:  # what is being done now is no piece of that work: a decode, say
+            return
         count = f"{done} of {total}" if total else f"{done}"
         with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to fail
             self._stderr.write(f"muster: nothing new for {waited:.0f} s; {count} done; last: {ascii_only(name)}\n")

@@ -69,6 +69,15 @@ def test_progress_elsewhere_is_a_line_about_work_that_gets_no_further(
     assert stream.getvalue() == said
 
 
+def test_progress_elsewhere_is_silent_once_all_is_done(at_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 0.1)
+    stderr = at_terminal(io.StringIO())
+    with shown_progress() as progress:
+        progress(3, 3, "gemv.cu")
+        time.sleep(0.6)
+    assert stderr.getvalue() == ""
+
+
 def test_progress_elsewhere_is_silent_while_work_goes_on(at_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 2.0)
     stderr = at_terminal(io.StringIO())
