@@ -40,6 +40,7 @@ class Nvfp4Linear:
         self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
         self.tiers = {rows: handle for rows, handle in tiers.items() if self.weight.serves(handle)}
         self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
+        self._single = tiers[1]  # also where it is missing: then it is what raises
         self.used: Counter[str] = Counter()
         self._levers = ctx.levers
 
@@ -56,11 +57,14 @@ class Nvfp4Linear:
             self.gemm(x, out, phase)
 
     def gemv(self, x: Any, out: Any) -> None:
-        """Project through GEMV tiers: in one launch where one covers all rows, else in chunks."""
+        """Project through GEMV tiers: in one launch where one covers all rows, else in chunks.
+
+        NullKernelError where none of the tiers that are there takes so few rows.
+        """
         start = 0
         for size in gemv_chunks(x.shape[0], self.tiers):
             tier = chunk_tier(size, self.tiers) or size
-            handle = self.tiers[tier]
+            handle = self.tiers.get(tier, self._single)
             handle(x=x[start : start + size], w=self.weight.copy_for(handle), out=out[start : start + size])
             self.used[f"gemv{tier}"] += 1
             start += size

@@ -56,13 +56,11 @@ def chunk_tier(rows: int, available: Collection[int]) -> int | None:
 def gemv_chunks(rows: int, available: Collection[int]) -> tuple[int, ...]:
     """Cut M rows into chunks that one launch serves: as many as the widest takes, and a rest that some tier covers.
 
-    UsageError if there is no tier at all; a rest that no tier covers is cut on.
+    A rest that no tier covers is cut on, down to single rows: where no kernel takes one either, that one says why.
     """
-    if not available:
-        raise UsageError(f"gemv_chunks({rows}): no GEMV tier is available")
     chunks: list[int] = []
     while rows:
-        size = rows if chunk_tier(rows, available) else max(tier for tier in available if tier <= rows)
+        size = rows if chunk_tier(rows, available) else max((tier for tier in available if tier <= rows), default=1)
         chunks.append(size)
         rows -= size
     return tuple(chunks)

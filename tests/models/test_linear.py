@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.models.layers.context import LayerContext, new_rows
@@ -71,6 +72,14 @@ def test_every_tile_variant_is_reached_and_bit_identical_to_t(
     expected = np.empty_like(got)
     plain(x=x, w=linear.weight.copy_for(plain), out=expected)
     assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("rows", [1, 257])
+def test_rows_that_no_gemv_takes_name_the_kernel_of_one_row(make_context: Make, exact: Any, rows: int) -> None:
+    linear = nvfp4_linear(make_context(without=("w4a16_gemv::w4a16_gemv",)))
+    x = exact.rows(rows, 64)
+    with pytest.raises(km.NullKernelError, match=r"^w4a16_gemv::w4a16_gemv was called, but its lookup at .* missed"):
+        linear.gemv(x, new_rows(x, 40))
 
 
 def test_linear_without_transposed_tiles_takes_the_base(make_context: Make, exact: Any) -> None:

@@ -70,9 +70,9 @@ def test_gemv_chunks_take_the_widest_tier_first() -> None:
     assert gemv_chunks(7, (1, 2, 3)) == (3, 3, 1)
 
 
-def test_gemv_chunks_without_a_tier_are_refused() -> None:
-    with pytest.raises(UsageError, match="no GEMV tier"):
-        gemv_chunks(2, ())
+def test_gemv_chunks_without_a_tier_are_left_to_the_one_row_kernel_that_is_missing() -> None:
+    assert gemv_chunks(2, ()) == (1, 1)
+    assert gemv_chunks(5, (2, 4)) == (4, 1)
 
 
 @pytest.mark.parametrize(("rows", "phase", "expected"), [
