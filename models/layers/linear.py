@@ -16,6 +16,7 @@ from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
 from kernel_muster.models.policy.tile import GemmShape, choose_tile, reachable_tiles
 from kernel_muster.models.weights import WeightSpec
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.handles import AnyHandle
 
 DECODE, TILE, HOPPER = "decode GEMV", "tile GEMM", "Hopper GEMM"
@@ -40,7 +41,7 @@ class Nvfp4Linear:
         self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
         self.tiers = {rows: handle for rows, handle in tiers.items() if self.weight.serves(handle)}
         self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
-        self._single = tiers[1]  # also where it is missing: then it is what raises
+        self._looked_up = dict(tiers)  # what is missing too: it raises, and says why
         self.used: Counter[str] = Counter()
         self._levers = ctx.levers
 
@@ -59,12 +60,14 @@ class Nvfp4Linear:
     def gemv(self, x: Any, out: Any) -> None:
         """Project through GEMV tiers: in one launch where one covers all rows, else in chunks.
 
-        NullKernelError where none of the tiers that are there takes so few rows.
+        NullKernelError where none of the tiers that are there takes so few rows, UsageError where none was asked for.
         """
         start = 0
         for size in gemv_chunks(x.shape[0], self.tiers):
             tier = chunk_tier(size, self.tiers) or size
-            handle = self.tiers.get(tier, self._single)
+            handle = self._looked_up.get(tier)
+            if handle is None:
+                raise UsageError(f"{self.weight.spec.name}: no GEMV is looked up for {size} rows")
             handle(x=x[start : start + size], w=self.weight.copy_for(handle), out=out[start : start + size])
             self.used[f"gemv{tier}"] += 1
             start += size
