@@ -93,7 +93,9 @@ def located(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  (an exception whose own text raises still has to be reported)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  (an exception whose own text raises still has to be reported)
         return "(its text cannot be shown)"
 
 

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import kernel_muster as km
 import pytest
-from kernel_muster.registry.watch import cause_chain, located, watched
+from kernel_muster.registry.watch import cause_chain, located, one_line, watched
 
 
 def raising(error):
@@ -68,3 +68,13 @@ def test_place_of_an_import_is_the_line_that_imports(tmp_path, monkeypatch):
 def test_place_where_all_code_is_ours_is_the_last_line():
     error = watched(km.Case, 5, "x").error
     assert "registry/watch.py:" in located(error)
+
+
+@pytest.mark.parametrize("end", [ZeroDivisionError, SystemExit])
+def test_exception_whose_text_raises_is_reported_all_the_same(end):
+    class Speechless(Exception):
+        def __str__(self):
+            raise end
+
+    assert one_line(Speechless()) == "Speechless: (its text cannot be shown)"
+    assert cause_chain(Speechless()) == "Speechless: (its text cannot be shown)"
