@@ -1,7 +1,7 @@
 """One arm, booted: its report, its model with weights, a decoder, and a meter before its kernels."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -220,14 +220,22 @@ def boot_arm(
     return booted
 
 
+def _in_layers(layers: Sequence[str]) -> str:
+    """Say in which layers; nothing where a model names none."""
+    named_layers = [layer for layer in layers if layer]
+    if not named_layers:
+        return ""
+    return f", in {', '.join(named_layers[:3])}{' and others' if len(named_layers) > 3 else ''}"
+
+
 def check_without(name: str, session: BootSession, without: frozenset[KernelKey]) -> None:
     """UsageError if an arm that was refused is to do without a key that has nothing in its place, or that is none."""
     report = session.report
     for row in report.kernels:
         if row.kind == "required" and row.outcome == "absent" and row.key in map(str, without):
             raise UsageError(
-                f"--{name.lower()}-without {row.key}: {report.model} requires it, in {', '.join(row.layers[:3])}"
-                f"{' and others' if len(row.layers) > 3 else ''}: there is nothing in its place"
+                f"--{name.lower()}-without {row.key}: {report.model} requires it{_in_layers(row.layers)}: there is "
+                "nothing in its place"
             )
     if not any((row.code, row.subject) == ("REQUEST_NOT_HONORED", "MUSTER_DISABLE") for row in report.findings):
         return

@@ -185,3 +185,15 @@ def test_arm_without_a_key_goes_on_from_what_the_environment_switches_off(
     (model,) = ran.json["models"]
     subjects = [[finding["subject"] for finding in report["findings"]] for _, report, _ in model["refused"]]
     assert subjects == [["sampling::verify_greedy"]] * 2
+
+
+@pytest.mark.parametrize(("label", "said"), [
+    ('for_layer("head").', "tiny requires it, in head: there is nothing in its place"),
+    ("", "tiny requires it: there is nothing in its place"),
+])  # fmt: skip
+def test_arm_without_what_a_model_requires_is_a_usage_error_that_names_the_layers(
+    built: Callable[..., Any], label: str, said: str
+) -> None:
+    ran = built(f'kernels.{label}kernel("acme", "twice"); return None', "--b-without", "acme::twice")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--b-without acme::twice: {said}\n" in ran.err
