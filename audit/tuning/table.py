@@ -6,6 +6,7 @@ Strict: an unknown key, another type or a number that cannot be is refused, with
 import json
 import re
 from collections.abc import Iterable, Mapping
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -30,6 +31,14 @@ def _known_arch(text: str) -> str:
 
 def _known_key(text: str) -> str:
     parse_key(text)
+    return text
+
+
+def _known_date(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"{text} is no date: {error}") from None
     return text
 
 
@@ -120,7 +129,7 @@ class Table(_Strict):
     format: Annotated[Literal["kernel-muster/tuning"], Field(alias="schema")]
     version: Annotated[Name, Field(pattern=r"^1\.[0-9]{1,6}$")]
     device: MeasuredDevice
-    date: Annotated[Name, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    date: Annotated[Name, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_known_date)]
     command: Text
     method: Text
     muster_version: Name
