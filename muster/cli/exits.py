@@ -10,6 +10,7 @@ import typer
 from kernel_muster.audit.render_plain import ascii_only
 from kernel_muster.registry.errors import UsageError
 
+_EXIT = sys.exit
 PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -24,7 +25,7 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
 
 
 def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
-    """Run a command's body and return its exit code."""
+    """Run a command's body and return its exit code. ``sys.exit`` is Python's again, whatever plugins made of it."""
     try:
         return body()
     except UsageError as error:
@@ -38,6 +39,8 @@ def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
         complain_traceback(error, is_verbose)
         complain("this is a bug in kernel-muster: please report it as CONTRIBUTING.md says, with --verbose")
         return INTERNAL
+    finally:
+        sys.exit = _EXIT
 
 
 def describe(error: BaseException) -> str:

@@ -284,3 +284,11 @@ def test_stdout_that_was_lent_to_others_is_back_though_their_code_raised(capfd: 
         fails()
     os.write(1, b"ours\n")
     assert capfd.readouterr() == ("ours\n", "theirs\n")
+
+
+@pytest.mark.parametrize("exit", ["lambda *given: None", "None", "os._exit"])
+def test_exit_that_a_plugin_replaced_leaves_the_exit_code(cli: Any, exit: str) -> None:
+    cli.acme("acme::gone", after=f"import os, sys; sys.exit = {exit}; return None")
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert (done.returncode, done.stderr) == (1, "a builder that prints\n")
+    assert done.stdout.startswith("REFUSED: ")
