@@ -89,9 +89,10 @@ def qk_norm_rope_append(
     owner = "rope::qk_norm_rope_append"
     _check(owner, positions)
     check_slots(owner, slots, k_cache.shape[0] * k_cache.shape[1])
+    size = q.shape[2]
     queries, keys = np.empty(q.shape, q.dtype), np.empty(k.shape, k.dtype)
     for heads, weight, out in ((q, q_weight, queries), (k, k_weight, keys)):
-        rms_norm(heads.reshape(-1, heads.shape[-1]), weight, eps, weight_offset, out.reshape(-1, out.shape[-1]))
+        rms_norm(heads.reshape(-1, size), weight, eps, weight_offset, out.reshape(-1, size))
     rope_forward(queries, keys, positions, rotary_dim, theta)
     q[...] = queries
     kv_cache_append(keys, v, slots, k_cache, v_cache)

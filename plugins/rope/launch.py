@@ -50,8 +50,8 @@ FORWARD = cuda_kernel(_SOURCE, _ENTRIES, _plan_forward)
 MROPE_INTERLEAVED = cuda_kernel(_SOURCE, _ENTRIES, _plan_mrope)
 YARN = cuda_kernel(_SOURCE, _ENTRIES, _plan_yarn)
 
-# qk_norm_rope_append.cu: heads of a block are at most 8, and a lane has up to 8 values of a short one. H200, heads 16/2,
-# us with 8 / 4 / 2 / 1 of a block: 1 row 1.66 / 1.58 / 1.58 / 1.60, 16 rows 1.80 / 1.72 / 1.77 / 1.83.
+# qk_norm_rope_append.cu: a block has at most 8 heads, and a lane up to 8 values of a short one. H200, heads 16/2, us
+# with 8 / 4 / 2 / 1 heads a block: 1 row 1.66 / 1.58 / 1.58 / 1.60, 16 rows 1.80 / 1.72 / 1.77 / 1.83.
 _HEADS_A_BLOCK, _WARP, _SHORT = 4, 32, 256
 _FUSED_PARAMETERS = ("ptr",) * 9 + ("f32", "f32", "i64") + ("i32",) * 4 + ("f64",)
 _FUSED_TENSORS = ("q", "k", "v", "q_weight", "k_weight", "positions", "slots", "k_cache", "v_cache")
