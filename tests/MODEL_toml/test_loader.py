@@ -338,7 +338,7 @@ def test_load_manifest_without_model_names_what_is_missing(problems: Problems) -
     ],
 )
 def test_absent_and_present_in_scopes_that_never_meet_pass(write: Write, minimal: str, scope: str, other: str) -> None:
-    text = f"[expected_absent.w4.f]\nreason = 'why not'\n{scope}\n[expected_present.w4.f]\nreason = 'always asked for'\n{other}"
+    text = f"[expected_absent.w4.f]\nreason = 'why not'\n{scope}\n[expected_present.w4.f]\nreason = 'as ever'\n{other}"
     assert load_manifest(write(f"{minimal}{text}"))[1] == []
     _, findings = load_manifest(write(f"{minimal}{text}".replace(other, scope)))
     assert "both expected absent and expected present" in findings[0].why

@@ -20,7 +20,7 @@ def test_worst_element_is_named_with_what_was_got_and_wanted():
     errors = errors_of(CONTRACT, CASE, {"out": got}, {"out": WANTED})
     assert errors.worst == 2
     assert errors.relative_l2 == pytest.approx(np.sqrt(1 + 0.0625) / np.linalg.norm(WANTED))
-    amount = "error is 2 times the tolerance, relative L2 0.152"
+    amount = "error is 2 times the tolerance, relative L2 0.139"
     assert str(errors) == f"{amount}; worst is out[1, 2]: got 6, wanted 5"
 
 
