@@ -61,8 +61,8 @@ class DecodesItself(Protocol):
     ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[Any]]]:
         """Return the likeliest token, so many times, behind each prompt, and the logits that chose each token.
 
-        Logits are rows ``(V,)`` of floats in host memory, one for each token. Every call begins anew; a prompt gets
-        the same bits alone and among others where the model promises that.
+        Logits are rows ``(V,)`` of floats in host memory, one for each token, with V the manifest's vocabulary. Every
+        call begins anew; a prompt gets the same bits alone and among others where the model promises that.
         """
 
 
