@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -51,6 +52,7 @@ class Building:
     stage: Stage | None = None
     progress: Progress | None = None
     profile: Profile = "serve"
+    as_of: date | None = None
 
 
 class ArmRefused(Exception):
@@ -187,7 +189,7 @@ def boot_arm(
         return seen["meter"]  # type: ignore[no-any-return]
 
     options = BootOptions(
-        asked=Asked(profile=building.profile, stage=building.stage, without=without),
+        asked=Asked(profile=building.profile, stage=building.stage, as_of=building.as_of, without=without),
         muster_version=__version__,
         progress=building.progress,
         wrap_runner=wrap,

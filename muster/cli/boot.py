@@ -103,6 +103,7 @@ def boot(
     building = Building(
         sized=sizing(is_reduced=is_reduced, layers=layers, limits=limits), folder=weights, seed=seed,
         sequences=sequences, context=longest_prompt(prompt or ()) + tokens, stage="loaded", profile=profile.value,
+        as_of=as_of_date,
     )  # fmt: skip
     check_count(prompt or (), sequences)
     check_writable(output)

@@ -81,7 +81,7 @@ def counts(cli: Any) -> Any:
         if source not in installed:
             installed.add(source)
             cli.install(source)
-        folder = cli.manifest(f"hidden_size = 16\n{vocab}\nnum_layers = 2").parent.parent
+        folder = cli.manifest(f"hidden_size = 16\nnum_layers = 2\n{vocab}").parent.parent
         return cli(command, "tiny", "--manifests", folder, *CPU, *arguments)
 
     return run
@@ -157,6 +157,15 @@ def test_kernel_that_is_missing_while_a_model_decodes_refuses_though_the_model_g
         ("late", "decode of arm A"), ("late", "decode of arm B"),
     ]  # fmt: skip
     assert failed[0]["text"].startswith("LATE_MISS: acme::triple: asked for ")
+
+
+def test_boot_with_weights_is_judged_as_of_the_day_of_its_audit(counts: Any) -> None:
+    waiver = 'vocab_size = 16\n[expected_absent.acme.gone]\nreason = "not yet"\nuntil = 2020-06-30'
+    asks = "kernels.try_kernel('acme', 'gone')"
+    for profile in ("serve", "qualify"):
+        options = ("--profile", profile, "--format", "json")
+        assert counts("boot", "--as-of", "2020-06-01", *options, vocab=waiver, after=asks).code == 0
+    assert counts("boot", *options, vocab=waiver, after=asks).code == 1
 
 
 def test_kernel_that_is_found_while_a_model_decodes_is_noted_and_refuses_nothing(counts: Any) -> None:
