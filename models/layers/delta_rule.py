@@ -180,4 +180,6 @@ class DeltaRule:
         counts = np.diff(self._memory.get(batch.cu_rows))
         owners = np.repeat(np.arange(batch.sequences), counts).tolist()
         slots = self._memory.get(batch.state_slots).tolist()
-        return [(row, slots[owner], batch.state_slots[owner : owner + 1]) for row, owner in enumerate(owners)]
+        # Arrays of their own, and no slices: kernels demand an alignment.
+        alone = [self._memory.put(np.array([slot], np.int32)) for slot in slots]
+        return [(row, slots[owner], alone[owner]) for row, owner in enumerate(owners)]

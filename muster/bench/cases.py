@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.audit.proofs import Memory, device_memory, host_memory, prove, weight_in
 from kernel_muster.bench import floor
-from kernel_muster.bench.contestants import Absent, Contestant, Entry, found, launch_of
+from kernel_muster.bench.contestants import Contestant, Entry, found, launch_of
 from kernel_muster.bench.families import BenchFamily
 from kernel_muster.bench.problem import Problem, Request, Shape
 from kernel_muster.bench.small import MOST_COPIES, mover
@@ -49,12 +49,13 @@ def _problems(pattern: str, kernels: Lookups, request: Request) -> Iterator[Prob
     for key in keys_like(kernels, pattern):
         handle = found(kernels, key.module, key.func)
         for case in handle.contract.cases:
-            yield problem_of(kernels, handle, case)
+            given = handle.contract.arguments(case, np.random.default_rng(_SEED))
+            if not handle.contract.signature.bind(str(key), (), given).is_empty:  # else nothing is launched
+                yield problem_of(kernels, handle, case, given)
 
 
-def problem_of(kernels: Lookups, handle: Handle, case: Case) -> Problem:
+def problem_of(kernels: Lookups, handle: Handle, case: Case, given: Arguments) -> Problem:
     """Return one case with its floors. Every argument counts as read, and every output as written."""
-    given = handle.contract.arguments(case, np.random.default_rng(_SEED))
     outputs = {param.name: param.role for param in handle.contract.signature.outputs}
     reads = sum(_bytes_of(value) for name, value in given.items() if outputs.get(name) != "out")
     writes = sum(_bytes_of(value) for name, value in given.items() if name in outputs)
@@ -69,11 +70,7 @@ def problem_of(kernels: Lookups, handle: Handle, case: Case) -> Problem:
     return Problem(f"{handle.key} {case.name}", sizes, case.dims.get("M", 0), contestants, None, np.inf, "move")
 
 
-def _ours(
-    kernels: Lookups, handle: Handle, case: Case, given: Arguments, count: int, size: int, stream: Any
-) -> Entry | Absent:
-    if handle.contract.signature.bind(str(handle.key), (), given).is_empty:
-        return Absent("the case has no output: nothing is launched")
+def _ours(kernels: Lookups, handle: Handle, case: Case, given: Arguments, count: int, size: int, stream: Any) -> Entry:
     device = kernels.target.device
     memory = host_memory() if device is None else device_memory(device.ordinal)
     ready = tuple(launch_of(handle, stream, **_there(handle, given, memory)) for _ in range(count))

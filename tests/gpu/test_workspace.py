@@ -58,9 +58,8 @@ def opened(tmp_path, text, entry, parameters, arrays, plan):
     source = tmp_path / "it.cu"
     source.write_text(text)
     params = tuple(km.TensorParam(name, "f32", shape, role=role) for name, shape, role in arrays)
-    contract = km.Contract(
-        "acme_it", "a test", km.Signature(params), lambda a, d: {}, (km.Case("one", {"N": 1}),), km.Tolerance(0, 0, "-")
-    )
+    case = km.Case("one", {dim: 1 for _, shape, _ in arrays for dim in shape})
+    contract = km.Contract("acme_it", "a test", km.Signature(params), lambda a, d: {}, (case,), km.Tolerance(0, 0, "-"))
     backend = CudaKernel(source, (EntryPoint(entry, parameters),), plan)
     spec = km.KernelSpec(key="acme::it", contract="acme_it", backend=backend, archs=("sm_80+",))
 

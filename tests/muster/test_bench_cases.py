@@ -41,21 +41,23 @@ def test_every_case_of_a_key_is_proven_and_timed(kernels, raced, key):
     seen = []
     for problem in cases.keys_family(key).problems(kernels, Request(())):
         row = raced(problem)[key]
-        is_empty = "nothing is launched" in row.note
-        assert (row.us, row.note) == (2.0, "") or is_empty
-        assert is_empty or row.relative_l2 <= 2e-3
+        assert (row.us, row.note) == (2.0, "")
+        assert row.relative_l2 <= 2e-3
         seen.append(row.shape.removeprefix(f"{key} "))
-    assert seen == [case.name for case in handle.contract.cases]
+    names = [case.name for case in handle.contract.cases]
+    assert seen == [name for name in names if name in seen]
+    # A case without a row launches nothing, so that there is nothing to measure.
+    assert {name for name in names if name not in seen} <= {"no_rows", "no_pages", "empty"}
 
 
 def test_case_counts_what_it_reads_and_writes(kernels):
     handle = kernels.kernel("norm", "rms_norm")
     case = next(case for case in handle.contract.cases if case.dims["M"] > 1)
-    problem = cases.problem_of(kernels, handle, case)
+    given = handle.contract.arguments(case, np.random.default_rng(0))
+    problem = cases.problem_of(kernels, handle, case, given)
     rows, width = case.dims["M"], case.dims["H"]
     assert (problem.rows, problem.floor) == (rows, "move")
     assert f"H={width}" in problem.size
-    given = handle.contract.arguments(case, np.random.default_rng(0))
     ours = problem.contestants[-1].make(None)
     assert ours.size_bytes == max(given["x"].nbytes + given["weight"].nbytes, given["out"].nbytes)
 
@@ -64,7 +66,9 @@ def test_wrong_kernel_gets_its_findings_and_no_time(kernels, raced, monkeypatch)
     finding = SimpleNamespace(code="NUMERICS_FAILED", why="case one: error is 9 times the tolerance")
     monkeypatch.setattr(cases, "prove", lambda *_: iter([SimpleNamespace(findings=(finding,), relative_l2=9.0)]))
     handle = kernels.kernel("silu", "silu_mul")
-    row = raced(cases.problem_of(kernels, handle, handle.contract.cases[0]))["silu::silu_mul"]
+    case = handle.contract.cases[0]
+    given = handle.contract.arguments(case, np.random.default_rng(0))
+    row = raced(cases.problem_of(kernels, handle, case, given))["silu::silu_mul"]
     assert row.us is None
     assert row.note == "MusterError: NUMERICS_FAILED: case one: error is 9 times the tolerance"
 
