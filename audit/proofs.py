@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.audit.claims import FindHandle, check_claims, same_bits
 from kernel_muster.audit.proof_words import errors_of, touched
-from kernel_muster.registry.contracts import Arguments, Case, Contract
+from kernel_muster.registry.contracts import Arguments, Case
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
@@ -264,21 +264,3 @@ def _is_poison(expected: Any, poison: Any) -> Any:
     return (
         np.zeros(reference.shape, bool) if poison.dtype.kind == "f" or poison.dtype.kind == "V" else reference == poison
     )
-
-
-def _errors(
-    contract: Contract, case: Case, results: Mapping[str, Any], expected: Mapping[str, Any]
-) -> tuple[float, float]:
-    """Return the largest error over the tolerance of its output, and the largest relative L2 error."""
-    worst = relative = 0.0
-    for name, result in results.items():
-        value, reference = result.astype(np.float64), np.asarray(expected[name], np.float64)
-        tolerance = contract.tolerance_of(name, case)
-        error = np.abs(value - reference)
-        allowed = tolerance.absolute + tolerance.relative * np.abs(reference)
-        ratio = np.where(error == 0, 0.0, error / np.where(allowed > 0, allowed, np.finfo(np.float64).tiny))
-        worst = max(worst, float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0)))
-        norm = float(np.linalg.norm(reference))
-        distance = float(np.linalg.norm(value - reference))
-        relative = max(relative, distance / norm if norm > 0 else distance)
-    return worst, relative
