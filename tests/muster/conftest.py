@@ -11,7 +11,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import kernel_muster as km
 import pytest
+from kernel_muster.bench import floor
+from kernel_muster.bench.race import race
+from kernel_muster.bench.timing import Timed
 from kernel_muster.cli.app import run
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.request import Compiled
@@ -192,3 +196,30 @@ def unkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
     (finding,) = cache.findings()
     monkeypatch.setattr(HostRunner, "findings", lambda runner: (finding,))
     return finding
+
+
+class HostTimer:
+    """Times nothing: each graph takes as long as its first launch says, or 2 us."""
+
+    stream = None
+
+    def capture(self, launches: Any, times: int) -> Any:
+        return launches
+
+    capture_torch = capture
+
+    def race(self, graphs: Any, rounds: int) -> Any:
+        return {who: Timed(getattr(launches[0], "us", 2.0), 1.0, 3.0, 0.0, 1) for who, (launches, _) in graphs.items()}
+
+
+@pytest.fixture
+def raced_on_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return what measures a problem without a device: its rows by contestant."""
+    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
+    return lambda problem: {row.contestant: row for row in race(HostTimer(), "bench", problem)}  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def measurable() -> Any:
+    """Return the host's kernels, with the floors that a measurement adds."""
+    return km.open_registry("cpu", levers={}, local_plugins={floor.NAME: floor})

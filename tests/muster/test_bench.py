@@ -9,7 +9,7 @@ from kernel_muster.bench.contestants import Absent, Contestant, Entry
 from kernel_muster.bench.families import MODULES, family
 from kernel_muster.bench.gemv import tier_of
 from kernel_muster.bench.problem import Problem, Request
-from kernel_muster.bench.race import Row, race
+from kernel_muster.bench.race import Row
 from kernel_muster.bench.record import record_of, to_json, to_markdown
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.arch import parse_arch
@@ -115,20 +115,6 @@ def test_record_writes_an_infinite_error_as_none_so_that_json_stays_json():
     json.loads(to_json(made), parse_constant=pytest.fail)
 
 
-class FakeTimer:
-    """Times nothing: each graph takes as long as its launches say."""
-
-    stream = None
-
-    def capture(self, launches, times):
-        return launches
-
-    capture_torch = capture
-
-    def race(self, graphs, rounds):
-        return {who: timing.Timed(launches[0].us, 1.0, 2.0, 0.0, 1) for who, (launches, _) in graphs.items()}
-
-
 class Take:
     """A launch that says how long it takes."""
 
@@ -143,12 +129,7 @@ def contestant(name, role, us, out=0.0, **entry):
     return Contestant(name, role, lambda stream: Entry((Take(us),), out, 1000, **entry))
 
 
-@pytest.fixture
-def no_device(monkeypatch):
-    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
-
-
-def test_race_gives_each_contestant_its_ratio_to_the_floor_and_leaves_wrong_ones_out(no_device):
+def test_race_gives_each_contestant_its_ratio_to_the_floor_and_leaves_wrong_ones_out(raced_on_host):
     def breaks(stream):
         raise RuntimeError("no such kernel")
 
@@ -168,7 +149,7 @@ def test_race_gives_each_contestant_its_ratio_to_the_floor_and_leaves_wrong_ones
         error=lambda out: out,
         largest_error=0.01,
     )
-    rows = {one.contestant: one for one in race(FakeTimer(), "gemv", problem)}
+    rows = raced_on_host(problem)
     assert [(one.us, one.ratio_to_floor) for one in rows.values()] == [
         (10.0, 1.0),
         (12.0, 1.2),
@@ -186,16 +167,16 @@ def test_race_gives_each_contestant_its_ratio_to_the_floor_and_leaves_wrong_ones
     assert (rows["gone"].note, rows["broken"].note) == ("not installed", "RuntimeError: no such kernel")
 
 
-def test_race_without_the_floor_times_the_others_and_gives_no_ratio(no_device):
+def test_race_without_the_floor_times_the_others_and_gives_no_ratio(raced_on_host):
     problem = Problem("qkv", "1 x 2", 1, (contestant("a::b", "ours", 12.0, None),))
-    (only,) = race(FakeTimer(), "gemv", problem)
+    (only,) = raced_on_host(problem).values()
     assert (only.us, only.ratio_to_floor) == (12.0, None)
 
 
-def test_race_judges_a_peer_by_its_own_bound(no_device):
+def test_race_judges_a_peer_by_its_own_bound(raced_on_host):
     peer = Contestant("coarse", "peer", lambda stream: Entry((Take(9.0),), 0.05, 1000), (), 0.1)
     problem = Problem("qkv", "1 x 2", 1, (peer,), error=lambda out: out, largest_error=0.01)
-    (only,) = race(FakeTimer(), "gemv", problem)
+    (only,) = raced_on_host(problem).values()
     assert (only.us, only.relative_l2, only.note) == (9.0, 0.05, "")
     assert "- coarse: relative L2 error up to 5.0e-02" in to_markdown(record(only))
 

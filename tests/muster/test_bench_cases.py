@@ -2,37 +2,22 @@
 
 from types import SimpleNamespace
 
-import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.bench import cases, floor, timing
+from kernel_muster.bench import cases
 from kernel_muster.bench.problem import Request
-from kernel_muster.bench.race import race
 from kernel_muster.registry.errors import UsageError
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    return km.open_registry("cpu", levers={}, local_plugins={floor.NAME: floor})
-
-
-class FakeTimer:
-    """Times nothing: every launch takes 2 us."""
-
-    stream = None
-
-    def capture(self, launches, times):
-        return launches
-
-    def race(self, graphs, rounds):
-        return dict.fromkeys(graphs, timing.Timed(2.0, 1.0, 3.0, 0.0, 1))
+@pytest.fixture
+def kernels(measurable):
+    return measurable
 
 
 @pytest.fixture
-def raced(monkeypatch):
-    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
+def raced(raced_on_host, monkeypatch):
     monkeypatch.setattr(cases, "MOST_COPIES", 2)
-    return lambda problem: {row.contestant: row for row in race(FakeTimer(), "cases", problem)}
+    return raced_on_host
 
 
 @pytest.mark.parametrize("key", ["norm::rms_norm", "w4a16_gemv::w4a16_gemv", "kv_cache::kv_cache_append"])

@@ -7,10 +7,10 @@ from functools import partial
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.bench import common_peers, floor, small, timing, workloads
+from kernel_muster.bench import common_peers, floor, small, workloads
 from kernel_muster.bench.families import family
 from kernel_muster.bench.problem import Request
-from kernel_muster.bench.race import Row, race
+from kernel_muster.bench.race import Row
 from kernel_muster.bench.record import record_of, to_markdown
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.arch import parse_arch
@@ -21,36 +21,16 @@ CATALOGUE = Catalogue.from_folders([manifest_folder()])
 TINY = replace(workloads.MODELS[0], hidden=128, heads=4, value_heads=4, key_heads=2, intermediate=64, vocabulary=500)
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    return km.open_registry("cpu", levers={}, local_plugins={floor.NAME: floor})
-
-
-class FakeTimer:
-    """Times nothing: every launch takes 2 us."""
-
-    stream = None
-
-    def capture(self, launches, times):
-        return launches
-
-    capture_torch = capture
-
-    def race(self, graphs, rounds):
-        return dict.fromkeys(graphs, timing.Timed(2.0, 1.0, 3.0, 0.0, 1))
+@pytest.fixture
+def kernels(measurable):
+    return measurable
 
 
 @pytest.fixture
-def raced(kernels, monkeypatch):
+def raced(measurable, raced_on_host, monkeypatch):
     """Return a function that measures one workload on the host."""
-    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
     monkeypatch.setattr(small, "MOST_COPIES", 2)
-
-    def run(work, kernels=kernels):
-        rows = race(FakeTimer(), "small", small.problem_of(kernels, work, 1))
-        return {row.contestant: row for row in rows}
-
-    return run
+    return lambda work, kernels=measurable: raced_on_host(small.problem_of(kernels, work, 1))
 
 
 @pytest.mark.parametrize(("name", "index"), [("qwen3.6-35b-a3b", 0), ("qwen3.6-27b", 1)])

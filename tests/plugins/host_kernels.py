@@ -1,0 +1,62 @@
+"""The host's kernels as tests call them, and the arrays that they are given; conftest.py makes it importable."""
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from kernel_muster.plugins import (
+    causal_conv1d,
+    gated_delta_rule,
+    kv_cache,
+    norm,
+    paged_decode,
+    prefill_paged,
+    rope,
+    ssm_preprocess,
+    w4a16_gemv,
+)
+from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.running import HostRunner
+from kernel_muster.registry.specs import Provider
+
+BF16 = ml_dtypes.bfloat16
+FAMILIES = (
+    causal_conv1d,
+    gated_delta_rule,
+    kv_cache,
+    norm,
+    paged_decode,
+    prefill_paged,
+    rope,
+    ssm_preprocess,
+    w4a16_gemv,
+)
+CONTRACTS = {contract.name: contract for family in FAMILIES for contract in family.muster_contracts()}
+SPECS = {spec.key: spec for family in FAMILIES for spec in family.muster_kernels() if "cpu" in spec.archs}
+
+
+def kernel(func, module=None):
+    """Return the handle of a host kernel."""
+    spec = next(s for s in SPECS.values() if s.kernel_key.func == func and module in (None, s.kernel_key.module))
+    return Handle(spec.kernel_key, spec, CONTRACTS[spec.contract], Provider("test", "test", "1"), HostRunner())
+
+
+def empty(*shape, dtype=BF16):
+    """Return an output that nobody has written."""
+    return np.full(shape, np.nan, dtype)
+
+
+def gaussian(rng, *shape, dtype=BF16):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+def same(a, b):
+    """Whether two arrays have the same bits."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+#: Rows of up to four sequences.
+ragged = st.lists(st.integers(0, 5), min_size=1, max_size=4)
