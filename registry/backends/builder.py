@@ -4,14 +4,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.backends import compiler_log
+from kernel_muster.registry.backends import compiler_log, compiler_process
 from kernel_muster.registry.backends.cache import BuildCache, cache_key
 from kernel_muster.registry.backends.closure import read_closure
 from kernel_muster.registry.backends.cubin import BadCubin, Cubin, inspect_cubin
-from kernel_muster.registry.backends.declared import declaration_checks
+from kernel_muster.registry.backends.declared import declaration_checks, undeclared
 from kernel_muster.registry.backends.headers import Toolkit, find_toolkit
 from kernel_muster.registry.backends.limits import check_limits
-from kernel_muster.registry.backends.nvrtc import CompileInput, NvrtcWork
+from kernel_muster.registry.backends.nvrtc import CompileInput
 from kernel_muster.registry.backends.options import normalise_options
 from kernel_muster.registry.backends.request import (
     PARAMETER_TYPES,
@@ -28,6 +28,38 @@ from kernel_muster.registry.values import frozen
 
 # An empty kernel is the set-up of the stack pointer and EXIT.
 _EMPTY_BODY = 2
+
+
+@frozen
+class NvrtcWork:
+    """A compilation by NVRTC; in its log, files have the names of their closure."""
+
+    input: CompileInput
+    toolkit: Toolkit
+
+    @property
+    def compiler(self) -> str:
+        """The compiler as reports name it."""
+        return self.toolkit.compiler
+
+    def key_parts(self) -> list[bytes]:
+        """Return everything that determines the machine code."""
+        work = self.input
+        files = [part for header in work.closure.headers for part in (header.name.encode(), header.text)]
+        options = [option.encode() for option in work.options]
+        head = [self.toolkit.identity.encode(), str(work.arch).encode(), str(len(options)).encode(), *options]
+        return [*head, work.closure.source.name.encode(), work.program, *files]
+
+    def compile(self) -> Compiled:
+        """Compile; BuildFailure, also for entry points that are not what is declared."""
+        try:
+            return compiler_process.compilers.compile(self.input, self.toolkit)
+        except BuildFailure as failed:
+            raise undeclared(failed.log, self.input.arch) or failed from None
+
+    def readable(self, log: str) -> str:
+        """Return a log with the paths of the files in it."""
+        return self.input.closure.readable(log)
 
 
 @frozen

@@ -1,7 +1,6 @@
 """NVRTC through ``cuda.bindings``: the one place that touches the compiler.
 
-The bindings release the interpreter's lock while they compile and NVRTC compiles in several threads at once, so
-threads are all the parallelism that a build needs.
+Builds come here in processes of their own: see compiler_process.py.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.backends.closure import Closure
 from kernel_muster.registry.backends.compiler_log import clean, failure, too_old
-from kernel_muster.registry.backends.declared import undeclared
 from kernel_muster.registry.backends.headers import EXTRAS, Toolkit
 from kernel_muster.registry.backends.request import BuildFailure, Compiled
 from kernel_muster.registry.values import frozen
@@ -30,38 +28,6 @@ class CompileInput:
     def program(self) -> bytes:
         """The text that is compiled."""
         return self.closure.source.text + b"\n" + self.checks
-
-
-@frozen
-class NvrtcWork:
-    """A compilation by NVRTC; in its log, files have the names of their closure."""
-
-    input: CompileInput
-    toolkit: Toolkit
-
-    @property
-    def compiler(self) -> str:
-        """The compiler as reports name it."""
-        return self.toolkit.compiler
-
-    def key_parts(self) -> list[bytes]:
-        """Return everything that determines the machine code."""
-        work = self.input
-        files = [part for header in work.closure.headers for part in (header.name.encode(), header.text)]
-        options = [option.encode() for option in work.options]
-        head = [self.toolkit.identity.encode(), str(work.arch).encode(), str(len(options)).encode(), *options]
-        return [*head, work.closure.source.name.encode(), work.program, *files]
-
-    def compile(self) -> Compiled:
-        """Compile; BuildFailure, also for entry points that are not what is declared."""
-        try:
-            return compile_cubin(self.input, self.toolkit)
-        except BuildFailure as failed:
-            raise undeclared(failed.log, self.input.arch) or failed from None
-
-    def readable(self, log: str) -> str:
-        """Return a log with the paths of the files in it."""
-        return self.input.closure.readable(log)
 
 
 def compile_cubin(work: CompileInput, toolkit: Toolkit) -> Compiled:

@@ -15,7 +15,9 @@ from types import SimpleNamespace
 import kernel_muster as km
 import pytest
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
+from kernel_muster.registry.backends.compiler_process import compilers
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel
+from kernel_muster.registry.backends.nvrtc import compile_cubin
 
 PARAMETERS = ("ptr", "i32", "ptr")
 GOOD = """\
@@ -430,6 +432,7 @@ class OlderCompiler(SimpleNamespace):
 def test_older_compiler_says_so_once_for_all_kernels(compile_for, make_kernel, monkeypatch, tmp_path):
     real = importlib.import_module("cuda.bindings.nvrtc")
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", OlderCompiler(real=real))
+    monkeypatch.setattr(compilers, "compile", compile_cubin)  # in this process
     kernels = {"acme::a": make_kernel(), "acme::b": make_kernel(GOOD.replace("double", "twice"), entry="twice_rows")}
     outcome = compile_for(kernels, "sm_100a", levers={"MUSTER_CACHE_DIR": str(tmp_path / "new")})
     assert outcome.codes == ["TOOLCHAIN_TOO_OLD"]

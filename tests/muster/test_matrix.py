@@ -146,11 +146,11 @@ def test_matrix_output_goes_to_a_file_whole(cli, matrix):
 
 
 def test_matrix_compiles_each_kernel_once_for_all_models(cli, matrix, monkeypatch, tmp_path):
-    from kernel_muster.registry.backends import nvrtc
+    from kernel_muster.registry.backends.compiler_process import compilers
 
     compiled = []
-    real = nvrtc.compile_cubin
-    monkeypatch.setattr(nvrtc, "compile_cubin", lambda work, toolkit: compiled.append(work) or real(work, toolkit))
+    real = compilers.compile
+    monkeypatch.setattr(compilers, "compile", lambda work, toolkit: compiled.append(work) or real(work, toolkit))
     monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cubins"))
     cli.acme("gemv::dense_gemv_bf16", "gemv::dense_gemv_bf16_batchm")
     for _ in range(2):
