@@ -10,6 +10,10 @@
 // A block is one producer warpgroup and WARPGROUPS consumers of 64 rows each, all over TOKENS tokens. A ring of STAGES
 // holds SPAN chunks each. Of the producer, one thread loads x and one thread each the weights of a consumer.
 //
+// Tiles have as many tokens as all can have alike, TOKENS at most, and boxes of x are no larger: what of a box lies outside
+// x takes longer than what lies inside. The other tokens of a tile are whatever the ring held, and no token's sums depend on
+// another's; they are not stored.
+//
 // Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what is left are
 // lines of stages, of a tile each or of all tiles together, that workers share. Who has the beginning of a tile adds the
 // sums of the others in rising order of k, and rounds once; blocks of a cluster, which share one tile, each do so for a part
@@ -71,7 +75,7 @@ struct Piece {
 // What work.py has counted: `whole` tiles of each worker, and lines of stages that `parts` workers share. Of a line each has
 // `each` stages, and the first `rest` of them one more.
 struct Schedule {
-    u32 row_tiles, token_tiles, steps, whole, workers, worker, parts, each, rest;
+    u32 row_tiles, token_tiles, steps, whole, workers, worker, parts, each, rest, tile_tokens;
 
     __device__ __forceinline__ u32 tiles() const { return row_tiles * token_tiles; }
     // Nothing is under way yet while a division is made, which takes 30 instructions: those by one are left out.
@@ -150,14 +154,14 @@ struct Producer {
     __device__ __forceinline__ void begin(const Piece& p) {
         u32 row_tile, token_tile;
         schedule.place(p.tile, row_tile, token_tile);
-        token = token_tile * F::TOKENS;
+        token = token_tile * schedule.tile_tokens;
         // A block beyond N repeats the last one; its results are not stored.
         const int block = min((int)row_tile * F::WARPGROUPS + loader - 1, row_blocks - 1);
         chunks = weight + (size_t)block * chunks_a_block * CHUNK_BYTES;
     }
     __device__ __forceinline__ void copy(const Ring<F>& ring, u32 step) const {
         constexpr u32 WEIGHT_BYTES = F::SPAN * CHUNK_BYTES;
-        barrier_expect(ring.full(), loader ? WEIGHT_BYTES : F::X_BYTES);
+        barrier_expect(ring.full(), loader ? WEIGHT_BYTES : F::SPAN * CHUNK_K * 2 * schedule.tile_tokens);
         if (loader) {
             copy_bulk(ring.w(loader - 1, 0), chunks + step * WEIGHT_BYTES, WEIGHT_BYTES, ring.full(), policy);
             return;
@@ -311,7 +315,7 @@ struct Consumer {
 
     // Transposes through shared memory, a piece of tokens at a time: a row of out takes 128 bytes of every warpgroup.
     __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, float scale, int row0, int token0,
-                                          int tokens, int M, int N) {
+                                          int tokens, int end, int N) {
         warpgroup_barrier(group + 1);  // what stood here has been read
         const int thread = warp * 32 + lane, n0 = row0 + group * BLOCK_ROWS;
 #pragma unroll
@@ -339,7 +343,7 @@ struct Consumer {
             for (int pass = 0; pass < OUT_TOKENS / 16; ++pass) {
                 const int token = pass * 16 + thread / 8, column = thread % 8, n = n0 + column * 8;
                 const int m = token0 + first + token;
-                if (m >= M || n >= N || (F::GATHERS && first + token >= tokens)) continue;
+                if (m >= end || n >= N || (F::GATHERS && first + token >= tokens)) continue;
                 const u8* from = mine + token * 128 + ((column ^ (token & 7)) << 4);
                 __nv_bfloat16* to = out + (size_t)m * N + n;
                 if (N % 8 == 0) {
@@ -355,8 +359,8 @@ struct Consumer {
 
 template <class F>
 __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ weight, __nv_bfloat16* __restrict__ out,
-                                     float* partials, u32* flags, float scale, int M, int N, int K, int whole,
-                                     int parts, int each, int rest) {
+                                     float* partials, u32* flags, float scale, int M, int N, int K, int tile_tokens,
+                                     int whole, int parts, int each, int rest) {
     extern __shared__ u8 raw[];
     if (threadIdx.x == 0) prefetch_map(x);
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
@@ -368,7 +372,7 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     s.row_tiles = (N + F::ROWS - 1) / F::ROWS;
     s.token_tiles = (M + F::TOKENS - 1) / F::TOKENS;
     s.steps = (K + F::SPAN * CHUNK_K - 1) / (F::SPAN * CHUNK_K);
-    s.whole = whole, s.parts = parts, s.each = each, s.rest = rest;
+    s.whole = whole, s.parts = parts, s.each = each, s.rest = rest, s.tile_tokens = tile_tokens;
     s.workers = gridDim.x;
     const u32 blocks = F::GATHERS ? cluster_blocks() : 1;
     s.worker = blocks > 1 ? blockIdx.x : s.workers - 1 - blockIdx.x;
@@ -406,7 +410,8 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
         consumer.accumulate(p.end - p.begin);
         u32 row_tile, token_tile;
         s.place(p.tile, row_tile, token_tile);
-        int tokens = F::TOKENS, token0 = token_tile * F::TOKENS;
+        int tokens = F::TOKENS, token0 = token_tile * tile_tokens;
+        const int end = min(M, token0 + tile_tokens);
         if (F::GATHERS && blocks > 1) {
             tokens /= blocks;
             token0 += cluster_rank() * tokens;
@@ -422,18 +427,18 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
             while (last < first + s.parts && s.share(last - first) < tile_end) ++last;
             consumer.take_over(partials, flags, s.worker + 1, last);
         }
-        consumer.store(out, shared + F::OUT_AT, scale, row_tile * F::ROWS, token0, tokens, M, N);
+        consumer.store(out, shared + F::OUT_AT, scale, row_tile * F::ROWS, token0, tokens, end, N);
     });
 }
 
-#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS)                                                              \
+#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS)                                                      \
     extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)                                        \
-    NAME(const __grid_constant__ TensorMap x,  /* [M, K], boxes of 64 k x TOKENS, swizzled in 128 bytes */         \
+    NAME(const __grid_constant__ TensorMap x,  /* [M, K], boxes of 64 k x tile_tokens, swizzled in 128 bytes */    \
          const u8* __restrict__ weight,        /* [ceil(N/64)][2 * ceil(K/128)][2304] */                           \
          __nv_bfloat16* __restrict__ out,      /* [M, N] */                                                        \
          float* partials,                      /* [grid][ROWS * TOKENS] */                                         \
          u32* flags,                           /* [grid][WARPGROUPS], zero before and after */                     \
-         float scale, int M, int N, int K, int whole, int parts, int each, int rest) {                                                           \
-        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, M, N, K, \
-                                                              whole, parts, each, rest);                               \
+         float scale, int M, int N, int K, int tile_tokens, int whole, int parts, int each, int rest) {            \
+        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, \
+                                                              M, N, K, tile_tokens, whole, parts, each, rest);     \
     }

@@ -26,14 +26,16 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     work = work_of(*sizes, multiprocessors_of(x.device))
     form, lines = FORMS[work.entry], lines_of(work, *sizes)
     cluster = (work.cluster, 1, 1) if work.cluster > 1 else None
+    tokens = form.even_tokens(sizes[0])
     arguments = (
-        TensorMap(x, (form.tokens, CHUNK_K)),
+        TensorMap(x, (tokens, CHUNK_K)),
         view_of(weight.data),
         bound.views["out"],
         Scratch(4 * work.workers * form.rows * form.tokens),
         Counters(4 * work.workers * form.warpgroups),
         weight.global_scale_decode,
         *sizes,
+        tokens,
         work.whole,
         lines.parts,
         lines.each,
@@ -43,7 +45,7 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     return LaunchPlan(work.entry, grid, arguments, dynamic_shared_bytes=shared, cluster=cluster)
 
 
-_PARAMETERS = ("tensormap", "ptr", "ptr", "ptr", "ptr", "f32", *("i32",) * 7)
+_PARAMETERS = ("tensormap", "ptr", "ptr", "ptr", "ptr", "f32", *("i32",) * 8)
 GEMM = CudaKernel(
     _FOLDER / "gemm.cu",
     tuple(EntryPoint(name, _PARAMETERS, form.shared_bytes, form.threads) for name, form in FORMS.items()),

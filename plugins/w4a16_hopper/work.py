@@ -60,6 +60,10 @@ class Form:
         """Return how many tiles cover M x N."""
         return ceil_div(features, self.rows) * ceil_div(rows, self.tokens)
 
+    def even_tokens(self, rows: int) -> int:
+        """Return the tokens of a tile, the same for all tiles as far as they can be: boxes hardly reach beyond x."""
+        return ceil_div(rows, ceil_div(rows, self.tokens))
+
     def steps(self, depth: int) -> int:
         """Return how many stages K takes."""
         return ceil_div(depth, self.span * CHUNK_K)

@@ -23,7 +23,7 @@ from kernel_muster.registry.backends.request import BuildFailure, Compiled
 
 IDLE_SECONDS = 5.0
 
-# Tunables of glibc (2.35 and newer; others do not look at them). What is freed stays, as the next source needs it again.
+# Tunables of glibc (2.35 and newer; others ignore them). What is freed stays, as the next source needs it again.
 _TUNABLES = {
     "glibc.malloc.hugetlb": 1,
     "glibc.malloc.top_pad": 1 << 26,

@@ -177,13 +177,21 @@ def test_launch_has_a_place_for_the_sums_of_every_worker(one_gpu):
     form = FORMS[work.entry]
     assert (plan.entry, plan.grid, plan.dynamic_shared_bytes) == (work.entry, (work.workers, 1, 1), form.shared_bytes)
     tensor_map, _, _, scratch, counters, scale, *sizes = plan.arguments
-    assert tensor_map == TensorMap(arguments.views["x"], (form.tokens, 64))
+    assert tensor_map == TensorMap(arguments.views["x"], (40, 64))
     assert scratch == Scratch(4 * work.workers * form.rows * form.tokens)
     assert counters == Counters(4 * work.workers * form.warpgroups)
     assert scale == arguments.arguments["w"].global_scale_decode
     lines = lines_of(work, 40, 200, 272)
-    assert sizes == [40, 200, 272, work.whole, lines.parts, lines.each, lines.rest]
+    assert sizes == [40, 200, 272, 40, work.whole, lines.parts, lines.each, lines.rest]
     assert plan.cluster == (None if work.cluster == 1 else (work.cluster, 1, 1))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_boxes_of_a_form_are_even_cover_the_rows_and_hardly_reach_beyond_them(form):
+    for rows in range(1, 3 * form.tokens + 2):
+        tokens, tiles = form.even_tokens(rows), form.tiles(rows, 1)
+        assert 1 <= tokens <= form.tokens
+        assert rows <= tokens * tiles < rows + tiles
 
 
 def test_launch_of_rows_that_bulk_copies_cannot_reach_is_refused(one_gpu):
