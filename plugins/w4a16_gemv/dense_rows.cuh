@@ -70,7 +70,7 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     // Four results each are a piece; a rank has every RANKS-th.
     const int pieces = M * (TILE_N / 4), own = (pieces - rank + Few::RANKS - 1) / Few::RANKS;
     if (Few::RANKS > 1) {
-        if (threadIdx.x == Few::THREADS - 32) expect_bytes(&arrival, Few::RANKS * own * (u32)sizeof(float4));
+        if (threadIdx.x == 0) expect_bytes(&arrival, Few::RANKS * own * (u32)sizeof(float4));
         __syncwarp();
         cluster_arrive_relaxed();
     }
