@@ -19,8 +19,8 @@ from kernel_muster.registry.watch import cause_chain, one_line
 if TYPE_CHECKING:
     from kernel_muster.audit.proofs import CaseResult
 
-#: What plugin check gives all cases of a kernel together, unless it is told otherwise.
-_HOST_CASE_S = 120.0
+#: For one case. It is what plugin check gives all cases of a kernel together, unless it is told otherwise.
+CASE_S = 120.0
 
 
 @frozen
@@ -80,13 +80,12 @@ def check_kernels(
     device = session.target.device
     memory = host_memory() if device is None else device_memory(device.ordinal)
     show = progress or (lambda done, total, name: None)
-    seconds = _HOST_CASE_S if device is None else None  # a thread of its own has no context of the device
     for done, (key, state) in enumerate(states.items()):
         handle = session.handle_of(key)
         if handle is None or STAGES.index(state.stage) < STAGES.index("loaded"):
             continue
         begin = partial(_show_case, show, done, len(states), key)
-        results.extend(prove(handle, memory, session.handle_of, begin=begin, seconds=seconds))
+        results.extend(prove(handle, memory, session.handle_of, begin=begin, seconds=CASE_S))
         if results and results[-1].is_last:
             break
         show(done + 1, len(states), f"proof of {key}")

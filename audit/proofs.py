@@ -2,7 +2,7 @@
 
 Each case runs between guard bands, twice, on outputs that are poisoned. Checked: every output is written; nothing
 outside is; inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and claims of
-bit identity hold.
+bit identity hold. A case that does not end is left where it runs; if it runs on a device, nothing else runs there.
 """
 
 import zlib
@@ -19,6 +19,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.specs import is_host_backend
+from kernel_muster.registry.stuck import mark_stuck, why_stuck
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain, one_line, watched
 
@@ -29,11 +30,16 @@ _GUARD_BYTE = 0xA5
 
 @frozen
 class Memory:
-    """Where a proof's arrays live: how to bring an array there and back."""
+    """Where a proof's arrays live: how to bring an array there and back.
+
+    ``enter`` is what a thread does before anything else there; ``device`` is the ordinal, None for the host.
+    """
 
     to: Callable[[Any], Any]
     back: Callable[[Any], Any]
     wait: Callable[[], None]
+    enter: Callable[[], None] = lambda: None
+    device: int | None = None
 
 
 def host_memory() -> Memory:
@@ -52,7 +58,11 @@ def device_memory(ordinal: int) -> Memory:
     def wait() -> None:
         cupy.cuda.Device(ordinal).synchronize()
 
-    return Memory(to, cupy.asnumpy, wait)
+    def enter() -> None:
+        cupy.cuda.Device(ordinal).use()
+        cupy.cuda.runtime.free(0)  # the driver's launches take the context of the thread
+
+    return Memory(to, cupy.asnumpy, wait, enter, ordinal)
 
 
 @frozen
@@ -80,10 +90,13 @@ def prove(
     """Run the cases of a handle's contract. ``find`` returns the handle of another key on the same target.
 
     Only a tool that is too slow for all of them passes ``keep``: what it leaves out is not proven. ``begin`` hears of
-    each case before it runs. ``seconds`` is the time that a case may take, for kernels of the host alone: a case that
-    takes longer has not passed, and its kernel gets no other.
+    each case before it runs. ``seconds`` is the time that a case may take: one that takes longer has not passed, and
+    its kernel gets no other. A device where that happens is given up: whatever comes there later is UNCHECKED.
     """
     for case in filter(keep, handle.contract.cases):
+        if why := why_stuck(memory.device):
+            yield _unproven(handle, case, why)
+            return
         begin(case)
         result = _tried(handle, case, memory, find, seconds)
         yield result
@@ -91,14 +104,35 @@ def prove(
             return
 
 
-def _in_time(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds: float) -> CaseResult:
-    """Prove a case in a thread of its own, which is left behind if it does not end: Python cannot end a thread."""
-    outcome = watched(lambda: _prove_case(handle, case, memory, find), seconds, f"proof of {handle.key}")
+def _unproven(handle: Handle, case: Case, why: str) -> CaseResult:
+    remedies = ("repair or block the kernel that does not end, and audit again",)
+    finding = _finding("UNCHECKED", handle, f"it was not proven: {why}", remedies)
+    return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
+
+
+def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds: float | None) -> CaseResult:
+    """Prove a case, with a limit in a thread of its own, which is left behind if it does not end.
+
+    Python cannot end a thread, and nothing takes a launch back. Whatever the thread does with a device is bounded so:
+    waiting, copying, a launch that finds no place in the queue.
+    """
+    if seconds is None:
+        return _judged(handle, case, memory, find)
+
+    def prove_there() -> CaseResult:
+        memory.enter()
+        return _judged(handle, case, memory, find)
+
+    outcome = watched(prove_there, seconds, f"proof of {handle.key}")
     if outcome.error is not None:
         raise outcome.error
     if outcome.value is not None:
         return outcome.value
-    why = f"case {case.name}: it was still running after {seconds:g} s, and other cases were not tried"
+    given_up = "other cases were not tried"
+    if memory.device is not None:
+        mark_stuck(memory.device, f"{handle.key}, case {case.name}")
+        given_up = f"cuda:{memory.device} is given up"
+    why = f"case {case.name}: it was still running after {seconds:g} s, and {given_up}"
     alone = f"muster plugin check {handle.provider.plugin} --timeout SECONDS"
     finding = replace(
         _finding("NUMERICS_FAILED", handle, why, ("look at the stack in the log", f"or give it more time: {alone}")),
@@ -107,10 +141,8 @@ def _in_time(handle: Handle, case: Case, memory: Memory, find: FindHandle, secon
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_hanging=True)
 
 
-def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds: float | None) -> CaseResult:
+def _judged(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
     try:
-        if seconds is not None:
-            return _in_time(handle, case, memory, find, seconds)
         return _prove_case(handle, case, memory, find)
     except KeyboardInterrupt:
         raise

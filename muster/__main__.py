@@ -49,17 +49,23 @@ def main() -> int:
         code = _INTERRUPTED
     finally:
         gc.freeze()
-    if code == _INTERRUPTED:
-        _end_now()
+    if code == _INTERRUPTED or _has_stuck():
+        _end_now(code)
     return code
 
 
-def _end_now() -> None:
-    """End the process without its threads: those that build would first build all that was asked for."""
+def _has_stuck() -> bool:
+    """Whether a device is stuck. What never came near one has not imported the module that knows."""
+    module = sys.modules.get("kernel_muster.registry.stuck")
+    return module is not None and bool(module.has_stuck())
+
+
+def _end_now(code: int) -> None:
+    """End the process without its threads: those that build would first build all, one at a stuck device never ends."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(_INTERRUPTED)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 from kernel_muster.registry.arch import CPU, Arch, canonical_arch, parse_arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.stuck import why_stuck
 from kernel_muster.registry.values import frozen
 
 
@@ -70,6 +71,8 @@ def _device_target(ordinal: int) -> tuple[Target | None, Finding | None]:
         return None, _no_device(str(error))
     if ordinal >= len(devices):
         return None, _no_device(f"the driver sees {len(devices)} GPU(s), there is no cuda:{ordinal}")
+    if why := why_stuck(ordinal):
+        return None, _no_device(why)
     try:
         importlib.import_module("cupy")
     except Exception as error:  # noqa: BLE001  (a broken CUDA installation raises whatever it likes)

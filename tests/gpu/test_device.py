@@ -1,8 +1,10 @@
 """Loading, launching and proving compiled kernels on a real device."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -32,6 +34,17 @@ CHANGED_INPUT = (
     HEAD.replace("const float* x", "float* x") + INDEX + "  if (i < n) { out[i] = x[i] * 2; x[i] = 0; }\n}\n"
 )
 WILD = GOOD.replace("out[i] =", "out[i + (1ll << 40)] =")
+# Long enough that whoever waits for it is found out, and then the device is free again whatever became of the process.
+SPIN_S = 25
+SPINS = f"""
+__device__ unsigned long long now() {{
+  unsigned long long ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}}
+{HEAD}  for (const unsigned long long start = now(); now() - start < {SPIN_S}000000000ull;) {{
+  }}
+{GOOD.removeprefix(HEAD)}"""
 FAMILY = (
     *(f"w4a16_gemv::w4a16_gemv{tier}" for tier in ("", *(f"_batch{rows}" for rows in (*range(2, 9), 16, 256)))),
     *(f"w4a16_gemv::w4a16_gemv_{form}{tier}" for form in ("qg", "dual") for tier in ("", "_batch2", "_batch3")),
@@ -411,3 +424,100 @@ def test_access_that_stops_the_device_is_out_of_bounds_and_ends_the_proofs(tmp_p
     assert (code, subject) == ("OUT_OF_BOUNDS", "acme::twice")
     assert "the device stopped" in why
     assert stages == {"acme::twice": "loaded", "gemv::dense_gemv_bf16": "loaded"}
+
+
+# What does not end needs one too, and ends with it.
+_PLUGIN = """
+import importlib.util
+from pathlib import Path
+
+import kernel_muster as km
+
+spec = importlib.util.spec_from_file_location("device_tests", {tests!r})
+tests = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tests)
+made = tests.plugin(Path({folder!r}), tests.SPINS)
+muster_contracts, muster_kernels = made.muster_contracts, made.muster_kernels
+
+
+@km.hookimpl
+def muster_models():
+    return [km.ModelBuilder("acme", ("acme_type",), "production", build)]
+
+
+def build(manifest, kernels, weights=None):
+    for key in ("acme::twice", "gemv::dense_gemv_bf16"):
+        kernels.kernel(*key.split("::"))
+"""
+_COMMAND = """
+import sys
+from kernel_muster.audit import checking
+checking.CASE_S = 2
+from kernel_muster.__main__ import main
+sys.exit(main())
+"""
+_BOOTS = """
+import json, os, sys
+import kernel_muster as km
+from kernel_muster.audit import checking
+checking.CASE_S = 2
+found = []
+for _ in range(2):
+    try:
+        with km.boot(manifest=sys.argv[1], target="cuda", stage="proven") as boot:
+            km.build_model(boot.manifest, boot.kernels)
+    except km.BootRefused as refused:
+        found.append([[row.code, row.subject] for row in refused.report.findings if row.severity != "note"])
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def spinning(tmp_path, cache):
+    """Return what runs a script where a plugin is installed whose kernel spins: its result, and how long it took."""
+    site = tmp_path / "site"
+    info = site / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kernel_muster.v1]\nacme = acme_spins\n")
+    (site / "acme_spins.py").write_text(_PLUGIN.format(tests=__file__, folder=str(tmp_path)))
+    manifest = tmp_path / "spins" / "MODEL.toml"
+    manifest.parent.mkdir()
+    manifest.write_text('[model]\nname = "spins"\nquant = "nvfp4"\nmodel_type = "acme_type"\n')
+    path = os.pathsep.join([str(site), *(entry for entry in sys.path if entry)])
+    environment = {**os.environ, "PYTHONPATH": path, "MUSTER_CACHE_DIR": cache}
+
+    def run(script, *arguments):
+        command = [sys.executable, "-c", script, *arguments, str(manifest)]
+        start = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+        return done, time.monotonic() - start
+
+    return run
+
+
+def test_kernel_that_does_not_end_refuses_the_audit_and_the_command_ends_without_it(spinning, tmp_path, cache):
+    options = ("audit", "--target", "cuda", "--stage", "proven", "--format", "json", "--manifest")
+    done, seconds = spinning(_COMMAND, *options)
+    assert done.returncode == 1, done.stderr
+    assert seconds < SPIN_S - 2
+    report = json.loads(done.stdout)
+    found = {row["code"]: row for row in report["findings"] if row["severity"] != "note"}
+    assert {code: row["subject"] for code, row in found.items()} == {
+        "NUMERICS_FAILED": "acme::twice",
+        "UNCHECKED": "gemv::dense_gemv_bf16",
+    }
+    assert found["NUMERICS_FAILED"]["why"] == "case one: it was still running after 2 s, and cuda:0 is given up"
+    assert {row["stage"] for row in report["kernels"]} == {"loaded"}
+    again = boot(tmp_path, cache, "acme::good", local={"acme": plugin(tmp_path, GOOD)})
+    assert codes(again) == []
+
+
+def test_boot_on_a_device_that_is_stuck_is_refused(spinning):
+    done, seconds = spinning(_BOOTS)
+    assert done.returncode == 0, done.stderr
+    assert seconds < SPIN_S - 2
+    first, second = json.loads(done.stdout.splitlines()[-1])
+    assert first == [["NUMERICS_FAILED", "acme::twice"], ["UNCHECKED", "gemv::dense_gemv_bf16"]]
+    assert second == [["NO_DEVICE", "cuda"]]
