@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_muster import plugins
+from kernel_muster.audit.checking import CASE_S
 from kernel_muster.audit.proofs import device_memory, prove
 from kernel_muster.plugins.sampling.cpu import sample_top_k_top_p
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
@@ -39,7 +40,7 @@ def find(kernels):
 @pytest.mark.parametrize("key", KEYS)
 def test_device_kernel_keeps_its_contract_in_every_case(kernels, find, key):
     handle = kernels.kernel(*key.split("::"))
-    results = list(prove(handle, device_memory(0), find))
+    results = list(prove(handle, device_memory(0), find, seconds=CASE_S))  # in threads, as an audit does
     assert [f"{finding.code}: {finding.why}" for result in results for finding in result.findings] == []
     assert [result.case for result in results] == [case.name for case in handle.contract.cases]
 
