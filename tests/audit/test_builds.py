@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import kernel_muster as km
 import pytest
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
-from kernel_muster.registry.backends.compiler_process import compilers
+from kernel_muster.registry.backends.compiler_process import Compilers, compilers
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel
 from kernel_muster.registry.backends.nvrtc import compile_cubin
 
@@ -416,6 +416,50 @@ def test_machine_without_the_header_wheels_names_the_wheel(without_packages):
     found = without_packages("nvidia_cuda_cccl", "nvidia_cuda_runtime", "nvidia_cuda_crt")
     assert {code for code, *_ in found} == {"HEADERS_MISSING"}, found
     assert "comes with the wheel nvidia-cuda-" in found[0][2]
+
+
+CRASHING = """
+import importlib, os, signal, sys
+
+sys.path.remove({site!r})
+for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
+    del sys.modules[name]
+real = importlib.import_module("cuda.bindings.nvrtc")
+create = real.nvrtcCreateProgram
+
+
+def crash_on_one(source, *rest):
+    if b"crashes the compiler" in source:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return create(source, *rest)
+
+
+real.nvrtcCreateProgram = crash_on_one
+"""
+
+
+def test_compiler_that_crashes_over_one_source_is_a_finding_of_that_one(
+    compile_for, make_kernel, monkeypatch, tmp_path
+):
+    package = tmp_path / "site" / "cuda" / "bindings"
+    package.mkdir(parents=True)
+    for init in (package, package.parent):
+        (init / "__init__.py").write_text("")
+    (package / "nvrtc.py").write_text(CRASHING.format(site=str(tmp_path / "site")))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    own = Compilers()
+    monkeypatch.setattr(compilers, "compile", own.compile)
+    kernels = {"acme::a": make_kernel(GOOD + "// crashes the compiler"), "acme::b": make_kernel(entry="double_rows")}
+    outcome = compile_for(kernels, levers={"MUSTER_CACHE_DIR": str(tmp_path / "new")})
+    own.end()
+    assert outcome.codes == ["COMPILE_FAILED"]
+    found = outcome.finding("COMPILE_FAILED")
+    assert found.subject == "acme::a"
+    assert "itself ended with signal SIGSEGV while it compiled " in found.why
+    assert [(row.key, row.stage) for row in outcome.report.kernels] == [
+        ("acme::a", "registered"),
+        ("acme::b", "compiled"),
+    ]
 
 
 class OlderCompiler(SimpleNamespace):
