@@ -120,9 +120,10 @@ struct Stored {
                 copy_16(shared_at(&q.piece(head, i % Rows<D>::PIECES)), row.q + (exists ? 8 * i : 0), exists);
         }
     }
+    __device__ __forceinline__ void make(Queries<D>& q, Memory& memory, const Row& row, bool is_owner) {}
     // PENDING: copies that were sent after.
     template <int PENDING>
-    __device__ __forceinline__ void end(Queries<D>& q, Memory& memory, const Row& row, bool is_owner) {
+    __device__ __forceinline__ void end() {
         wait_for_copies<PENDING>();
         __syncthreads();
     }
@@ -370,10 +371,10 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
 #pragma unroll 1
     for (int i = 0; i < SLOTS; ++i) {
         fetch(i & 1);
-        if (i != 1) continue;
-        source.template end<2>(shared.q, shared.fresh, row, is_owner);
-        q.load(shared.q, 0);
+        if (i == 1) source.make(shared.q, shared.fresh, row, is_owner);
     }
+    source.template end<SLOTS>();
+    q.load(shared.q, 0);
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
 
     // Stage 2: tile after tile.
@@ -531,16 +532,17 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     const int newest = row.length - 1;
     const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
     OwnQueries<D, HALVES> q;
-    source.template end<2>(shared.q, shared.fresh, row, is_owner);
-    q.load(shared.q, half);
+    source.make(shared.q, shared.fresh, row, is_owner);
 #pragma unroll 1
     for (int i = 2; i < SLOTS; ++i) fetch(i & 1);
+    source.template end<SLOTS>();
+    q.load(shared.q, half);
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
 
     // Stage 2: step after step.
     Softmax softmax;
     Columns<J> of_tile[WARPS] = {};
-    Held<J> whole;
+    Held<J> result;
     const Sending<D> sending(team);
     u32 used = 0;  // where the next tile is
 #pragma unroll 1
@@ -574,6 +576,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
             if (lane < 4) *reinterpret_cast<float2*>(&shared.told.keep[tile][2 * lane]) = keep;
             if (is_last_step) softmax.tell(shared.of_tile[tile], __any_sync(0xffffffffu, is_bad));
         }
+        Held<J> whole;            // of the last step only, so that nothing of it stays in registers meanwhile
         float2 shares[WARPS][2];  // of tiles
         if (is_last_step) {
             __syncthreads();
@@ -605,7 +608,10 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         if (is_last_step) {
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) mix_columns<J>(whole.total, of_tile[w], shares[w]);
-            if (cut.pieces == 1) break;
+            if (cut.pieces == 1) {
+                result = whole;
+                break;
+            }
             sending.send(whole.total);
             return;
         }
@@ -614,7 +620,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         fetch((SLOTS + 1) & 1);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
     }
-    whole.write(row, D);
+    result.write(row, D);
 }
 
 template <int D, bool SPREAD>

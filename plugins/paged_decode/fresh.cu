@@ -32,10 +32,10 @@
         wait_for_previous_launch();                                                                                 \
         const int slot = slots[at.row];                                                                             \
         const int entry = entry_of(cache, table, L, at.first_token<D, SPREAD>());                                   \
-        const size_t to = ((size_t)slot * Hk + at.key_head) * D;                                                    \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
-        source.row = {q + first, k + of_key, v + of_key, q_weight, k_weight, is_kept ? k_cache + to : nullptr,      \
-                      is_kept ? v_cache + to : nullptr, positions[at.row], eps, weight_offset, half};               \
+        const long long place = is_kept ? (long long)slot * Hk + at.key_head : -1;                                  \
+        source.row = {q + first, k + of_key, v + of_key, k_cache, v_cache, place, positions[at.row], eps,           \
+                      weight_offset, half};                                                                         \
         const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
                       gate ? gate + first : nullptr};                                                               \
         const Team team = at.team_of<D, SPREAD>(sharing, most, scratch, zeros);                                     \

@@ -1,7 +1,7 @@
 // Queries, and the newest token's key and value, as projections leave them: normalised and turned here, and the token put
 // into the cache, with the bits of rms_norm, rope_forward and kv_cache_append.
 //
-// Every block of a row makes the queries for itself while its first keys and values are on their way: two heads a warp.
+// Every block of a row makes the queries for itself while its first keys and values are on their way: each warp its heads.
 // The block that has the newest token makes its key too, by the last warp, and works with what stands in its shared
 // memory, not with the cache.
 #pragma once
@@ -9,21 +9,21 @@
 #include "rms_norm.cuh"
 #include "rope.cuh"
 
-// What a row's projections and their norms are: q [heads, D], k and v [D] of its key head, and where the token goes
-// (null: nowhere).
+// What a row's projections and their norms are: q [heads, D], k and v [D] of its key head, and where the token goes:
+// the caches' row ``place`` (-1: nowhere).
 struct Projected {
-    const bf16 *q, *k, *v, *q_weight, *k_weight;
-    bf16 *k_out, *v_out;
+    const bf16 *q, *k, *v;
+    bf16 *k_cache, *v_cache;
+    long long place;
     int position;
     float eps, weight_offset;
     int half;
 };
 
-// Calls, which compile once for all heads: double precision is much code.
-__device__ __noinline__ double turns_of(int i, double log2_step) { return turns_a_position(i, log2_step, NO_RAMP); }
-__device__ __noinline__ float2 cosine_and_sine_of(int position, double turns) {
+// A call, which compiles once for all heads: double precision is much code.
+__device__ __noinline__ float2 angle_of(int i, int position, double log2_step) {
     float2 v;
-    cosine_and_sine(position, turns, NO_RAMP.scale, v.x, v.y);
+    cosine_and_sine(position, turns_a_position(i, log2_step, NO_RAMP), NO_RAMP.scale, v.x, v.y);
     return v;
 }
 
@@ -35,16 +35,15 @@ struct Fresh {
         alignas(16) bf16 key[D], value[D];
     };
     Projected row;
-    double log2_step, turns;  // a position, of this lane's pair
+    double log2_step;
     Raw<8> q_weight, k_weight, q[HEADS_A_WARP], token;
 
     // What no launch writes.
-    __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_)
-        : log2_step(log2_step_), turns(turns_of(threadIdx.x % warp, log2_step_)) {
+    __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_) : log2_step(log2_step_) {
         const int lane = threadIdx.x % warp;
         if (lane < PIECES) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }
-    __device__ __forceinline__ bool has_token() const { return row.k_out != nullptr; }
+    __device__ __forceinline__ bool has_token() const { return row.place >= 0; }
 
     __device__ __forceinline__ void begin(Queries<D>& queries, const Row& of) {
         const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_A_WARP;
@@ -63,49 +62,55 @@ struct Fresh {
         const float r = reciprocal_root(warp_sum(exists ? add_squares(values, 0.0f) : 0.0f), D, row.eps);
         return narrow(scaled(values, r, widen(weight), row.weight_offset));
     }
-
-    // Where element i of a query head stands.
-    __device__ __forceinline__ static bf16* element(Queries<D>& queries, int head, int i) {
-        return reinterpret_cast<bf16*>(&queries.piece(head, i / 8)) + i % 8;
-    }
-    __device__ __forceinline__ static void turn(bf16* low, bf16* high, float cosine, float sine) {
+    __device__ __forceinline__ static void turn(bf16* low, bf16* high, float2 angle) {
         const float x = __bfloat162float(*low), y = __bfloat162float(*high);
-        *low = __float2bfloat16_rn(turned_low(x, y, cosine, sine));
-        *high = __float2bfloat16_rn(turned_high(x, y, cosine, sine));
+        *low = __float2bfloat16_rn(turned_low(x, y, angle.x, angle.y));
+        *high = __float2bfloat16_rn(turned_high(x, y, angle.x, angle.y));
     }
 
-    template <int PENDING>
-    __device__ __forceinline__ void end(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
+    // Makes a warp's heads, and by the last warp the key; the first one has the value. No barrier stands here: angles are
+    // made by each warp for itself.
+    __device__ __forceinline__ void make(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
         const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_A_WARP;
         const bool has_piece = lane < PIECES, makes_token = is_owner && has_token();
         const bool makes_key = makes_token && of_block == WARPS - 1;
+        const int count = HEADS_A_WARP + makes_key;
+        // Where element i of the n-th head stands; the key is the last one.
+        auto element = [&](int n, int i) {
+            const int head = first + n;
+            bf16* const of_query = reinterpret_cast<bf16*>(&queries.piece(head % HEADS, i / 8)) + i % 8;
+            return n == HEADS_A_WARP ? memory.key + i : of_query;
+        };
+        if (makes_token && of_block == 0 && has_piece) {
+            store_raw<8>(memory.value, lane, token);
+            store_raw<8>(row.v_cache + row.place * D, lane, token);
+        }
+#pragma unroll 1
+        for (int n = 0; n < count; ++n) {
+            const bool is_key = n == HEADS_A_WARP;
+            Raw<8> x = is_key ? token : q[0];
 #pragma unroll
-        for (int i = 0; i < HEADS_A_WARP; ++i) {
-            const Raw<8> piece = normalised(q[i], q_weight);
+            for (int i = 1; i < HEADS_A_WARP; ++i)
+                if (n == i) x = q[i];
+            const Raw<8> piece = normalised(x, is_key ? k_weight : q_weight);
             if (has_piece)
-                *reinterpret_cast<uint4*>(element(queries, first + i, 8 * lane)) =
-                    first + i < of.heads ? piece.bits : make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4*>(element(n, 8 * lane)) =
+                    is_key || first + n < of.heads ? piece.bits : make_uint4(0, 0, 0, 0);
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < row.half && row.position >= 0; i += warp) {
+            const float2 angle = angle_of(i, row.position, log2_step);
+#pragma unroll 1
+            for (int n = 0; n < count; ++n) turn(element(n, i), element(n, i + row.half), angle);
         }
         if (makes_key) {
-            const Raw<8> piece = normalised(token, k_weight);
-            if (has_piece) store_raw<8>(memory.key, lane, piece);
+            __syncwarp();
+            if (has_piece) store_raw<8>(row.k_cache + row.place * D, lane, load_raw<8>(memory.key, lane));
         }
-        if (makes_token && of_block == 0 && has_piece) store_raw<8>(memory.value, lane, token);
-        __syncwarp();
-        // Each warp makes the angles for itself: a barrier would cost more.
-        for (int i = lane; i < row.half && row.position >= 0; i += warp) {
-            const float2 angle = cosine_and_sine_of(row.position, i == lane ? turns : turns_of(i, log2_step));
-#pragma unroll
-            for (int h = 0; h < HEADS_A_WARP; ++h)
-                turn(element(queries, first + h, i), element(queries, first + h, i + row.half), angle.x, angle.y);
-            if (makes_key) turn(memory.key + i, memory.key + i + row.half, angle.x, angle.y);
-        }
+    }
+    template <int PENDING>
+    __device__ __forceinline__ void end() {
         __syncthreads();
-        if (makes_token && (int)threadIdx.x < 2 * PIECES) {
-            const bool is_key = threadIdx.x < PIECES;
-            const int piece = threadIdx.x % PIECES;
-            bf16 *const k_out = row.k_out, *const v_out = row.v_out;
-            store_raw<8>(is_key ? k_out : v_out, piece, load_raw<8>(is_key ? memory.key : memory.value, piece));
-        }
     }
 };
