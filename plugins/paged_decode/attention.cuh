@@ -369,10 +369,8 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     const bool is_owner = newest_piece / GROUP % team.sharing == team.index;
     OwnQueries<D, 1> q;
 #pragma unroll 1
-    for (int i = 0; i < SLOTS; ++i) {
-        fetch(i & 1);
-        if (i == 1) source.make(shared.q, shared.fresh, row, is_owner);
-    }
+    for (int i = 0; i < SLOTS; ++i) fetch(i & 1);
+    source.make(shared.q, shared.fresh, row, is_owner);
     source.template end<SLOTS>();
     q.load(shared.q, 0);
     const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
