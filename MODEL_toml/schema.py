@@ -23,6 +23,7 @@ LEVER_SCOPE_PATTERN = r"^(MUSTER_[A-Z][A-Z0-9_]*)=(\S.*)$"
 # The schema's share of what reason_problem refuses; a JSON Schema pattern knows no flags.
 _NO_REASON = (
     r"^[^A-Za-z0-9]*([Tt][Oo][Dd][Oo]|[Tt][Bb][Dd]|[Nn]\W?[Aa]|[Nn][Oo][Nn][Ee]|[Ff][Ii][Xx][Mm][Ee])?[^A-Za-z0-9]*$"
+    r"|^\s*[!-~]+\s*$"
 )
 
 

@@ -52,6 +52,8 @@ BAD = [
     "{m}[expected_absent.w4]\nf = ' '",
     "{m}[expected_absent.w4]\nf = 'ToDo.'",
     "{m}[expected_absent.w4]\nf = 'n/a'",
+    "{m}[expected_absent.w4]\nf = ' slow, '",
+    "{m}[expected_absent.w4]\nf = 'too.slow'",
     "{m}[expected_absent.w4]\nf = 1",
     "{m}[expected_absent.w4.f]\nreason = '?'",
     "{m}[expected_absent.w4.f]\narchs = ['sm_90a']",
@@ -68,6 +70,12 @@ BAD = [
     "{m}[[model_types]]\nhidden_size = 5",
     "{m}[sampling]\na = 1",
 ]
+
+
+def test_schema_takes_a_sentence_without_blanks(validator: Any, problems: Any, minimal: str) -> None:
+    text = f"{minimal}[expected_absent.w4]\nf = '\u672a\u6e2c\u5b9a'"
+    assert not problems(text)
+    validator.validate(as_json(text))
 
 
 @pytest.mark.parametrize("text", BAD)
