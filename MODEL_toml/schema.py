@@ -21,8 +21,9 @@ SHORT_FORM, LONG_FORM = "<short>", "<long>"
 EXTENSION_PATTERN = r"^x-[a-z0-9][a-z0-9_-]*$"
 LEVER_SCOPE_PATTERN = r"^(MUSTER_[A-Z][A-Z0-9_]*)=(\S.*)$"
 # The schema's share of what reason_problem refuses; a JSON Schema pattern knows no flags.
+_SIGNS = r"[\s!-/:-@\[-`{-~]*"
 _NO_REASON = (
-    r"^[^A-Za-z0-9]*([Tt][Oo][Dd][Oo]|[Tt][Bb][Dd]|[Nn]\W?[Aa]|[Nn][Oo][Nn][Ee]|[Ff][Ii][Xx][Mm][Ee])?[^A-Za-z0-9]*$"
+    rf"^{_SIGNS}([Tt][Oo][Dd][Oo]|[Tt][Bb][Dd]|[Nn]\W?[Aa]|[Nn][Oo][Nn][Ee]|[Ff][Ii][Xx][Mm][Ee])?{_SIGNS}$"
     r"|^\s*[!-~]+\s*$"
 )
 
