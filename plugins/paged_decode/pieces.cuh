@@ -112,38 +112,22 @@ __device__ __forceinline__ bf16 finished(float total, bool is_zero, float invers
     return is_gated ? __float2bfloat16_rn(__fmul_rn(__bfloat162float(rounded), factor)) : rounded;
 }
 
-// Where a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4) goes: two columns of one head.
-struct Target {
-    bf16* out;
-    const bf16* from;  // the gate, or none
-    bool exists;
-    u32 gate = 0;
-
-    __device__ __forceinline__ Target(const Row& row, int D, int columns) {
-        const int g = threadIdx.x >> 2 & 7, head = 2 * (threadIdx.x & 3) + (g & 1), at = head * D + columns + (g & ~1);
-        exists = head < row.heads;
-        out = row.out + at;
-        from = row.gate != nullptr ? row.gate + at : nullptr;
-    }
-    __device__ __forceinline__ void load_gate() {
-        if (from != nullptr && exists) gate = *reinterpret_cast<const u32*>(from);
-    }
-    // By whole warps.
-    __device__ __forceinline__ void write(float2 of_heads, const Stats (&stats)[2]) const {
-        const bool is_odd = threadIdx.x & 4;
-        const float own = is_odd ? of_heads.y : of_heads.x;
-        const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
-        const float weight = is_odd ? stats[1].y : stats[0].y, inverse = __frcp_rn(weight);
-        // -0 becomes 0: it depends on how a row is shared out.
-        const float low = __fmul_rn(__fadd_rn(is_odd ? got : own, 0.0f), inverse);
-        const float high = __fmul_rn(__fadd_rn(is_odd ? own : got, 0.0f), inverse);
-        u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
-        if (from != nullptr)
-            words = bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
-                              __fmul_rn(__uint_as_float(words & 0xffff0000u), sigmoid(__uint_as_float(gate & 0xffff0000u))));
-        if (exists) *reinterpret_cast<u32*>(out) = words;
-    }
-};
+// Writes a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4): two columns of one head go
+// to ``out``. A call, which compiles once for all columns; by whole warps.
+__device__ __forceinline__ void write_columns(bf16* out, bool exists, float2 of_heads, float weight, float inverse, bool is_gated,
+                                           u32 gate) {
+    const bool is_odd = threadIdx.x & 4;
+    const float own = is_odd ? of_heads.y : of_heads.x;
+    const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
+    // -0 becomes 0: it depends on how a row is shared out.
+    const float low = __fmul_rn(__fadd_rn(is_odd ? got : own, 0.0f), inverse);
+    const float high = __fmul_rn(__fadd_rn(is_odd ? own : got, 0.0f), inverse);
+    u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
+    if (is_gated)
+        words = bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
+                          __fmul_rn(__uint_as_float(words & 0xffff0000u), sigmoid(__uint_as_float(gate & 0xffff0000u))));
+    if (exists) *reinterpret_cast<u32*>(out) = words;
+}
 
 // Values as the tensor core leaves them: o[j] = {(2t, d), (2t + 1, d), (2t, d + 8), (2t + 1, d + 8)} as (head, d), d = 16 j + g
 // from some column on.
@@ -171,13 +155,18 @@ struct Held {
     }
 
     __device__ __forceinline__ void write(const Row& row, int D) const {
-        const Stats stats[2] = {of_head[0].stats(), of_head[1].stats()};
+        const int g = threadIdx.x >> 2 & 7, head = 2 * (threadIdx.x & 3) + (g & 1), at = head * D + first_column() + (g & ~1);
+        const bool exists = head < row.heads, is_gated = row.gate != nullptr;
+        const float even = of_head[0].stats().y, odd = of_head[1].stats().y, weight = g & 1 ? odd : even;
+        const float inverse = __frcp_rn(weight);
+        u32 gates[2 * J] = {};
+        if (is_gated && exists)
 #pragma unroll
-        for (int i = 0; i < 2 * J; ++i) {
-            Target to(row, D, first_column() + 8 * i);
-            to.load_gate();
-            to.write(make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), stats);
-        }
+            for (int i = 0; i < 2 * J; ++i) gates[i] = *reinterpret_cast<const u32*>(row.gate + at + 8 * i);
+#pragma unroll
+        for (int i = 0; i < 2 * J; ++i)
+            write_columns(row.out + at + 8 * i, exists, make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), weight,
+                          inverse, is_gated, gates[i]);
     }
 };
 
