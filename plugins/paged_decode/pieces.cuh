@@ -113,9 +113,9 @@ __device__ __forceinline__ bf16 finished(float total, bool is_zero, float invers
 }
 
 // Writes a result of heads 2t and 2t + 1 in column c + g of a lane (g, t) = (lane / 4, lane % 4): two columns of one head go
-// to ``out``. A call, which compiles once for all columns; by whole warps.
-__device__ __forceinline__ void write_columns(bf16* out, bool exists, float2 of_heads, float weight, float inverse, bool is_gated,
-                                           u32 gate) {
+// to ``out``. By whole warps.
+__device__ __forceinline__ void write_columns(bf16* out, bool exists, float2 of_heads, float weight, float inverse,
+                                              bool is_gated, u32 gate) {
     const bool is_odd = threadIdx.x & 4;
     const float own = is_odd ? of_heads.y : of_heads.x;
     const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
