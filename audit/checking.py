@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.entered import entered
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.lookups import LookupSession
@@ -67,7 +68,7 @@ def check_kernels(
     session: LookupSession, evidence: Evidence, stage: Stage | None, progress: Progress | None = None
 ) -> Checked:
     """Wait for all kernels that serve; with stage ``proven`` run the cases of those that are loaded."""
-    with suppress(Exception, SystemExit):  # what a build raised, its kernel's state says
+    with suppress(Exception, SystemExit), entered("the builds"):  # what a build raised, its kernel's state says
         session.runner.join(progress)
     chosen = {key: d.chosen for key in sorted(evidence.asked_keys) if (d := evidence.decide(key)).chosen is not None}
     states = {key: _state(session.runner, registered.spec) for key, registered in chosen.items() if registered}

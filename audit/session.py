@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
@@ -256,7 +257,8 @@ class BootSession:
 
     def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
-            outcome = watched(lambda o=observer: o(self._report), _OBSERVER_TIMEOUT_S, name)  # type: ignore[misc]
+            tell = partial(observer, self._report)
+            outcome = watched(tell, _OBSERVER_TIMEOUT_S, f"plugin {name}")
             if outcome.error is not None or outcome.is_hanging:
                 yield _observer_failed(name, outcome.error, outcome.stack)
 

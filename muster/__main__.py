@@ -42,8 +42,9 @@ def main() -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from kernel_muster.cli.app import run
+        from kernel_muster.cli.guard import in_child
 
-        code = run(sys.argv[1:])
+        code = run(sys.argv[1:], in_child)
     except KeyboardInterrupt:  # while the command was still being imported
         sys.stderr.write("muster: interrupted\n")
         code = _INTERRUPTED

@@ -48,7 +48,7 @@ class Loaded:
 def load_plugin(name: str, where: str, load: Callable[[], object], seconds: float) -> Loaded:
     """Import a plugin, check it, and call each of its hooks; never raises what the plugin raises."""
     loaded = Loaded()
-    outcome = watched(lambda: _load(name, where, load, loaded), seconds, name)
+    outcome = watched(lambda: _load(name, where, load, loaded), seconds, f"plugin {name}")
     if outcome.is_hanging:
         why = f"still importing, or in a hook, after {seconds:g} s"
         remedies = (

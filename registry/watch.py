@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 import pluggy
+from kernel_muster.registry.entered import entered
 from kernel_muster.registry.values import frozen
 
 _T = TypeVar("_T")
@@ -37,6 +38,7 @@ def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
     """Run ``call`` in a thread of its own for at most ``seconds``.
 
     A call that hangs is abandoned, with its stack: Python cannot end a thread. KeyboardInterrupt is raised again.
+    ``name`` says whose code it is, should it end the process.
     """
     outcome: list[Outcome[_T]] = []
 
@@ -47,8 +49,9 @@ def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
             outcome.append(Outcome(error=error))
 
     thread = threading.Thread(target=run, name=f"muster: {name}", daemon=True)
-    thread.start()
-    thread.join(seconds)
+    with entered(name):
+        thread.start()
+        thread.join(seconds)
     if not outcome:
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(_stack(frame)) if frame else "no stack"

@@ -1,15 +1,16 @@
 """The ``muster`` command, put together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Annotated
 
 import typer
 from kernel_muster._version import __version__
-from kernel_muster.cli.exits import INTERRUPTED, USAGE, command, complain
+from kernel_muster.cli.exits import INTERRUPTED, USAGE, command, complain, here
 from kernel_muster.cli.output import discard_stdout
 
+RunBody = Callable[[Callable[[], int]], int]
 _HELP = "Account for every GPU kernel that a model asks for at boot, or refuse the boot."
 #: In the order of the help. Each is a function of its name, in the module of its name.
 _COMMANDS = (
@@ -44,15 +45,15 @@ def _nothing() -> None:
     pass
 
 
-def _group(module: ModuleType, help_text: str, functions: Sequence[str]) -> typer.Typer:
+def _group(module: ModuleType, help_text: str, functions: Sequence[str], run_body: RunBody) -> typer.Typer:
     group = typer.Typer(help=help_text, rich_markup_mode=None, no_args_is_help=True)
     group.callback()(_nothing)  # keeps the name of a group's only command
     for name in functions:
-        group.command()(command(getattr(module, name)))
+        group.command()(command(getattr(module, name), run_body))
     return group
 
 
-def _app(called: str = "") -> typer.Typer:
+def _app(called: str, run_body: RunBody) -> typer.Typer:
     """Put the command together: all of it, or only what is called, so that no other command costs an import."""
     # Plain help: rich would draw boxes where ASCII was promised, and takes 50 ms to import.
     app = typer.Typer(help=_HELP, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -61,9 +62,9 @@ def _app(called: str = "") -> typer.Typer:
     for name in (called,) if called in names else names:
         module = import_module(f"kernel_muster.cli.{name}")
         if name in _GROUPS:
-            app.add_typer(_group(module, *_GROUPS[name]), name=name)
+            app.add_typer(_group(module, *_GROUPS[name], run_body), name=name)
         else:
-            app.command()(command(getattr(module, name)))
+            app.command()(command(getattr(module, name), run_body))
 
     @app.callback()
     def options(version: Version = False) -> None:
@@ -72,10 +73,10 @@ def _app(called: str = "") -> typer.Typer:
     return app
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command with arguments and return its exit code."""
+def run(arguments: Sequence[str], run_body: RunBody = here) -> int:
+    """Run the command with arguments and return its exit code. ``run_body`` runs what is not parsing."""
     try:
-        _app(*arguments[:1])(args=list(arguments), prog_name="muster")
+        _app(arguments[0] if arguments else "", run_body)(args=list(arguments), prog_name="muster")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.cli.output import only_results_on_stdout
+from kernel_muster.registry.entered import entered
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import KernelKey, parse_key
@@ -101,7 +102,8 @@ def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False, progre
         with only_results_on_stdout(), session as boot:
             is_open = True
             try:
-                build_model(boot.manifest, boot.kernels)
+                with entered(f"the builder of {boot.manifest.name}"):
+                    build_model(boot.manifest, boot.kernels)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:

@@ -14,12 +14,21 @@ _EXIT = sys.exit
 PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def command(function: Callable[..., int]) -> Callable[..., None]:
-    """Turn a function that returns an exit code into one for typer; nothing it raises gets out as a traceback."""
+def here(body: Callable[[], int]) -> int:
+    """Run a command's body in this process."""
+    return body()
+
+
+def command(function: Callable[..., int], run_body: Callable[[Callable[[], int]], int] = here) -> Callable[..., None]:
+    """Turn a function that returns an exit code into one for typer; nothing it raises gets out as a traceback.
+
+    ``run_body`` runs it, with everything that it raises turned into its exit code.
+    """
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
-        raise typer.Exit(guarded(lambda: function(**arguments), is_verbose=bool(arguments.get("verbose"))))
+        is_verbose = bool(arguments.get("verbose"))
+        raise typer.Exit(run_body(lambda: guarded(lambda: function(**arguments), is_verbose=is_verbose)))
 
     return run
 

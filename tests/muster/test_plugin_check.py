@@ -295,7 +295,7 @@ def test_check_that_is_ended_takes_its_child_along(cli, sent, code):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-m", "kernel_muster", "plugin", "check", "acme", "--timeout", "600"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        child = _child_of(process.pid)
+        child = _child_of(_child_of(process.pid))
         process.send_signal(sent)
         assert process.wait(30) == code
         said = process.stderr.read()

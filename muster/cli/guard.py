@@ -1,0 +1,149 @@
+"""A process that does a command's work, and one that sees that it ends with a result.
+
+Plugins' code may end its process, by ``os._exit(0)`` or a crash: then nothing was checked, and nobody was told. So a
+child does the work, and leaves word of its exit code once the result is written; without that word the command has
+failed, whatever the child's exit code is. Memory that both share holds the word: unlike a pipe it cannot be closed, nor
+kept open by the child's own children, nor be full.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from kernel_muster.cli.exits import INTERNAL, INTERRUPTED, complain
+from kernel_muster.registry import entered
+
+Body = Callable[[], int]
+_PR_SET_PDEATHSIG = 1
+# Whoever starts the command knows the parent alone: what would end it, or speak to it, is for the child.
+_PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_HAS_ENDED, _CODE, _LENGTH, _TEXT = 0, 1, 2, 3  # where what lies in the shared memory
+_LONGEST = 250
+
+
+class _Word:
+    """What the child leaves behind: whether it came to its end, with which exit code, and whose code it runs."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _TEXT + _LONGEST)
+
+    def of_end(self, code: int) -> None:
+        """Say that the result is written, and what the exit code is."""
+        self._memory[_CODE] = code
+        self._memory[_HAS_ENDED] = 1
+
+    def of_entry(self, who: str) -> None:
+        """Say whose code runs."""
+        text = who.encode("utf-8", "backslashreplace")[:_LONGEST]
+        self._memory[_TEXT : _TEXT + len(text)] = text
+        self._memory[_LENGTH] = len(text)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None where the child did not come to its end."""
+        return self._memory[_CODE] if self._memory[_HAS_ENDED] else None
+
+    @property
+    def entered(self) -> str:
+        """Whose code the child ran."""
+        return self._memory[_TEXT : _TEXT + self._memory[_LENGTH]].decode("utf-8", "replace")
+
+
+def in_child(body: Body) -> int:
+    """Run a command's body in a child and end this process as it ended; the child returns the body's exit code.
+
+    Without ``sigwaitinfo`` (macOS, Windows), and under a debugger, the body runs in this process.
+    """
+    if not hasattr(signal, "sigwaitinfo") or sys.gettrace() is not None:
+        return body()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    word, parent = _Word(), os.getpid()
+    waited = {signal.SIGCHLD, *(getattr(signal, name) for name in _PASSED_ON)}
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # then there are no ended children to wait for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    try:
+        child = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        complain(f"error: the command needs a process of its own: {error.strerror or error}")
+        return INTERNAL
+    if child:
+        os._exit(_watch(child, word, waited))
+    return _work(body, word, parent, before)
+
+
+def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
+    """Do the work, as the child. An interrupt counts from the moment on where it becomes an exit code."""
+    own = os.getpid()
+    _end_with(parent)
+    entered.tell(word.of_entry)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        code = body()
+    except KeyboardInterrupt:
+        complain("interrupted")
+        code = INTERRUPTED
+    if os.getpid() == own:  # what a plugin forked and let return here speaks for nobody
+        word.of_end(code)
+    return code
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent, which nobody's SIGKILL passes on (Linux)."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(INTERNAL)
+
+
+def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
+    """Wait for the child as its parent, and return the exit code of the command."""
+    received: set[int] = set()
+    while not (ended := _ended(child)):
+        info = signal.sigwaitinfo(waited)
+        if info.si_signo == signal.SIGCHLD:
+            continue
+        received.add(info.si_signo)
+        if info.si_code <= 0:  # from a process; what a terminal sends, it sends to both
+            os.kill(child, info.si_signo)
+    if word.code is not None:
+        return word.code
+    code = os.waitstatus_to_exitcode(ended[1])
+    if -code in received:
+        _die_of(-code)
+        return 128 - code
+    how = f"exit code {code}" if code >= 0 else f"signal {_name_of(-code)}"
+    where = f", in {word.entered}" if word.entered else ""
+    complain(f"error: there is no result: the process that does the work ended with {how}{where}")
+    kind, _, name = word.entered.partition(" ")
+    if kind == "plugin":
+        complain(f"repair the plugin, or block it: --no-plugin {name}; muster plugin check DISTRIBUTION finds more")
+    return INTERNAL if code >= 0 else 128 - code
+
+
+def _ended(child: int) -> tuple[int, int] | None:
+    """Return the child's number and status, once it has ended."""
+    number, status = os.waitpid(child, os.WNOHANG)
+    return (number, status) if number else None
+
+
+def _die_of(number: int) -> None:
+    """End this process by a signal that has ended its child, so that whoever sent it sees that."""
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+
+
+def _name_of(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return str(number)

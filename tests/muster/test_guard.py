@@ -1,0 +1,253 @@
+"""Plugins whose code ends the process: no command ends well then, and a result that is written stands."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IMPORT = "{body}\nimport kernel_muster as km\n@km.hookimpl\ndef muster_levers():\n    return []\n"
+HOOK = "import kernel_muster as km\n@km.hookimpl\ndef muster_levers():\n    {body}\n"
+OBSERVER = "import kernel_muster as km\n@km.hookimpl\ndef muster_audit_finished(report):\n    {body}\n"
+EXIT = "import os; os._exit(0)"
+#: What ends a process: the command's exit code, and what is said of it.
+ENDS = {
+    EXIT: (3, "exit code 0"),
+    "import os; os._exit(7)": (3, "exit code 7"),
+    "import os; os.execv('/bin/true', ['true'])": (3, "exit code 0"),
+    "import os; os.fork() and os._exit(0); os._exit(0)": (3, "exit code 0"),
+    "import os; os.kill(os.getpid(), 9)": (137, "signal SIGKILL"),
+    "import signal; signal.raise_signal(signal.SIGTERM)": (143, "signal SIGTERM"),
+    "import faulthandler; faulthandler._sigsegv()": (139, "signal SIGSEGV"),
+}
+SLOW = "import os, sys, time; sys.stderr.write(f'{os.getpid()}\\n'); sys.stderr.flush(); time.sleep(60)"
+COMMANDS = (
+    ("audit", "qwen3.6-27b", "--target", "cpu"), ("boot", "qwen3.6-27b", "--target", "cpu"),
+    ("matrix", "--models", "qwen3.6-27b", "--targets", "cpu"), ("ab", "qwen3.6-27b", "--target", "cpu"),
+    ("plugins",), ("kernels",), ("models",), ("levers",), ("explain", "silu::silu_mul", "--target", "cpu"),
+)  # fmt: skip
+
+
+def said_of(how: str, who: str) -> str:
+    return f"muster: error: there is no result: the process that does the work ended with {how}, in {who}\n"
+
+
+@pytest.mark.parametrize("where", [IMPORT, HOOK, OBSERVER])
+@pytest.mark.parametrize("body", ENDS)
+def test_plugin_that_ends_the_process_is_no_result_and_is_named(cli: Any, body: str, where: str) -> None:
+    cli.install(where.format(body=body), "ending")
+    done = cli.process("audit", "qwen3.6-27b", "--target", "cpu")
+    code, how = ENDS[body]
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said_of(how, "plugin ending") in done.stderr
+    assert "--no-plugin ending" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+def test_command_whose_process_ended_does_not_end_well(cli: Any, arguments: tuple[str, ...]) -> None:
+    cli.install(IMPORT.format(body=EXIT), "ending")
+    done = cli.process(*arguments)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert said_of("exit code 0", "plugin ending") in done.stderr
+
+
+def test_builder_that_ends_the_process_is_named(cli: Any) -> None:
+    cli.acme("acme::double", after=EXIT)
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert said_of("exit code 0", "the builder of tiny") in done.stderr
+
+
+def test_kernel_that_ends_the_process_in_a_proof_is_named(cli: Any) -> None:
+    module = cli.acme("acme::double")
+    file = next(Path(entry) for entry in sys.path if (Path(entry) / f"{module}.py").is_file()) / f"{module}.py"
+    file.write_text(file.read_text().replace("    out[...] = x * 2\n", f"    {EXIT}\n"))
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu", "--stage", "proven")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert said_of("exit code 0", "proof of acme::double") in done.stderr
+
+
+@pytest.mark.parametrize("exit", ["0", "7"])
+def test_exit_handler_that_ends_the_process_leaves_the_verdict(cli: Any, exit: str) -> None:
+    after = f"import atexit, os; atexit.register(os._exit, {exit}); return None"
+    cli.acme("acme::gone", after=after)
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert (done.returncode, done.stderr) == (1, "a builder that prints\n")
+    assert done.stdout.startswith("REFUSED: ")
+
+
+def test_crash_after_the_result_leaves_the_verdict(cli: Any) -> None:
+    after = "import atexit, faulthandler; atexit.register(faulthandler._sigsegv); return None"
+    cli.acme("acme::double", after=after)
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert (done.returncode, done.stderr) == (0, "a builder that prints\n")
+    assert done.stdout.startswith("PASSED: ")
+
+
+def test_process_that_a_plugin_forked_speaks_for_nobody(cli: Any) -> None:
+    # The child of the child goes on with the command; the child itself ends well.
+    cli.acme("acme::gone", after="import os; (os.fork() == 0) or (os._exit(os.wait()[1])); return None")
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert done.returncode == 3
+    assert "there is no result" in done.stderr
+
+
+# signals
+
+
+@contextmanager
+def started(cli: Any, **options: Any) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """Start an audit that does not come to its end, and return it and its child's number."""
+    cli.install(IMPORT.format(body=SLOW), "slow")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "PYTHONPATH": path, "MUSTER_PLUGIN_TIMEOUT_S": "60"}
+    command = [sys.executable, "-m", "kernel_muster", "audit", "qwen3.6-27b", "--target", "cpu"]
+    options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE} | options
+    with subprocess.Popen(command, env=environment, cwd=cli.folder, **options) as process:
+        try:
+            assert process.stderr is not None
+            child = int(process.stderr.readline())
+            yield process, child
+        finally:
+            process.kill()
+
+
+def is_there(number: int) -> bool:
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def ends(number: int) -> bool:
+    """Wait until a process has ended; False if it does not."""
+    deadline = time.monotonic() + 10
+    while is_there(number) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_there(number)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [
+        (signal.SIGTERM, -signal.SIGTERM, b""), (signal.SIGHUP, -signal.SIGHUP, b""),
+        (signal.SIGINT, 130, b"muster: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, b""),
+    ],
+)  # fmt: skip
+def test_signal_to_the_command_ends_what_it_started(cli: Any, sent: signal.Signals, code: int, said: bytes) -> None:
+    with started(cli) as (process, child):
+        assert child != process.pid
+        process.send_signal(sent)
+        assert process.wait(20) == code
+        assert ends(child)
+        assert process.stderr is not None
+        assert process.stderr.read() == said
+
+
+def test_interrupt_counts_from_the_first_moment_on(cli: Any) -> None:
+    cli.install(IMPORT.format(body=SLOW), "slow")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-m", "kernel_muster", "plugins"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=environment, cwd=cli.folder, stderr=subprocess.PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().endswith(b"muster: interrupted\n")
+
+
+def test_key_that_interrupts_at_a_terminal_does_so_once(cli: Any) -> None:
+    parent, terminal = pty.openpty()
+    options = {"stdin": terminal, "stdout": terminal, "start_new_session": True}
+    with started(cli, preexec_fn=lambda: _take_terminal(terminal), **options) as (process, child):
+        os.close(terminal)
+        os.write(parent, b"\x03")
+        assert process.wait(20) == 130
+        assert ends(child)
+        assert process.stderr is not None
+        assert process.stderr.read() == b"muster: interrupted\n"
+    os.close(parent)
+
+
+def _take_terminal(terminal: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def test_child_that_is_ended_by_others_is_no_result(cli: Any) -> None:
+    with started(cli) as (process, child):
+        os.kill(child, signal.SIGKILL)
+        assert process.wait(20) == 137
+        assert process.stderr is not None
+        assert process.stderr.read().decode().startswith(said_of("signal SIGKILL", "plugin slow"))
+
+
+# where there is no child
+
+PROBE = """
+import os, sys
+{before}
+sys.argv = ["muster", *sys.argv[1:]]
+from kernel_muster.__main__ import main
+code = main()
+os.write(2, f"{{os.getpid()}} is {{code}}\\n".encode())
+sys.exit(code)
+"""
+
+
+def probed(cli: Any, before: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-c", PROBE.format(before=before), *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cli.folder, env={**os.environ, "PYTHONPATH": path}, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+def test_debugger_finds_the_command_in_its_own_process(cli: Any) -> None:
+    done = probed(cli, "sys.settrace(lambda *given: None); os.fork = None", "plugins")
+    assert done.returncode == 0, done.stderr
+
+
+def test_process_that_cannot_be_started_is_an_error(cli: Any) -> None:
+    before = "def fork():\n    raise OSError(11, 'Resource temporarily unavailable')\nos.fork = fork"
+    done = probed(cli, before, "plugins")
+    assert done.returncode == 3
+    wanted = "muster: error: the command needs a process of its own: Resource temporarily unavailable\n"
+    assert done.stderr.startswith(wanted)
+
+
+def test_signal_of_ended_children_that_is_ignored_leaves_the_verdict(cli: Any) -> None:
+    done = probed(cli, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "diff", "a", "b")
+    assert done.returncode == 2, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("audit", "--help"), ("audit", "--nope")])
+def test_help_and_usage_errors_start_no_process(cli: Any, arguments: tuple[str, ...]) -> None:
+    done = probed(cli, "os.fork = None", *arguments)
+    assert done.returncode == (2 if "--nope" in arguments else 0), done.stderr
+
+
+def test_device_that_is_stuck_does_not_hold_the_command(cli: Any) -> None:
+    # A thread that is not awaited stands in for what would wait for the device while the interpreter ends.
+    after = (
+        "import threading; from kernel_muster.registry.stuck import mark_stuck; mark_stuck(0, 'acme::double'); "
+        "threading.Thread(target=threading.Event().wait).start(); return None"
+    )
+    cli.acme("acme::gone", after=after)
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
+    assert (done.returncode, done.stderr) == (1, "a builder that prints\n")
+    assert done.stdout.startswith("REFUSED: ")
