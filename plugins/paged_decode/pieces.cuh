@@ -17,21 +17,10 @@ constexpr int PIECE_TOKENS = 64;
 // --- instruction wrappers (PTX ISA 8.0) ---
 
 // Past L1, so that a look again finds what has come meanwhile.
-__device__ __forceinline__ u32 look(const u32* p) {
-    u32 v;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
 __device__ __forceinline__ uint2 look(const uint2* p) {
     uint2 v;
     asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
     return v;
-}
-__device__ __forceinline__ void put(u32* p, u32 v) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void put(uint2* p, uint2 v) {
-    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
 __device__ __forceinline__ void put(uint4* p, uint4 v) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
@@ -222,9 +211,9 @@ struct Spread {
     static constexpr int HALVES = D >= 128 ? 2 : 1, WARPS = ::WARPS * HALVES, THREADS = 32 * WARPS, J = D / WARPS / 16;
 };
 
-// What eight columns of a piece are sent in: values [8, HEADS], then statistics. A word that is zero has not come: there is no
-// counter, and nobody waits for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0,
-// which counts as much.
+// What eight columns of a piece are sent in, four and the fourth from each on: values [4, HEADS, 2], then statistics. Who sends
+// has them so, and who combines takes two at once. A word that is zero has not come: there is no counter, and nobody waits
+// for more than the word itself; whoever has read one makes it zero again. Zero is sent as -0, which counts as much.
 struct Mail {
     static constexpr int A_LANE = 2, COLUMNS = 4 * A_LANE, STATS = COLUMNS * HEADS, WORDS = STATS + 2 * HEADS;
 
@@ -257,17 +246,16 @@ struct Sending {
     __device__ __forceinline__ void send(const Columns<Spread<D>::J>& total) const {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
-        for (int i = 0; i < 2 * Spread<D>::J; ++i) {
-            const int column = 8 * i + g;
-            put(reinterpret_cast<uint2*>(own + column / Mail::COLUMNS * Mail::WORDS) + column % Mail::COLUMNS * (HEADS / 2) + t,
-                make_uint2(Mail::letter(total[i / 2][i % 2 * 2]), Mail::letter(total[i / 2][i % 2 * 2 + 1])));
-        }
+        for (int j = 0; j < Spread<D>::J; ++j)
+            put(reinterpret_cast<uint4*>(own + (2 * j + (g >> 2)) * Mail::WORDS) + (g & 3) * (HEADS / 2) + t,
+                make_uint4(Mail::letter(total[j][0]), Mail::letter(total[j][2]), Mail::letter(total[j][1]),
+                           Mail::letter(total[j][3])));
     }
 };
 
 // Groups, as lanes leave them for the first of the warps that combine the same columns; it looks at as many as a row may have.
 struct Groups {
-    float total[2 * MOST_GROUPS][Mail::A_LANE][32];
+    float2 total[2 * MOST_GROUPS][32];
     Stats stats[2 * MOST_GROUPS][32];
 };
 
@@ -280,13 +268,13 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int warps = sharing > 4 * OWN ? 8 : sharing > 2 * OWN ? 4 : sharing > OWN ? 2 : 1;
     const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = pieces - first;
-    const int head = lane % HEADS, place = head * D + Mail::COLUMNS * part + lane / HEADS;
+    const int head = lane % HEADS, place = head * D + part / 2 * 16 + part % 2 * 4 + lane / HEADS;
     const bool is_first = first == 0, exists = is_first && head < heads;
     u32* const own = Mail::at(mail, D, first, part);
     bf16 gates[Mail::A_LANE] = {};
     if (exists && gate != nullptr)
 #pragma unroll
-        for (int c = 0; c < Mail::A_LANE; ++c) gates[c] = gate[place + 4 * c];
+        for (int c = 0; c < Mail::A_LANE; ++c) gates[c] = gate[place + 8 * c];
 
     // Stage 1: what each piece counts, while its values are not there. Mail has room for whole groups: what is beyond the
     // pieces is looked at too, since with a branch a look would wait for the one before.
@@ -319,12 +307,10 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     // Stage 2: the values, and zeros in their place. What each group counts is made while they are looked for; what is beyond
     // the groups is read too, and left.
     const int all = (pieces + GROUP - 1) / GROUP, from = is_first ? warp * OWN_GROUPS : 0;
-    u32 values[OWN][Mail::A_LANE];
+    uint2 values[OWN];
     auto look_at_values = [&] {
 #pragma unroll
-        for (int i = 0; i < OWN; ++i)
-#pragma unroll
-            for (int c = 0; c < Mail::A_LANE; ++c) values[i][c] = look(own + i * Mail::words_of(D) + 32 * c + lane);
+        for (int i = 0; i < OWN; ++i) values[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D)) + lane);
     };
     if (count > 0) look_at_values();
     float2 group_shares[MOST_GROUPS];
@@ -346,22 +332,20 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         while (true) {
             u32 missing = 0;
 #pragma unroll
-            for (int i = 0; i < OWN; ++i)
-#pragma unroll
-                for (int c = 0; c < Mail::A_LANE; ++c) missing |= i < count && values[i][c] == 0;
+            for (int i = 0; i < OWN; ++i) missing |= i < count && (values[i].x == 0 || values[i].y == 0);
             if (!__any_sync(0xffffffffu, missing != 0)) break;
             look_at_values();
         }
 #pragma unroll
-        for (int g = 0; g < OWN_GROUPS; ++g)
+        for (int g = 0; g < OWN_GROUPS; ++g) {
+            float2 total = {};
 #pragma unroll
-            for (int c = 0; c < Mail::A_LANE; ++c) {
-                float total = 0.0f;
-#pragma unroll
-                for (int i = g * GROUP; i < (g + 1) * GROUP; ++i)
-                    total = mix(total, i < count ? __uint_as_float(values[i][c]) : 0.0f, shares[i]);
-                groups->total[warp * OWN_GROUPS + g][c][lane] = total;
+            for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) {
+                total.x = mix(total.x, i < count ? __uint_as_float(values[i].x) : 0.0f, shares[i]);
+                total.y = mix(total.y, i < count ? __uint_as_float(values[i].y) : 0.0f, shares[i]);
             }
+            groups->total[warp * OWN_GROUPS + g][lane] = total;
+        }
         static_assert(Mail::WORDS % 4 == 0 && Mail::WORDS <= 4 * 32);
 #pragma unroll
         for (int i = 0; i < OWN; ++i)
@@ -370,17 +354,16 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     }
     __syncthreads();
     if (!is_first) return;
-    float totals[MOST_GROUPS][Mail::A_LANE];
+    float2 total = {};
 #pragma unroll
-    for (int g = 0; g < MOST_GROUPS; ++g)
-#pragma unroll
-        for (int c = 0; c < Mail::A_LANE; ++c) totals[g][c] = groups->total[from + g][c][lane];
-#pragma unroll
-    for (int c = 0; c < Mail::A_LANE; ++c) {
-        float total = 0.0f;
-#pragma unroll
-        for (int g = 0; g < MOST_GROUPS; ++g) total = mix(total, g < all ? totals[g][c] : 0.0f, group_shares[g]);
-        if (exists) out[place + 4 * c] = finished(total, is_zero, inverse, gate != nullptr, factors[c]);
+    for (int g = 0; g < MOST_GROUPS; ++g) {
+        const float2 of_group = groups->total[from + g][lane];
+        total.x = mix(total.x, g < all ? of_group.x : 0.0f, group_shares[g]);
+        total.y = mix(total.y, g < all ? of_group.y : 0.0f, group_shares[g]);
+    }
+    if (exists) {
+        out[place] = finished(total.x, is_zero, inverse, gate != nullptr, factors[0]);
+        out[place + 8] = finished(total.y, is_zero, inverse, gate != nullptr, factors[1]);
     }
 }
 
