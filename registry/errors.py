@@ -19,6 +19,10 @@ class ContractError(MusterError):
     """Arguments that a kernel's contract does not allow."""
 
 
+class DeviceStuck(MusterError):
+    """Something on a device does not end: nothing else runs there until this process ends."""
+
+
 class NullKernelError(MusterError):
     """A handle whose lookup missed was called."""
 

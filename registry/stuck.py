@@ -3,15 +3,24 @@
 Only the end of the process ends such a kernel. Until then nothing is loaded, launched, waited for or freed there.
 """
 
+import sys
+from types import FrameType
+
 _STUCK: dict[int, str] = {}
-_KEPT: list[object] = []
+_KEPT: list[FrameType] = []
 
 
 def mark_stuck(ordinal: int, by: str) -> None:
-    """Give a device up, to the end of this process. ``by`` is what does not end there."""
-    _STUCK.setdefault(
-        ordinal, f"cuda:{ordinal} still runs {by}, which did not end: nothing else runs there until this process ends"
-    )
+    """Give a device up, to the end of this process. ``by`` is what does not end there.
+
+    Who called keeps what it holds, also when it is over: to give a device's memory back is to wait for it.
+    """
+    why = f"cuda:{ordinal} still runs {by}, which did not end: nothing else runs there until this process ends"
+    _STUCK.setdefault(ordinal, why)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        _KEPT.append(frame)
+        frame = frame.f_back
 
 
 def why_stuck(ordinal: int | None) -> str:
@@ -22,8 +31,3 @@ def why_stuck(ordinal: int | None) -> str:
 def has_stuck() -> bool:
     """Whether some device is stuck: then the interpreter's own end would wait for it, and ``os._exit`` does not."""
     return bool(_STUCK)
-
-
-def keep(owner: object) -> None:
-    """Keep an object whose memory must not be given back, for that waits."""
-    _KEPT.append(owner)

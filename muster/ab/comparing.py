@@ -53,6 +53,7 @@ from kernel_muster.audit.report import KernelRow, Report
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.selection import Selector
+from kernel_muster.registry.stuck import has_stuck
 
 
 def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
@@ -128,7 +129,9 @@ def _served_before(row: KernelRow, key: str) -> str:
 
 
 def _close(booted: Booted) -> None:
-    """Give memory back; a device that has stopped says so again, and it was said already."""
+    """Give memory back; a device that has stopped says so again, and it was said already. One that is stuck waits."""
+    if has_stuck():
+        return
     with suppress(Exception):
         booted.decoder.close()
 
@@ -413,6 +416,7 @@ class _Comparing:
 
     def _proofs(self) -> Iterator[Proof]:
         """Hold each kernel that is other work in the arms against its contract: it is the first suspect."""
+        from kernel_muster.audit.checking import CASE_S
         from kernel_muster.audit.proofs import device_memory, host_memory, prove
 
         for key, arms in sorted(self._suspects().items()):
@@ -423,7 +427,7 @@ class _Comparing:
                 self._plan.say(f"{key} of arm {name} against its contract")
                 device = booted.session.target.device
                 memory = host_memory() if device is None else device_memory(device.ordinal)
-                cases = list(prove(handle, memory, booted.handle_of))
+                cases = list(prove(handle, memory, booted.handle_of, seconds=CASE_S))
                 problems = [f"{found.code}: {found.why}" for case in cases for found in case.findings]
                 yield Proof(
                     arm=name, key=key, provider=str(handle.provider), cases=len(cases),

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from kernel_muster.audit.checking import CASE_S
 from kernel_muster.audit.proofs import Memory, device_memory, host_memory, prove, weight_in
 from kernel_muster.bench import floor
 from kernel_muster.bench.contestants import Contestant, Entry, found, launch_of
@@ -16,10 +17,11 @@ from kernel_muster.bench.small import MOST_COPIES, mover
 from kernel_muster.bench.timing import copies_of
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.contracts import Arguments, Case
-from kernel_muster.registry.errors import MusterError, UsageError
+from kernel_muster.registry.errors import DeviceStuck, MusterError, UsageError
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.stuck import why_stuck
 
 _SEED = 7
 
@@ -90,7 +92,9 @@ def _there(handle: Handle, given: Arguments, memory: Memory) -> Arguments:
 
 def _proven_error(kernels: Lookups, handle: Handle, case: Case, memory: Memory) -> float:
     """Prove one case as an audit does, and return its relative L2 error; MusterError says what is wrong."""
-    (result,) = prove(handle, memory, partial(_find, kernels), lambda one: one is case)
+    (result,) = prove(handle, memory, partial(_find, kernels), lambda one: one is case, seconds=CASE_S)
+    if why := why_stuck(memory.device):
+        raise DeviceStuck(why)
     if result.findings:
         raise MusterError("; ".join(f"{finding.code}: {finding.why}" for finding in result.findings))
     return result.relative_l2

@@ -1,13 +1,19 @@
 """One measurement: everybody is set up, launched once and judged; those who are right are timed in turn."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kernel_muster.bench.contestants import Absent, Contestant, Entry, Role
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.timing import ROUNDS, Graph, Timed, Timer, repeats_of
+from kernel_muster.registry.errors import DeviceStuck
+from kernel_muster.registry.stuck import mark_stuck, why_stuck
+from kernel_muster.registry.watch import watched
+
+#: For the launches of one contestant over all its copies, which take milliseconds; what tunes itself has done so.
+LONGEST_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,13 @@ def _admitted(contestant: Contestant, problem: Problem, timer: Timer) -> tuple[E
         entry = contestant.make(timer.stream)
         if isinstance(entry, Absent):
             return None, None, entry.why
-        _synchronize()  # the data was made on other streams
+        _synchronize(contestant.name)  # the data was made on other streams
         for launch in entry.launches:
             launch()
-        _synchronize()
+        _synchronize(contestant.name)
         error = _error(entry, problem)
+    except DeviceStuck:
+        raise
     except Exception as error:  # noqa: BLE001  (peers raise whatever they like)
         return None, None, f"{type(error).__name__}: {error}"[:300]
     largest = problem.largest_error if contestant.largest_error is None else contestant.largest_error
@@ -109,10 +117,22 @@ def _with_time(row: Row, timed: Timed, entry: Entry, floor: float | None) -> Row
     return Row(**fields)
 
 
-def _synchronize() -> None:
+def _synchronize(who: str) -> None:
+    """Wait for the device; DeviceStuck where what was launched does not end."""
     import cupy
 
-    cupy.cuda.runtime.deviceSynchronize()
+    ordinal = int(cupy.cuda.runtime.getDevice())
+    wait_in_time(ordinal, cupy.cuda.Device(ordinal).synchronize, f"the launches of {who}")
+
+
+def wait_in_time(ordinal: int, wait: Callable[[], None], by: str, seconds: float = LONGEST_WAIT_S) -> None:
+    """Wait for a device; DeviceStuck names what does not end there, and the device is given up."""
+    outcome = watched(wait, seconds, by)
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.is_hanging:
+        mark_stuck(ordinal, by)
+        raise DeviceStuck(why_stuck(ordinal))
 
 
 def free_memory() -> None:

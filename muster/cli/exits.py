@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 from kernel_muster.audit.render_plain import ascii_only
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.errors import DeviceStuck, UsageError
 
 _EXIT = sys.exit
 PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -40,6 +40,9 @@ def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
     except UsageError as error:
         complain(f"error: {error}")
         return USAGE
+    except DeviceStuck as error:
+        complain(f"error: {error}")
+        return REFUSED
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED

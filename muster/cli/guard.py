@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 from kernel_muster.cli.exits import INTERNAL, INTERRUPTED, complain
@@ -22,6 +23,8 @@ _PR_SET_PDEATHSIG = 1
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _HAS_ENDED, _CODE, _LENGTH, _TEXT = 0, 1, 2, 3  # where what lies in the shared memory
 _LONGEST = 250
+# Two keys that are pressed at once are one interrupt.
+_PATIENCE_S = 1.0
 
 
 class _Word:
@@ -105,17 +108,28 @@ def _end_with(parent: int) -> None:
 
 
 def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
-    """Wait for the child as its parent, and return the exit code of the command."""
-    received: set[int] = set()
+    """Wait for the child as its parent, and return the exit code of the command.
+
+    An interrupt does not end a wait for a device: a second one, a moment later, ends the child whatever it does.
+    """
+    received: dict[int, float] = {}  # when first
+    is_given_up = False
     while not (ended := _ended(child)):
         info = signal.sigwaitinfo(waited)
-        if info.si_signo == signal.SIGCHLD:
+        number, now = info.si_signo, time.monotonic()
+        if number == signal.SIGCHLD:
             continue
-        received.add(info.si_signo)
-        if info.si_code <= 0:  # from a process; what a terminal sends, it sends to both
-            os.kill(child, info.si_signo)
+        first = received.setdefault(number, now)
+        if number == signal.SIGINT and now - first > _PATIENCE_S and signal.getsignal(number) is not signal.SIG_IGN:
+            is_given_up = True
+            os.kill(child, signal.SIGKILL)
+        elif info.si_code <= 0:  # from a process; what a terminal sends, it sends to both
+            os.kill(child, number)
     if word.code is not None:
         return word.code
+    if is_given_up:
+        complain("interrupted")
+        return INTERRUPTED
     code = os.waitstatus_to_exitcode(ended[1])
     if -code in received:
         _die_of(-code)

@@ -1,8 +1,10 @@
 """Proofs: for each code a kernel that is really broken in that way and in no other, and a good one that passes."""
 
+import gc
 import json
 import threading
 import time
+import weakref
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -484,6 +486,7 @@ def device(monkeypatch):
     """Stand in for a device: what a hanging kernel has launched ends when the test does, and no earlier."""
     monkeypatch.setattr("kernel_muster.audit.checking.CASE_S", 0.5)
     monkeypatch.setattr(stuck, "_STUCK", {})
+    monkeypatch.setattr(stuck, "_KEPT", [])
     is_over, launched, entered = threading.Event(), [], []
 
     def wait():
@@ -528,6 +531,24 @@ def test_thread_of_a_case_enters_the_device_first(world, device):
     world.run(world.ask("acme::a"), {"acme": world.acme("acme::a")}, stage="proven")
     assert device.entered
     assert threading.get_ident() not in device.entered
+
+
+def test_what_holds_memory_of_a_stuck_device_is_kept(world, device):
+    class Model:
+        pass
+
+    def serves():
+        model = Model()
+        outcome = world.run(world.ask("acme::b"), {"acme": acme}, stage="proven")
+        return weakref.ref(model), outcome.error is not None
+
+    acme = world.plugin(kernels=[world.spec("acme::b", backend=hanging(device))])
+    held, was_refused = serves()
+    assert was_refused
+    assert held() is not None
+    stuck._KEPT.clear()
+    gc.collect()
+    assert held() is None
 
 
 def test_device_that_is_stuck_gets_no_other_case(handle_of, device):

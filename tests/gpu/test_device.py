@@ -34,15 +34,17 @@ CHANGED_INPUT = (
     HEAD.replace("const float* x", "float* x") + INDEX + "  if (i < n) { out[i] = x[i] * 2; x[i] = 0; }\n}\n"
 )
 WILD = GOOD.replace("out[i] =", "out[i + (1ll << 40)] =")
-# Long enough that whoever waits for it is found out, and then the device is free again whatever became of the process.
+# Long enough that whoever waits for it is found out; then all launches have ended, whatever became of the process.
 SPIN_S = 25
 SPINS = f"""
+__device__ unsigned long long first;
 __device__ unsigned long long now() {{
   unsigned long long ns;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
   return ns;
 }}
-{HEAD}  for (const unsigned long long start = now(); now() - start < {SPIN_S}000000000ull;) {{
+{HEAD}  const unsigned long long own = now(), other = atomicCAS(&first, 0, own);
+  for (const unsigned long long start = other == 0 ? own : other; now() - start < {SPIN_S}000000000ull;) {{
   }}
 {GOOD.removeprefix(HEAD)}"""
 FAMILY = (
@@ -452,7 +454,9 @@ def build(manifest, kernels, weights=None):
 _COMMAND = """
 import sys
 from kernel_muster.audit import checking
+from kernel_muster.bench import race
 checking.CASE_S = 2
+race.wait_in_time.__defaults__ = (2,)
 from kernel_muster.__main__ import main
 sys.exit(main())
 """
@@ -489,7 +493,7 @@ def spinning(tmp_path, cache):
     environment = {**os.environ, "PYTHONPATH": path, "MUSTER_CACHE_DIR": cache}
 
     def run(script, *arguments):
-        command = [sys.executable, "-c", script, *arguments, str(manifest)]
+        command = [sys.executable, "-c", script, *(str(manifest) if part == "MANIFEST" else part for part in arguments)]
         start = time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
         return done, time.monotonic() - start
@@ -498,7 +502,7 @@ def spinning(tmp_path, cache):
 
 
 def test_kernel_that_does_not_end_refuses_the_audit_and_the_command_ends_without_it(spinning, tmp_path, cache):
-    options = ("audit", "--target", "cuda", "--stage", "proven", "--format", "json", "--manifest")
+    options = ("audit", "--target", "cuda", "--stage", "proven", "--format", "json", "--manifest", "MANIFEST")
     done, seconds = spinning(_COMMAND, *options)
     assert done.returncode == 1, done.stderr
     assert seconds < SPIN_S - 2
@@ -515,9 +519,17 @@ def test_kernel_that_does_not_end_refuses_the_audit_and_the_command_ends_without
 
 
 def test_boot_on_a_device_that_is_stuck_is_refused(spinning):
-    done, seconds = spinning(_BOOTS)
+    done, seconds = spinning(_BOOTS, "MANIFEST")
     assert done.returncode == 0, done.stderr
     assert seconds < SPIN_S - 2
     first, second = json.loads(done.stdout.splitlines()[-1])
     assert first == [["NUMERICS_FAILED", "acme::twice"], ["UNCHECKED", "gemv::dense_gemv_bf16"]]
     assert second == [["NO_DEVICE", "cuda"]]
+
+
+def test_launches_that_do_not_end_end_the_measurement(spinning):
+    done, seconds = spinning(_COMMAND, "bench", "acme::twice", "--no-peers")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert seconds < SPIN_S - 2
+    wanted = "muster: error: cuda:0 still runs the launches of acme::twice, which did not end: "
+    assert wanted in done.stderr

@@ -215,7 +215,7 @@ class HostTimer:
 @pytest.fixture
 def raced_on_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return what measures a problem without a device: its rows by contestant."""
-    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda: None)
+    monkeypatch.setattr("kernel_muster.bench.race._synchronize", lambda who: None)
     return lambda problem: {row.contestant: row for row in race(HostTimer(), "bench", problem)}  # type: ignore[arg-type]
 
 

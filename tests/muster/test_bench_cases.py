@@ -1,12 +1,16 @@
 """``muster bench KEY``: a kernel at the cases of its contract, proven before it is timed."""
 
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kernel_muster.bench import cases
+from kernel_muster.audit.proofs import host_memory
+from kernel_muster.bench import cases, race
 from kernel_muster.bench.problem import Request
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry import stuck
+from kernel_muster.registry.errors import DeviceStuck, UsageError
 
 
 @pytest.fixture
@@ -49,7 +53,9 @@ def test_case_counts_what_it_reads_and_writes(kernels):
 
 def test_wrong_kernel_gets_its_findings_and_no_time(kernels, raced, monkeypatch):
     finding = SimpleNamespace(code="NUMERICS_FAILED", why="case one: error is 9 times the tolerance")
-    monkeypatch.setattr(cases, "prove", lambda *_: iter([SimpleNamespace(findings=(finding,), relative_l2=9.0)]))
+    monkeypatch.setattr(
+        cases, "prove", lambda *_, **given: iter([SimpleNamespace(findings=(finding,), relative_l2=9.0)])
+    )
     handle = kernels.kernel("silu", "silu_mul")
     case = handle.contract.cases[0]
     given = handle.contract.arguments(case, np.random.default_rng(0))
@@ -77,3 +83,36 @@ def test_cases_give_shape_and_rows():
         family.check_rows((4,))
     with pytest.raises(UsageError, match=r"--shape 8x8: norm::\* is measured at the cases of its contract"):
         family.parse_shape("8x8")
+
+
+def test_case_that_does_not_end_ends_the_measurement(kernels, raced, monkeypatch):
+    monkeypatch.setattr(stuck, "_STUCK", {})
+    monkeypatch.setattr(stuck, "_KEPT", [])
+    monkeypatch.setattr(cases, "CASE_S", 0.2)
+    is_over = threading.Event()
+    memory = replace(host_memory(), wait=is_over.wait, device=5)
+    monkeypatch.setattr(cases, "host_memory", lambda: memory)
+    handle = kernels.kernel("silu", "silu_mul")
+    case = handle.contract.cases[0]
+    given = handle.contract.arguments(case, np.random.default_rng(0))
+    try:
+        with pytest.raises(DeviceStuck, match=f"cuda:5 still runs silu::silu_mul, case {case.name}, which did not end"):
+            raced(cases.problem_of(kernels, handle, case, given))
+    finally:
+        is_over.set()
+
+
+def test_launches_that_do_not_end_give_the_device_up(monkeypatch):
+    monkeypatch.setattr(stuck, "_STUCK", {})
+    monkeypatch.setattr(stuck, "_KEPT", [])
+    race.wait_in_time(5, lambda: None, "the launches of x", 5)
+    with pytest.raises(ZeroDivisionError):
+        race.wait_in_time(5, lambda: 1 // 0, "the launches of x", 5)
+    assert not stuck.has_stuck()
+    is_over = threading.Event()
+    try:
+        with pytest.raises(DeviceStuck, match="cuda:5 still runs the launches of x, which did not end"):
+            race.wait_in_time(5, is_over.wait, "the launches of x", 0.1)
+    finally:
+        is_over.set()
+    assert stuck.has_stuck()

@@ -187,6 +187,19 @@ def _take_terminal(terminal: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
+def test_second_interrupt_ends_what_the_first_does_not(cli: Any) -> None:
+    cli.monkeypatch.setattr(sys.modules[__name__], "SLOW", f"import ctypes; ctypes.CDLL(None).signal(2, 1); {SLOW}")
+    with started(cli) as (process, child):
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.3)
+        assert is_there(child)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert ends(child)
+        assert process.stderr is not None
+        assert process.stderr.read() == b"muster: interrupted\n"
+
+
 def test_child_that_is_ended_by_others_is_no_result(cli: Any) -> None:
     with started(cli) as (process, child):
         os.kill(child, signal.SIGKILL)

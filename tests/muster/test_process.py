@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kernel_muster import __version__
 from kernel_muster.cli import exits, output
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.errors import DeviceStuck, UsageError
 
 
 def test_version_is_printed_without_importing_the_command(cli: Any) -> None:
@@ -191,6 +191,7 @@ def test_ascii_locale_changes_nothing(cli: Any) -> None:
     ("error", "code", "said"),
     [
         (UsageError("no"), 2, "muster: error: no\n"),
+        (DeviceStuck("cuda:0 still runs x"), 1, "muster: error: cuda:0 still runs x\n"),
         (KeyboardInterrupt(), 130, "muster: interrupted\n"),
         (SystemExit(0), 3, "muster: internal error: SystemExit: 0"),
         (ZeroDivisionError("x\ny"), 3, "muster: internal error: ZeroDivisionError: x y (at "),
