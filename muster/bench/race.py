@@ -122,10 +122,10 @@ def _synchronize(who: str) -> None:
     import cupy
 
     ordinal = int(cupy.cuda.runtime.getDevice())
-    wait_in_time(ordinal, cupy.cuda.Device(ordinal).synchronize, f"the launches of {who}")
+    wait_in_time(ordinal, cupy.cuda.Device(ordinal).synchronize, f"the launches of {who}", LONGEST_WAIT_S)
 
 
-def wait_in_time(ordinal: int, wait: Callable[[], None], by: str, seconds: float = LONGEST_WAIT_S) -> None:
+def wait_in_time(ordinal: int, wait: Callable[[], None], by: str, seconds: float) -> None:
     """Wait for a device; DeviceStuck names what does not end there, and the device is given up."""
     outcome = watched(wait, seconds, by)
     if outcome.error is not None:
