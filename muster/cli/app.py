@@ -53,7 +53,7 @@ def _group(module: ModuleType, help_text: str, functions: Sequence[str], run_bod
     return group
 
 
-def _app(called: str, run_body: RunBody) -> typer.Typer:
+def _app(called: str = "", run_body: RunBody = here) -> typer.Typer:
     """Put the command together: all of it, or only what is called, so that no other command costs an import."""
     # Plain help: rich would draw boxes where ASCII was promised, and takes 50 ms to import.
     app = typer.Typer(help=_HELP, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
