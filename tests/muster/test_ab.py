@@ -2,11 +2,15 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.audit import proofs
+from kernel_muster.registry import stuck
 from kernel_muster.registry.findings import Finding
 
 # A plugin that replaces tiers of the NVFP4 GEMV: right ones, with what a test does to them.
@@ -105,6 +109,26 @@ def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differ
     assert four["kernels"]["seconds_a"] > 0
     assert four["kernels"]["seconds_b"] > 0
     assert four["floor"]["worst"] > 0
+
+
+def test_proof_that_does_not_end_on_a_device_leaves_a_verdict(
+    ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+    memory = replace(proofs.host_memory(), wait=is_over.wait, device=3)
+    monkeypatch.setattr(proofs, "host_memory", lambda: memory)
+    monkeypatch.setattr("kernel_muster.audit.checking.CASE_S", 0.3)
+    monkeypatch.setattr(stuck, "_STUCK", {})
+    monkeypatch.setattr(stuck, "_KEPT", [])
+    try:
+        ran = ab("--a", "MUSTER_QKV_ARM=tiled", "--b", "MUSTER_QKV_ARM=wide", "--format", "json", sequences="4")
+    finally:
+        is_over.set()
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+    first, *rest = [proof["problems"] for proof in ran.json["models"][0]["proofs"]]
+    assert [problem.partition(" ")[0] for problem in first] == ["NUMERICS_FAILED:"]
+    assert rest
+    assert {problem.partition(" ")[0] for problems in rest for problem in problems} == {"UNCHECKED:"}
 
 
 def test_wrong_kernel_is_caught_and_named(planted: Callable[..., Any]) -> None:
