@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from kernel_muster.registry import target
+from kernel_muster.registry import stuck, target
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.target import CPU_TARGET, Device, resolve_target
@@ -26,6 +26,16 @@ def no_driver(monkeypatch):
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(target, "read_devices", read)
+
+
+def test_device_that_is_stuck_is_none(two_gpus, monkeypatch):
+    monkeypatch.setattr(stuck, "_STUCK", {})
+    monkeypatch.setattr(stuck, "_KEPT", [])
+    stuck.mark_stuck(1, "acme::double, case one")
+    found, finding = resolve_target("cuda:1")
+    assert (found, finding.code) == (None, "NO_DEVICE")
+    assert finding.why.startswith("cuda:1 still runs acme::double, case one, which did not end: ")
+    assert resolve_target("cuda:0")[0].device.ordinal == 0
 
 
 def test_cpu_only_when_named(no_driver):
