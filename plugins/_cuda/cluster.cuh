@@ -33,13 +33,22 @@ __device__ __forceinline__ void cluster_wait() {}
 using Arrival = unsigned long long;
 
 // By one thread; the cluster's barrier, reached relaxed or not, stands between this and the stores.
-__device__ __forceinline__ void expect_bytes(Arrival* arrival, u32 bytes) {
+__device__ __forceinline__ void begin_arrival(Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900
-    const u32 at = (u32)__cvta_generic_to_shared(arrival);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 #endif
+}
+// By one thread, before or after the first bytes have come.
+__device__ __forceinline__ void announce_bytes(Arrival* arrival, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(arrival)),
+                 "r"(bytes) : "memory");
+#endif
+}
+__device__ __forceinline__ void expect_bytes(Arrival* arrival, u32 bytes) {
+    begin_arrival(arrival);
+    announce_bytes(arrival, bytes);
 }
 
 // Both addresses are those of this block's own; the store is counted where it arrives.
