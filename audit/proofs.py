@@ -21,7 +21,7 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.specs import is_host_backend
 from kernel_muster.registry.stuck import mark_stuck, why_stuck
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain, one_line, watched
+from kernel_muster.registry.watch import Outcome, Worker, cause_chain, one_line
 
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
@@ -32,19 +32,19 @@ _GUARD_BYTE = 0xA5
 class Memory:
     """Where a proof's arrays live: how to bring an array there and back.
 
-    ``enter`` is what a thread does before anything else there; ``device`` is the ordinal, None for the host.
+    ``watched`` runs a case there for a limited time; ``device`` is the ordinal, None for the host.
     """
 
     to: Callable[[Any], Any]
     back: Callable[[Any], Any]
     wait: Callable[[], None]
-    enter: Callable[[], None] = lambda: None
+    watched: Callable[[Callable[[], Any], float, str], Outcome[Any]]
     device: int | None = None
 
 
 def host_memory() -> Memory:
     """Return host memory; arrays are copied, so that a proof never shares them."""
-    return Memory(np.copy, np.copy, lambda: None)
+    return Memory(np.copy, np.copy, lambda: None, Worker().watched)
 
 
 def device_memory(ordinal: int) -> Memory:
@@ -62,7 +62,7 @@ def device_memory(ordinal: int) -> Memory:
         cupy.cuda.Device(ordinal).use()
         cupy.cuda.runtime.free(0)  # the driver's launches take the context of the thread
 
-    return Memory(to, cupy.asnumpy, wait, enter, ordinal)
+    return Memory(to, cupy.asnumpy, wait, Worker(enter).watched, ordinal)
 
 
 @frozen
@@ -118,15 +118,10 @@ def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds
     """
     if seconds is None:
         return _judged(handle, case, memory, find)
-
-    def prove_there() -> CaseResult:
-        memory.enter()
-        return _judged(handle, case, memory, find)
-
-    outcome = watched(prove_there, seconds, f"proof of {handle.key}")
+    outcome = memory.watched(lambda: _judged(handle, case, memory, find), seconds, f"proof of {handle.key}")
     if outcome.error is not None:
         raise outcome.error
-    if outcome.value is not None:
+    if isinstance(outcome.value, CaseResult):
         return outcome.value
     given_up = "other cases were not tried"
     if memory.device is not None:

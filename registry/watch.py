@@ -4,15 +4,18 @@ import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pluggy
 from kernel_muster.registry.entered import entered
 from kernel_muster.registry.values import frozen
 
 _T = TypeVar("_T")
+_Calls = SimpleQueue[Callable[[], object] | None]
 _LONGEST = 300
 _MACHINERY = (os.path.dirname(__file__) + os.sep, os.path.dirname(pluggy.__file__) + os.sep, threading.__file__)
 
@@ -41,24 +44,78 @@ def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
     ``name`` says whose code it is, should it end the process.
     """
     outcome: list[Outcome[_T]] = []
-
-    def run() -> None:
-        try:
-            outcome.append(Outcome(call()))
-        except BaseException as error:  # noqa: BLE001  (the one place where foreign exceptions become values)
-            outcome.append(Outcome(error=error))
-
-    thread = threading.Thread(target=run, name=f"muster: {name}", daemon=True)
+    thread = _begun(lambda: outcome.append(_outcome_of(call)), name)
     with entered(name):
         thread.start()
         thread.join(seconds)
-    if not outcome:
-        frame = sys._current_frames().get(thread.ident or 0)
-        stack = "".join(_stack(frame)) if frame else "no stack"
-        return Outcome(stack=stack)
-    if isinstance(outcome[0].error, KeyboardInterrupt):
-        raise outcome[0].error
-    return outcome[0]
+    return _told(outcome[0]) if outcome else _hanging(thread)
+
+
+class Worker:
+    """A thread that runs calls in turn, each watched; ``begin`` runs there first. It ends when this object does.
+
+    Many short calls cost less so than with a thread each. One that hangs takes the thread along: the next gets another.
+    """
+
+    def __init__(self, begin: Callable[[], object] = lambda: None) -> None:
+        self._begin = begin
+        self._calls: _Calls | None = None
+        self._thread = threading.current_thread()
+
+    def watched(self, call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
+        """Run ``call`` as :func:`watched` does."""
+        outcomes: SimpleQueue[Outcome[_T]] = SimpleQueue()
+        if self._calls is None:
+            calls: _Calls = SimpleQueue()
+            self._calls = calls
+            self._thread = _begun(lambda: _work(calls), "worker")
+            self._thread.start()
+            weakref.finalize(self, calls.put, None)
+            call = _after(self._begin, call)
+        try:
+            with entered(name):
+                self._calls.put(lambda: outcomes.put(_outcome_of(call)))
+                return _told(outcomes.get(timeout=seconds))
+        except Empty:
+            self._calls.put(None)
+            self._calls = None
+            return _hanging(self._thread)
+
+
+def _begun(work: Callable[[], None], name: str) -> threading.Thread:
+    return threading.Thread(target=work, name=f"muster: {name}", daemon=True)
+
+
+def _after(begin: Callable[[], object], call: Callable[[], _T]) -> Callable[[], _T]:
+    def both() -> _T:
+        begin()
+        return call()
+
+    return both
+
+
+def _work(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # what it holds is not this thread's
+
+
+def _outcome_of(call: Callable[[], _T]) -> Outcome[_T]:
+    try:
+        return Outcome(call())
+    except BaseException as error:  # noqa: BLE001  (the one place where foreign exceptions become values)
+        return Outcome(error=error)
+
+
+def _told(outcome: Outcome[_T]) -> Outcome[_T]:
+    if isinstance(outcome.error, KeyboardInterrupt):
+        raise outcome.error
+    return outcome
+
+
+def _hanging(thread: threading.Thread) -> Outcome[Any]:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return Outcome(stack="".join(_stack(frame)) if frame else "no stack")
 
 
 def _stack(frame: FrameType) -> list[str]:

@@ -17,6 +17,7 @@ from kernel_muster.audit.proofs import host_memory, prove
 from kernel_muster.registry import stuck
 from kernel_muster.registry.discovery import discover
 from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.watch import Worker
 from numpy.lib.stride_tricks import as_strided
 
 TILE = 8
@@ -493,7 +494,8 @@ def device(monkeypatch):
         if launched:
             is_over.wait()
 
-    memory = replace(host_memory(), wait=wait, enter=lambda: entered.append(threading.get_ident()), device=3)
+    worker = Worker(lambda: entered.append(threading.get_ident()))
+    memory = replace(host_memory(), wait=wait, watched=worker.watched, device=3)
     monkeypatch.setattr(proofs, "host_memory", lambda: memory)
     yield SimpleNamespace(launched=launched, entered=entered, memory=memory)
     is_over.set()
@@ -527,9 +529,9 @@ def test_launch_that_does_not_end_gives_the_device_up_and_the_boot_is_judged(wor
     assert {row.key: row.stage for row in outcome.report.kernels} == stages
 
 
-def test_thread_of_a_case_enters_the_device_first(world, device):
+def test_thread_of_the_cases_enters_the_device_once_and_first(world, device):
     world.run(world.ask("acme::a"), {"acme": world.acme("acme::a")}, stage="proven")
-    assert device.entered
+    assert len(device.entered) == 1
     assert threading.get_ident() not in device.entered
 
 

@@ -1,12 +1,14 @@
 """Calls that are watched, and exceptions as text."""
 
+import gc
 import json
+import threading
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import kernel_muster as km
 import pytest
-from kernel_muster.registry.watch import cause_chain, located, one_line, watched
+from kernel_muster.registry.watch import Worker, cause_chain, located, one_line, watched
 
 
 def raising(error):
@@ -20,6 +22,40 @@ def test_watched_call_gives_its_value_or_its_exception():
     assert watched(lambda: 3, 5, "x").value == 3
     error = watched(raising(ValueError("no")), 5, "x").error
     assert cause_chain(error).startswith("ValueError: no (at ")
+
+
+def test_worker_runs_its_calls_in_one_thread_that_it_begins_and_that_ends_with_it():
+    begun = []
+    worker = Worker(lambda: begun.append(threading.current_thread()))
+    threads = [worker.watched(threading.current_thread, 5, "x").value for _ in range(3)]
+    assert begun == threads[:1]
+    assert len({*threads}) == 1
+    assert threads[0] is not threading.current_thread()
+    error = worker.watched(raising(ValueError("no")), 5, "x").error
+    assert cause_chain(error).startswith("ValueError: no (at ")
+    with pytest.raises(KeyboardInterrupt):
+        worker.watched(raising(KeyboardInterrupt()), 5, "x")
+    del worker
+    gc.collect()  # the interrupt's own frames refer to it
+    threads[0].join(5)
+    assert not threads[0].is_alive()
+
+
+def test_worker_leaves_a_call_that_hangs_and_goes_on_in_another_thread():
+    is_over, begun = threading.Event(), []
+    worker = Worker(lambda: begun.append(threading.current_thread()))
+    outcome = worker.watched(is_over.wait, 0.1, "x")
+    assert outcome.is_hanging
+    assert "in wait" in outcome.stack
+    assert worker.watched(lambda: 3, 5, "x").value == 3
+    assert len(begun) == 2
+    is_over.set()
+    begun[0].join(5)
+    assert not begun[0].is_alive()
+
+
+def test_worker_whose_beginning_fails_says_so():
+    assert isinstance(Worker(raising(ValueError("no"))).watched(lambda: 3, 5, "x").error, ValueError)
 
 
 def test_exception_is_told_on_one_line_with_its_place():
