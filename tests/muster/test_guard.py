@@ -17,6 +17,7 @@ IMPORT = "{body}\nimport kernel_muster as km\n@km.hookimpl\ndef muster_levers():
 HOOK = "import kernel_muster as km\n@km.hookimpl\ndef muster_levers():\n    {body}\n"
 OBSERVER = "import kernel_muster as km\n@km.hookimpl\ndef muster_audit_finished(report):\n    {body}\n"
 EXIT = "import os; os._exit(0)"
+CRASH = "import faulthandler; faulthandler._sigsegv()"
 #: What ends a process: the command's exit code, and what is said of it.
 ENDS = {
     EXIT: (3, "exit code 0"),
@@ -25,7 +26,7 @@ ENDS = {
     "import os; os.fork() and os._exit(0); os._exit(0)": (3, "exit code 0"),
     "import os; os.kill(os.getpid(), 9)": (137, "signal SIGKILL"),
     "import signal; signal.raise_signal(signal.SIGTERM)": (143, "signal SIGTERM"),
-    "import faulthandler; faulthandler._sigsegv()": (139, "signal SIGSEGV"),
+    CRASH: (139, "signal SIGSEGV"),
 }
 SLOW = "import os, sys, time; sys.stderr.write(f'{os.getpid()}\\n'); sys.stderr.flush(); time.sleep(60)"
 COMMANDS = (
@@ -39,9 +40,10 @@ def said_of(how: str, who: str) -> str:
     return f"muster: error: there is no result: the process that does the work ended with {how}, in {who}\n"
 
 
-@pytest.mark.parametrize("where", [IMPORT, HOOK, OBSERVER])
-@pytest.mark.parametrize("body", ENDS)
-def test_plugin_that_ends_the_process_is_no_result_and_is_named(cli: Any, body: str, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "body"), [*((IMPORT, body) for body in ENDS), (HOOK, EXIT), (OBSERVER, EXIT), (OBSERVER, CRASH)]
+)
+def test_plugin_that_ends_the_process_is_no_result_and_is_named(cli: Any, where: str, body: str) -> None:
     cli.install(where.format(body=body), "ending")
     done = cli.process("audit", "qwen3.6-27b", "--target", "cpu")
     code, how = ENDS[body]
