@@ -338,16 +338,23 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     }
 
     // Stage 1: the first tiles, and the queries.
-    Walk now(team.index * GROUP, cut), next = now;
+    Walk now(team.index * GROUP, cut), next = now, following = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
     const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
-    u32 filled = 0, place = 0, there = 0;  // where the next copy goes, in bytes; where it comes from
+    u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = false;
-    // Sends keys of the next tile on their way, or values of the same; what the table says of the one after is asked for long
-    // before it is needed.
-    auto fetch = [&](bool is_value) {
+    // What the table says of a tile is asked for two steps ahead: behind copies a load takes as long as they do.
+    int later = NOWHERE;
+    auto look_ahead = [&] {
+        if (following.piece != NO_PIECE) following.advance(row, team, cut);
+        const int token = following.token + own_token;
+        later = load_entry_if(following.piece != NO_PIECE && token < row.length, row.table + cache.page_of(token));
+    };
+    look_ahead();
+    // Sends keys of the next tile on their way, or values of the same, to a place in the ring.
+    auto fetch = [&](bool is_value, u32 to) {
         if (!is_value) {
             has_tile = next.piece != NO_PIECE;
             const int token = next.token + own_token;
@@ -355,13 +362,11 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
             place = (u32)max(at, 0) * stride;
             there = __ballot_sync(0xffffffffu, at != NOWHERE);
         }
-        if (has_tile) Rows<D>::template fetch<1>(ring + filled, is_value ? values : keys, place, there, 0);
+        if (has_tile) Rows<D>::template fetch<1>(ring + to, is_value ? values : keys, place, there, 0);
         commit_copies();
-        filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
         if (!is_value && has_tile) {
-            next.advance(row, team, cut);
-            if (next.piece != NO_PIECE && next.token + own_token < row.length)
-                entry = load_entry(row.table + cache.page_of(next.token + own_token));
+            next = following, entry = later;
+            look_ahead();
         }
     };
     // The block that has the newest token.
@@ -369,7 +374,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     const bool is_owner = newest_piece / GROUP % team.sharing == team.index;
     OwnQueries<D, 1> q;
 #pragma unroll 1
-    for (int i = 0; i < SLOTS; ++i) fetch(i & 1);
+    for (int i = 0; i < SLOTS; ++i) fetch(i & 1, i * TILE_BYTES);
     source.make(shared.q, shared.fresh, row, is_owner);
     source.template end<SLOTS>();
     q.load(shared.q, 0);
@@ -393,7 +398,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
         float s[4];
         score<D, 1>(s, q, ring + used, 0);
         __syncwarp();
-        fetch(SLOTS & 1);
+        fetch(SLOTS & 1, used);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
         mask(s, scale, row.length - token);
         float2 keep;
@@ -440,7 +445,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
 #pragma unroll
                 for (int i = 0; i < 4; ++i) o[0][j][i] = 0.0f;
         }
-        fetch((SLOTS + 1) & 1);
+        fetch((SLOTS + 1) & 1, used);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
     }
 
@@ -467,6 +472,13 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + BESIDE_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
+    const int own_token = TILE * tile + (lane & 15);
+    int now = team.index * TOKENS;  // where a step begins
+    // What the table says of the two steps after this one, which has them in a context of as many pieces as there may be: so
+    // nothing needs its length. Behind copies a load takes as long as they do.
+    int following = entry_of(cache, row.table, row.entries, now + team.most * TOKENS + own_token);
+    int later = entry_of(cache, row.table, row.entries, now + 2 * team.most * TOKENS + own_token);
     source.begin(shared.q, row);  // before anybody waits for the length
     commit_copies();
     if (team.index >= team.sharing) {
@@ -480,30 +492,28 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
 
     // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
     // while it comes.
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
-    const int own_token = TILE * tile + (lane & 15);
     const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
     const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
-    int now = team.index * TOKENS, next = now;  // where a step begins
-    u32 filled = 0, place = 0, there = 0;       // where the next copy goes, in bytes; where it comes from
+    u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = true;
-    auto find = [&] {
-        const int token = next + own_token;
+    auto find = [&](int first) {
+        const int token = first + own_token;
         const bool exists = token < row.length, is_there = (u32)entry < (u32)cache.pages;
         is_bad |= exists & !is_there;
         place = exists & is_there ? (u32)cache.place_in(entry, token) * stride : 0;
         there = __ballot_sync(0xffffffffu, exists & is_there);
     };
-    auto copy = [&](const uint4* from) {
-        if (has_tile) Rows<D>::template fetch<HALVES>(ring + filled, from, place, there, half);
+    auto copy = [&](const uint4* from, u32 to) {
+        if (has_tile) Rows<D>::template fetch<HALVES>(ring + to, from, place, there, half);
         commit_copies();
-        filled = filled + TILE_BYTES == RING_BYTES ? 0 : filled + TILE_BYTES;
     };
     row.length = checked_length(row.length, cache, row.entries);
-    find();
-    copy(keys);
-    copy(values);
+    find(now);
+    copy(keys, 0);
+    // Copies come in the order they are asked for: keys of all warps first, so that scores are made before values come.
+    __syncthreads();
+    copy(values, TILE_BYTES);
     if (team.index > 0 && now >= row.length) {  // no piece
         wait_for_copies<0>();
         return;
@@ -511,31 +521,33 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     const Cut cut(row.length, team.most);
     const int step = cut.pieces * TOKENS;
     // What the table says of a tile is asked for long before it is needed.
-    auto advance = [&] {
-        next += step;
-        if (next + own_token < row.length) entry = load_entry(row.table + cache.page_of(next + own_token));
+    auto advance = [&](int first) {
+        entry = following, following = later;
+        const int token = first + 3 * step + own_token;
+        later = load_entry_if(token < row.length, row.table + cache.page_of(token));
     };
-    auto fetch = [&](bool is_value) {
+    // Of the step that begins there, or of the same as before if these are values.
+    auto fetch = [&](bool is_value, u32 to, int first) {
         if (is_value) {
-            copy(values);
+            copy(values, to);
             return;
         }
-        has_tile = next < row.length;
-        if (has_tile) find();
-        copy(keys);
-        if (has_tile) advance();
+        has_tile = first < row.length;
+        if (has_tile) find(first);
+        copy(keys, to);
+        if (has_tile) advance(first);
     };
-    advance();
+    advance(now);
     // The block that has the newest token.
     const int newest = row.length - 1;
     const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
     OwnQueries<D, HALVES> q;
-    source.make(shared.q, shared.fresh, row, is_owner);
 #pragma unroll 1
-    for (int i = 2; i < SLOTS; ++i) fetch(i & 1);
+    for (int i = 2; i < SLOTS; ++i) fetch(i & 1, i * TILE_BYTES, now + i / 2 * step);
+    source.make(shared.q, shared.fresh, row, is_owner);
     source.template end<SLOTS>();
     q.load(shared.q, half);
-    const int replaced = Source::IS_FRESH && source.has_token() ? newest : -1;
+    const bool replaces = Source::IS_FRESH && source.has_token();
 
     // Stage 2: step after step.
     Softmax softmax;
@@ -547,18 +559,18 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     while (now < row.length) {
         if constexpr (!KEEPS_QUERIES) q.load(shared.q, half);
         const int token = now + TILE * tile;
-        const bool has_newest = Source::IS_FRESH && (u32)(replaced - token) < TILE, is_last_step = now + step >= row.length;
+        const bool has_newest = replaces && (u32)(row.length - 1 - token) < TILE, is_last_step = now + step >= row.length;
         const bool is_first_step = now == team.index * TOKENS;
 
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
-            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.key, half, HALVES);
+            if (has_newest) Rows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.key, half, HALVES);
         float s[4];
         score<D, HALVES>(s, q, ring + used, half);
         __syncwarp();
         if (HALVES > 1) shared.told.half_scores[warp][lane] = make_float4(s[0], s[1], s[2], s[3]);
-        fetch(SLOTS & 1);
+        fetch(SLOTS & 1, used, now + SLOTS / 2 * step);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
         if (HALVES > 1) {
             meet_pair(tile);
@@ -590,7 +602,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         wait_for_copies<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
-            if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, half, HALVES);
+            if (has_newest) Rows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.value, half, HALVES);
         __syncthreads();
         uint4 all_weights[WARPS];
 #pragma unroll
@@ -615,7 +627,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         }
         now += step;
         __syncthreads();
-        fetch((SLOTS + 1) & 1);
+        fetch((SLOTS + 1) & 1, used, now + SLOTS / 2 * step);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
     }
     result.write(row, D);
