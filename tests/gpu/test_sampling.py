@@ -48,11 +48,18 @@ def test_top_k_of_more_equal_logits_than_a_list_holds(launched, above, width, k)
 
 
 @pytest.mark.parametrize("k", [1, 20, 128, 200])
-def test_top_k_of_rows_with_few_numbers(launched, k):
-    logits = np.full((3, 20_000), -np.inf, BF16)
-    logits[0, 7], logits[1, 19_999] = 1, -5
-    logits[2, ::500] = np.arange(40) % 7
+@pytest.mark.parametrize("width", [20_000, 248_320])
+def test_top_k_of_rows_with_few_numbers(launched, width, k):
+    logits = np.full((3, width), -np.inf, BF16)
+    logits[0, 7], logits[1, width - 1] = 1, -5
+    logits[2, : 40 * 500 : 500] = np.arange(40) % 7
     top_k(launched, logits, k)
+
+
+@pytest.mark.parametrize("k", [3, 24, 25, 100])
+@pytest.mark.parametrize("width", [1000, 32_760, 262_144, 262_152, 300_001])
+def test_top_k_of_short_and_long_rows(launched, width, k):
+    top_k(launched, np.random.default_rng(k).normal(0, 2, (2, width)).astype(BF16), k)
 
 
 def middle(probabilities, place):
