@@ -91,6 +91,7 @@ SAMPLE = Contract(
             ("many_ties", 33, _WIDEST),
             ("ties_in_vectors", 7, 4096),
             ("vocabulary", 1, 248_320),
+            ("few_of_many", 2, 40_000),
             ("odd", 17, 77),
             ("no_rows", 0, 256),
         )
@@ -131,6 +132,7 @@ TOPK = Contract(
             ("one_logit", 2, 1, 1),
             ("many_ties", 9, _WIDEST, 20),
             ("vocabulary", 1, 248_320, 64),
+            ("few_of_many", 2, 40_000, 20),
             ("nearly_all", 2, 4096, 4000),
             ("all", 3, 17, 17),
             ("no_rows", 0, 64, 4),
