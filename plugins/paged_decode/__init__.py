@@ -28,8 +28,8 @@ def muster_contracts() -> Iterable[Contract]:
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the kernels, for the host and for a device, where one source serves plain and gated attention."""
     for contract, function, shares, backend in (
-        (DECODE, paged_decode_attn, (), launch.DECODE),
-        (DECODE_GATED, paged_decode_attn_gated, (), launch.DECODE),
+        (DECODE, paged_decode_attn, (), launch.ROWS),
+        (DECODE_GATED, paged_decode_attn_gated, (), launch.ROWS),
         (DECODE_FRESH, paged_decode_attn_fresh, _SHARES, launch.DECODE_FRESH),
     ):
         key = f"paged_decode::{contract.name}"

@@ -74,9 +74,9 @@ def head_entry(name: str, bound: Bound) -> str:
     """Return the entry point for a head size; ContractError for sizes that no kernel takes."""
     dims = bound.dims
     if dims["D"] > LARGEST_HEAD_DIM:
-        raise ContractError(f"{name}: head_dim is {dims['D']}, expected at most {LARGEST_HEAD_DIM}")
+        raise ContractError(f"attention: head_dim is {dims['D']}, expected at most {LARGEST_HEAD_DIM}")
     if dims["P"] * dims["B"] > _MOST_ROWS:
-        raise ContractError(f"{name}: the cache has {dims['P'] * dims['B']} tokens, expected at most {_MOST_ROWS}")
+        raise ContractError(f"attention: the cache has {dims['P'] * dims['B']} tokens, expected at most {_MOST_ROWS}")
     return f"{name}_d{dims['D']}" if dims["D"] in HEAD_DIMS else f"{name}_any"
 
 
@@ -132,21 +132,6 @@ def combining_blocks(head_dim: int, pieces: int) -> int:
     return head_dim // _COLUMNS * warps // of_block
 
 
-def launches(
-    name: str, bound: Bound, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
-) -> tuple[LaunchPlan, ...]:
-    """Return the launch over some rows: of blocks that share them out, or of the kernel for any head size.
-
-    A team has a row, a key head, and eight of its query heads.
-    """
-    dims, entry = bound.dims, head_entry(name, bound)
-    if rows * dims["Hq"] == 0:
-        return ()
-    if entry.endswith("_any"):
-        return (LaunchPlan(entry, (rows * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"])),)
-    return (_shared_launch(name, bound, rows, tensors, numbers),)
-
-
 def _shared_launch(
     name: str, bound: Bound, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
 ) -> LaunchPlan:
@@ -154,7 +139,7 @@ def _shared_launch(
     dims = bound.dims
     vectors = dims["P"] * dims["B"] * dims["Hk"] * dims["D"] // VECTOR
     if vectors > _MOST_VECTORS:
-        raise ContractError(f"{name}: the cache has {vectors} x 16 bytes, expected at most {_MOST_VECTORS}")
+        raise ContractError(f"attention: the cache has {vectors} x 16 bytes, expected at most {_MOST_VECTORS}")
     teams_a_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_A_BLOCK)
     teams, most = rows * teams_a_row, most_pieces(teams_a_row)
     shares = shares_of(teams, dims["L"] * dims["B"], most)
@@ -177,30 +162,41 @@ def _shared_launch(
 _SIZES = ("i32", "i32", "u32", "i32", "i32", "i32")  # of paged_sizes
 
 
-def entry_points(name: str, pointers: int, counts: int) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a source: for each head size one for many rows and one for few; and one for any."""
-    numbers = ("f32", *("i32",) * counts, *_SIZES)
-    by_size = _shared_entries(name, ("ptr",) * (pointers + 2) + (*numbers, "i32", "i32"))
-    return (*by_size, EntryPoint(f"{name}_any", ("ptr",) * pointers + numbers + ("i32",)))
-
-
 def _shared_entries(name: str, parameters: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     forms = name, f"{name}_spread"
     return tuple(EntryPoint(f"{form}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for form in forms)
 
 
-_INPUTS = ("q", "k_cache", "v_cache", "block_table", "context_lens")
+_TENSORS = ("q", "k_cache", "v_cache", "block_table", "cu_rows", "context_lens", "gate", "out")
+_NUMBERS = ("f32", "i32", "i32", *_SIZES)
 
 
-def _plan_decode(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
+def _plan_rows(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
+    """Return the launch of blocks that share rows out, a row a sequence or those of ``cu_rows``; or for any head size.
+
+    A team has a row, a key head, and eight of its query heads.
+    """
     views, dims = bound.views, bound.dims
-    tensors = (*(views[name] for name in _INPUTS), views.get("gate", _NO_ARRAY), views["out"])
-    numbers = (in_base_two(bound.arguments["scale"]), dims["L"], *paged_sizes(bound))
-    return launches("paged_decode", bound, dims["S"], tensors, numbers)
+    rows = dims.get("M", dims["S"])
+    entry = head_entry("paged_decode", bound)
+    if rows * dims["Hq"] == 0:
+        return ()
+    tensors = tuple(views.get(name, _NO_ARRAY) for name in _TENSORS)
+    numbers = (in_base_two(bound.arguments["scale"]), dims["S"], dims["L"], *paged_sizes(bound))
+    if entry.endswith("_any"):
+        return (LaunchPlan(entry, (rows * dims["Hq"], 1, 1), (*tensors, *numbers, dims["D"])),)
+    return (_shared_launch("paged_decode", bound, rows, tensors, numbers),)
 
 
-DECODE = AttentionKernel(
-    FOLDER / "paged_decode.cu", entry_points("paged_decode", 7, 1), _plan_decode, include_dirs=(INCLUDE_DIR,)
+#: For each head size a kernel for many rows and one for few; and one for any.
+ROWS = AttentionKernel(
+    FOLDER / "paged_decode.cu",
+    (
+        *_shared_entries("paged_decode", ("ptr",) * (len(_TENSORS) + 2) + (*_NUMBERS, "i32", "i32")),
+        EntryPoint("paged_decode_any", ("ptr",) * len(_TENSORS) + (*_NUMBERS, "i32")),
+    ),
+    _plan_rows,
+    include_dirs=(INCLUDE_DIR,),
 )
 
 

@@ -1,28 +1,57 @@
-// Attention of one new token a sequence over a paged cache. Grid: see BlockPlace; launched by launch.py. With a gate, the
-// bits are those of attention and sigmoid_gate_mul after it. sm_80 and newer.
+// Attention of rows over a paged cache: of one new token a sequence, or of many (cu_rows), where each is the decode step of
+// its prefix. Grid: see BlockPlace; launched by launch.py. With a gate, the bits are those of attention and
+// sigmoid_gate_mul after it. sm_80 and newer.
+//
+// A row that no sequence has (cu_rows that do not share the rows out), and one whose context is shorter than the rows of
+// its sequence, are zeros. Rows of a sequence follow each other, so that what they share of the cache comes from L2.
 //
 // Nothing allows the next launch before blocks end: its own, which would take what these leave, would stand unevenly for all
 // of their time, many on few multiprocessors. Steps of 8 and 16 sequences took 7 and 4% longer (27B, H200).
 #include "attention.cuh"
 
+// Sequence and length of the context of a row.
+struct Prefix {
+    int sequence = 0, length = 0;
+
+    __device__ __forceinline__ Prefix(const int* cu_rows, const int* context_lens, int S, int row) {
+        if (!cu_rows) {
+            sequence = row, length = context_lens[row];
+            return;
+        }
+        int low = 0, high = S;  // the last sequence that begins at the row or before, hence not an empty one
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (cu_rows[middle] <= row) low = middle;
+            else high = middle;
+        }
+        if (S > 0 && cu_rows[low] <= row && row < cu_rows[low + 1]) {
+            const int before = context_lens[low] - (cu_rows[low + 1] - cu_rows[low]);
+            sequence = low;
+            length = before < 0 ? 0 : before + row - cu_rows[low] + 1;
+        }
+    }
+};
+
 #define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                       \
     extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
-        const __nv_bfloat16* q,                    /* [S, Hq, D] */                                                 \
+        const __nv_bfloat16* q,                    /* [M, Hq, D] */                                                 \
         const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                              \
         const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                              \
         const int* block_table,                    /* [S, L] */                                                     \
+        const int* cu_rows,                        /* [S + 1], or none: a row is a sequence */                      \
         const int* context_lens,                   /* [S] */                                                        \
-        const __nv_bfloat16* gate,                 /* [S, Hq, D], or none */                                        \
-        __nv_bfloat16* __restrict__ out,           /* [S, Hq, D] */                                                 \
+        const __nv_bfloat16* gate,                 /* [M, Hq, D], or none */                                        \
+        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                 \
         float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) {      \
+        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) { \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
         const BlockPlace at(per_key);                                                                               \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
-        const int* const table = block_table + (size_t)at.row * L;                                                  \
         wait_for_previous_launch();                                                                                 \
-        const int entry = entry_of(cache, table, L, at.first_token<D, SPREAD>());                                   \
-        const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
+        const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
+        const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
+        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<D, SPREAD>());                       \
+        const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
                       gate ? gate + first : nullptr};                                                               \
         attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
     }
@@ -34,23 +63,24 @@ PAGED_DECODE(paged_decode_spread, 64, true, SPREAD_BOUNDS(64))
 PAGED_DECODE(paged_decode_spread, 128, true, SPREAD_BOUNDS(128))
 PAGED_DECODE(paged_decode_spread, 256, true, SPREAD_BOUNDS(256))
 
-// Any D up to 1024. Grid: S * Hq.
+// Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
-    const __nv_bfloat16* q,                    // [S, Hq, D]
+    const __nv_bfloat16* q,                    // [M, Hq, D]
     const __nv_bfloat16* k_cache,              // [P, B, Hk, D]
     const __nv_bfloat16* v_cache,              // [P, B, Hk, D]
     const int* block_table,                    // [S, L]
+    const int* cu_rows,                        // [S + 1], or none: a row is a sequence
     const int* context_lens,                   // [S]
-    const __nv_bfloat16* gate,                 // [S, Hq, D], or none
-    __nv_bfloat16* __restrict__ out,           // [S, Hq, D]
-    float scale, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
+    const __nv_bfloat16* gate,                 // [M, Hq, D], or none
+    __nv_bfloat16* __restrict__ out,           // [M, Hq, D]
+    float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
     allow_next_launch();
     wait_for_previous_launch();
     const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};
-    const int sequence = blockIdx.x / (Hk * per_key), head = blockIdx.x % (Hk * per_key);
+    const int head = blockIdx.x % (Hk * per_key);
+    const Prefix prefix(cu_rows, context_lens, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;
-    const int length = checked_length(context_lens[sequence], cache, L);
-    const int* const table = block_table + (size_t)sequence * L;
-    const Row row{q + first, out + first, table, L, 1, head / per_key, length, gate ? gate + first : nullptr};
+    const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, L, 1, head / per_key,
+                  checked_length(prefix.length, cache, L), gate ? gate + first : nullptr};
     attend_any(cache, row, scale, D);
 }

@@ -1,21 +1,11 @@
-"""Launching paged prefill: the kernels of paged decode over rows, and tiles of rows, by wgmma on sm_90a."""
+"""Launching paged prefill in tiles of rows, by mma.sync, and by wgmma on sm_90a."""
 
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel, multiprocessors_of
-from kernel_muster.plugins.paged_decode.launch import FOLDER as DECODE_FOLDER
-from kernel_muster.plugins.paged_decode.launch import (
-    AttentionKernel,
-    Entries,
-    cache_sizes,
-    entry_points,
-    in_base_two,
-    launches,
-    paged_sizes,
-)
+from kernel_muster.plugins.paged_decode.launch import Entries, cache_sizes, in_base_two
 from kernel_muster.registry.arrays import HOST
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.limits import KIB, LIMITS
@@ -46,21 +36,6 @@ _TWO_TURNS_SHARE = 0.85
 _COLUMNS = 32
 _NO_ARRAY = 0  # a null pointer
 _IMAGINARY = (9, 0)  # the compute capability that plans on host memory, which are never launched, are made for
-
-
-def _plan_prefill(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
-    dims = bound.dims
-    tensors = tuple(bound.views[name] for name in _ARRAYS)
-    numbers = (in_base_two(bound.arguments["scale"]), dims["S"], dims["L"], *paged_sizes(bound))
-    return launches("prefill_paged", bound, dims["M"], tensors, numbers)
-
-
-PREFILL = AttentionKernel(
-    _FOLDER / "prefill_paged.cu",
-    entry_points("prefill_paged", 7, 2),
-    _plan_prefill,
-    include_dirs=(DECODE_FOLDER, INCLUDE_DIR),
-)
 
 
 @cache

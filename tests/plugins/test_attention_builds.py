@@ -11,7 +11,7 @@ MULTIPROCESSOR = {"sm_80": 164 * 1024, "sm_90": 228 * 1024, "sm_100a": 228 * 102
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
 def test_attention_spills_nothing_and_two_blocks_fit_a_multiprocessor(arch, build_cache):
-    request = launch.DECODE.request(parse_arch(arch))
+    request = launch.ROWS.request(parse_arch(arch))
     built = Builder(build_cache).build(request)
     for entry in request.entries:
         needs = built.entries[entry.name]
@@ -22,5 +22,5 @@ def test_attention_spills_nothing_and_two_blocks_fit_a_multiprocessor(arch, buil
 
 @pytest.mark.parametrize(("arch", "blocks"), [("sm_80", 2), ("sm_90", 2), ("sm_100a", 2), ("sm_121a", 1)])
 def test_attention_asks_for_what_its_target_has(arch, blocks):
-    entries = launch.DECODE.request(parse_arch(arch)).entries
+    entries = launch.ROWS.request(parse_arch(arch)).entries
     assert all(blocks * (entry.dynamic_shared_bytes + 1024) <= MULTIPROCESSOR[arch] for entry in entries)

@@ -150,12 +150,12 @@ def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch)
 
 
 def test_attention_of_few_rows_has_a_block_for_every_piece_and_blocks_that_combine_them():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=100, P=200), {})
+    (plan,) = paged_launch.ROWS.plan(attention(Hq=24, L=100, P=200), {})
     assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2, 2 * 2, 13 + 4))  # 800 tokens; 8 columns 2 warps
 
 
 def test_attention_over_one_piece_is_the_work_of_one_block():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24), {})
+    (plan,) = paged_launch.ROWS.plan(attention(Hq=24), {})
     assert (plan.entry, plan.grid) == ("paged_decode_d128", (2, 2 * 2, 1))
 
 
@@ -178,8 +178,19 @@ def test_attention_cuts_a_context_by_the_heads_alone(teams_a_row, most):
     assert paged_launch.most_pieces(teams_a_row) == most
 
 
+def test_rows_of_prompts_are_launched_like_those_of_decode():
+    prompt = bound(
+        "prefill_paged_attn", {"M": 3, "S": 2, "before": 3, "Hq": 24, "Hk": 2, "D": 128, "P": 200, "B": 8, "L": 100}
+    )
+    (plan,) = paged_launch.ROWS.plan(prompt, {})
+    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (3, 2 * 2, 13 + 4))
+    (decode,) = paged_launch.ROWS.plan(attention(Hq=24, L=100, P=200), {})
+    assert plan.arguments[4] is prompt.views["cu_rows"]
+    assert (decode.arguments[4], len(decode.arguments)) == (0, len(plan.arguments))
+
+
 def test_attention_of_few_rows_has_mail_for_every_piece():
-    (plan,) = paged_launch.DECODE.plan(attention(Hq=24, L=1125, P=1125, longest=9000), {})
+    (plan,) = paged_launch.ROWS.plan(attention(Hq=24, L=1125, P=1125, longest=9000), {})
     (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
     teams, pieces = 2 * 2 * 2, 32
     assert plan.grid == (2, 2 * 2, pieces + 8)  # 8 columns four warps
@@ -196,7 +207,7 @@ def test_attention_has_a_warp_for_every_eight_or_sixteen_pieces_of_eight_columns
 
 
 def test_attention_of_many_rows_has_scratch_for_every_group_and_counts_them():
-    (plan,) = paged_launch.DECODE.plan(attention(S=20, L=125, P=125, longest=900), {})
+    (plan,) = paged_launch.ROWS.plan(attention(S=20, L=125, P=125, longest=900), {})
     (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
     (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
     teams, groups = 20 * 2, 64 // 8
@@ -207,8 +218,8 @@ def test_attention_of_many_rows_has_scratch_for_every_group_and_counts_them():
 
 def test_attention_over_a_cache_whose_vectors_have_no_32_bit_number_is_refused(monkeypatch):
     monkeypatch.setattr(paged_launch, "_MOST_VECTORS", 4 * 8 * 2 * 128 // 8 - 1)
-    with pytest.raises(ContractError, match="paged_decode: the cache has 1024 x 16 bytes, expected at most 1023"):
-        paged_launch.DECODE.plan(attention(), {})
+    with pytest.raises(ContractError, match="attention: the cache has 1024 x 16 bytes, expected at most 1023"):
+        paged_launch.ROWS.plan(attention(), {})
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 7, 16, 24, 1000, 2**30 + 1, 2**31 - 1])
@@ -222,13 +233,13 @@ def test_tokens_are_divided_by_the_page_size_exactly(page_size):
 
 
 def test_attention_with_an_uncommon_head_size_takes_the_kernel_for_any():
-    (plan,) = paged_launch.DECODE.plan(attention(D=96), {})
+    (plan,) = paged_launch.ROWS.plan(attention(D=96), {})
     assert (plan.entry, plan.grid, plan.arguments[-1]) == ("paged_decode_any", (16, 1, 1), 96)
 
 
 def test_attention_with_a_head_size_that_no_kernel_takes_is_refused():
-    with pytest.raises(ContractError, match="paged_decode: head_dim is 1025, expected at most 1024"):
-        paged_launch.DECODE.plan(attention(D=1025, P=1, B=1, L=1, longest=1), {})
+    with pytest.raises(ContractError, match="attention: head_dim is 1025, expected at most 1024"):
+        paged_launch.ROWS.plan(attention(D=1025, P=1, B=1, L=1, longest=1), {})
 
 
 def prompts(**sizes):
@@ -299,7 +310,7 @@ def test_attention_from_projections_with_an_uncommon_head_size_is_refused():
 
 def test_attention_of_no_rows_launches_nothing():
     assert paged_launch.DECODE_FRESH.plan(fresh(S=0), {}) == ()
-    assert paged_launch.DECODE.plan(attention(S=0), {}) == ()
+    assert paged_launch.ROWS.plan(attention(S=0), {}) == ()
 
 
 @pytest.mark.parametrize(("rows", "heads", "width", "entry", "blocks"), [
