@@ -56,6 +56,12 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Addresses of copies are made where this stands, while a load is waited for, not behind it; and they stay whole, so that
+// each row's is one operation.
+__device__ __forceinline__ void make_here(u32& target, const uint4*& keys, const uint4*& values) {
+    asm volatile("" : "+r"(target), "+l"(keys), "+l"(values));
+}
+
 // --- device functions ---
 
 __device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -70,19 +76,29 @@ struct Rows {
 
     __device__ __forceinline__ static int at(int row, int piece) { return row * BYTES + ((piece ^ (row & 7)) << 4); }
 
-    // Sends a tile on its way, or the ``part``-th of PARTS of its columns, 128 bytes of four rows at a time. Lane i knows where
-    // token i % 16 stands, in pieces, and all of them which tokens are there.
+    // Where this lane's copies of a tile go, and where they come from in a row: of the tile or of the ``part``-th of PARTS of its
+    // columns, 128 bytes of four rows at a time.
     template <int PARTS>
-    __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 place, u32 there, int part) {
-        from += part * (PIECES / PARTS), to += part * (BYTES / PARTS);
-        const int lane = threadIdx.x & 31, piece = lane & 7;
+    __device__ __forceinline__ static u32 target(int part) {
+        const int lane = threadIdx.x & 31;
+        return part * (BYTES / PARTS) + at(lane / 8, lane & 7);
+    }
+    template <int PARTS>
+    __device__ __forceinline__ static const uint4* columns(const uint4* rows, int part) {
+        return rows + part * (PIECES / PARTS) + (threadIdx.x & 7);
+    }
+    // Sends a tile on its way, or a part of it. Lane i knows where token i % 16 stands, in pieces, and all of them which tokens
+    // are there.
+    template <int PARTS>
+    __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 place, u32 there) {
+        there >>= threadIdx.x >> 3 & 3;
 #pragma unroll
         for (int i = 0; i < TILE / 4; ++i) {
-            const int row = lane / 8 + 4 * i;
-            const uint4* const own = from + piece + __shfl_sync(0xffffffffu, place, row);
-            const u32 is_there = there >> row & 1;
+            const uint4* const own = from + __shfl_sync(0xffffffffu, place, (threadIdx.x >> 3 & 3) + 4 * i);
+            const u32 is_there = there >> 4 * i & 1;
 #pragma unroll
-            for (int c = 0; c < PIECES / PARTS; c += 8) copy_16(to + at(row, piece) + 16 * c, own + c, is_there);
+            for (int c = 0; c < PIECES / PARTS; c += 8)  // the twist of four rows further
+                copy_16((i & 1 ? to ^ 64 : to) + 4 * i * BYTES + 16 * c, own + c, is_there);
         }
     }
     // Puts a row in the place of one of a tile's, or one of ``parts`` of its columns; by one warp.
@@ -341,8 +357,10 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     Walk now(team.index * GROUP, cut), next = now, following = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
-    const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
-    const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
+    const u32 target = ring + Rows<D>::template target<1>(0);
+    const size_t of_head = row.key_head * Rows<D>::PIECES;
+    const uint4* const keys = Rows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.k) + of_head, 0);
+    const uint4* const values = Rows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.v) + of_head, 0);
     u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = false;
     // What the table says of a tile is asked for two steps ahead: behind copies a load takes as long as they do.
@@ -362,7 +380,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
             place = (u32)max(at, 0) * stride;
             there = __ballot_sync(0xffffffffu, at != NOWHERE);
         }
-        if (has_tile) Rows<D>::template fetch<1>(ring + to, is_value ? values : keys, place, there, 0);
+        if (has_tile) Rows<D>::template fetch<1>(target + to, is_value ? values : keys, place, there);
         commit_copies();
         if (!is_value && has_tile) {
             next = following, entry = later;
@@ -480,6 +498,13 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     int following = entry_of(cache, row.table, row.entries, now + team.most * TOKENS + own_token);
     int later = entry_of(cache, row.table, row.entries, now + 2 * team.most * TOKENS + own_token);
     source.begin(shared.q, row);  // before anybody waits for the length
+    const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES;
+    const u32 stride = cache.key_heads * Rows<D>::PIECES;
+    u32 target = ring + Rows<D>::template target<HALVES>(half);
+    const size_t of_head = row.key_head * Rows<D>::PIECES;
+    const uint4* keys = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
+    const uint4* values = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
+    make_here(target, keys, values);
     commit_copies();
     if (team.index >= team.sharing) {
         const Cut cut(checked_length(row.length, cache, row.entries), team.most);
@@ -492,9 +517,6 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
 
     // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
     // while it comes.
-    const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
-    const uint4* const keys = reinterpret_cast<const uint4*>(cache.k) + row.key_head * Rows<D>::PIECES;
-    const uint4* const values = reinterpret_cast<const uint4*>(cache.v) + row.key_head * Rows<D>::PIECES;
     u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = true;
     auto find = [&](int first) {
@@ -505,7 +527,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         there = __ballot_sync(0xffffffffu, exists & is_there);
     };
     auto copy = [&](const uint4* from, u32 to) {
-        if (has_tile) Rows<D>::template fetch<HALVES>(ring + to, from, place, there, half);
+        if (has_tile) Rows<D>::template fetch<HALVES>(target + to, from, place, there);
         commit_copies();
     };
     row.length = checked_length(row.length, cache, row.entries);
