@@ -85,16 +85,45 @@ __device__ __forceinline__ void bring_out_results(const Prompts& given, const Pl
 // What a block puts together: so many times 16 columns, of which it loads so many parts at a time.
 constexpr int COMBINING_THREADS = 2 * THREADS, COLUMNS = 2, PARTS_AT_ONCE = 8;
 
-// What each part counts, for a pair: a lane has every fourth part, all four of a pair its weights' sum; -1 for a row of zeros.
-__device__ __forceinline__ float weigh_parts(float (&weights)[MOST_PARTS][ROWS], const Partial& own, int own_parts, int own_pair) {
-    const int lane = threadIdx.x & 31, t = lane & 3;
+// Loads so many parts of 32 columns. What is not there is -0, which changes no sum: 0 would change the sign of -0.
+__device__ __forceinline__ void load_parts(float4 (&loaded)[PARTS_AT_ONCE][COLUMNS], const Prompts& given, int D, int own_parts,
+                                           int part, int first, int i, int thread) {
+    const float4* const from = Partial(given, part, D).values(first, i, thread);
+#pragma unroll
+    for (int j = 0; j < PARTS_AT_ONCE; ++j)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+            if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
+        }
+}
+
+// Puts the parts of a tile together, 32 columns at a time. A thread has one of the two pairs that it has in the launch
+// before.
+__device__ __forceinline__ void combine(const Prompts& given, int D) {
+    __shared__ float weights[MOST_PARTS][ROWS];
+    const Block block(given);
+    if (block.is_empty()) return;  // the whole block
+    const int room = block.room(), all = min(block.length(ROWS - 1), room), tokens = block.part_tokens();
+    if (all <= tokens) return;  // the whole block: there is one part
+    const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, lane = thread & 31, t = lane & 3;
+    const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i;
+    const int own_parts = (min(block.length(own_pair), room) + tokens - 1) / tokens, parts = (all + tokens - 1) / tokens;
+
+    // The first values, which do not wait for what they count.
+    int first = blockIdx.y * COLUMNS, part = 0;
+    float4 loaded[PARTS_AT_ONCE][COLUMNS];
+    load_parts(loaded, given, D, own_parts, part, first, i, thread);
+
+    // Stage 1: what each part counts; a lane has every fourth.
+    const Partial own(given, t, D);
     float2 stats[MOST_PARTS / 4];
     float top = no_score(), sum = 0.0f;
     bool is_zero = false;
 #pragma unroll
     for (int k = 0; k < MOST_PARTS / 4; ++k) {
         stats[k] = make_float2(no_score(), 0.0f);
-        if (4 * k + t < own_parts) stats[k] = __ldcg(own.stats(own_pair) + 4 * k * 2 * Partial::vectors(own.D));
+        if (4 * k + t < own_parts) stats[k] = __ldcg(own.stats(own_pair) + 4 * k * 2 * Partial::vectors(D));
     }
 #pragma unroll
     for (int k = 0; k < MOST_PARTS / 4; ++k) top = fmaxf(top, stats[k].x), is_zero |= stats[k].y < 0.0f;
@@ -108,64 +137,49 @@ __device__ __forceinline__ float weigh_parts(float (&weights)[MOST_PARTS][ROWS],
     }
     sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
-    return __ballot_sync(ALL_LANES, is_zero) >> (lane & 28) & 15 ? -1.0f : sum;
-}
+    is_zero = __ballot_sync(ALL_LANES, is_zero) >> (lane & 28) & 15;
 
-// Puts the parts of a tile together, 32 columns at a time. A thread has one of the two pairs that it has in the launch
-// before.
-__device__ __forceinline__ void combine(const Prompts& given, int D) {
-    __shared__ float weights[MOST_PARTS][ROWS];
-    const Block block(given);
-    if (block.is_empty()) return;  // the whole block
-    const int room = block.room(), all = min(block.length(ROWS - 1), room), tokens = block.part_tokens();
-    if (all <= tokens) return;  // the whole block: there is one part
-    const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, t = thread & 3;
-    const int own_pair = (thread >> 5) * 16 + (thread >> 2 & 7) + 8 * i, place = block.place(own_pair);
-    const int own_parts = (min(block.length(own_pair), room) + tokens - 1) / tokens, parts = (all + tokens - 1) / tokens;
-    float sum = 0.0f, o[COLUMNS][4];
-    int first = blockIdx.y * COLUMNS, part = 0;
-    bool is_weighed = false;
+    const float share = __fdiv_rn(1.0f, sum);
+    const int place = block.place(own_pair);
+    __syncwarp();  // weights are there
+
+    // Stage 2: the parts, one after the other. What is not there adds -0, as the sums begin with it: 0 would change a sign.
+    float o[COLUMNS][4];
 #pragma unroll 1
-    while (first < D / 16) {
-        // Parts, one after the other. What is not there is -0, as the sums begin with it: 0 would change a sign.
-        const float4* const from = Partial(given, part, D).values(first, i, thread);
-        float4 loaded[PARTS_AT_ONCE][COLUMNS];
+    do {
+        if (part == 0)
 #pragma unroll
-        for (int j = 0; j < PARTS_AT_ONCE; ++j)
+            for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-            for (int c = 0; c < COLUMNS; ++c) {
-                loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-                if (part + j < own_parts) loaded[j][c] = __ldcg(from + j * Partial::vectors(D) + c * 2 * THREADS);
-            }
-        if (!is_weighed) sum = weigh_parts(weights, Partial(given, t, D), own_parts, own_pair), is_weighed = true;
-        __syncwarp();  // weights are there; and ptxas, which would wait for one part after the other, keeps loads ahead of it
+                for (int e = 0; e < 4; ++e) o[c][e] = -0.0f;
+        __syncwarp();  // ptxas, which would wait for one part after the other, keeps loads ahead of it
 #pragma unroll
         for (int j = 0; j < PARTS_AT_ONCE; ++j) {
             const float weight = weights[part + j][own_pair];
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) {
-                if (j == 0 && part == 0) o[c][0] = o[c][1] = o[c][2] = o[c][3] = -0.0f;
                 o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
                 o[c][1] = __fmaf_rn(weight, loaded[j][c].y, o[c][1]);
                 o[c][2] = __fmaf_rn(weight, loaded[j][c].z, o[c][2]);
                 o[c][3] = __fmaf_rn(weight, loaded[j][c].w, o[c][3]);
             }
         }
+        const int done = first;
         part += PARTS_AT_ONCE;
-        if (part < parts) continue;
-        if (first + gridDim.y * COLUMNS >= D / 16) allow_next_launch();
-        u32* const to = reinterpret_cast<u32*>(given.out + (size_t)max(place, 0) * D + 16 * first) + t;
-        const float share = __fdiv_rn(1.0f, sum);
+        const bool is_last = part >= parts;
+        if (is_last) part = 0, first += gridDim.y * COLUMNS;
+        if (first < D / 16) load_parts(loaded, given, D, own_parts, part, first, i, thread);
+        else allow_next_launch();
+        if (is_last && place != NOWHERE) {
+            u32* const to = reinterpret_cast<u32*>(given.out + (size_t)place * D + 16 * done) + t;
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)
+            for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                if (place != NOWHERE)
+                for (int half = 0; half < 2; ++half)
                     to[8 * c + 4 * half] =
-                        sum < 0.0f ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
-        part = 0;
-        first += gridDim.y * COLUMNS;
-    }
+                        is_zero ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
+        }
+    } while (first < D / 16);
 }
 
 // An entry point: the function of a shape that walks over tiles. Grid: see Block; launched by launch.py.
