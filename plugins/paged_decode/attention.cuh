@@ -56,12 +56,6 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Addresses of copies are made where this stands, while a load is waited for, not behind it; and they stay whole, so that
-// each row's is one operation.
-__device__ __forceinline__ void make_here(u32& target, const uint4*& keys, const uint4*& values) {
-    asm volatile("" : "+r"(target), "+l"(keys), "+l"(values));
-}
-
 // --- device functions ---
 
 __device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -354,7 +348,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     }
 
     // Stage 1: the first tiles, and the queries.
-    Walk now(team.index * GROUP, cut), next = now, following = now;
+    Walk now(team.index * GROUP, cut), next = now;
     const int own_token = TILE * warp + (lane & 15);
     const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const u32 target = ring + Rows<D>::template target<1>(0);
@@ -363,15 +357,8 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     const uint4* const values = Rows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.v) + of_head, 0);
     u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = false;
-    // What the table says of a tile is asked for two steps ahead: behind copies a load takes as long as they do.
-    int later = NOWHERE;
-    auto look_ahead = [&] {
-        if (following.piece != NO_PIECE) following.advance(row, team, cut);
-        const int token = following.token + own_token;
-        later = load_entry_if(following.piece != NO_PIECE && token < row.length, row.table + cache.page_of(token));
-    };
-    look_ahead();
-    // Sends keys of the next tile on their way, or values of the same, to a place in the ring.
+    // Sends keys of the next tile on their way, or values of the same, to a place in the ring. What the table says of the one
+    // after is asked for before: behind these copies it would come when they have.
     auto fetch = [&](bool is_value, u32 to) {
         if (!is_value) {
             has_tile = next.piece != NO_PIECE;
@@ -379,13 +366,12 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
             const int at = token < row.length && has_tile ? cache.place(entry, token, is_bad) : NOWHERE;
             place = (u32)max(at, 0) * stride;
             there = __ballot_sync(0xffffffffu, at != NOWHERE);
+            if (has_tile) next.advance(row, team, cut);
+            const int later = next.token + own_token;
+            entry = load_entry_if(next.piece != NO_PIECE && later < row.length, row.table + cache.page_of(later));
         }
         if (has_tile) Rows<D>::template fetch<1>(target + to, is_value ? values : keys, place, there);
         commit_copies();
-        if (!is_value && has_tile) {
-            next = following, entry = later;
-            look_ahead();
-        }
     };
     // The block that has the newest token.
     const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
@@ -493,18 +479,10 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
     const int own_token = TILE * tile + (lane & 15);
     int now = team.index * TOKENS;  // where a step begins
-    // What the table says of the two steps after this one, which has them in a context of as many pieces as there may be: so
-    // nothing needs its length. Behind copies a load takes as long as they do.
-    int following = entry_of(cache, row.table, row.entries, now + team.most * TOKENS + own_token);
-    int later = entry_of(cache, row.table, row.entries, now + 2 * team.most * TOKENS + own_token);
+    // What the table says of the step after this one, which is there in a context of as many pieces as there may be: so nothing
+    // needs its length.
+    const int following = entry_of(cache, row.table, row.entries, now + team.most * TOKENS + own_token);
     source.begin(shared.q, row);  // before anybody waits for the length
-    const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES;
-    const u32 stride = cache.key_heads * Rows<D>::PIECES;
-    u32 target = ring + Rows<D>::template target<HALVES>(half);
-    const size_t of_head = row.key_head * Rows<D>::PIECES;
-    const uint4* keys = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
-    const uint4* values = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
-    make_here(target, keys, values);
     commit_copies();
     if (team.index >= team.sharing) {
         const Cut cut(checked_length(row.length, cache, row.entries), team.most);
@@ -517,6 +495,11 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
 
     // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
     // while it comes.
+    const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
+    const u32 target = ring + Rows<D>::template target<HALVES>(half);
+    const size_t of_head = row.key_head * Rows<D>::PIECES;
+    const uint4* const keys = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
+    const uint4* const values = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
     u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = true;
     auto find = [&](int first) {
@@ -542,13 +525,8 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     }
     const Cut cut(row.length, team.most);
     const int step = cut.pieces * TOKENS;
-    // What the table says of a tile is asked for long before it is needed.
-    auto advance = [&](int first) {
-        entry = following, following = later;
-        const int token = first + 3 * step + own_token;
-        later = load_entry_if(token < row.length, row.table + cache.page_of(token));
-    };
-    // Of the step that begins there, or of the same as before if these are values.
+    // Sends keys of the step that begins there, or the same step's values, to a place in the ring. What the table says of the step
+    // after is asked for before: behind these copies it would come when they have.
     auto fetch = [&](bool is_value, u32 to, int first) {
         if (is_value) {
             copy(values, to);
@@ -556,10 +534,11 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         }
         has_tile = first < row.length;
         if (has_tile) find(first);
+        const int later = first + step + own_token;
+        entry = load_entry_if(later < row.length, row.table + cache.page_of(later));
         copy(keys, to);
-        if (has_tile) advance(first);
     };
-    advance(now);
+    entry = following;
     // The block that has the newest token.
     const int newest = row.length - 1;
     const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
