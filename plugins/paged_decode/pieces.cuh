@@ -276,15 +276,9 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
 #pragma unroll
         for (int c = 0; c < Mail::A_LANE; ++c) gates[c] = gate[place + 8 * c];
 
-    // Stage 1: what each piece counts, while its values are not there; they are looked for as soon as that is known. Mail has
-    // room for whole groups: what is beyond the pieces is looked at too, since with a branch a look would wait for the one
-    // before.
+    // Stage 1: what each piece counts, while its values are not there. Mail has room for whole groups: what is beyond the
+    // pieces is looked at too, since with a branch a look would wait for the one before.
     float2 shares[OWN];
-    uint2 values[OWN];
-    auto look_at_values = [&] {
-#pragma unroll
-        for (int i = 0; i < OWN; ++i) values[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D)) + lane);
-    };
     if (count > 0) {
         uint2 stats[OWN];
         u32 missing;
@@ -297,7 +291,6 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
 #pragma unroll
             for (int i = 0; i < OWN; ++i) missing |= i < count && (stats[i].x == 0 || stats[i].y == 0);
         } while (__any_sync(0xffffffffu, missing != 0));
-        look_at_values();
 #pragma unroll
         for (int g = 0; g < OWN_GROUPS; ++g) {
             Running of_group;
@@ -314,6 +307,13 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     // Stage 2: the values, and zeros in their place. What each group counts is made while they are on their way; what is beyond
     // the groups is read too, and left.
     const int all = (pieces + GROUP - 1) / GROUP, from = is_first ? warp * OWN_GROUPS : 0;
+    // Looked for sooner most would not be there, and what was not in L2 either is fetched in vain.
+    uint2 values[OWN];
+    auto look_at_values = [&] {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) values[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D)) + lane);
+    };
+    if (count > 0) look_at_values();
     float2 group_shares[MOST_GROUPS];
     float inverse = 0.0f, factors[Mail::A_LANE];
     bool is_zero = true;
