@@ -95,13 +95,15 @@ FRESH_HEAD_DIMS = (64, 128, 256)
 # One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
 PREFILL_MMA_ROWS = Threshold(
     "least rows of a prefill whose attention takes tiles of rows",
-    33,
+    17,
     Evidence(
         H200,
-        "us tiles/rows behind 0, 2048, 8192 tokens, heads 16/2 of 256: 32 rows 5.2/4.5, 56.9/54.5, 202/181; 64 rows "
-        "5.4/5.3, 57.5/98.2, 207/358; 128 rows 8.5/12.7, 58.8/188, 206/652; heads 24/4: 32 rows 5.2/4.5, 56.6/95.3, "
-        "199/335; 64 rows 6.7/7.5, 56.8/179, 200/634",
-        "heads of 128",
+        "us tiles/rows behind 0, 256, 1024, 2048, 8192 tokens, heads 16/2 of 256: 17 rows 5.3/4.4, 11.5/9.2, "
+        "12.8/20.4, 14.3/24.6, 23.8/60.1; 32 rows 5.3/4.4, 11.5/12.3, 12.8/20.2, 15.1/27.6, 24.8/69.6; heads 24/4: 17 "
+        "rows 5.2/4.2, 11.7/12.4, 13.1/24.1, 15.8/40.6, 26.8/97.1; 32 rows 5.9/4.6, 11.8/12.5, 14.0/27.9, 17.8/46.4, "
+        "31.0/112; heads 32/4 of 128: 17 rows 3.9/3.6, 9.3/9.4, 10.3/17.3, 12.4/30.1, 19.1/69.0; 32 rows 4.1/3.8, "
+        "9.1/9.5, 10.8/21.0, 13.2/32.5, 21.9/73.1",
+        "9 to 16 rows, which are to have the bits of decode",
     ),
 )
 
