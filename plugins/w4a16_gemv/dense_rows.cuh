@@ -11,6 +11,8 @@
 // loaded, and all of K up to 6144 is on its way at once. Grid: ceil(N / 16) clusters, groups of rows.
 // Figures (H200, us, one row and 16): 96 x 5120 2.33, 2.78; 64 x 2048 1.88, 2.16. With K shared by 4 blocks of 8 warps 2.71,
 // 3.51; groups of 8 rows 2.33, 2.82; by bulk tensor copies 2.36, 2.80.
+// Beside 2.53, 2.98 and, of 16 x 256 x 2048, 2.63 in another run: K shared by 5 warps a block 2.47, 2.88, 2.72; by 8 2.59,
+// 3.21, 2.96; by 10 2.42, 2.90, 3.26; lanes that have two runs of 8 k, so that a load takes whole sectors, 2.53, 2.91, 2.63.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
