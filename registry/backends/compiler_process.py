@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from kernel_muster.registry.backends.headers import Toolkit
@@ -194,22 +196,31 @@ def _environment() -> dict[str, str]:
 def serve() -> None:
     """Compile what comes on stdin until it ends; the answers go to what was stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the one who asked ends this process
-    requests = sys.stdin.buffer
+    requests: SimpleQueue[tuple[CompileInput, Toolkit]] = SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever else is written is no answer
         answers.write(_READY)
         answers.flush()
         while True:
             try:
-                work, toolkit = pickle.load(requests)  # noqa: S301  (from the process that started this one)
-            except EOFError:
-                return
-            try:
-                answer: Any = compile_cubin(work, toolkit)
+                answer: Any = compile_cubin(*requests.get())
             except BuildFailure as failure:
                 answer = failure
+            except BaseException:  # stdin is being read: this process cannot end the usual way
+                traceback.print_exc()
+                os._exit(1)
             pickle.dump(answer, answers)
             answers.flush()
+
+
+def _read(stream: BinaryIO, requests: "SimpleQueue[tuple[CompileInput, Toolkit]]") -> None:
+    """Pass requests on, and end this process, at work or not, when the one who asks has ended."""
+    while True:
+        try:
+            requests.put(pickle.load(stream))  # noqa: S301  (from the process that started this one)
+        except (EOFError, pickle.UnpicklingError):
+            os._exit(0)
 
 
 compilers = Compilers()

@@ -99,7 +99,7 @@ def test_failure_comes_with_its_log_and_what_to_do(compile_with, builder, make_r
         ("os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV"),
         ("os.abort()", "signal SIGABRT"),
         ("os._exit(0)", "exit status 0"),
-        ("raise SystemExit(3)", "exit status 3"),
+        ("raise SystemExit(3)", "exit status 1"),
     ],
 )
 def test_compiler_that_ends_is_a_failure_of_its_source_alone(bindings, compile_with, compilers, monkeypatch, code, how):
@@ -200,3 +200,32 @@ def test_builder_compiles_by_a_process(builder, make_request, monkeypatch):
     )
     Builder(toolkit=builder.toolkit).build(make_request())
     assert len(asked) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pipe that is inherited says who still lives")
+def test_compiler_at_work_ends_with_whoever_asked(make_request, tmp_path):
+    package = tmp_path / "site" / "cuda" / "bindings"
+    package.mkdir(parents=True)
+    for init in (package, package.parent):
+        (init / "__init__.py").write_text("")
+    (package / "nvrtc.py").write_text("import os, time\nos.write(int(os.environ['ALIVE']), b'!')\ntime.sleep(600)\n")
+    request = make_request()
+    code = f"""
+import subprocess, sys
+from pathlib import Path
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends import BuildRequest, EntryPoint, compiler_process
+from kernel_muster.registry.backends.builder import Builder
+start = subprocess.Popen
+compiler_process.subprocess.Popen = lambda *given, **named: start(*given, **named, pass_fds=(int(sys.argv[1]),))
+Builder().build(BuildRequest("scale", Path({str(request.source)!r}), parse_arch("sm_90a"), {request.entries!r}))
+"""
+    alive, end = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "ALIVE": str(end)}
+    command = [sys.executable, "-c", code, str(end)]
+    with subprocess.Popen(command, env=environment, pass_fds=(end,)) as asking:
+        os.close(end)
+        assert os.read(alive, 1) == b"!"
+        asking.kill()
+    assert os.read(alive, 1) == b""  # nobody holds the other end any more
+    os.close(alive)
