@@ -207,7 +207,7 @@ def serve() -> None:
                 answer: Any = compile_cubin(*requests.get())
             except BuildFailure as failure:
                 answer = failure
-            except BaseException:  # stdin is being read: this process cannot end the usual way
+            except BaseException:  # noqa: BLE001  (stdin is being read: this process cannot end the usual way)
                 traceback.print_exc()
                 os._exit(1)
             pickle.dump(answer, answers)
