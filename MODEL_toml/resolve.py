@@ -78,7 +78,7 @@ class Catalogue:
         named = self._named(text)
         if named is not None:
             return named
-        if _has_config(text):
+        if has_config(text):
             return self.resolve_config(text, text)
         steps = (f"no manifest has the name or hf_id {shown(text)}",)
         why = f"no manifest is named {shown(text)}{_as_path(text)}"
@@ -315,7 +315,8 @@ def _real(path: Path) -> Path:
         return path.absolute()
 
 
-def _has_config(text: str) -> bool:
+def has_config(text: str) -> bool:
+    """Whether a reference is a folder with a config.json, or such a file."""
     if not text:  # as a path it would be the current folder, which nobody named
         return False
     try:

@@ -3,6 +3,8 @@
 Left out are the date, paths and dispatch sites. Everything that says which kernels serve, and why not, is compared.
 """
 
+import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 
@@ -13,6 +15,12 @@ from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/diff"
 VERSION = "1.0"
+
+#: What is a folder of the machine: no kernel depends on it.
+_LEVERS_OF_A_MACHINE = ("MUSTER_CACHE_DIR",)
+#: Fewer than this are easier to read one by one.
+_FOLD_FROM = 3
+_WIDTH = 110
 
 Fields = Mapping[str, str]
 Rows = Mapping[str, Fields]
@@ -60,7 +68,11 @@ def _parts(report: Report) -> dict[str, Rows]:
         "findings": _findings(report),
         "kernels": _kernels(report),
         "waivers": {w.key: {"reason": w.reason, "until": w.until} for w in report.waivers},
-        "levers": {v.name: {"value": value_text(v.value), "origin": v.origin} for v in report.levers},
+        "levers": {
+            v.name: {"value": _without_folder(value_text(v.value)), "origin": v.origin}
+            for v in report.levers
+            if v.name not in _LEVERS_OF_A_MACHINE
+        },
         "plugins": _folded(
             (f"{p.name} of {p.distribution}", {"version": p.version, "status": p.status, "keys": str(p.kernels)})
             for p in report.plugins
@@ -69,6 +81,11 @@ def _parts(report: Report) -> dict[str, Rows]:
             (f"{row.weight} in {row.layout}", {"bytes": str(row.size_bytes)}) for row in report.layouts
         ),
     }
+
+
+def _without_folder(value: str) -> str:
+    """Return a file's name without its folder; what is no path stays."""
+    return re.split(r"[/\\]", value)[-1] if re.match(r"([/~.]|[A-Za-z]:[/\\])", value) else value
 
 
 def _verdict(report: Report) -> Rows:
@@ -164,16 +181,28 @@ def render_diff(difference: Difference) -> str:
     lines = [f"DIFFERENT: {plural(total, 'difference')}: {counted}"]
     for part in difference.parts:
         lines += ["", part.title]
-        lines += [line for change in part.changes for line in _change_lines(change)]
+        alike: dict[object, list[Change]] = {}
+        for position, change in enumerate(part.changes):
+            alike.setdefault(_pairs(change) if change.kind == "changed" else position, []).append(change)
+        for group in alike.values():
+            lines += _folded_lines(group) if len(group) >= _FOLD_FROM else [_line(change) for change in group]
     return ascii_only("\n".join(lines))
 
 
-def _change_lines(change: Change) -> Iterable[str]:
-    if change.kind != "changed":
-        fields = change.after if change.kind == "added" else change.before
-        details = ", ".join(f"{label} {value}" for label, value in fields.items())
-        yield f"  {'+' if change.kind == 'added' else '-'} {change.name}{f': {details}' if details else ''}"
-        return
-    pairs = [f"{label} {change.before[label] or '(none)'} -> {change.after[label] or '(none)'}".strip()
-             for label in change.before]  # fmt: skip
-    yield f"  ~ {change.name}: {'; '.join(pairs)}"
+def _folded_lines(group: list[Change]) -> list[str]:
+    """Tell a change that several rows share once, with their names; the JSON keeps the rows apart."""
+    names = textwrap.wrap(", ".join(change.name for change in group), _WIDTH - 6, break_long_words=False)
+    return [f"  ~ {len(group)} alike: {_pairs(group[0])}", *(f"      {line}" for line in names)]
+
+
+def _line(change: Change) -> str:
+    if change.kind == "changed":
+        return f"  ~ {change.name}: {_pairs(change)}"
+    fields = change.after if change.kind == "added" else change.before
+    details = ", ".join(f"{label} {value}" for label, value in fields.items())
+    return f"  {'+' if change.kind == 'added' else '-'} {change.name}{f': {details}' if details else ''}"
+
+
+def _pairs(change: Change) -> str:
+    return "; ".join(f"{label} {change.before[label] or '(none)'} -> {change.after[label] or '(none)'}".strip()
+                     for label in change.before)  # fmt: skip

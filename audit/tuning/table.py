@@ -251,7 +251,8 @@ def _once(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _problem(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
-    return f"{place}: {error['msg']}" if place else str(error["msg"])
+    why = str(error["msg"]).removeprefix("Value error, ")  # pydantic's word for a problem that our own text tells
+    return f"{place}: {why}" if place else why
 
 
 def table_text(table: Table) -> str:

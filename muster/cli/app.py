@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from kernel_muster._version import __version__
 from kernel_muster.cli.exits import INTERRUPTED, USAGE, command, complain, here
 from kernel_muster.cli.output import discard_stdout
+from typer.core import TyperGroup
 
 RunBody = Callable[[Callable[[], int]], int]
 _HELP = "Account for every GPU kernel that a model asks for at boot, or refuse the boot."
@@ -45,6 +46,18 @@ def _nothing() -> None:
     pass
 
 
+class _Commands(TyperGroup):
+    """The command's group; what a value of an option lacks is told without the words of the library that read it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run what was called."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 def _group(module: ModuleType, help_text: str, functions: Sequence[str], run_body: RunBody) -> typer.Typer:
     group = typer.Typer(help=help_text, rich_markup_mode=None, no_args_is_help=True)
     group.callback()(_nothing)  # keeps the name of a group's only command
@@ -56,8 +69,8 @@ def _group(module: ModuleType, help_text: str, functions: Sequence[str], run_bod
 def _app(called: str = "", run_body: RunBody = here) -> typer.Typer:
     """Put the command together: all of it, or only what is called, so that no other command costs an import."""
     # Plain help: rich would draw boxes where ASCII was promised, and takes 50 ms to import.
-    app = typer.Typer(help=_HELP, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-                      no_args_is_help=True)  # fmt: skip
+    app = typer.Typer(cls=_Commands, help=_HELP, add_completion=False, rich_markup_mode=None,
+                      pretty_exceptions_enable=False, no_args_is_help=True)  # fmt: skip
     names = (*_COMMANDS, *_GROUPS)
     for name in (called,) if called in names else names:
         module = import_module(f"kernel_muster.cli.{name}")

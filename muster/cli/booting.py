@@ -13,6 +13,7 @@ from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.cli.output import only_results_on_stdout
+from kernel_muster.MODEL_toml.resolve import has_config
 from kernel_muster.registry.entered import entered
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
@@ -44,6 +45,8 @@ def wanted_of(
     no_plugins: Iterable[str] | None = None,
 ) -> Wanted:
     """Say what a boot is about; UsageError where the options contradict each other."""
+    if reference is not None and model is not None and config is manifest is None and has_config(model):
+        config, model = Path(model), None  # the folder says which model it is, the reference what it is called
     _check_one_model(model, manifest, config, reference, bool(manifests))
     return Wanted(
         model=model or reference,
@@ -67,7 +70,7 @@ def _check_one_model(
     if manifest is not None and (reference is not None or has_folders):
         raise UsageError("--ref and --manifests choose among manifests: they do not go with --manifest")
     if reference is not None and config is None:
-        raise UsageError("--ref goes with --config")
+        raise UsageError("--ref goes with --config, or with a MODEL that is a folder with a config.json")
     if reference is not None and model is not None and model != reference:
         raise UsageError(f"MODEL is {model!r}, --ref {reference!r}: give one")
 

@@ -32,8 +32,10 @@ def models(
     """
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
-    from kernel_muster.MODEL_toml.resolve import Catalogue
+    from kernel_muster.MODEL_toml.resolve import Catalogue, has_config
 
+    if model is not None and ref is not None and config is None and has_config(model):
+        config, model = Path(model), None
     if model is not None and ref is not None and model != ref:
         raise UsageError(f"MODEL is {model!r}, --ref {ref!r}: give one")
     catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin))

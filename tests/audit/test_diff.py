@@ -43,6 +43,35 @@ def test_diff_leaves_out_the_date_inside_a_finding(one: Report) -> None:
     assert compare(at("2026-01-01"), at("2026-01-02")).equal
 
 
+def test_diff_leaves_out_folders_that_levers_name(one: Report) -> None:
+    def with_levers(**values: str) -> Report:
+        rows = {row.name: row for row in one.levers}
+        return replace(one, levers=tuple(replace(rows[name], value=values[name]) for name in values))
+
+    first = with_levers(MUSTER_CACHE_DIR="/a", MUSTER_TUNING_TABLE="/one/table.json")
+    assert compare(first, with_levers(MUSTER_CACHE_DIR="/b", MUSTER_TUNING_TABLE="../two/table.json")).equal
+    other = with_levers(MUSTER_CACHE_DIR="/a", MUSTER_TUNING_TABLE="/one/other.json")
+    assert "MUSTER_TUNING_TABLE: value table.json -> other.json" in render_diff(compare(first, other))
+
+
+@pytest.mark.parametrize("count", [2, 3, 60])
+def test_diff_tells_a_change_that_three_rows_share_once(one: Report, count: int) -> None:
+    row = next(row for row in one.kernels if row.served_by)
+    rows = tuple(replace(row, key=f"acme_plugin::k{i}", chain=()) for i in range(count))
+    before, after = (
+        replace(one, kernels=tuple(replace(r, stage=stage) for r in rows)) for stage in ("loaded", "proven")
+    )
+    difference = compare(before, after)
+    assert len(difference.parts[0].changes) == count
+    text = render_diff(difference)
+    assert text.count("stage loaded -> proven") == (1 if count > 2 else count)
+    assert all(row.key in text for row in rows)
+    assert (f"  ~ {count} alike: stage loaded -> proven\n      acme_plugin::k0, acme_plugin::k1, " in text) == (
+        count > 2
+    )
+    assert max(map(len, text.splitlines())) < 120
+
+
 def test_diff_shows_added_removed_and_changed_kernels(one: Report) -> None:
     found = next(row for row in one.kernels if row.served_by)
     missing = next(row for row in one.kernels if not row.served_by)
@@ -83,10 +112,11 @@ def test_diff_sees_every_fact_of_the_verdict(one: Report, change: dict[str, Any]
 
 def test_diff_sees_findings_levers_waivers_and_plugins(one: Report) -> None:
     waiver = WaiverRow(key="a::b", reason="nobody ships it", where="x:1", until="")
+    lever = next(row for row in one.levers if row.name == "MUSTER_DISABLE")
     other = replace(
         one,
         findings=(replace(one.findings[0], allowed=True), *one.findings[1:]),
-        levers=(replace(one.levers[0], value="a::b", origin="environment"), *one.levers[1:]),
+        levers=(replace(lever, value="a::b", origin="environment"), *(r for r in one.levers if r is not lever)),
         waivers=(waiver,),
         plugins=one.plugins[1:],
     )
@@ -94,7 +124,7 @@ def test_diff_sees_findings_levers_waivers_and_plugins(one: Report) -> None:
     text = render_diff(compare(one, other))
     assert "severity refuse -> refuse, allowed" in text
     assert "+ a::b: reason nobody ships it" in text
-    assert f"~ {one.levers[0].name}: value (none) -> a::b; origin built-in -> environment" in text
+    assert f"~ {lever.name}: value (none) -> a::b; origin built-in -> environment" in text
     assert text.startswith("DIFFERENT: 4 differences: findings 1, waivers 1, levers 1, plugins 1")
     assert (
         compare(one, replace(one, waivers=(replace(waiver, where="y:2"),))).parts

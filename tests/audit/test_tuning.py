@@ -102,7 +102,7 @@ def timings(**changes):
         ({"version": "2.0"}, "version: String should match"),
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
         ({"date": "today"}, "date: String should match"),
-        ({"date": "9999-99-99"}, "date: Value error, 9999-99-99 is no date: month must be in 1..12"),
+        ({"date": "9999-99-99"}, "date: 9999-99-99 is no date: month must be in 1..12"),
         ({"kernels": {"acme::mul": "abc"}}, "kernels.acme::mul: String should match"),
         ({"kernels": {"mul": "0" * 64}}, "kernels.mul"),
         ({"device": None}, "device: Input should be"),

@@ -159,7 +159,16 @@ def test_audit_resolves_config_and_reference_among_given_folders_only(cli: Any) 
     ran = cli("audit", *options, "--ref", "my-beta-model")
     assert ran.code == 0
     assert ran.out.startswith("PASSED: beta on cpu")
+    folder = cli("audit", cli.folder, *options[2:], "--ref", "my-beta-model")
+    assert (folder.code, folder.out) == (0, ran.out)
+    assert "--ref goes with --config, or with a MODEL that is a folder" in cli("audit", "beta", "--ref", "my-beta").err
     assert cli("audit", "qwen3.6-27b", "--manifests", ".", "--target", "cpu").code == 1
+
+
+def test_audit_with_a_misspelt_choice_says_so_in_plain_words(cli: Any) -> None:
+    ran = cli("audit", "tiny", "--stage", "prooven")
+    assert ran.code == 2
+    assert "Invalid value for '--stage': 'prooven' is not one of 'registered'" in ran.err
 
 
 def test_audit_degraded_pass_exits_0_and_says_so_first(cli: Any, audit: Any) -> None:

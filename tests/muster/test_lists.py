@@ -135,6 +135,7 @@ def test_models_resolution_shows_its_steps_alone(cli: Any, tmp_path: Path) -> No
     assert ran.code == 0
     assert ran.out.startswith("Resolved: qwen3.8-27b\n")
     assert "exact rows: qwen3.6-27b, qwen3.8-27b" in ran.out
+    assert cli("models", tmp_path, "--ref", "my/Qwen3.8-27B-finetune").out == ran.out
     tie = cli("models", "--config", config)
     assert tie.code == 1
     assert tie.out.startswith("Not resolved\n")
