@@ -1,4 +1,4 @@
-"""Progress of builds and proofs on stderr: a bar at a terminal, a line elsewhere where work gets no further."""
+"""Progress of builds and proofs on stderr: a bar at a terminal, elsewhere a line now and then."""
 
 import contextlib
 import os
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-#: Where there is no terminal, work that says nothing for so long is told of; then each time after twice as long.
+#: Where there is no terminal, work is told of so often; where it gets no further, each time after twice as long.
 _PATIENCE_S = 15.0
 
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """Yield what shows progress on stderr: a bar that goes when work is done; elsewhere a line where work stands."""
+    """Yield what shows progress on stderr: a bar that goes when work is done; elsewhere lines."""
     shown = _Bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
     try:
         yield shown.show
@@ -32,7 +32,7 @@ def shown_progress() -> Iterator[Progress]:
 
 
 class _Lines:
-    """Lines about work that gets no further, from a thread that begins with the first piece of work."""
+    """Lines about how far work is, at most one in ``_PATIENCE_S``, from a thread that begins with the first piece."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int, str] | None = None
@@ -48,21 +48,24 @@ class _Lines:
             threading.Thread(target=self._watch, name="muster: progress", daemon=True).start()
 
     def _watch(self) -> None:
-        told, patience = self._last, _PATIENCE_S
-        while not self._is_over.wait(max(0.05, self._since + patience - time.monotonic())):
+        told, patience = self._last, 0.0
+        while not self._is_over.wait(_PATIENCE_S):
             waited, last = time.monotonic() - self._since, self._last
+            if last is None:
+                continue
             if last is not told:
-                told, patience = last, _PATIENCE_S
-            if last is not None and waited >= patience:
-                self._tell(waited, *last)
+                told, patience = last, 0.0
+                self._tell("", *last)
+            elif waited >= patience:
+                self._tell(f"nothing new for {waited:.0f} s; ", *last)
                 patience = waited * 2
 
-    def _tell(self, waited: float, done: int, total: int, name: str) -> None:
+    def _tell(self, standing: str, done: int, total: int, name: str) -> None:
         if total and done >= total:  # what is being done now is no piece of that work: a decode, say
             return
         count = f"{done} of {total}" if total else f"{done}"
         with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to fail
-            self._stderr.write(f"muster: nothing new for {waited:.0f} s; {count} done; last: {ascii_only(name)}\n")
+            self._stderr.write(f"muster: {standing}{count} done; last: {ascii_only(name)}\n")
             self._stderr.flush()
 
     def stop(self) -> None:

@@ -64,7 +64,9 @@ class BuildRunner:
 
     def join(self, progress: Progress | None = None) -> None:
         """Wait for all builds that were started, and end the pool's threads; later builds run where they are asked."""
-        self._pool.join(lambda p: progress(p.done, p.total, p.outcome.request.name) if progress else None)
+        if progress is not None and self._pool.requested:  # the first may take long
+            progress(0, self._pool.requested, f"builds for {self._arch}, {self._pool.requested} in all")
+        self._pool.join(lambda p: progress(p.done, p.total, f"build of {p.outcome.request.name}") if progress else None)
         self._pool.close()
 
     def built(self, spec: KernelSpec) -> Outcome:

@@ -79,6 +79,11 @@ class BuildPool:
                 self._add(math.inf, lambda: self._begin(request, future))
         return self._futures[request]
 
+    @property
+    def requested(self) -> int:
+        """How many builds there are."""
+        return len(self._futures)
+
     def close(self) -> None:
         """Wait for all builds, and end the threads."""
         self._closed = True

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar at a terminal, elsewhere a line where work gets no further."""
+"""Progress on stderr: a bar at a terminal, elsewhere a line now and then."""
 
 import io
 import re
@@ -78,13 +78,29 @@ def test_progress_elsewhere_is_silent_once_all_is_done(at_terminal: Any, monkeyp
     assert stderr.getvalue() == ""
 
 
-def test_progress_elsewhere_is_silent_while_work_goes_on(at_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 2.0)
+def test_progress_elsewhere_of_work_that_goes_on_is_a_line_now_and_then(
+    at_terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 0.5)
+    stderr = at_terminal(io.StringIO())
+    began = time.monotonic()
+    with shown_progress() as progress:
+        progress(0, 99, "builds")
+        assert stderr.getvalue() == ""
+        for done in range(1, 13):
+            progress(done, 99, f"build of {done}.cu")
+            time.sleep(0.1)
+        elapsed = time.monotonic() - began
+        lines = stderr.getvalue().splitlines()
+    assert 1 <= len(lines) <= elapsed / 0.5
+    assert all(re.fullmatch(r"muster: (\d+) of 99 done; last: build of \1\.cu", line) for line in lines)
+
+
+def test_progress_elsewhere_is_silent_where_work_is_short(at_terminal: Any) -> None:
     stderr = at_terminal(io.StringIO())
     with shown_progress() as progress:
-        for done in range(8):
-            progress(done, 8, "gemv.cu")
-            time.sleep(0.3)
+        for done in range(9):
+            progress(done, 9, "gemv.cu")
     assert stderr.getvalue() == ""
 
 

@@ -1,9 +1,11 @@
 from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
+from kernel_muster.registry.backends.device import BuildRunner
 from kernel_muster.registry.backends.pool import BuildPool, build_all
 from kernel_muster.registry.backends.request import BuildFailure
 
@@ -29,6 +31,18 @@ def test_progress_is_told_after_each_build(builder, requests):
     outcomes = build_all(builder, requests, seen.append, workers=2)
     assert [(progress.done, progress.total) for progress in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert {id(progress.outcome) for progress in seen} == {id(outcome) for outcome in outcomes}
+
+
+def test_runner_says_how_many_builds_there_are_before_the_first_ends(builder, requests):
+    good, broken = requests[:2]
+    runner = BuildRunner(good.arch, builder)
+    for request in (good, broken, good):
+        runner.start(SimpleNamespace(backend=SimpleNamespace(request=lambda arch, one=request: one, plan=None)))
+    seen = []
+    runner.join(lambda *progress: seen.append(progress))
+    assert seen[0] == (0, 2, f"builds for {good.arch}, 2 in all")
+    assert [row[:2] for row in seen[1:]] == [(1, 2), (2, 2)]
+    assert {row[2] for row in seen[1:]} == {f"build of {good.name}", f"build of {broken.name}"}
 
 
 def test_equal_requests_are_built_once(builder, make_request):
