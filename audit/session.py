@@ -258,7 +258,7 @@ class BootSession:
     def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
             tell = partial(observer, self._report)
-            outcome = watched(tell, _OBSERVER_TIMEOUT_S, f"plugin {name}")
+            outcome = watched(tell, _OBSERVER_TIMEOUT_S, f"the observer of plugin {name}")
             if outcome.error is not None or outcome.is_hanging:
                 yield _observer_failed(name, outcome.error, outcome.stack)
 

@@ -4,8 +4,11 @@ import contextlib
 import gc
 import os
 import sys
+from typing import Any
 
 _INTERRUPTED = 130
+# Two interrupts at once, of a key or of who sends them to the process and to its group, are one.
+_PATIENCE_S = 1.0
 
 
 def _open_closed_streams() -> None:
@@ -13,6 +16,25 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open to the end of the process)
+
+
+def _interrupt_once() -> None:
+    """Let an interrupt that comes right behind another one be the same one; the default raises in what handles it."""
+    import signal
+    from time import monotonic
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    last = -_PATIENCE_S
+
+    def interrupted(number: int, frame: Any) -> None:
+        nonlocal last
+        if (now := monotonic()) - last >= _PATIENCE_S:
+            last = now
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(ValueError):  # not in the main thread, where no interrupt comes either
+        signal.signal(signal.SIGINT, interrupted)
 
 
 def _print_version() -> int:
@@ -34,6 +56,7 @@ def main() -> int:
     _open_closed_streams()
     if sys.argv[1:] == ["--version"]:
         return _print_version()
+    _interrupt_once()
     # A short process that makes many objects and drops few: one collection takes 5% of an audit's time, and those at
     # exit 12%, for memory that the end of the process gives back anyway.
     gc.set_threshold(1_000_000)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kernel_muster.registry.catalog import Catalog, PluginRow, PluginStatus
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.crosschecks import check_together, contracts_of
+from kernel_muster.registry.entered import tell_guest
 from kernel_muster.registry.entrypoints import Entry, Scan, scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
@@ -87,6 +88,8 @@ def _unloaded(entry: Entry, status: PluginStatus, blocked: frozenset[str]) -> Dr
 def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
     if entry.name in blocked:
         return Draft(_row(entry, "blocked"), Loaded())
+    if entry.distribution != HOST_DISTRIBUTION:
+        tell_guest(entry.name)
     where = f"{entry.distribution} {entry.version} ({entry.value})"
     return _judged(_row(entry, "loaded"), load_plugin(entry.name, where, entry.load, timeout_s))
 

@@ -4,13 +4,23 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 _listener: Callable[[str], object] | None = None
+_guest_listener: Callable[[str], object] | None = None
 _now = ""
 
 
-def tell(listener: Callable[[str], object]) -> None:
-    """Let a listener hear whose code begins to run; an empty text says that it is ours again."""
-    global _listener
-    _listener = listener
+def tell(listener: Callable[[str], object], of_guests: Callable[[str], object] | None = None) -> None:
+    """Let a listener hear whose code begins to run; an empty text says that it is ours again.
+
+    ``of_guests`` hears which plugins of other distributions begin to load: from then on their threads may run whenever.
+    """
+    global _listener, _guest_listener
+    _listener, _guest_listener = listener, of_guests
+
+
+def tell_guest(plugin: str) -> None:
+    """Say that a plugin of another distribution begins to load."""
+    if _guest_listener is not None:
+        _guest_listener(plugin)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ _PR_SET_PDEATHSIG = 1
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _HAS_ENDED, _CODE, _LENGTH, _TEXT = 0, 1, 2, 3  # where what lies in the shared memory
 _LONGEST = 250
+_GUESTS = _TEXT + _LONGEST  # names of plugins, each with a line feed, up to a zero
+_MOST_OF_GUESTS = 4096 - _GUESTS - 1
 # Two keys that are pressed at once are one interrupt.
 _PATIENCE_S = 1.0
 
@@ -31,7 +33,8 @@ class _Word:
     """What the child leaves behind: whether it came to its end, with which exit code, and whose code it runs."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _TEXT + _LONGEST)
+        self._memory = mmap.mmap(-1, _GUESTS + _MOST_OF_GUESTS + 1)
+        self._said: list[bytes] = []
 
     def of_end(self, code: int) -> None:
         """Say that the result is written, and what the exit code is."""
@@ -44,6 +47,14 @@ class _Word:
         self._memory[_TEXT : _TEXT + len(text)] = text
         self._memory[_LENGTH] = len(text)
 
+    def of_guest(self, plugin: str) -> None:
+        """Say that a plugin of another distribution begins to load; what does not fit is not said."""
+        line = plugin.encode("utf-8", "backslashreplace") + b"\n"
+        start = _GUESTS + sum(map(len, self._said))
+        if line not in self._said and start + len(line) <= _GUESTS + _MOST_OF_GUESTS:
+            self._memory[start : start + len(line)] = line
+            self._said.append(line)
+
     @property
     def code(self) -> int | None:
         """The exit code; None where the child did not come to its end."""
@@ -53,6 +64,12 @@ class _Word:
     def entered(self) -> str:
         """Whose code the child ran."""
         return self._memory[_TEXT : _TEXT + self._memory[_LENGTH]].decode("utf-8", "replace")
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """The plugins of other distributions that had begun to load, the last one first."""
+        lines = self._memory[_GUESTS:].partition(b"\0")[0].decode("utf-8", "replace").split("\n")
+        return tuple(reversed(lines[:-1]))
 
 
 def in_child(body: Body) -> int:
@@ -85,7 +102,7 @@ def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
     """Do the work, as the child. An interrupt counts from the moment on where it becomes an exit code."""
     own = os.getpid()
     _end_with(parent)
-    entered.tell(word.of_entry)
+    entered.tell(word.of_entry, word.of_guest)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         code = body()
@@ -135,12 +152,27 @@ def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
         _die_of(-code)
         return 128 - code
     how = f"exit code {code}" if code >= 0 else f"signal {_name_of(-code)}"
-    where = f", in {word.entered}" if word.entered else ""
-    complain(f"error: there is no result: the process that does the work ended with {how}{where}")
-    kind, _, name = word.entered.partition(" ")
-    if kind == "plugin":
-        complain(f"repair the plugin, or block it: --no-plugin {name}; muster plugin check DISTRIBUTION finds more")
+    verb = "was loading" if word.entered.startswith("plugin ") else "ran"
+    when = f" while {word.entered} {verb}" if word.entered else ""
+    complain(f"error: there is no result: the process that does the work ended with {how}{when}")
+    complain(_remedy(word.guests))
     return INTERNAL if code >= 0 else 128 - code
+
+
+def _remedy(guests: tuple[str, ...]) -> str:
+    """Return what to do: any thread may have ended the process, whoever's turn it was."""
+    if not guests:
+        return (
+            "no plugin of another distribution had begun to load: a library has crashed, or somebody has ended the "
+            "process, for want of memory for instance; if neither, please report it as CONTRIBUTING.md says"
+        )
+    first, *others = guests
+    more = f", then {', '.join(others)}" if others else ""
+    which = f"plugins {', '.join(guests)}" if others else f"plugin {first}"
+    return (
+        f"{which} may have ended it, in a thread too: repair that, or try --no-plugin {first}{more}; "
+        f"muster plugin check {first} finds more"
+    )
 
 
 def _ended(child: int) -> tuple[int, int] | None:

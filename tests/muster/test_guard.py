@@ -36,8 +36,8 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def said_of(how: str, who: str) -> str:
-    return f"muster: error: there is no result: the process that does the work ended with {how}, in {who}\n"
+def said_of(how: str, what_ran: str) -> str:
+    return f"muster: error: there is no result: the process that does the work ended with {how} while {what_ran}\n"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,10 @@ def test_plugin_that_ends_the_process_is_no_result_and_is_named(cli: Any, where:
     done = cli.process("audit", "qwen3.6-27b", "--target", "cpu")
     code, how = ENDS[body]
     assert (done.returncode, done.stdout) == (code, "")
-    assert said_of(how, "plugin ending") in done.stderr
-    assert "--no-plugin ending" in done.stderr
+    ran = "the observer of plugin ending ran" if where == OBSERVER else "plugin ending was loading"
+    assert said_of(how, ran) in done.stderr
+    remedy = "repair that, or try --no-plugin ending; muster plugin check ending finds more"
+    assert done.stderr.endswith(f"muster: plugin ending may have ended it, in a thread too: {remedy}\n")
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
@@ -57,14 +59,41 @@ def test_command_whose_process_ended_does_not_end_well(cli: Any, arguments: tupl
     cli.install(IMPORT.format(body=EXIT), "ending")
     done = cli.process(*arguments)
     assert (done.returncode, done.stdout) == (3, "")
-    assert said_of("exit code 0", "plugin ending") in done.stderr
+    assert said_of("exit code 0", "plugin ending was loading") in done.stderr
+
+
+@pytest.mark.parametrize("others", [(), ("aaa",)])
+def test_thread_that_ends_the_process_while_others_load_is_suspected(cli: Any, others: tuple[str, ...]) -> None:
+    thread = "import os, threading; threading.Thread(target=lambda: gate.wait() and os._exit(0)).start()"
+    gate = "import sys, threading; sys.gate = gate = threading.Event()"
+    cli.install(IMPORT.format(body=f"{gate}\n{thread}"), "bbb")
+    for name in others:
+        cli.install(IMPORT.format(body=""), name)
+    # Stands in for a built-in plugin: it loads later, and waits where a slow one would be busy.
+    module = cli.install(IMPORT.format(body="import sys, time\nsys.gate.set()\ntime.sleep(60)"), "ccc")
+    file = next(Path(entry) for entry in sys.path if (Path(entry) / f"{module}.py").is_file()) / "ccc-1.0.dist-info"
+    (file / "METADATA").write_text("Metadata-Version: 2.1\nName: kernel-muster\nVersion: 0\n")
+    done = cli.process("plugins", env={"MUSTER_PLUGIN_TIMEOUT_S": "60"})
+    assert (done.returncode, done.stdout) == (3, "")
+    assert said_of("exit code 0", "plugin ccc was loading") in done.stderr
+    which, more = ("plugins bbb, aaa", ", then aaa") if others else ("plugin bbb", "")
+    remedy = f"repair that, or try --no-plugin bbb{more}; muster plugin check bbb finds more"
+    assert done.stderr.endswith(f"muster: {which} may have ended it, in a thread too: {remedy}\n")
+
+
+def test_process_that_ends_without_plugins_of_others_gets_a_remedy_too(cli: Any) -> None:
+    before = "from kernel_muster.registry import discovery\ndiscovery.load_plugin = lambda *given: os._exit(0)"
+    done = probed(cli, before, "plugins")
+    assert done.returncode == 3
+    assert "no plugin of another distribution had begun to load: a library has crashed, or " in done.stderr
 
 
 def test_builder_that_ends_the_process_is_named(cli: Any) -> None:
     cli.acme("acme::double", after=EXIT)
     done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
     assert (done.returncode, done.stdout) == (3, "")
-    assert said_of("exit code 0", "the builder of tiny") in done.stderr
+    assert said_of("exit code 0", "the builder of tiny ran") in done.stderr
+    assert "try --no-plugin acme;" in done.stderr
 
 
 def test_kernel_that_ends_the_process_in_a_proof_is_named(cli: Any) -> None:
@@ -73,7 +102,7 @@ def test_kernel_that_ends_the_process_in_a_proof_is_named(cli: Any) -> None:
     file.write_text(file.read_text().replace("    out[...] = x * 2\n", f"    {EXIT}\n"))
     done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu", "--stage", "proven")
     assert (done.returncode, done.stdout) == (3, "")
-    assert said_of("exit code 0", "proof of acme::double") in done.stderr
+    assert said_of("exit code 0", "proof of acme::double ran") in done.stderr
 
 
 @pytest.mark.parametrize("exit", ["0", "7"])
@@ -207,7 +236,7 @@ def test_child_that_is_ended_by_others_is_no_result(cli: Any) -> None:
         os.kill(child, signal.SIGKILL)
         assert process.wait(20) == 137
         assert process.stderr is not None
-        assert process.stderr.read().decode().startswith(said_of("signal SIGKILL", "plugin slow"))
+        assert process.stderr.read().decode().startswith(said_of("signal SIGKILL", "plugin slow was loading"))
 
 
 # where there is no child
@@ -244,6 +273,20 @@ def test_process_that_cannot_be_started_is_an_error(cli: Any) -> None:
     assert done.returncode == 3
     wanted = "muster: error: the command needs a process of its own: Resource temporarily unavailable\n"
     assert done.stderr.startswith(wanted)
+
+
+@pytest.mark.parametrize("when", ["import", "work"])
+def test_interrupt_that_comes_right_behind_another_is_the_same(cli: Any, when: str) -> None:
+    # As timeout(1) sends it: to the process, and then to its group.
+    before = """import signal
+write = sys.stderr.write
+sys.stderr.write = lambda text: (write(text), signal.raise_signal(2))[0]
+"""
+    if when == "import":
+        before += "import kernel_muster.cli.app as app; app.run = lambda *given: signal.raise_signal(2)"
+    cli.install(IMPORT.format(body="import signal; signal.raise_signal(2)"), "interrupting")
+    done = probed(cli, before, "plugins")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "muster: interrupted\n")
 
 
 def test_signal_of_ended_children_that_is_ignored_leaves_the_verdict(cli: Any) -> None:
