@@ -119,6 +119,12 @@ class Contract:
         scalars = {param.name for param in self.signature.params if isinstance(param, ScalarParam)}
         needed = self.signature.symbols
         cases: dict[str, list[str]] = {}
+        sizes = [
+            f"case {case.name}: {name} is {case.dims[name]!r}, expected an integer from 0 on"
+            for case in self.cases
+            for name in case.dims
+            if name in needed and not _is_size(case.dims[name])
+        ]
         for case in self.cases:
             wrong = [f"the scalar {name}, which no parameter is called" for name in case.scalars if name not in scalars]
             if self.inputs is None:
@@ -128,7 +134,7 @@ class Contract:
                 wrong += [f"no value for the scalar {name}" for name in sorted(scalars - given)]
             for what in wrong:
                 cases.setdefault(what, []).append(case.name)
-        return [
+        return sizes + [
             f"case {names[0]} gives {what}" if len(names) == 1 else f"cases {', '.join(names)} give {what}"
             for what, names in cases.items()
         ]
@@ -184,6 +190,10 @@ def _scalar_of(case: Case, name: str) -> float:
 
 def _is_well_formed(case: Case) -> bool:
     return isinstance(case.name, str) and isinstance(case.dims, Mapping) and isinstance(case.scalars, Mapping)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 # What no kernel writes: a quiet NaN with these bits of payload, by the size of the type.

@@ -42,6 +42,10 @@ def test_contract_bounds_an_output_by_its_own_tolerance_and_others_by_the_common
         ({"cases": ({"M": 3},)}, "cases is ({'M': 3},), expected a tuple of Case"),
         ({"cases": (Case("some", None),)}, "case 'some': expected a name and a mapping of dimensions"),
         ({"cases": (Case("some", {}),)}, "case some gives no size for M"),
+        ({"cases": (Case("odd", {"M": 2.5}),)}, "case odd: M is 2.5, expected an integer from 0 on"),
+        ({"cases": (Case("less", {"M": -1}),)}, "case less: M is -1, expected an integer from 0 on"),
+        ({"cases": (Case("text", {"M": "3"}),)}, "case text: M is '3', expected an integer from 0 on"),
+        ({"cases": (Case("yes", {"M": True}),)}, "case yes: M is True, expected an integer from 0 on"),
         (
             {"cases": (Case("some", {"M": 3, "H": 4}), Case("few", {"M": 1, "H": 4}))},
             "cases some, few give a size for H, which no shape has",
