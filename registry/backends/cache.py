@@ -26,6 +26,7 @@ _HEAD = struct.Struct(f"<{len(_MAGIC)}s32s32sQ")  # magic, key, digest of the re
 DEFAULT_MAX_BYTES = 1 << 29
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _POLL_SECONDS = 0.01
+_REMEDY = "set MUSTER_CACHE_DIR to a folder that only this user can write to (chmod 700)"
 
 
 class CacheRefused(UsageError):
@@ -61,7 +62,8 @@ class BuildCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "locks").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CacheRefused(_refusal(self.folder, f"it cannot be made: {error.strerror or error}")) from None
+            why = f"it cannot be made: {_why_not_made(self.folder, error)}"
+            raise CacheRefused(f"cache folder {self.folder}: {why}: {_REMEDY}") from None
         for folder in (self.folder, self.folder / "locks"):
             _check_owner(folder)
 
@@ -175,11 +177,14 @@ def _check_owner(folder: Path) -> None:
         raise CacheRefused(_refusal(folder, f"others may write to it ({mode})"))
 
 
+def _why_not_made(folder: Path, error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        return f"{error.filename or folder} is there and is no folder"
+    return error.strerror or str(error)
+
+
 def _refusal(folder: Path, why: str) -> str:
-    return (
-        f"cache folder {folder}: {why}; kernels from it would run with this process's rights: "
-        f"set MUSTER_CACHE_DIR to a folder that only this user can write to (chmod 700)"
-    )
+    return f"cache folder {folder}: {why}; kernels from it would run with this process's rights: {_REMEDY}"
 
 
 def _read_own(path: Path) -> bytes | None:

@@ -127,8 +127,9 @@ def test_folder_is_made_for_this_user_only(tmp_path):
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheRefused, match="it cannot be made: "):
-        BuildCache(tmp_path / "file" / "cache")
+    for folder, why in (("file/cache", "Not a directory"), ("file", f"{tmp_path}/file is there and is no folder")):
+        with pytest.raises(CacheRefused, match=f"it cannot be made: {why}: set MUSTER_CACHE_DIR to a folder"):
+            BuildCache(tmp_path / folder)
 
 
 def test_default_folder_is_the_users_own(monkeypatch, tmp_path):
