@@ -3,12 +3,13 @@
 These checks read the parsed TOML, not the validated document, so that they speak up beside other problems.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
-from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.problems import Path, Problem
+from kernel_muster.MODEL_toml.schema import LEVER_SCOPE_PATTERN
 from kernel_muster.MODEL_toml.waivers import Expectation, scopes_overlap
 from kernel_muster.MODEL_toml.wording import dotted, shown
 from kernel_muster.registry.keys import KernelKey, did_you_mean
@@ -106,17 +107,29 @@ def _huge_integers(data: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(path, f"{dotted(path)}: {shown(value)} does not fit into 64 bits")
 
 
-def lever_scope_problems(manifest: Manifest, declared: Mapping[str, Lever]) -> Iterator[Problem]:
-    """Say which ``levers = ["NAME=value"]`` name no lever, or no value of it."""
-    for entry in (*manifest.waivers, *manifest.expected_present):
-        for position, text in enumerate(entry.levers):
-            path: Path = (*entry.path, "levers", position)
-            name, _, value = text.partition("=")
-            if name not in declared:
-                why = f"{dotted(path)}: nobody declares a lever {name}{did_you_mean(name, declared)}"
-                yield Problem(path, why, "muster levers lists all of them")
-                continue
-            try:
-                declared[name].parse(value)
-            except ValueError as error:
-                yield Problem(path, f"{dotted(path)}: {name}: {error}", f"write {name}=<{declared[name].grammar}>")
+def lever_scope_problems(scopes: Iterable[tuple[Path, str]], declared: Mapping[str, Lever]) -> Iterator[Problem]:
+    """Say which of ``levers = ["NAME=value"]``, each with its path, name no lever, or no value of it."""
+    for path, text in scopes:
+        name, _, value = text.partition("=")
+        if name not in declared:
+            why = f"{dotted(path)}: nobody declares a lever {name}{did_you_mean(name, declared)}"
+            yield Problem(path, why, "muster levers lists all of them")
+            continue
+        try:
+            declared[name].parse(value)
+        except ValueError as error:
+            yield Problem(path, f"{dotted(path)}: {name}: {error}", f"write {name}=<{declared[name].grammar}>")
+
+
+def lever_scopes(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield what ``levers`` of waivers and expectations hold, with its path; what is malformed is told elsewhere."""
+    tables: list[tuple[tuple[str, ...], object]] = [((table,), data.get(table)) for table in _TABLES]
+    for arch, inner in _items(data.get("target")):
+        tables += [(("target", arch, table), inner.get(table)) for table in _TABLES if isinstance(inner, dict)]
+    for prefix, modules in tables:
+        for module, funcs in _items(modules):
+            for func, entry in _items(funcs):
+                levers = entry.get("levers") if isinstance(entry, dict) else None
+                for position, text in enumerate(levers if isinstance(levers, list) else ()):
+                    if isinstance(text, str) and re.match(LEVER_SCOPE_PATTERN, text):
+                        yield (*prefix, module, func, "levers", position), text

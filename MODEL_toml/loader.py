@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli
-from kernel_muster.MODEL_toml.crosscheck import cross_problems, lever_scope_problems
+from kernel_muster.MODEL_toml.crosscheck import cross_problems, lever_scope_problems, lever_scopes
 from kernel_muster.MODEL_toml.locate import Lines, key_lines, line_of
 from kernel_muster.MODEL_toml.manifest import Manifest, make_manifest
 from kernel_muster.MODEL_toml.problems import Problem, validated
@@ -38,17 +38,18 @@ def load_manifest(path: str | Path, *, levers: Iterable[Lever] | None = None) ->
     lines = key_lines(text)
     document, extensions, problems = validated(data)
     problems += cross_problems(data)
+    if levers is not None:
+        problems += lever_scope_problems(lever_scopes(data), {lever.name: lever for lever in levers})
     manifest = None if document is None or problems else make_manifest(file, document, lines, extensions)
-    findings = [_finding(file, one, lines) for one in _in_order(problems, lines)]
-    if manifest is not None and levers is not None:
-        findings += check_levers(manifest, levers)
-    return (None if findings else manifest), findings
+    return manifest, [_finding(file, one, lines) for one in _in_order(problems, lines)]
 
 
 def check_levers(manifest: Manifest, levers: Iterable[Lever]) -> list[Finding]:
     """Say which lever scopes name a lever that nobody declares, or a value that it cannot have."""
     declared = {lever.name: lever for lever in levers}
-    return [_finding(manifest.path, one, manifest.lines) for one in lever_scope_problems(manifest, declared)]
+    entries = (*manifest.waivers, *manifest.expected_present)
+    scopes = [((*entry.path, "levers", i), text) for entry in entries for i, text in enumerate(entry.levers)]
+    return [_finding(manifest.path, one, manifest.lines) for one in lever_scope_problems(scopes, declared)]
 
 
 def claimed_names(path: Path) -> set[str]:

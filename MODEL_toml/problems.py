@@ -1,7 +1,7 @@
 """Everything that is wrong with a parsed manifest, each as a path and a sentence."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
 from kernel_muster.MODEL_toml.schema import EXTENSION_PATTERN, LONG_FORM, SHORT_FORM, Document
@@ -44,12 +44,18 @@ def validated(data: dict[str, Any]) -> tuple[Document | None, dict[str, Any], li
         document = Document.model_validate(rest)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems.extend(_problem(detail, rest) for detail in details if not _is_consequence(detail))
+        bad_names = {detail["loc"][:-1] for detail in details if detail["loc"][-1:] == ("[key]",)}
+        problems.extend(_problem(detail, rest) for detail in details if not _is_consequence(detail, bad_names))
     return (None if problems else document), extensions, problems
 
 
-def _is_consequence(detail: Mapping[str, Any]) -> bool:
-    """Whether a list is too short only because of what is wrong with its items, which are told themselves."""
+def _is_consequence(detail: Mapping[str, Any], bad_names: Collection[tuple[Any, ...]]) -> bool:
+    """Whether something else that is wrong, and is told itself, is why this is.
+
+    A list is too short for what is wrong with its items; a key that stands in the place of a table's name is no table.
+    """
+    if detail["type"] == "dict_type" and detail["loc"] in bad_names:
+        return True
     return detail["type"] == "too_short" and bool(detail["input"])
 
 

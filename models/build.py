@@ -20,7 +20,7 @@ from kernel_muster.models.layers.moe_ffn import MoeFfn
 from kernel_muster.models.layers.mtp import MtpHead
 from kernel_muster.models.layers.sampler import Sampler
 from kernel_muster.models.layout import WeightPlanner
-from kernel_muster.models.manifest_dims import HasModelTable, model_dims
+from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
 from kernel_muster.models.memory import HostMemory, Memory, enough_memory, memory_of, need_device
 from kernel_muster.models.model import Model
 from kernel_muster.models.random_weights import in_memory
@@ -69,7 +69,7 @@ def build_model(
         if dims.drafter is not None:
             raise UsageError(f"{dims.name} cannot be built: it is a drafter of {dims.drafter.target}, not a model")
     except UsageError as error:
-        kernels.request_failed(f"manifest {manifest.model.name}", str(error))
+        kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest))
         raise
     try:
         check_checkpoint(manifest, weights)

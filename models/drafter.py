@@ -11,7 +11,7 @@ from kernel_muster.models.layers.decoder import OutputNorm
 from kernel_muster.models.layers.dflash import DrafterContext, DrafterLayer, drafter_layer
 from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.lm_head import LmHead
-from kernel_muster.models.manifest_dims import HasModelTable, model_dims
+from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
 from kernel_muster.models.memory import Memory
 from kernel_muster.models.model import Model
 from kernel_muster.models.scratch import Scratch
@@ -68,7 +68,7 @@ def build_drafter(
             raise UsageError(f"{dims.name} cannot be built: its manifest has no [dflash] table")
         check_checkpoint(manifest, weights)
     except UsageError as error:
-        kernels.request_failed(f"manifest {manifest.model.name}", str(error))
+        kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest))
         raise
     return drafter_from_dims(dims, kernels, weights, target, max_rows)
 

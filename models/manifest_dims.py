@@ -29,6 +29,12 @@ class HasModelTable(Protocol):
         """The ``[model]`` table."""
 
 
+def table_line(manifest: HasModelTable) -> str:
+    """Return ``file:line`` of the ``[model]`` table; empty for what was made without a file."""
+    where = getattr(manifest, "where", None)
+    return str(where("model")) if callable(where) else ""
+
+
 def model_dims(manifest: HasModelTable) -> ModelDims:
     """Read a manifest's dimensions; UsageError names everything that is missing or that no layer supports."""
     table = manifest.model

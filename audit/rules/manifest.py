@@ -19,10 +19,8 @@ def waiver_states(evidence: Evidence) -> Iterator[Finding]:
                 yield _unused(evidence, waiver)
         elif evidence.decide(waiver.key).chosen is not None:
             yield _stale(evidence, waiver)
-        elif waiver.is_expired(evidence.as_of):
-            yield expired(waiver, evidence.as_of)
-        elif waiver.is_expiring(evidence.as_of):
-            yield _dated(waiver, "WAIVER_EXPIRING", f"it ends on {waiver.until}; as of {evidence.as_of}")
+        else:
+            yield from run_out(waiver, evidence.as_of)
 
 
 def _unused(evidence: Evidence, waiver: Waiver) -> Finding:
@@ -56,9 +54,12 @@ def _stale(evidence: Evidence, waiver: Waiver) -> Finding:
     )
 
 
-def expired(waiver: Waiver, as_of: date) -> Finding:
-    """Say that a waiver has run out."""
-    return _dated(waiver, "EXPIRED_WAIVER", f"it ended on {waiver.until}; as of {as_of}")
+def run_out(waiver: Waiver, as_of: date) -> Iterator[Finding]:
+    """Say that a waiver has run out, or soon will."""
+    if waiver.is_expired(as_of):
+        yield _dated(waiver, "EXPIRED_WAIVER", f"it ended on {waiver.until}; as of {as_of}")
+    elif waiver.is_expiring(as_of):
+        yield _dated(waiver, "WAIVER_EXPIRING", f"it ends on {waiver.until}; as of {as_of}")
 
 
 def _dated(waiver: Waiver, code: str, why: str) -> Finding:

@@ -77,7 +77,8 @@ def audit(
     elif trace is not None:
         complain("no trace was written: the boot was refused before any kernel was asked for")
     code = show_report(audited.report, format, output, verbose=verbose)
+    if audited.untold is not None:
+        complain(f"the model's builder failed: {describe(audited.untold)}")
     if audited.failure is not None:
-        complain(f"the model's builder failed: {describe(audited.failure)}")
         complain_traceback(audited.failure, verbose)
     return code

@@ -110,7 +110,7 @@ def boot(
     found: ShortDecode | ArmRefused | None = None
     with configured_logs(verbose=verbose), shown_progress() as progress:
         audited = run_audit(wanted, asked, progress=progress)
-        audited, failure = replace(audited, report=fitted(audited.report, "decode")), audited.failure
+        audited, failure = replace(audited, report=fitted(audited.report, "decode")), audited.untold
         if audited.report.passed:
             try:
                 with only_results_on_stdout():

@@ -10,6 +10,7 @@ from kernel_muster._version import __version__
 from kernel_muster.api import build_model
 from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.render_sections import failure_is_told
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.cli.output import only_results_on_stdout
@@ -30,6 +31,11 @@ class Audited:
     report: Report
     trace: dict[str, Any] | None
     failure: BaseException | None
+
+    @property
+    def untold(self) -> BaseException | None:
+        """What the builder raised, unless a finding of the report says the same."""
+        return None if failure_is_told(self.report) else self.failure
 
 
 def wanted_of(

@@ -8,7 +8,10 @@ from kernel_muster.cli import options
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="MODEL.toml files.", exists=True, dir_okay=False)]
 
-_UNCHECKED = "not checked here: whether anything asks for the keys that are waived or expected (muster audit does)"
+_UNCHECKED = (
+    "not checked here: whether anything asks for the keys that are waived or expected, whether a builder serves the "
+    "model, and whether its dimensions are all that one needs (muster audit does)"
+)
 
 
 def lint(
@@ -21,14 +24,14 @@ def lint(
 
     Whether what is waived is asked for at all, only an audit can say.
 
-    Exit code: 0 nothing is wrong, 1 something is, 2 a file cannot be read.
+    Exit code: 0 nothing is wrong (warnings are 0 too), 1 something is, 2 a file cannot be read.
     """
     from datetime import UTC, datetime
 
     from kernel_muster.audit.render_plain import plural
     from kernel_muster.audit.render_sections import Section
     from kernel_muster.audit.rules.levers import with_lines
-    from kernel_muster.audit.rules.manifest import expired, plain_scopes
+    from kernel_muster.audit.rules.manifest import plain_scopes, run_out
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
     from kernel_muster.MODEL_toml.resolve import Catalogue
@@ -42,7 +45,7 @@ def lint(
     found, sound = list(checked.findings), []
     for manifest in checked.manifests:
         bad = with_lines(read_levers(catalog.levers, [("manifest", manifest.defaults)])[1], manifest)
-        found += [*bad, *(expired(waiver, today) for waiver in manifest.waivers if waiver.is_expired(today))]
+        found += [*bad, *(finding for waiver in manifest.waivers for finding in run_out(waiver, today))]
         found += plain_scopes(manifest)
         sound += [] if bad else [manifest]
     broken = [finding for finding in catalog.findings if found and CODES[finding.code].group == "plugins"]

@@ -393,6 +393,13 @@ def test_load_manifest_with_byte_order_mark_and_crlf_counts_the_same_lines(write
     assert manifest.where("model", "quant").endswith(":3")
 
 
+def test_load_manifest_with_a_key_in_the_place_of_a_module_says_it_once(write: Write, minimal: str) -> None:
+    _, findings = load_manifest(write(f"{minimal}[expected_absent]\n'w4::f' = 'nobody ships it'"))
+    (finding,) = findings
+    assert finding.why == "expected_absent.'w4::f': 'w4::f' does not match [a-z][a-z0-9_]*"
+    assert finding.remedies == ('write it as [expected_absent.w4] f = "<why>"',)
+
+
 LEVERS = (
     Lever(name="MUSTER_FAST", kind="bool", default=None, doc="x"),
     Lever(name="MUSTER_MODE", kind="enum", choices=("a", "b"), default="a", doc="x"),
@@ -423,3 +430,16 @@ def test_load_manifest_with_declared_levers_checks_lever_scopes(
     unchecked, _ = load_manifest(file)
     assert unchecked is not None
     assert check_levers(unchecked, LEVERS) == findings
+
+
+@pytest.mark.parametrize("table", ["expected_absent", "expected_present", 'target."sm_80".expected_absent'])
+def test_load_manifest_checks_lever_scopes_beside_other_problems(write: Write, minimal: str, table: str) -> None:
+    scopes = "quants = ['nvfp']\nlevers = ['MUSTER_FATS=1', 'fast', 'MUSTER_MODE=c']"
+    _, findings = load_manifest(write(f"{minimal}[{table}.w4.f]\nreason = 'why not'\n{scopes}"), levers=LEVERS)
+    assert [finding.subject.rpartition(".f.")[2] for finding in findings] == [
+        "quants[0]",
+        "levers[0]",
+        "levers[1]",
+        "levers[2]",
+    ]
+    assert "did you mean MUSTER_FAST?" in findings[1].why

@@ -287,6 +287,17 @@ def test_report_of_a_model_that_nobody_builds_says_it_once(cli: Any, audit: Any)
     ran = cli("audit", "--manifest", file, "--target", "cpu")
     assert ran.code == 1
     assert ran.out.count("no builder serves model type") == 1
+    assert ran.err == ""
+
+
+def test_report_of_a_model_without_dimensions_names_its_manifest_and_says_it_once(cli: Any) -> None:
+    file = cli.folder / "MODEL.toml"
+    file.write_text('\n[model]\nname = "tiny"\nquant = "nvfp4"\nmodel_type = "qwen3_5"\n')
+    ran = cli("audit", "--manifest", file, "--target", "cpu", "--format", "json")
+    assert (ran.code, ran.err) == (1, "")
+    (finding,) = ran.json["findings"]
+    assert "model.vocab_size is missing" in finding["why"]
+    assert finding["where"] == [f"{file}:2"]
 
 
 def test_audit_of_a_builder_that_reads_an_undeclared_lever_names_its_line(cli: Any, audit: Any) -> None:

@@ -1,6 +1,7 @@
 """``muster models``, ``kernels``, ``plugins``, ``levers`` and ``manifest``."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,10 @@ def test_manifest_lint_checks_defaults_and_warns_of_waivers_that_have_run_out(cl
     ran = cli("manifest", "lint", ran_out)
     assert (ran.code, "EXPIRED_WAIVER acme::gone" in ran.out) == (0, True)
     assert "not checked here: whether anything asks" in ran.out
+    assert "whether a builder serves the model" in ran.out
+    soon = datetime.now(UTC).date() + timedelta(days=3)
+    ran = cli("manifest", "lint", cli.manifest(f'[expected_absent.acme.gone]\nreason = "not ported"\nuntil = {soon}'))
+    assert (ran.code, "WAIVER_EXPIRING acme::gone" in ran.out) == (0, True)
 
 
 def test_manifest_lint_notes_architectures_that_no_device_is_called_by(cli: Any) -> None:
