@@ -72,8 +72,7 @@ def open_boot(wanted: Wanted) -> Opening:
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
     levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target)
-    lever_findings = with_lines(lever_findings, manifest)
-    lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
+    lever_findings = with_lines((*lever_findings, *list_levers(levers, catalog.by_key)), manifest)
     return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings), tuning)
 
 

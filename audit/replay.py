@@ -62,9 +62,9 @@ def replay(
     if found is not None and trace.model and not is_of(found, trace.model):
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
+    lever_findings += list_levers(levers, catalog.by_key)
     lever_findings = with_lines(lever_findings, found, "levers of the trace")
     lever_findings += malformed + contradictions(trace, catalog.levers)
-    lever_findings += list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
     opening = (*catalog.findings, *of_unknown_models(manifest_findings), *lever_findings)
     if found is None:
         # Manifests come with no trace: a plugin of it that failed does not explain that there is none.

@@ -72,3 +72,15 @@ def keys_like(key: KernelKey, known: Iterable[KernelKey]) -> list[str]:
     numbers = _NUMBER.findall(key.func)
     in_module = [o.func for o in others if o.module == key.module and _NUMBER.findall(o.func) == numbers]
     return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]
+
+
+def keys_meant(text: str, known: Iterable[KernelKey]) -> list[str]:
+    """Return known keys that may be meant by what is no key: ``rms_norm``, or ``norm.rms_norm``."""
+    others = list(known)
+    last = re.split(r"[^a-z0-9_]+", text.strip().lower())[-1]
+    if not last:
+        return []
+    if found := keys_like(KernelKey("", last), others):
+        return found
+    like = near(last, {other.func for other in others}, cutoff=MISSPELT)
+    return sorted(str(other) for other in others if other.func in like)[:3]

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from kernel_muster.registry.arch import CodeArch
 from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.keys import KernelKey, keys_like, named, parse_key
+from kernel_muster.registry.keys import KernelKey, keys_like, keys_meant, named, parse_key
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.specs import KernelSpec, Registered
 from kernel_muster.registry.target import Target
@@ -70,8 +70,8 @@ def is_host_only(spec: KernelSpec) -> bool:
     return all(entry.kind == "host" for entry in spec.code_archs)
 
 
-def parse_prefer(text: str) -> tuple[dict[KernelKey, str], list[str]]:
-    """Read ``module::func=distribution,...``; return the choices and what is malformed."""
+def parse_prefer(text: str, known: Iterable[KernelKey] = ()) -> tuple[dict[KernelKey, str], list[str]]:
+    """Read ``module::func=distribution,...``; return the choices and what is malformed, with known keys it may mean."""
     choices: dict[KernelKey, str] = {}
     problems = []
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -79,7 +79,7 @@ def parse_prefer(text: str) -> tuple[dict[KernelKey, str], list[str]]:
         try:
             chosen = choices.setdefault(parse_key(key.strip()), distribution.strip())
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(f"{error}{named(keys_meant(key, known))}")
         else:
             if chosen != distribution.strip():
                 problems.append(f"{key.strip()} is to be served by {chosen} and by {distribution.strip()}")
@@ -88,14 +88,14 @@ def parse_prefer(text: str) -> tuple[dict[KernelKey, str], list[str]]:
     return choices, problems
 
 
-def parse_key_list(text: str) -> tuple[list[KernelKey], list[str]]:
-    """Read ``module::func,...``; return the keys and what is malformed."""
+def parse_key_list(text: str, known: Iterable[KernelKey] = ()) -> tuple[list[KernelKey], list[str]]:
+    """Read ``module::func,...``; return the keys and what is malformed, with known keys that may be meant."""
     keys, problems = [], []
     for item in filter(None, (part.strip() for part in text.split(","))):
         try:
             keys.append(parse_key(item))
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(f"{error}{named(keys_meant(item, known))}")
     return keys, problems
 
 

@@ -7,8 +7,8 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import did_you_mean, named
-from kernel_muster.registry.levers import PREFIX
+from kernel_muster.registry.keys import KernelKey, did_you_mean, named
+from kernel_muster.registry.levers import PREFIX, Levers
 from kernel_muster.registry.selection import parse_key_list, parse_prefer
 
 #: Where levers that a boot was given come from.
@@ -81,13 +81,18 @@ def with_lines(findings: Iterable[Finding], manifest: Manifest | None, given: st
     return [replace(finding, where=tuple(place(where, finding) for where in finding.where)) for finding in findings]
 
 
-def list_levers(disable: str, prefer: str) -> Iterator[Finding]:
-    """Report malformed MUSTER_DISABLE and MUSTER_PREFER, and a key that is in both."""
-    disabled, problems = parse_key_list(disable)
-    preferred, more = parse_prefer(prefer)
-    for name, found in (("MUSTER_DISABLE", problems), ("MUSTER_PREFER", more)):
+def list_levers(levers: Levers, known: Iterable[KernelKey]) -> Iterator[Finding]:
+    """Report malformed MUSTER_DISABLE and MUSTER_PREFER, and a key that is in both; ``known`` keys may be meant."""
+    keys = list(known)
+    disable, prefer = levers.setting("MUSTER_DISABLE"), levers.setting("MUSTER_PREFER")
+    disabled, problems = parse_key_list(str(disable.value or ""), keys)
+    preferred, more = parse_prefer(str(prefer.value or ""), keys)
+    for setting, found in ((disable, problems), (prefer, more)):
+        name = setting.lever.name
         for problem in found:
-            yield Finding("BAD_LEVER", name, f"{name}: {problem}", remedies=("correct it, or unset it",))
+            remedies = ("correct it, or unset it",)
+            yield Finding("BAD_LEVER", name, f"{name}: {problem}", (setting.origin,), remedies)
     for key in sorted(set(disabled) & set(preferred)):
         why = f"MUSTER_DISABLE switches {key} off, MUSTER_PREFER chooses who serves it"
-        yield Finding("LEVER_CONFLICT", str(key), why, remedies=("take the key out of one of them",))
+        where = tuple(dict.fromkeys((disable.origin, prefer.origin)))
+        yield Finding("LEVER_CONFLICT", str(key), why, where, ("take the key out of one of them",))

@@ -99,8 +99,7 @@ def find_levers(
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
     levers, findings, _ = read_tuned_levers(catalog.levers, sources, target)
-    malformed = list_levers(str(levers["MUSTER_DISABLE"] or ""), str(levers["MUSTER_PREFER"] or ""))
-    return levers, (*with_lines(findings, manifest), *malformed)
+    return levers, tuple(with_lines((*findings, *list_levers(levers, catalog.by_key)), manifest))
 
 
 def rows_of(findings: Iterable[Finding]) -> tuple[FindingRow, ...]:

@@ -77,6 +77,16 @@ def test_disable_of_a_module_in_the_place_of_a_function_names_its_keys(world):
     assert outcome.finding("REQUEST_NOT_HONORED").why.endswith("; did you mean acme_fused::softmax?")
 
 
+@pytest.mark.parametrize(("name", "value"), [("MUSTER_DISABLE", "mul"), ("MUSTER_PREFER", "mull=acme")])
+def test_list_of_what_is_no_key_names_the_key_and_where_it_was_set(world, name, value):
+    plugins, build = {"acme": world.acme("acme::mul")}, world.ask("acme::mul")
+    finding = world.run(build, plugins, levers={name: value}).finding("BAD_LEVER")
+    assert finding.why.endswith("is not a key: expected module::func; did you mean acme::mul?")
+    assert finding.where == ("boot(levers=...)",)
+    outcome = world.run(build, plugins, f'[defaults]\n{name} = "{value}"')
+    assert outcome.finding("BAD_LEVER").where == (outcome.session.manifest.where("defaults", name),)
+
+
 def test_disable_of_a_key_that_nothing_asks_for_is_no_finding(world):
     plugins = {"acme": world.acme("acme::mul", "acme::softmax")}
     assert world.run(world.ask("acme::mul"), plugins, levers={"MUSTER_DISABLE": "acme::softmax"}).codes == []

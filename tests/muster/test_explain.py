@@ -237,12 +237,11 @@ def test_explain_of_kernels_that_override_each_other_exits_1(cli: Any) -> None:
 
 
 def test_explain_usage(cli: Any) -> None:
-    ran = cli("explain", "gemm", "--target", "cpu")
-    assert (ran.code, ran.err) == (
-        2,
-        "muster: error: 'gemm' is not a key: expected module::func, or a line of model code such as "
-        "layers/attention.py:29\n",
-    )
+    ran = cli("explain", "zzz", "--target", "cpu")
+    said = "is not a key: expected module::func, or a line of model code such as layers/attention.py:29"
+    assert (ran.code, ran.err) == (2, f"muster: error: 'zzz' {said}\n")
+    for text in ("silu_mul", "silu.silu_mul", "silu_mull"):
+        assert f"{said}; did you mean silu::silu_mul?" in cli("explain", text, "--target", "cpu").err
     assert cli("explain").code == 2
     ran = cli("explain", "acme::double", "--target", "cuda:99")
     assert ran.code == 1

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_muster.registry.keys import KernelKey, did_you_mean, near, parse_key
+from kernel_muster.registry.keys import KernelKey, did_you_mean, keys_meant, near, parse_key
 
 
 @pytest.mark.parametrize("text", ["a::b", "w4a16::w4a16_gemm_t_k64", "a1_::b_2"])
@@ -45,3 +45,21 @@ def test_prefix_that_all_names_share_does_not_make_them_near():
     known = ["MUSTER_SIZE", "MUSTER_SLOW"]
     assert near("MUSTER_SIZ", known, prefix="MUSTER_") == ["MUSTER_SIZE"]
     assert near("MUSTER_QRX", known, prefix="MUSTER_") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("mul", ["acme::mul", "moe::mul"]),
+        ("acme.silu_mul", ["acme::silu_mul"]),
+        ("Silu_Mul", ["acme::silu_mul"]),
+        ("silu_mull", ["acme::silu_mul"]),
+        ("moe", ["moe::mul"]),
+        ("zzz", []),
+        ("", []),
+        ("::", []),
+    ],
+)
+def test_key_may_be_meant_by_what_is_no_key(text, meant):
+    known = [KernelKey("acme", "mul"), KernelKey("moe", "mul"), KernelKey("acme", "silu_mul")]
+    assert keys_meant(text, known) == keys_meant(text, reversed(known)) == meant
