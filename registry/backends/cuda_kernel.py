@@ -1,6 +1,7 @@
 """CUDA C++ kernels: what a spec says of its source, and how one launch follows from checked arguments."""
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import Backend
 from kernel_muster.registry.values import frozen
+
+_LONGEST_NAME = 200
 
 Extent = tuple[int, int, int]
 
@@ -123,11 +126,23 @@ def path_problems(source: object, include_dirs: Iterable[object] = ()) -> list[s
     found = []
     for label, path in (("source", source), *(("include_dirs", one) for one in include_dirs)):
         if not isinstance(path, Path):
-            found.append(f"{label} is {path!r}, expected a Path")
+            found.append(f"{label} is {_no_path(path)}")
         elif not path.is_absolute():
             meant = f"Path(__file__).parent / {str(path)!r}"
             found.append(f"{label} is {str(path)!r}, expected an absolute path, such as {meant}")
     return found
+
+
+def _no_path(value: object) -> str:
+    """Say what stands where a Path should: a file's name, or the source itself, of which a few words will do."""
+    if not isinstance(value, str):
+        return f"{reprlib.repr(value)}, expected a Path"
+    if len(value.splitlines()) > 1 or len(value) > _LONGEST_NAME:
+        begin = " ".join(value[:_LONGEST_NAME].split())[:40]
+        where = "write it to a file, and give that: Path(__file__).parent / 'kernel.cu'"
+        return f"{len(value)} characters of text, {begin!r}..., expected a Path: {where}"
+    meant = f"Path({value!r})" if value.startswith("/") else f"Path(__file__).parent / {value!r}"
+    return f"{value!r}, expected a Path, such as {meant}"
 
 
 def row_stride(view: ArrayView) -> int:

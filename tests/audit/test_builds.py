@@ -89,13 +89,24 @@ def test_source_that_is_not_there_is_one_finding_at_every_stage(compile_for, mak
     [
         ({"source": Path("kernel.cu")}, "source is 'kernel.cu', expected an absolute path, such as Path(__file__)"),
         ({"include_dirs": (Path(".."),)}, "include_dirs is '..', expected an absolute path"),
-        ({"source": "/kernel.cu"}, "source is '/kernel.cu', expected a Path"),
+        ({"source": "/kernel.cu"}, "source is '/kernel.cu', expected a Path, such as Path('/kernel.cu')"),
+        ({"source": "clip.cu"}, "source is 'clip.cu', expected a Path, such as Path(__file__).parent / 'clip.cu'"),
+        ({"source": 7}, "source is 7, expected a Path"),
     ],
 )
 def test_kernel_whose_files_depend_on_the_working_directory_is_a_bad_spec(compile_for, make_kernel, change, said):
     outcome = compile_for({"acme::a": replace(make_kernel(), **change)})
     assert outcome.codes == ["BAD_SPEC"]
     assert said in outcome.finding("BAD_SPEC").why
+
+
+def test_kernel_whose_source_is_text_is_a_bad_spec_that_does_not_repeat_it(compile_for, make_kernel):
+    text = 'extern "C" __global__\nvoid k(float* x) {}\n' * 99
+    outcome = compile_for({"acme::a": replace(make_kernel(), source=text)})
+    why = outcome.finding("BAD_SPEC").why
+    assert f"source is {len(text)} characters of text, 'extern " in why
+    assert "Path(__file__).parent / 'kernel.cu'" in why
+    assert len(why) < 400
 
 
 @pytest.mark.parametrize("stage", ["compiled", None])
