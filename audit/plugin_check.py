@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from typing import IO, Any, Literal
@@ -92,10 +92,14 @@ class _Collected:
         self.plugins: tuple[dict[str, Any], ...] = ()
         self.has_ended = False
         self.open: dict[str, Any] | None = None
+        self.loading: dict[str, Any] = {"plugin": ""}
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Take one event of a child."""
+    def take(self, event: dict[str, Any]) -> bool:
+        """Take one event of a child; whether it begins or ends a step, so that time counts anew."""
         kind = event["event"]
+        if kind == "loading":
+            self.loading = event
+            return False
         if kind == "start":
             self.open = event
         elif kind == "plugins":
@@ -105,6 +109,7 @@ class _Collected:
         else:
             self.open = None
             self.add(event, [_finding(row) for row in event["findings"]], event["seconds"], event["skipped"])
+        return True
 
     def add(self, step: dict[str, Any], found: Sequence[Finding], seconds: float, skipped: str = "") -> None:
         """Add a step that is over."""
@@ -147,7 +152,7 @@ def check_plugin(
         ended = _run_child(collected, distribution, path, seconds, cache_dir, progress)
         if collected.open is not None:
             step, collected.open = collected.open, None
-            collected.add(step, [_died(step, ended, seconds)], ended.seconds)
+            collected.add(step, [_died(step, ended, seconds, collected.loading)], ended.seconds)
             if step["kind"] == "load":
                 break
         elif not collected.has_ended and ended.code == USAGE_CODE:
@@ -242,18 +247,45 @@ def _finding(row: dict[str, Any]) -> Finding:
     return Finding(**fields)
 
 
-def _died(step: dict[str, Any], ended: _Ended, seconds: float) -> Finding:
-    code = _CODES[step["kind"]]
+#: Whose code a step runs, by its kind; what compiles is no plugin's.
+_RUNS = {
+    "load": "its modules and hooks",
+    "contract": "the contract's inputs and reference",
+    "plan": "the planner",
+    "prove": "the kernel's function",
+}
+
+
+def _died(step: dict[str, Any], ended: _Ended, seconds: float, loading: dict[str, Any]) -> Finding:
+    """Return what a step is found guilty of whose process ended, or was still running and was ended."""
+    kind = step["kind"]
+    code = _CODES[kind]
+    subject = step["subject"] if kind != "compile" else step["subject"].partition(" (")[0]
+    where, when = tuple(step["where"]), ""
+    if kind == "load" and loading["plugin"]:
+        when = f" while plugin {loading['plugin']} was loading"
+        where = (loading["where"],)
+        subject = loading["plugin"] if loading["is_own"] else subject
     if ended.is_hanging:
-        why = f"{step['kind']} was still running after {seconds:g} s, and its process was ended"
-        remedies = ("look at the stack in the log", "or raise --timeout")
-    else:
-        if step["kind"] == "prove" and -ended.code in _FAULTS:
-            code = "OUT_OF_BOUNDS"
-        why = f"{step['kind']} ended its process with {_how(ended.code)}"
-        remedies = ("look at the log", "run it alone, under a debugger or compute-sanitizer")
-    subject = step["subject"] if step["kind"] != "compile" else step["subject"].partition(" (")[0]
-    return Finding(code, subject, why, remedies=remedies, log=ended.log)
+        why = f"{kind} was still running after {seconds:g} s{when}, and its process was ended"
+        return Finding(code, subject, why, where, ("look at the stack in the log", "or raise --timeout"), log=ended.log)
+    if kind == "prove" and -ended.code in _FAULTS:
+        code = "OUT_OF_BOUNDS"
+    remedies = list(_remedies(kind, step["target"], ended))
+    if when and not loading["is_own"]:
+        remedies.append("it may be the plugin that was loading too, which is another distribution's")
+    why = f"{kind} ended its process with {_how(ended.code)}{when}"
+    return Finding(code, subject, why, where, tuple(remedies), log=ended.log)
+
+
+def _remedies(kind: str, target: str, ended: _Ended) -> Iterator[str]:
+    """Say where to look: a crash has a log, what ends its process on purpose has none."""
+    if ended.log:
+        yield "look at the log"
+    if ended.code >= 0 and kind in _RUNS:
+        yield f"look for os._exit in {_RUNS[kind]}, and in threads that the plugin starts"
+    is_on_device = kind == "prove" and target != CPU
+    yield f"run it alone, under a debugger{' or compute-sanitizer' if is_on_device else ''}"
 
 
 def _how(code: int) -> str:
@@ -304,7 +336,8 @@ def _listen(
             return True
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
-            collected.take(json.loads(line))
+            if not collected.take(json.loads(line)):
+                continue
             if progress is not None and collected.open is not None:
                 progress(len(collected.done), collected.open["name"])
             deadline = time.monotonic() + seconds

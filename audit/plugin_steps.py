@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,21 +23,24 @@ from kernel_muster.audit.plugin_kernels import equal_kernels
 from kernel_muster.audit.plugin_models import equal_builders, manifest_findings
 from kernel_muster.audit.proofs import device_memory, host_memory, prove
 from kernel_muster.audit.rules.lookups import owner_contract
+from kernel_muster.registry import entered
 from kernel_muster.registry.arch import Arch, CodeArch, canonical_arch, parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.choose import choose_runner, has_toolkit
 from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, is_device_backend
 from kernel_muster.registry.backends.headers import EXTRAS
-from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.backends.request import BuildFailure, BuildRequest
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.entrypoints import scan
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
-from kernel_muster.registry.levers import read_levers
+from kernel_muster.registry.levers import CORE_LEVERS, read_levers
+from kernel_muster.registry.loading import RAISE_LIMIT
 from kernel_muster.registry.lookups import LookupSession
 from kernel_muster.registry.selection import is_host_only
 from kernel_muster.registry.specs import KernelSpec, Registered, is_host_backend
@@ -51,18 +54,20 @@ _PR_SET_PDEATHSIG = 1
 USAGE_CODE = 64
 #: What "sm_80+" is compiled for, besides the architecture that it names.
 ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
+_LIMIT = "MUSTER_PLUGIN_TIMEOUT_S"
 NO_COMPILER = f"no compiler is installed: {' or '.join(EXTRAS.values())}"
 
 
 @frozen
 class Step:
-    """One thing to check. ``skipped`` says why it cannot be checked here."""
+    """One thing to check. ``skipped`` says why it cannot be checked here; ``where`` whose code it runs, if known."""
 
     kind: Kind
     subject: str
     target: str
     run: Callable[[], Iterable[Finding]]
     skipped: str = ""
+    where: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,7 +97,7 @@ class Reporter:
         if step.name in self._skip:
             return
         head = {"name": step.name, "kind": step.kind, "subject": step.subject, "target": step.target}
-        self.tell("start", **head)
+        self.tell("start", **head, where=step.where)
         start = time.perf_counter()
         findings: list[Finding] = []
         has_stopped = False
@@ -131,21 +136,68 @@ def main(
     reporter = Reporter(pipe, skip, failed, seconds)
     found: list[Catalog] = []
 
+    limit, remedy = _limit(seconds)
+
     def load() -> Iterator[Finding]:
-        catalog = discover(timeout_s=max(seconds * 0.5, 0.1))
+        entered.tell(_teller(reporter, distribution))
+        catalog = discover(timeout_s=limit)
+        entered.tell(lambda who: None)
         found.append(catalog)
-        yield from _load_findings(catalog, distribution)
+        yield from (_for_author(finding, remedy) for finding in _load_findings(catalog, distribution))
 
     # What the later steps need is loaded in each process; it is reported once.
     reporter.run(Step("load", distribution, "", load))
     if not found:
-        found.append(discover(timeout_s=max(seconds * 0.5, 0.1)))
+        found.append(discover(timeout_s=limit))
     rows = _rows_of(found[0], distribution)
     reporter.tell("plugins", plugins=[asdict(row) | {"keys": list(map(str, row.keys))} for row in rows])
     for step in _steps(found[0], rows, reporter.failed, cache_dir):
         reporter.run(step)
     reporter.tell("end")
     os._exit(0)
+
+
+def _limit(seconds: float) -> tuple[float, str]:
+    """Return how long a plugin may load, and how it gets longer: an audit's limit, and at most half of a step's time.
+
+    The other half is for what follows in the step; UsageError for a lever without a sensible value.
+    """
+    given = {_LIMIT: os.environ[_LIMIT]} if _LIMIT in os.environ else {}
+    levers, malformed = read_levers(CORE_LEVERS, [("environment", given)])
+    if malformed:
+        raise UsageError(f"{_LIMIT}: {malformed[0].why}")
+    limit = float(levers[_LIMIT] or 10)
+    if limit <= seconds * 0.5:
+        return limit, RAISE_LIMIT
+    return seconds * 0.5, f"raise --timeout: a plugin may load for half of it, and for {_LIMIT} ({limit:g} s) at most"
+
+
+def _for_author(finding: Finding, raise_limit: str) -> Finding:
+    """Return a finding for who can mend the plugin: nothing is blocked here."""
+    remedies = tuple(
+        raise_limit if remedy == RAISE_LIMIT else remedy for remedy in finding.remedies if "--no-plugin" not in remedy
+    )
+    return replace(finding, remedies=remedies)
+
+
+def _teller(reporter: Reporter, distribution: str) -> Callable[[str], None]:
+    """Return what tells the parent which plugin loads."""
+    entries = {f"plugin {entry.name}": entry for entry in scan().entries}
+
+    def tell(who: str) -> None:
+        if (entry := entries.get(who)) is None:
+            reporter.tell("loading", plugin="")
+            return
+        where = f"{entry.distribution} {entry.version} ({entry.value})"
+        reporter.tell("loading", plugin=entry.name, where=where, is_own=_same(entry.distribution, distribution))
+
+    return tell
+
+
+def _places(*functions: object) -> tuple[str, ...]:
+    """Return where functions are written, of those of Python that say so."""
+    codes = [getattr(function, "__code__", None) for function in functions]
+    return tuple(f"{code.co_filename}:{code.co_firstlineno}" for code in codes if code is not None)
 
 
 def _same(one: str, other: str) -> bool:
@@ -194,10 +246,13 @@ def _steps(catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], cache_
     own = [r for r in catalog.kernels if r.provider.plugin in names]
     contracts = {r.spec.contract: catalog.contracts[r.spec.contract] for r in own}
     for name, contract in sorted(contracts.items()):
-        yield Step("contract", name, "", lambda c=contract: _contract_findings(c))  # type: ignore[misc]
-    yield from _compile_steps(own, cache_dir)
+        where = _places(contract.reference, contract.inputs)
+        yield Step("contract", name, "", lambda c=contract: _contract_findings(c), where=where)  # type: ignore[misc]
+    requests = _requests(own)
+    yield from _compile_steps(requests, cache_dir)
+    broken = frozenset(request for request, keys in requests.items() if _compile_name(request, keys) in failed)
     faulty = frozenset(name for name in contracts if f"contract {name}" in failed)
-    yield from _plan_steps(catalog, own, faulty, cache_dir)
+    yield from _plan_steps(catalog, own, faulty, broken, cache_dir)
     on_host = [r for r in own if is_host_backend(r.spec.backend)]
     yield from _proof_steps(catalog, on_host, CPU_TARGET, faulty, "", cache_dir)
     compiled = [r for r in own if not is_host_only(r.spec)]
@@ -238,33 +293,55 @@ def _declared_archs(code_archs: Iterable[CodeArch]) -> list[Arch]:
     return sorted(accepted, key=lambda arch: (arch.capability, arch.suffix))
 
 
-def _compile_steps(own: Iterable[Registered], cache_dir: str | None) -> Iterator[Step]:
-    requests: dict[Any, list[str]] = {}
+def _requests(own: Iterable[Registered]) -> dict[BuildRequest, list[str]]:
+    """Return what is to be compiled, with the keys that need it."""
+    requests: dict[BuildRequest, list[str]] = {}
     for registered in own:
         backend = registered.spec.backend
         if is_device_backend(backend):
             for arch in _declared_archs(registered.spec.code_archs):
                 requests.setdefault(backend.request(arch), []).append(registered.spec.key)
+    return requests
+
+
+def _compile_subject(request: BuildRequest, keys: Iterable[str]) -> str:
+    return f"{request.name} ({', '.join(sorted(set(keys)))})"
+
+
+def _compile_name(request: BuildRequest, keys: Iterable[str]) -> str:
+    """Return what the step is called that compiles this."""
+    return f"compile {_compile_subject(request, keys)} {request.arch}"
+
+
+def _compile_steps(requests: Mapping[BuildRequest, list[str]], cache_dir: str | None) -> Iterator[Step]:
     if not requests:
         return
     skipped = "" if has_toolkit() else NO_COMPILER
     builder = None if skipped else Builder(_cache(cache_dir))
     for request, keys in requests.items():
 
-        def build(request: Any = request, keys: list[str] = keys) -> Iterator[Finding]:
+        def build(request: BuildRequest = request, keys: list[str] = keys) -> Iterator[Finding]:
             assert builder is not None  # noqa: S101  (skipped without one)
             try:
                 builder.build(request)
             except BuildFailure as failure:
                 yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys[1:])
 
-        yield Step("compile", f"{request.name} ({', '.join(sorted(set(keys)))})", str(request.arch), build, skipped)
+        where = (str(request.source),)
+        yield Step("compile", _compile_subject(request, keys), str(request.arch), build, skipped, where)
 
 
 def _plan_steps(
-    catalog: Catalog, own: Iterable[Registered], faulty: frozenset[str], cache_dir: str | None
+    catalog: Catalog,
+    own: Iterable[Registered],
+    faulty: frozenset[str],
+    broken: Set[BuildRequest],
+    cache_dir: str | None,
 ) -> Iterator[Step]:
-    """Yield a step for each kernel and architecture: what its planner makes of the contract's cases."""
+    """Yield a step for each kernel and architecture: what its planner makes of the contract's cases.
+
+    ``broken`` is what does not compile: a planner reads what the compiled code needs.
+    """
     no_toolkit = "" if has_toolkit() else NO_COMPILER
     builder = None if no_toolkit else Builder(_cache(cache_dir))
     for registered in own:
@@ -275,7 +352,8 @@ def _plan_steps(
         skipped = f"contract {spec.contract} is faulty" if spec.contract in faulty else no_toolkit
         for arch in _declared_archs(spec.code_archs):
             run = partial(_plan, builder, spec, backend, contract, arch)
-            yield Step("plan", spec.key, str(arch), run, skipped)
+            why = skipped or ("its code does not compile" if backend.request(arch) in broken else "")
+            yield Step("plan", spec.key, str(arch), run, why, _places(getattr(backend, "planner", None)))
 
 
 def _plan(
@@ -313,7 +391,8 @@ def _proof_steps(
         if session is None and not skipped:
             runner = choose_runner(target, None, cache_dir)
             session = LookupSession(catalog, target, levers, runner=runner)
-        yield Step("prove", spec.key, target.name, lambda r=registered, s=session: _proof(r, s), skipped)  # type: ignore[misc]
+        where = _places(getattr(spec.backend, "function", None))
+        yield Step("prove", spec.key, target.name, lambda r=registered, s=session: _proof(r, s), skipped, where)  # type: ignore[misc]
 
 
 def _proof(registered: Registered, session: LookupSession) -> Iterator[Finding]:

@@ -31,6 +31,8 @@ _ITEMS: dict[str, type] = {
     "muster_levers": Lever,
 }
 HOOKS = (*_ITEMS, _OBSERVER)
+#: What helps a plugin that takes too long to load, where the limit is a boot's.
+RAISE_LIMIT = "raise MUSTER_PLUGIN_TIMEOUT_S"
 # A generator that never ends must not eat the memory before the time limit ends it.
 _MOST_ITEMS = 100_000
 
@@ -53,7 +55,7 @@ def load_plugin(name: str, where: str, load: Callable[[], object], seconds: floa
         why = f"still importing, or in a hook, after {seconds:g} s"
         remedies = (
             "make its import and hooks quick",
-            "raise MUSTER_PLUGIN_TIMEOUT_S",
+            RAISE_LIMIT,
             f"block it: --no-plugin {name}",
         )
         # The abandoned thread may still write into ``loaded``: leave it alone.

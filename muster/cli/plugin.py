@@ -24,7 +24,16 @@ Subject = Annotated[
     str,
     typer.Argument(metavar="PLUGIN", help="An installed distribution, a plugin of it as listed, or a wheel file."),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time for one step.", min=0.1, max=86_400)]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="Time for one step. Half of it is a plugin's to load, and MUSTER_PLUGIN_TIMEOUT_S at most.",
+        min=0.1,
+        max=86_400,
+    ),
+]
 
 
 class CheckStage(StrEnum):
@@ -61,13 +70,15 @@ def check(
     Exit code: 0 passed, 1 refused, 2 usage.
     """
     from kernel_muster.audit.plugin_check import check_plugin, refused_install
+    from kernel_muster.cli.ending import cleaned_up
     from kernel_muster.cli.output import check_writable, say, write_file
     from kernel_muster.cli.progress import shown_progress
     from kernel_muster.cli.wheels import WheelRefused, install_wheel, installed, path_with
 
     check_writable(output)
     cache_dir = os.environ.get("MUSTER_CACHE_DIR") or None
-    with tempfile.TemporaryDirectory(prefix="muster-check-") as temporary, shown_progress() as progress:
+    folders = tempfile.TemporaryDirectory(prefix="muster-check-")
+    with cleaned_up(), folders as temporary, shown_progress() as progress:
         folder = Path(temporary) / "wheel"
         try:
             if plugin.endswith(".whl"):

@@ -145,6 +145,7 @@ def test_faulty_plugin_is_refused_with_its_code(check, text, found):
     report = check(text)
     assert report["verdict"] == "refused"
     assert codes(report) == [found]
+    assert "--no-plugin" not in json.dumps(report["findings"])
 
 
 def test_output_that_the_reference_lacks_is_said_once_for_all_cases(check):
@@ -231,20 +232,82 @@ def test_kernel_that_ends_or_holds_its_process_hides_no_other(check, function, c
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("os._exit(0)", "load ended its process with exit code 0"),
-        ("os._exit(7)", "load ended its process with exit code 7"),
-        ("ctypes.string_at(0)", "load ended its process with signal SIGSEGV"),
-        ("os.abort()", "load ended its process with signal SIGABRT"),
-        ("ctypes.PyDLL(None).sleep(3600)", "load was still running after 3 s"),  # holds the interpreter's lock
-        ("time.sleep(3600)", "still importing, or in a hook"),
+        ("os._exit(0)", "load ended its process with exit code 0 while plugin acme was loading"),
+        ("os._exit(7)", "load ended its process with exit code 7 while plugin acme was loading"),
+        ("ctypes.string_at(0)", "load ended its process with signal SIGSEGV while plugin acme was loading"),
+        ("os.abort()", "load ended its process with signal SIGABRT while plugin acme was loading"),
+        # holds the interpreter's lock
+        (
+            "ctypes.PyDLL(None).sleep(3600)",
+            "load was still running after 3 s while plugin acme was loading, and its process was ended",
+        ),
+        ("time.sleep(3600)", "still importing, or in a hook, after 1.5 s"),
     ],
 )
 def test_import_that_ends_or_holds_its_process_is_load_failed(check, line, said):
     report = check(source('spec("acme::double")', head=f"\n{line}\n"), "--timeout", 3)
     (finding,) = report["findings"]
-    assert (finding["code"], finding["subject"]) == ("PLUGIN_LOAD_FAILED", "acme")
-    assert said in finding["why"]
+    assert (finding["code"], finding["subject"], finding["why"]) == ("PLUGIN_LOAD_FAILED", "acme", said)
+    assert finding["where"][0].startswith("acme 1.0 (acme_plugin_")
     assert [step["kind"] for step in report["steps"]] == ["load"]
+    hint = "look for os._exit in its modules and hooks, and in threads that the plugin starts"
+    assert (hint in finding["remedies"]) == line.startswith("os._exit")
+    assert not any("--no-plugin" in remedy for remedy in finding["remedies"])
+
+
+def test_process_that_ends_while_a_plugin_of_others_loads_is_not_said_to_be_ones_own_fault(cli, check):
+    cli.install("import os\nos._exit(0)\n", "stranger")
+    (finding,) = check(source('spec("acme::double")'))["findings"]
+    assert finding["subject"] == "acme"
+    assert finding["why"] == "load ended its process with exit code 0 while plugin stranger was loading"
+    assert finding["where"][0].startswith("stranger 1.0 (")
+    assert finding["remedies"][-1] == "it may be the plugin that was loading too, which is another distribution's"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "said", "remedy"),
+    [
+        ("120", "after 1 s", "raise MUSTER_PLUGIN_TIMEOUT_S"),
+        (
+            "1",
+            "after 0.5 s",
+            "raise --timeout: a plugin may load for half of it, and for MUSTER_PLUGIN_TIMEOUT_S (1 s) at most",
+        ),
+    ],
+)
+def test_limit_of_the_load_is_that_of_a_boot_or_half_of_a_steps_and_the_remedy_says_which(
+    cli, check, timeout, said, remedy
+):
+    cli.monkeypatch.setenv("MUSTER_PLUGIN_TIMEOUT_S", "1")
+    (finding,) = check("import time\ntime.sleep(3600)\n", "--timeout", timeout)["findings"]
+    assert finding["why"] == f"still importing, or in a hook, {said}"
+    assert finding["remedies"] == ["make its import and hooks quick", remedy]
+
+
+def test_limit_of_the_load_that_is_no_number_is_a_usage_error(cli):
+    cli.install(source('spec("acme::double")'))
+    cli.monkeypatch.setenv("MUSTER_PLUGIN_TIMEOUT_S", "soon")
+    ran = cli("plugin", "check", "acme")
+    assert ran.code == 2
+    assert "MUSTER_PLUGIN_TIMEOUT_S: " in ran.err
+
+
+def test_reference_that_ends_its_process_is_found_where_it_is_written(check):
+    text = source(
+        'spec("acme::double")',
+        contracts="contract(reference=leave_reference)",
+        head="""
+def leave_reference(arguments, dims):
+    os._exit(0)
+""",
+    )
+    (finding,) = check(text)["findings"]
+    assert (finding["code"], finding["subject"]) == ("BAD_SPEC", "acme_double")
+    (line,) = (number for number, said in enumerate(text.splitlines(), 1) if "def leave_reference" in said)
+    (where,) = finding["where"]
+    assert where.endswith(f".py:{line}")
+    hint = "look for os._exit in the contract's inputs and reference, and in threads that the plugin starts"
+    assert finding["remedies"] == [hint, "run it alone, under a debugger"]
 
 
 def test_thread_that_a_plugin_leaves_running_holds_nobody(check):
@@ -289,10 +352,20 @@ def _child_of(pid: int) -> int:
     return int(found[0])
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_check_that_is_ended_takes_its_child_along(cli, sent, code):
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGHUP, -signal.SIGHUP),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_check_that_is_ended_takes_its_child_along(cli, tmp_path, sent, code):
     cli.install(source('spec("acme::double", hang)'))
+    (folders := tmp_path / "folders").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    environment["TMPDIR"] = str(folders)
     command = [sys.executable, "-m", "kernel_muster", "plugin", "check", "acme", "--timeout", "600"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         child = _child_of(_child_of(process.pid))
@@ -301,6 +374,7 @@ def test_check_that_is_ended_takes_its_child_along(cli, sent, code):
         said = process.stderr.read()
     assert said == ("muster: interrupted\n" if code == 130 else "")
     assert _has_ended(child)
+    assert bool(list(folders.iterdir())) == (sent == signal.SIGKILL)
 
 
 # compiled kernels
@@ -368,6 +442,8 @@ def test_fault_on_several_architectures_is_one_finding_that_names_them(check, mo
     )
     report = check(made)
     assert codes(report) == [("COMPILE_FAILED", "acme::b"), ("BAD_SPEC", "acme::a")]
+    planned = {(s["subject"], s["outcome"], s["reason"]) for s in report["steps"] if s["kind"] == "plan"}
+    assert planned == {("acme::a", "failed", "BAD_SPEC"), ("acme::b", "skipped", "its code does not compile")}
     broken, planned = (finding["why"] for finding in report["findings"])
     assert broken.startswith("for sm_80, sm_90a, sm_100a, sm_121a: ")
     assert planned.startswith("case three on sm_80, sm_90a, sm_100a, sm_121a: the planner returned ")
