@@ -8,6 +8,8 @@ from kernel_muster.MODEL_toml.schema import EXTENSION_PATTERN, Document
 
 SCHEMA_FILE = Path(__file__).parent / "manifest.schema.json"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+#: A name, not an address: the number is that of ``schema`` in a manifest.
+_ID = "urn:kernel-muster:manifest:1"
 
 
 def manifest_schema() -> dict[str, Any]:
@@ -15,7 +17,7 @@ def manifest_schema() -> dict[str, Any]:
     schema = Document.model_json_schema(by_alias=True)
     _close(schema)
     schema["patternProperties"] = {EXTENSION_PATTERN: {"type": "object"}}
-    return {"$schema": _DIALECT, **schema, "title": "kernel-muster MODEL.toml"}
+    return {"$schema": _DIALECT, "$id": _ID, **schema, "title": "kernel-muster MODEL.toml"}
 
 
 def schema_text() -> str:

@@ -11,7 +11,7 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/matrix"
-VERSION = "1.3"
+VERSION = "1.4"
 
 
 @frozen(kw_only=True)
@@ -20,6 +20,8 @@ class Cell:
 
     ``failure`` is what the model's builder raised; ``stage_asked`` the stage that was asked for, if the kernels stayed
     below it.
+
+    ``unknown`` says of a model that no manifest is named so, and which names are near.
 
     ``unkept`` says where compiled code could not be stored, and why (CACHE_NOT_KEPT): it is compiled in each run.
     """
@@ -37,6 +39,7 @@ class Cell:
     failure: str = ""
     unkept: tuple[tuple[str, str], ...] = ()
     stage_asked: str = ""
+    unknown: str = ""
 
     @property
     def name(self) -> str:
@@ -114,6 +117,7 @@ def cell_of(model: str, target: str, report: Report, failure: str = "") -> Cell:
         failure=failure,
         unkept=tuple((row.subject, row.why) for row in report.findings if row.code == "CACHE_NOT_KEPT"),
         stage_asked=report.stage_asked if report.below_stage_asked else "",
+        unknown=next((row.why for row in refusing if row.code == "UNKNOWN_MODEL"), ""),
     )
 
 
@@ -157,6 +161,7 @@ def sections(matrix: Matrix) -> Iterator[Section]:
     ):
         for group in groups:
             lines = [f"{code}: {', '.join(keys)}" for code, keys in group.keys]
+            lines += dict.fromkeys(c.unknown for c in matrix.cells if c.unknown and _names(group, c))
             lines.append(f"why, and what to do: {group.audit}")
             yield Section(f"{title}: {'; '.join(group.cells)}", tone, lines=tuple(lines))
     failed = [f"{cell.name}: {cell.failure}" for cell in matrix.cells if cell.failure]
@@ -164,6 +169,12 @@ def sections(matrix: Matrix) -> Iterator[Section]:
         yield Section("Builders that failed", "refuse", lines=tuple(failed))
     if unkept := _unkept(matrix):
         yield Section("CACHE_NOT_KEPT: compiled code could not be stored in the cache", "note", lines=unkept)
+
+
+def _names(group: Group, cell: Cell) -> bool:
+    """Whether a group is about a model that is unknown in a cell."""
+    subjects = dict(group.keys).get("UNKNOWN_MODEL", ())
+    return any(("UNKNOWN_MODEL", subject) in cell.causes for subject in subjects)
 
 
 def _unkept(matrix: Matrix) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Findings that share one code, one cause and one way out: they are told once, with the keys that they are about."""
 
 import re
+import textwrap
 from collections.abc import Iterable
 
 from kernel_muster.audit.render_plain import fold_layers
@@ -8,6 +9,7 @@ from kernel_muster.audit.report import FindingRow
 
 #: Fewer than this are easier to read one by one.
 FOLD_FROM = 3
+_WIDTH = 100
 _KEY = re.compile(r"[a-z][a-z0-9_]*::[a-z][a-z0-9_]*")
 _CHAIN = re.compile(r"chain KEY(?: > KEY)*:")
 _WAIVER = re.compile(r"\[expected_absent\.[a-z0-9_]+\] [a-z0-9_]+ =")
@@ -46,4 +48,20 @@ def key_lines(group: Iterable[FindingRow], *, verbose: bool) -> tuple[str, ...]:
     for finding in group:
         layers = f" ({fold_layers(finding.layers)})" if finding.layers else ""
         lines += [f"{finding.subject}{layers}", *(f"    {site}" for site in finding.where)]
+    return tuple(lines)
+
+
+def consequence_lines(explains: Iterable[str]) -> tuple[str, ...]:
+    """Return what a finding explains; of many keys that the same happens to, what happens is said once."""
+    groups: dict[str, list[str]] = {}
+    for text in explains:
+        groups.setdefault(_KEY.sub("KEY", text), []).append(text)
+    lines: list[str] = []
+    for what, texts in groups.items():
+        keys = [key for text in texts for key in _KEY.findall(text)]
+        if len(texts) < FOLD_FROM or len(keys) != len(texts):
+            lines += texts
+        else:
+            lines += [f"{what}, for {len(keys)} keys:"]
+            lines += [f"  {line}" for line in textwrap.wrap(", ".join(keys), _WIDTH, break_long_words=False)]
     return tuple(lines)

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.audit.render_folded import cause_text, folded, key_lines, remedy_texts
+from kernel_muster.audit.render_folded import cause_text, consequence_lines, folded, key_lines, remedy_texts
 from kernel_muster.audit.render_plain import fold_layers, plural, size_text
 from kernel_muster.audit.report import FindingRow, KernelRow, LeverRow, Report
 from kernel_muster.registry.findings import CODES
@@ -149,7 +149,7 @@ def _entry(number: int, alike: tuple[FindingRow, ...], verbose: bool, *, is_firs
         ("layers", (fold_layers(finding.layers),) if finding.layers else ()),
         ("where", _cut(finding.where, verbose, MOST_SITES)),  # what to do shall not stand behind them
         ("remedy", finding.remedies),
-        ("explains", _cut(finding.explains, verbose)),
+        ("explains", _cut(consequence_lines(finding.explains), verbose)),
         ("log", _cut_between(finding.log.splitlines(), verbose)),
     )
     return Entry(number, finding.code, finding.subject, tuple((label, lines) for label, lines in fields if lines))

@@ -43,9 +43,20 @@ def _print_section(console: Console, section: Section) -> None:
     for entry in section.entries:
         _print_entry(console, entry, _STYLES.get(section.tone, "bold"))
     for line in section.lines:
-        console.print(Padding(_text(line), (0, 0, 0, 2)))
+        _print_line(console, line)
     if section.table is not None:
         _print_table(console, section.table)
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line, wrapped between words; one with a word that is too long, a path, is left to the terminal.
+
+    What we broke could not be copied whole.
+    """
+    if max(map(len, line.split()), default=0) > console.width - 2:
+        console.print(_text(f"  {line}"), soft_wrap=True)
+    else:
+        console.print(Padding(_text(line), (0, 0, 0, 2)))
 
 
 def _print_entry(console: Console, entry: Entry, style: str) -> None:

@@ -27,6 +27,10 @@ def test_shipped_schema_is_current() -> None:
     assert SCHEMA_FILE.read_text() == schema_text(), "run python -m kernel_muster.MODEL_toml.generate"
 
 
+def test_schema_has_a_name_of_its_own() -> None:
+    assert manifest_schema()["$id"] == "urn:kernel-muster:manifest:1"
+
+
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.parent.name)
 def test_shipped_manifests_are_valid_under_the_schema(validator: Any, file: Any) -> None:
     validator.validate(as_json(file.read_text()))

@@ -315,6 +315,28 @@ def test_findings_of_chains_of_any_length_fold_when_their_reasons_are_the_same()
     assert "why     chain: no member resolves; no\n" in render_text(report(*rows))
 
 
+def test_text_tells_what_many_keys_share_once_with_the_keys() -> None:
+    explains = (*(f"acme::k{i} has no code" for i in range(69)), "MISSING acme::gone: asked for at x.py:1")
+    text = render_text(report(finding("TOOLCHAIN_MISSING", subject="toolchain", explains=explains)))
+    assert "explains  KEY has no code, for 69 keys:\n" in text
+    assert text.count("has no code") == 1
+    assert all(f"acme::k{i}" in text for i in range(69))
+    assert "MISSING acme::gone: asked for at x.py:1" in text
+    few = render_text(report(finding("TOOLCHAIN_MISSING", explains=explains[:2])))
+    assert "acme::k0 has no code" in few
+
+
+def test_paths_on_a_narrow_terminal_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = io.StringIO()
+    path = f"/home/acme/{'models/' * 9}MODEL.toml"
+    print_sections([Section("Basis", lines=(f"manifest: {path}", "words " * 20))], stream)
+    first, *others = stream.getvalue().splitlines()[1:]
+    assert first == f"  manifest: {path}"
+    assert len(others) > 1
+    assert max(map(len, others)) <= 40
+
+
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_tables_on_a_terminal_break_no_word(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -81,6 +81,9 @@ def test_matrix_of_an_unknown_model_refuses_its_cells(cli, matrix):
     ran = matrix("--models", "one,nobody", "--targets", "cpu", "--format", "json")
     assert ran.code == 1
     assert [c["causes"] for c in ran.json["cells"]] == [[], [["UNKNOWN_MODEL", "'nobody'"]]]
+    assert [c["unknown"] for c in ran.json["cells"]] == ["", "no manifest is named 'nobody'"]
+    text = matrix("--models", "one,twoo").out
+    assert text.count("no manifest is named 'twoo'; did you mean two?") == 1
 
 
 def test_matrix_profile_and_stage_reach_every_cell(cli, matrix):
