@@ -72,6 +72,7 @@ def bench(
     peers: Peers = True,
     peer: Named = None,
     target: options.Target = None,
+    no_plugin: options.NoPlugins = None,
     format: options.AnyFormat = options.ReportFormat.TEXT,
     output: options.Output = None,
 ) -> int:
@@ -98,7 +99,7 @@ def bench(
     check_writable(output)
     is_json = format is options.ReportFormat.JSON
     own = {plugin.NAME: plugin, floor.NAME: floor}
-    kernels = open_to_measure("a measurement", target, is_json=is_json, local_plugins=own)
+    kernels = open_to_measure("a measurement", target, is_json=is_json, local_plugins=own, no_plugins=no_plugin)
     if kernels is None:
         return REFUSED
 

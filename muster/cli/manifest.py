@@ -16,13 +16,14 @@ _UNCHECKED = (
 
 def lint(
     files: Files,
+    no_plugin: options.NoPlugins = None,
     format: options.ListFormat = options.Format.TEXT,
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
     """Check manifests: everything that is wrong, with file and line.
 
-    Whether what is waived is asked for at all, only an audit can say.
+    Whether what is waived is asked for at all, only an audit can say. Levers are those of the plugins that load.
 
     Exit code: 0 nothing is wrong (warnings are 0 too), 1 something is, 2 a file cannot be read.
     """
@@ -38,7 +39,7 @@ def lint(
     from kernel_muster.registry.findings import CODES
     from kernel_muster.registry.levers import read_levers
 
-    catalog = find_plugins(wanted_of())
+    catalog = find_plugins(wanted_of(no_plugins=no_plugin))
     checked = Catalogue.from_files(dict.fromkeys(files), levers=catalog.levers)
     # A failed plugin may be why a manifest's lever is unknown.
     today = datetime.now(UTC).date()
@@ -48,10 +49,21 @@ def lint(
         found += [*bad, *(finding for waiver in manifest.waivers for finding in run_out(waiver, today))]
         found += plain_scopes(manifest)
         sound += [] if bad else [manifest]
-    broken = [finding for finding in catalog.findings if found and CODES[finding.code].group == "plugins"]
+    unloaded = [row for row in catalog.plugins if row.status != "loaded"]
+    broken = [
+        finding
+        for finding in catalog.findings
+        if finding.code == "PLUGIN_NOT_FOUND" or (found and CODES[finding.code].group == "plugins")
+    ]
     title = f"Manifests: {plural(len(set(files)), 'file')}, {len(sound)} sound"
-    section = Section(title, lines=(*(f"{m.name}: {m.path}" for m in sound), _UNCHECKED))
+    unknown = (
+        f"plugin {row.name} {'is blocked' if row.status == 'blocked' else 'did not load (muster plugins says why)'}: "
+        "levers that it declares are not known here"
+        for row in unloaded
+    )
+    section = Section(title, lines=(*(f"{m.name}: {m.path}" for m in sound), *unknown, _UNCHECKED))
     data = {"files": [str(file) for file in dict.fromkeys(files)], "sound": [manifest.name for manifest in sound]}
+    data["plugins_not_loaded"] = [row.name for row in unloaded]
     return show(
         Listing("manifest-lint", data, (section,), rows_of((*found, *broken))),
         format,

@@ -1,6 +1,6 @@
 """The registry, opened to measure: on a device, or not at all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kernel_muster.cli.exits import complain
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def open_to_measure(
     what: str, target: str | None, *, is_json: bool, levers: Mapping[str, object] | None = None,
-    local_plugins: Mapping[str, object] | None = None,
+    local_plugins: Mapping[str, object] | None = None, no_plugins: Iterable[str] | None = None,
 ) -> "Lookups | None":  # fmt: skip
     """Return the registry on a device; None where there is none, or something would refuse a boot: it was said then.
 
@@ -23,7 +23,7 @@ def open_to_measure(
 
     try:
         with only_results_on_stdout():
-            kernels = open_registry(target, levers=levers, local_plugins=local_plugins)
+            kernels = open_registry(target, levers=levers, local_plugins=local_plugins, no_plugins=no_plugins or ())
     except BootRefused as refused:
         say_refused(what, refused, is_json=is_json)
         return None

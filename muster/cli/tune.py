@@ -7,7 +7,7 @@ import typer
 from kernel_muster.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kernel_muster.audit.tuning.table import Table
     from kernel_muster.bench.shapes import Shape
@@ -58,6 +58,7 @@ def tune(
     rounds: Rounds = None,
     peers: Peers = None,
     target: options.Target = None,
+    no_plugin: options.NoPlugins = None,
     seconds: Seconds = None,
     again: Again = None,
     format: options.ListFormat = options.Format.TEXT,
@@ -80,13 +81,13 @@ def tune(
     is_json = format is options.Format.JSON
     if again is not None:
         try:
-            return _refit(again, format, output)
+            return _refit(again, format, output, no_plugin or ())
         except BootRefused as refused:
             say_refused("finding the edges again", refused, is_json=is_json)
             return 1
     options.check_not_empty(model, "MODEL")
     shapes, counts = _shapes(model or [], shape or []), _rows(rows)
-    kernels = open_to_measure("tuning", target, is_json=is_json, levers=_without_table())
+    kernels = open_to_measure("tuning", target, is_json=is_json, levers=_without_table(), no_plugins=no_plugin)
     if kernels is None:
         return 1
     source = _source(kernels, _ROUNDS if rounds is None else rounds, peers is not False)
@@ -173,7 +174,7 @@ def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]",
     return found
 
 
-def _refit(file: Path, format: options.Format, output: Path | None) -> int:
+def _refit(file: Path, format: options.Format, output: Path | None, no_plugins: "Iterable[str]") -> int:
     """Find the edges again from a table's times: another rule, or another built-in value, needs no device."""
     from kernel_muster.api import open_registry
     from kernel_muster.audit.tuning.table import read_table
@@ -181,7 +182,7 @@ def _refit(file: Path, format: options.Format, output: Path | None) -> int:
     from kernel_muster.cli.output import only_results_on_stdout
 
     with only_results_on_stdout():
-        built_in = _built_in(open_registry("cpu", levers=_without_table()))
+        built_in = _built_in(open_registry("cpu", levers=_without_table(), no_plugins=no_plugins))
     table = read_table(file)
     return _write(refitted(table, built_in, table.command), built_in, format, output)
 

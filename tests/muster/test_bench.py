@@ -222,6 +222,15 @@ def test_what_a_plugin_prints_goes_to_stderr(cli, command):
     assert "loud import" in ran.err
 
 
+@pytest.mark.parametrize("command", [("bench", "gemv", "--shape", "64x64"), ("tune",)])
+def test_plugin_that_is_left_out_does_not_load(cli, command):
+    cli.install("raise ImportError('broken')\n", "broken")
+    assert "PLUGIN_LOAD_FAILED broken" in cli(*command, "--target", "cpu").out
+    ran = cli(*command, "--target", "cpu", "--no-plugin", "broken")
+    assert "PLUGIN_LOAD_FAILED" not in ran.out
+    assert "needs a device, and the host is none" in ran.out
+
+
 def test_bench_of_an_architecture_says_that_it_needs_a_device(cli):
     result = cli("bench", "gemv", "--target", "sm_90a", "--shape", "64x64")
     assert result.code == 1

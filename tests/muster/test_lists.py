@@ -198,6 +198,22 @@ def test_manifest_lint_passes_sound_files_and_names_everything_wrong(cli: Any) -
     assert cli("manifest", "lint", bad, "--format", "json").json["sound"] == []
 
 
+def test_manifest_lint_says_whose_levers_it_does_not_know(cli: Any) -> None:
+    file = cli.manifest()
+    cli.install("import sys\nsys.exit(0)\n", "broken")
+    cli.acme()
+    ran = cli("manifest", "lint", file, "--no-plugin", "acme")
+    assert ran.code == 0
+    unknown = "levers that it declares are not known here"
+    assert f"plugin broken did not load (muster plugins says why): {unknown}\n" in ran.out
+    assert f"plugin acme is blocked: {unknown}\n" in ran.out
+    document = cli("manifest", "lint", file, "--format", "json").json
+    assert (document["sound"], document["plugins_not_loaded"]) == (["tiny"], ["broken"])
+    ran = cli("manifest", "lint", file, "--no-plugin", "acne")
+    assert ran.code == 1
+    assert "PLUGIN_NOT_FOUND acne" in ran.out
+
+
 def test_manifest_lint_checks_lever_scopes_and_duplicates(cli: Any) -> None:
     cli.acme()
     scoped = '[expected_absent.acme.gone]\nreason = "nobody ships it for this chip"\nlevers = ["MUSTER_NO_ACNE=1"]'

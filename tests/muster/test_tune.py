@@ -337,6 +337,7 @@ def test_tune_ignores_the_table_in_force(cli, kernels, tmp_path):
     broken.write_text("{}")
     cli.monkeypatch.setenv("MUSTER_TUNING_TABLE", str(broken))
     assert cli("tune", "--from", file).code == 0
+    assert "PLUGIN_NOT_FOUND nope" in cli("tune", "--from", file, "--no-plugin", "nope").out
     ran = cli("tune", "--target", "cpu")
     assert ran.code == 1
     assert "tuning needs a device" in ran.out
