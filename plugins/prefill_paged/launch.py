@@ -31,8 +31,8 @@ _MOST_PARTS, _LEAST_TILES = 32, 2
 # 45.0 / 37.9.
 _WHOLE, _WHOLE_OVER_PARTS, _TWO_TURNS_WHOLE = 4, 20, 64
 # Two turns of shorter parts are taken where they are to need less than this share of one turn's time, and contexts are
-# long. On an H200, us in one / two turns: 256 rows of heads 24/4 behind 2048 tokens 47.3 / 53.6, 8192 137 / 128; 400 of
-# 16/2 behind 8192 146 / 129.
+# long. On an H200, us in one / two turns: 256 rows of heads 24/4 behind 2048 tokens 47.3 / 53.6, 4096 76.6 / 76.5, 8192
+# 138 / 130; 400 of 16/2 behind 8192 135 / 124.
 _TWO_TURNS_SHARE = 0.85
 # Columns that a block puts together at a time (parts.cuh).
 _COLUMNS = 32
