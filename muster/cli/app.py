@@ -91,6 +91,8 @@ def run(arguments: Sequence[str], run_body: RunBody = here) -> int:
     try:
         _app(arguments[0] if arguments else "", run_body)(args=list(arguments), prog_name="muster")
     except SystemExit as end:
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):  # of which typer says nothing
+            complain("interrupted")
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
     except KeyboardInterrupt:
         complain("interrupted")

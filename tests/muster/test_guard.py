@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_muster.cli.app import run
 
 IMPORT = "{body}\nimport kernel_muster as km\n@km.hookimpl\ndef muster_levers():\n    return []\n"
 HOOK = "import kernel_muster as km\n@km.hookimpl\ndef muster_levers():\n    {body}\n"
@@ -287,6 +288,14 @@ sys.stderr.write = lambda text: (write(text), signal.raise_signal(2))[0]
     cli.install(IMPORT.format(body="import signal; signal.raise_signal(2)"), "interrupting")
     done = probed(cli, before, "plugins")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "muster: interrupted\n")
+
+
+def test_interrupt_between_the_parsing_and_the_work_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(body: Any) -> int:
+        raise KeyboardInterrupt
+
+    assert run(["plugins"], interrupted) == 130
+    assert capsys.readouterr().err == "muster: interrupted\n"
 
 
 def test_signal_of_ended_children_that_is_ignored_leaves_the_verdict(cli: Any) -> None:
