@@ -264,15 +264,15 @@ def _died(step: dict[str, Any], ended: _Ended, seconds: float, loading: dict[str
     where, when = tuple(step["where"]), ""
     if kind == "load" and loading["plugin"]:
         when = f" while plugin {loading['plugin']} was loading"
-        where = (loading["where"],)
-        subject = loading["plugin"] if loading["is_own"] else subject
+        where = (loading["where"],) if loading["whose"] else ()  # a built-in plugin only had its turn
+        subject = loading["plugin"] if loading["whose"] == "own" else subject
     if ended.is_hanging:
         why = f"{kind} was still running after {seconds:g} s{when}, and its process was ended"
         return Finding(code, subject, why, where, ("look at the stack in the log", "or raise --timeout"), log=ended.log)
     if kind == "prove" and -ended.code in _FAULTS:
         code = "OUT_OF_BOUNDS"
     remedies = list(_remedies(kind, step["target"], ended))
-    if when and not loading["is_own"]:
+    if when and loading["whose"] == "other":
         remedies.append("it may be the plugin that was loading too, which is another distribution's")
     why = f"{kind} ended its process with {_how(ended.code)}{when}"
     return Finding(code, subject, why, where, tuple(remedies), log=ended.log)

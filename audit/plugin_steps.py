@@ -31,7 +31,7 @@ from kernel_muster.registry.backends.choose import choose_runner, has_toolkit
 from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, is_device_backend
 from kernel_muster.registry.backends.headers import EXTRAS
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest
-from kernel_muster.registry.catalog import Catalog, PluginRow
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog, PluginRow
 from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.discovery import discover
 from kernel_muster.registry.entrypoints import scan
@@ -189,7 +189,8 @@ def _teller(reporter: Reporter, distribution: str) -> Callable[[str], None]:
             reporter.tell("loading", plugin="")
             return
         where = f"{entry.distribution} {entry.version} ({entry.value})"
-        reporter.tell("loading", plugin=entry.name, where=where, is_own=_same(entry.distribution, distribution))
+        is_own, is_host = _same(entry.distribution, distribution), entry.distribution == HOST_DISTRIBUTION
+        reporter.tell("loading", plugin=entry.name, where=where, whose="own" if is_own else "" if is_host else "other")
 
     return tell
 

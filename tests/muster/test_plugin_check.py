@@ -264,6 +264,21 @@ def test_process_that_ends_while_a_plugin_of_others_loads_is_not_said_to_be_ones
     assert finding["remedies"][-1] == "it may be the plugin that was loading too, which is another distribution's"
 
 
+def test_thread_that_ends_the_process_while_built_in_plugins_load_is_not_their_fault(check):
+    head = """
+import sys
+class Look:
+    def find_spec(name, path=None, target=None):
+        if name.startswith("kernel_muster.plugins."):
+            os._exit(0)
+sys.meta_path.insert(0, Look)
+"""
+    (finding,) = check(source('spec("acme::double")', head=head), name="acme")["findings"]
+    assert (finding["subject"], finding["where"]) == ("acme", [])
+    assert finding["why"].startswith("load ended its process with exit code 0 while plugin ")
+    assert finding["remedies"][0].startswith("look for os._exit in its modules and hooks, and in threads that the ")
+
+
 @pytest.mark.parametrize(
     ("timeout", "said", "remedy"),
     [
