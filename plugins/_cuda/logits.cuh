@@ -56,8 +56,8 @@ __device__ __forceinline__ Pair largest_pair(const uint4& raw) {
     return __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
 }
 __device__ __forceinline__ u32 key_of(Pair pair) {
-    const u32 bits = *reinterpret_cast<const u32*>(&pair);
-    return max(key_of(bits & 0xFFFFu), key_of(bits >> 16));
+    const Pair both = __hmax2(pair, __lowhigh2highlow(pair));
+    return key_of(*reinterpret_cast<const u32*>(&both) & 0xFFFFu);
 }
 
 // A few pieces of a thread, whose loads are on their way together.

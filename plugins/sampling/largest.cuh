@@ -7,13 +7,15 @@
 // whose bounds reach it as well, seldom any: their share is read again. What is listed so, a few more than are wanted, is
 // sorted by counting what is ahead. Where too many are equal for a list, the merging block looks at the row alone.
 //
-// Most of the time goes where code is fetched for the first time: what is seldom needed stands elsewhere.
+// It is not fetching code that takes the time: 512 instructions in a row take as long the first time as the second, and to go
+// through the merging code once before it is needed saves nothing (H200). It is chains of instructions, each of which waits
+// for the one before: what can be done side by side is, and what is seldom needed stands elsewhere.
 #pragma once
 #include "ranking.cuh"
 
 constexpr int SLOTS = 4;  // words of a warp; launch.py says the same
 constexpr int MOST_SHORT = 8;
-constexpr u32 FIRST_ANSWER = 500;  // clocks
+constexpr int FEW_A_WARP = 4, MOST_FEW = 24;  // a floor for up to so many is found among so many of a warp's largest
 constexpr u32 LONGEST = 512;  // of a list that is sorted by counting
 
 __device__ __forceinline__ void post(u64* place, u64 word) {
@@ -23,16 +25,22 @@ __device__ __forceinline__ void posted(const u64* place, u64& a, u64& b) {
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(place) : "memory");
 }
 
-// The largest key of this thread's share; ``last`` are the last pieces of it, from piece ``at`` on.
-__device__ __forceinline__ u32 largest_key_of(const bf16* row, const Share& share, int width, Pieces& last, int& at) {
+// The largest key of this thread's share; ``last`` are the last pieces of it, from piece ``at`` on. Where there is none, the
+// first stands again.
+__device__ __forceinline__ u32 largest_key_of(const bf16* row, const Share& share, Pieces& last, int& at) {
     Pair largest = pair_of(~0u);
+    const int first = share.first < share.pieces ? share.first : 0;
     at = share.first;
 #pragma unroll 1
     while (true) {
-        last.load_from(row, share, width, at);
+#pragma unroll
+        for (int i = 0; i < PARALLEL; ++i) {
+            const int piece = at + i * share.step;
+            last.raw[i] = reinterpret_cast<const uint4*>(row)[piece < share.pieces ? piece : first];
+        }
 #pragma unroll
         for (int i = 0; i < PARALLEL; ++i) largest = __hmax2(largest, largest_pair(last.raw[i]));
-        if (at + PARALLEL * share.step >= share.pieces) return key_of(largest);
+        if (at + PARALLEL * share.step >= share.pieces) return share.first < share.pieces ? key_of(largest) : 0;
         at += PARALLEL * share.step;
     }
 }
@@ -42,15 +50,26 @@ struct Narrow {
     int at;
 };
 __device__ __noinline__ Narrow narrow_largest_key(const bf16* row, int V, int row_bits, int block) {
-    Pieces last;
-    Narrow narrow;
-    narrow.own = largest_key_of(row, Share(V, row_bits, block), 1, last, narrow.at);
+    const Share share(V, row_bits, block);
+    Narrow narrow{0, {}, share.first};
+    Pair largest = pair_of(~0u);
+#pragma unroll 1
+    while (true) {
+        Pieces last;
+        last.load_from(row, share, 1, narrow.at);
 #pragma unroll
-    for (int i = 0; i < PARALLEL; ++i) narrow.words[i] = last.raw[i].x;
+        for (int i = 0; i < PARALLEL; ++i) {
+            narrow.words[i] = last.raw[i].x;
+            largest = __hmax2(largest, pair_of(last.raw[i].x));
+        }
+        if (narrow.at + PARALLEL * share.step >= share.pieces) break;
+        narrow.at += PARALLEL * share.step;
+    }
+    narrow.own = key_of(largest);
     return narrow;
 }
 __device__ __forceinline__ u32 largest_key(const bf16* row, int V, const Share& share, int block, Pieces& last, int& at) {
-    if (share.width == 8) return largest_key_of(row, share, 8, last, at);
+    if (__builtin_expect(share.width == 8, 1)) return largest_key_of(row, share, last, at);
     const Narrow narrow = narrow_largest_key(row, V, share.row_bits, block);
     at = narrow.at;
 #pragma unroll
@@ -104,17 +123,41 @@ __device__ __noinline__ Largest largest_of_turns(const bf16* row, int V, int row
     each_reaching(row, Share(V, row_bits, block), reach, [&](u32 index) { return largest.take(key_at(row, index), index); });
     return largest;
 }
-// Lists what reaches ``reach`` of this warp's shares in some blocks.
-__device__ __noinline__ void list_again(const bf16* row, int V, int row_bits, u32 blocks, u32 reach) {
-#pragma unroll 1
-    for (; blocks != 0; blocks &= blocks - 1)
-        each_reaching(row, Share(V, row_bits, __ffs(blocks) - 1), reach,
-                      [&](u32 index) { return !list_up(order_of(key_at(row, index), index)); });
+
+// One bit for each of the 16 logits of two pieces, in their order. Given are the bits of the lower one of each word, at even
+// places, and those of the upper one, each 16 further.
+__device__ __forceinline__ u32 in_order(u32 ones) { return (ones & 0xFFFFu) | (ones >> 15 & 0xFFFEu); }
+
+// What a thread says of pieces that are all its share: its largest logit and a key that no other of it exceeds.
+__device__ __forceinline__ u64 word_of(const Share& share, int at, const Pieces& pieces, u32 own) {
+    const Pair top = pair_of_key(own);
+    Pair others[PARALLEL];
+    u32 ones[2] = {};
+#pragma unroll
+    for (int i = 0; i < PARALLEL; ++i) {
+        const u32 words[4] = {pieces.raw[i].x, pieces.raw[i].y, pieces.raw[i].z, pieces.raw[i].w};
+        others[i] = pair_of(~0u);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            const u32 equal = __heq2_mask(pair_of(words[word]), top);
+            ones[i / 2] |= equal & 0x10001u << (8 * (i % 2) + 2 * word);
+            others[i] = __hmax2(others[i], pair_of(words[word] | equal));  // NaN where it is equal
+        }
+    }
+    // Of pieces that there are; a lane without a number has some index.
+    const int count = (share.pieces - at + share.step - 1) >> (__ffs(THREADS) - 1 + share.row_bits);
+    const u32 places = (in_order(ones[0]) | in_order(ones[1]) << 16) & ~0u >> (32 - 8 * min(max(count, 1), PARALLEL));
+    const u32 other = key_of(__hmax2(__hmax2(others[0], others[1]), __hmax2(others[2], others[3])));
+    const int place = max(__ffs(places), 1) - 1;
+    const u32 index = (at + (place >> 3) * share.step) * share.width + (place & 7);
+    return order_of(own, index, places & (places - 1) ? own : other);
 }
 
 // Posts the largest of the lanes that have the SLOTS largest, each with a key that no other of the lane exceeds.
 __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V, const Share& share, int block, u32 own,
                                              const Pieces& last, int at) {
+    u64* place = posts + ((threadIdx.x / 32 << share.row_bits) + block) * SLOTS;
+    asm("" : "+l"(place));  // stays one number, to which the slot is added
     u32 rest = own << 5 | (31 - threadIdx.x % 32), top;
     int slot = -1;
 #pragma unroll
@@ -122,21 +165,14 @@ __device__ __forceinline__ void post_largest(u64* posts, const bf16* row, int V,
         top = __reduce_max_sync(ALL_LANES, rest);
         if (rest == top) slot = i, rest = 0;
     }
+    u64 word = word_of(share, at, last, own);
     if (slot < 0) return;
-    const u32 reach = top >> 5;
-    Largest largest{own, 0, 0, max(reach, 2u) - 1};
     if (at != share.first) {
-        if (own > 0) largest = largest_of_turns(row, V, share.row_bits, block, reach, largest);
-    } else {
-        u32 ones = reaching(last, reach);
-        const bool is_only = (ones & (ones - 1)) == 0;
-#pragma unroll 1
-        for (; ones != 0; ones &= ones - 1) {
-            const u32 index = index_of_bit(share, at, __ffs(ones) - 1);
-            if (largest.take(is_only ? own : key_at(row, index), index)) break;
-        }
+        Largest largest{own, 0, 0, max(top >> 5, 2u) - 1};
+        if (own > 0) largest = largest_of_turns(row, V, share.row_bits, block, top >> 5, largest);
+        word = order_of(own, largest.index, largest.other);
     }
-    post(posts + ((threadIdx.x / 32 << share.row_bits) + block) * SLOTS + slot, order_of(own, largest.index, largest.other));
+    post(place + slot, word);
 }
 
 // Lists at least the ``wanted`` largest, exactly, in the merging block, where what is listed of all that reach ``reach`` is too
@@ -186,95 +222,128 @@ __device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 listed
     return max(above, wanted);
 }
 
+// By a warp of the merging block: lists what reaches ``reach`` of its shares in those blocks where more does than was posted.
+// Returns from which key on the words of this lane are to be listed.
+__device__ __noinline__ u32 list_short(const bf16* row, int V, int row_bits, u32 reach, u32 bound) {
+    u32 shorts = __ballot_sync(ALL_LANES, bound >= reach);
+    // So many where many are equal: what is above these is complete all the same, or nothing is.
+    if (__popc(shorts) > MOST_SHORT) {
+        if (bound > reach) atomicAdd(&shared.listed, LISTED + 1);
+        if (threadIdx.x % 32 == 0) atomicOr(&shared.has_more, 1u);
+        return reach + 1;
+    }
+#pragma unroll 1
+    for (; shorts != 0; shorts &= shorts - 1)
+        each_reaching(row, Share(V, row_bits, __ffs(shorts) - 1), reach,
+                      [&](u32 index) { return !list_up(order_of(key_at(row, index), index)); });
+    return bound >= reach ? HIGHEST_KEY : reach;
+}
+
+// The ``wanted``-th largest of one key a thread, if it is not 0.
+__device__ __noinline__ u32 key_of_wanted(u32 own, int wanted) {
+    u32 key = 0;
+#pragma unroll 1
+    for (u32 bit = 0x8000u; bit != 0; bit >>= 1)
+        if (__syncthreads_count(own >= (key | bit)) >= wanted) key |= bit;
+    return key;
+}
+
 // By the merging block, of whose threads a warp has the same warps of all blocks: lists the ``wanted`` largest of the row and
-// calls ``emit(place, order)`` for each of them, and a few more, each in one thread.
-template <class Emit>
-__device__ __forceinline__ void merge_largest(u64* posts, const bf16* row, int V, const Share& share,
-                                              int wanted, Emit emit) {
+// a few more. Returns the number.
+__device__ __forceinline__ u32 list_largest(u64* posts, const bf16* row, int V, const Share& share, int wanted) {
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    u64 words[SLOTS] = {};
+    u64 words[SLOTS] = {};  // sorted
     if (lane < (u32)share.blocks()) {
         u64* const from = posts + ((warp << share.row_bits) + lane) * SLOTS;
-        // An answer that is asked for at once comes too early, and the next one a whole trip later.
-        for (const u32 begun = clock(); (u32)clock() - begun < FIRST_ANSWER;) {}
-        bool is_there = false;
-        while (!is_there) {
-            is_there = true;
+        u32 least;
+        do {
+            least = ~0u;
 #pragma unroll
             for (int i = 0; i < SLOTS; i += 2) posted(from + i, words[i], words[i + 1]);
 #pragma unroll
-            for (int i = 0; i < SLOTS; ++i) is_there = is_there && words[i] != 0;
-        }
+            for (int i = 0; i < SLOTS; ++i) least = min(least, (u32)(words[i] >> 32));  // an index is below 2^31
+        } while (least == 0);
 #pragma unroll
         for (int i = 0; i < SLOTS; i += 2) *reinterpret_cast<ulonglong2*>(from + i) = make_ulonglong2(0, 0);
     }
-    u64 keys = 0;
-    u32 bound = key_in(words[SLOTS - 1]);
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) {
-        keys = keys << 16 | key_in(words[i]);
-        bound = max(bound, (u32)words[i] & 0xFFFFu);
-    }
     // The largest of each warp's, and of these the wanted-th: a floor, since they are some of all.
-    const int each = (wanted + wanted / 2 + WARPS - 1) / WARPS, count = WARPS * each;
-    static_assert(MOST_WANTED + MOST_WANTED / 2 <= THREADS && SLOTS == 4);
-#pragma unroll 1
-    for (int i = 0; i < each; ++i) {
-        const u32 own = (u32)(keys >> 48) << 5 | lane, top = __reduce_max_sync(ALL_LANES, own);
-        const int place = warp * each + i;
-        if (lane == 0) shared.tops[place] = top >> 5 << 10 | place;
-        if (own == top) keys <<= 16;
-    }
-    __syncthreads();
-    if (thread < (u32)count) {
-        const int own = shared.tops[thread];
-        u32 ahead[4] = {};  // as one sum, each would wait for the last
-#pragma unroll 1
-        for (int i = 0; i < count; i += 8)
+    u32 reach;
+    if (wanted <= MOST_FEW) {
+        u32 rest[SLOTS], kept = 0;
 #pragma unroll
-            for (int j = 0; j < 8; ++j) ahead[j % 4] += (u32)(own - (int)shared.tops[i + j]) >> 31;
-        if ((ahead[0] + ahead[1]) + (ahead[2] + ahead[3]) + 1 == wanted) shared.reach = own >> 10;
-    }
-    __syncthreads();
-    const u32 reach = max(shared.reach, 1u);
-    u32 shorts = __ballot_sync(ALL_LANES, bound >= reach);
-    // So many where many are equal: what is above these is complete all the same, or nothing is.
-    const bool are_many = __popc(shorts) > MOST_SHORT;
-    if (are_many) {
-        if (bound > reach) atomicAdd(&shared.listed, LISTED + 1);
-        if (lane == 0) atomicOr(&shared.has_more, 1u);
-        shorts = 0;
-    }
-    if (shorts >> lane & 1) {
+        for (int i = 0; i < SLOTS; ++i) rest[i] = key_in(words[i]) << 5 | lane;
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) words[i] = 0;
-    }
-    const u32 least = are_many ? reach + 1 : reach;
-    // A thread's words are sorted.
-#pragma unroll 1
-    while (__any_sync(ALL_LANES, key_in(words[0]) >= least)) {
-        if (key_in(words[0]) >= least) list_up(words[0] | 0xFFFFu);
+        for (int i = 0; i < FEW_A_WARP; ++i) {
+            const u32 top = __reduce_max_sync(ALL_LANES, rest[0]);
+            if (lane == i) kept = top >> 5;
+            if (rest[0] == top) {
 #pragma unroll
-        for (int i = 1; i < SLOTS; ++i) words[i - 1] = words[i];
-        words[SLOTS - 1] = 0;
+                for (int j = 1; j < SLOTS; ++j) rest[j - 1] = rest[j];
+                rest[SLOTS - 1] = lane;
+            }
+        }
+        if (lane < FEW_A_WARP) {
+            shared.few[warp * FEW_A_WARP + lane] = bits_of(max(kept, LOWEST_KEY));
+            shared.few_keys[warp * FEW_A_WARP + lane] = kept;
+        }
+        __syncthreads();
+        // A lane has one of the 32, and counts those that are larger, two at a time.
+        static_assert(WARPS * FEW_A_WARP == 32 && SLOTS == 4);
+        const u32 key = shared.few_keys[lane];
+        const Pair twice = pair_of(shared.few[lane] * 0x10001u);
+        Pair ahead[4] = {};  // as one sum, each would wait for the last
+#pragma unroll
+        for (int i = 0; i < WARPS * FEW_A_WARP / 8; ++i) {
+            const uint4 raw = reinterpret_cast<const uint4*>(shared.few)[i];
+            ahead[0] = __hadd2(ahead[0], __hgt2(pair_of(raw.x), twice));
+            ahead[1] = __hadd2(ahead[1], __hgt2(pair_of(raw.y), twice));
+            ahead[2] = __hadd2(ahead[2], __hgt2(pair_of(raw.z), twice));
+            ahead[3] = __hadd2(ahead[3], __hgt2(pair_of(raw.w), twice));
+        }
+        const Pair all = __hadd2(__hadd2(ahead[0], ahead[1]), __hadd2(ahead[2], ahead[3]));
+        const bool is_wanted = __low2float(all) + __high2float(all) < (float)wanted;
+        reach = max(__reduce_min_sync(ALL_LANES, is_wanted ? key : HIGHEST_KEY), 1u);
+    } else {
+        reach = max(key_of_wanted(key_in(words[0]), wanted), 1u);
     }
-    if (shorts != 0) list_again(row, V, share.row_bits, shorts, reach);
+    u32 bound = key_in(words[SLOTS - 1]), least = reach;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) bound = max(bound, (u32)words[i] & 0xFFFFu);
+    if (__any_sync(ALL_LANES, bound >= reach)) least = list_short(row, V, share.row_bits, reach, bound);
+    if (key_in(words[0]) >= least) {
+        list_up(words[0] | 0xFFFFu);
+        if (key_in(words[1]) >= least) {
+#pragma unroll
+            for (int i = 1; i < SLOTS; ++i)
+                if (key_in(words[i]) >= least) list_up(words[i] | 0xFFFFu);
+        }
+    }
     __syncthreads();
     u32 listed = shared.listed;
     if (shared.has_more || listed > LONGEST || listed < (u32)wanted) listed = settle(row, V, reach, listed, wanted);
-    // Each to its place; LANES threads count for one.
-    constexpr int LANES = 8, EACH = 4;
+    return listed;
+}
+
+// Calls ``emit(place, order)`` for each that is listed, in one thread. A warp counts what is ahead of EACH at a time.
+template <class Emit>
+__device__ __forceinline__ void each_listed(u32 listed, Emit emit) {
+    constexpr u32 EACH = 4;
+    const u32 lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (u32 begin = 0; begin < listed * LANES; begin += THREADS) {
-        const u32 which = (begin + thread) / LANES, part = thread % LANES;
-        const u64 own = shared.list[min(which, listed - 1)];
-        u32 ahead = 0;
+    for (u32 begin = threadIdx.x / 32 * EACH; begin < listed; begin += WARPS * EACH) {
+        u64 own[EACH];
+        u32 ahead[EACH] = {};
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i) own[i] = shared.list[begin + i];
 #pragma unroll 1
-        for (u32 i = part; i < listed; i += LANES * EACH)
+        for (u32 first = 0; first < listed; first += 32) {
+            const u64 other = first + lane < listed ? shared.list[first + lane] : 0;
 #pragma unroll
-            for (int j = 0; j < EACH; ++j) ahead += i + j * LANES < listed && shared.list[i + j * LANES] > own;
+            for (u32 i = 0; i < EACH; ++i) ahead[i] += __popc(__ballot_sync(ALL_LANES, other > own[i]));
+        }
 #pragma unroll
-        for (int distance = LANES / 2; distance > 0; distance /= 2) ahead += __shfl_xor_sync(ALL_LANES, ahead, distance);
-        if (which < listed && part == 0) emit((int)ahead, own);
+        for (u32 i = 1; i < EACH; ++i)
+            if (lane == i) own[0] = own[i], ahead[0] = ahead[i];
+        if (lane < EACH && begin + lane < listed) emit(ahead[0], own[0]);
     }
 }

@@ -39,10 +39,11 @@ struct Shared {
         u64 list[LISTED];
     };
     u64 sorted[MOST_WANTED];
-    __align__(16) u32 tops[THREADS];
+    u32 tops[WARPS];
+    __align__(16) unsigned short few[32], few_keys[32];  // the largest of each warp, and their keys
     u64 of_warp[WARPS];
     u64 rest;
-    u32 bin, index, listed, reach, has_more;
+    u32 bin, index, listed, has_more;
     u32 meetings, passes;
 };
 // Of the block; not passed about, so that all code knows where it is.

@@ -34,7 +34,7 @@ struct Limits {
 // By a warp: the token, of the ``listed`` logits that top_k keeps, sorted.
 __device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax& softmax, u32 listed) {
     u64* const sums = shared.list;  // of all up to each
-    u64 kept = 0;
+    u64 kept = 0, own = 0;
 #pragma unroll 1
     for (u32 at = threadIdx.x; at - threadIdx.x < listed; at += 32) {
         u64 sum = at < listed ? softmax.mass(key_in(shared.sorted[at])) : 0;
@@ -43,7 +43,7 @@ __device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax
             const u64 lower = __shfl_up_sync(ALL_LANES, sum, distance);
             if (threadIdx.x >= distance) sum += lower;
         }
-        sums[at] = sum += kept;
+        sums[at] = own = sum += kept;
         kept = __shfl_sync(ALL_LANES, sum, 31);
     }
     __syncwarp();
@@ -52,6 +52,11 @@ __device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax
     for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
         const u64 wanted = limits.wanted(limit, kept);
+        if (listed <= 32) {
+            place = __ffs(__ballot_sync(ALL_LANES, own >= wanted)) - 1;
+            kept = __shfl_sync(ALL_LANES, own, place);
+            continue;
+        }
         u32 found = 0;
 #pragma unroll 1
         for (u32 first = 0; found == 0; first += 32) {
@@ -130,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
     Pieces last;
     int at;
-    if (threadIdx.x == 0) shared.listed = shared.reach = shared.has_more = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.has_more = shared.meetings = shared.passes = 0;
     const u32 own = largest_key(row, V, share, block, last, at);
     const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
@@ -146,12 +151,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     post_largest(posts, row, V, share, block, own, last, at);
     // Where blocks begin in order, all that the last of a row waits for have begun.
     if (!is_last) return;
-    merge_largest(posts, row, V, share, wanted, [&](int place, u64 order) {
-        if (place < wanted) shared.sorted[place] = order;
+    const float rate = rate_of(limits.temperature);
+    const u32 listed = list_largest(posts, row, V, share, wanted);
+    each_listed(listed, [&](u32 place, u64 order) {
+        if (place < (u32)wanted) shared.sorted[place] = order;
     });
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    const Softmax softmax{value_of(key_in(shared.sorted[0])), rate_of(limits.temperature), unit};
+    const Softmax softmax{value_of(key_in(shared.sorted[0])), rate, unit};
     u32 token = index_in(shared.sorted[0]);
     if (is_drawn && isfinite(softmax.largest)) token = drawn_of_list(limits, softmax, wanted);
     if (threadIdx.x == 0) out[m] = token;

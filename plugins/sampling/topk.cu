@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     int* ids = out_ids + m * k;
     float* values = out_values + m * k;
     const Share share(V, row_bits, block);
-    if (threadIdx.x == 0) shared.listed = shared.reach = shared.has_more = shared.meetings = shared.passes = 0;
+    if (threadIdx.x == 0) shared.listed = shared.has_more = shared.meetings = shared.passes = 0;
     if (k > MOST_WANTED) {
         select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
@@ -101,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     post_largest(posts, row, V, share, block, own, last, at);
     // The last of a row: where blocks begin in order, all that it waits for have begun.
     if (block + 1 < share.blocks()) return;
-    merge_largest(posts, row, V, share, k, [&](int place, u64 order) {
+    const u32 listed = list_largest(posts, row, V, share, k);
+    each_listed(listed, [&](int place, u64 order) {
         if (place < k) ids[place] = index_in(order), values[place] = value_of(key_in(order));
     });
 }
