@@ -77,8 +77,11 @@ def check(
 
     check_writable(output)
     cache_dir = os.environ.get("MUSTER_CACHE_DIR") or None
-    folders = tempfile.TemporaryDirectory(prefix="muster-check-")
-    with cleaned_up(), folders as temporary, shown_progress() as progress:
+    with (
+        cleaned_up(),
+        tempfile.TemporaryDirectory(prefix="muster-check-") as temporary,
+        shown_progress() as progress,
+    ):
         folder = Path(temporary) / "wheel"
         try:
             if plugin.endswith(".whl"):
