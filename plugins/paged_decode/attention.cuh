@@ -357,8 +357,8 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     const uint4* const values = Rows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.v) + of_head, 0);
     u32 place = 0, there = 0;  // where the next copy comes from
     bool is_bad = false, has_tile = false;
-    // Sends keys of the next tile on their way, or values of the same, to a place in the ring; what the table says of the one
-    // after is asked for long before it is needed.
+    // Sends keys of the next tile on their way, or values of the same, to a place in the ring. What the table says of the one
+    // after is asked for before: behind these copies it would come when they have.
     auto fetch = [&](bool is_value, u32 to) {
         if (!is_value) {
             has_tile = next.piece != NO_PIECE;
@@ -366,14 +366,12 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
             const int at = token < row.length && has_tile ? cache.place(entry, token, is_bad) : NOWHERE;
             place = (u32)max(at, 0) * stride;
             there = __ballot_sync(0xffffffffu, at != NOWHERE);
+            if (has_tile) next.advance(row, team, cut);
+            const int later = next.token + own_token;
+            entry = load_entry_if(next.piece != NO_PIECE && later < row.length, row.table + cache.page_of(later));
         }
         if (has_tile) Rows<D>::template fetch<1>(target + to, is_value ? values : keys, place, there);
         commit_copies();
-        if (!is_value && has_tile) {
-            next.advance(row, team, cut);
-            const int token = next.token + own_token;
-            entry = load_entry_if(next.piece != NO_PIECE && token < row.length, row.table + cache.page_of(token));
-        }
     };
     // The block that has the newest token.
     const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
@@ -527,9 +525,8 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     }
     const Cut cut(row.length, team.most);
     const int step = cut.pieces * TOKENS;
-    // Sends keys of the step that begins there, or the same step's values, to a place in the ring. What the table says of the
-    // step after is asked for behind its copies, and comes when they have: more copies at a time are slower (32768 tokens: 7
-    // to 13%, H200).
+    // Sends keys of the step that begins there, or the same step's values, to a place in the ring. What the table says of the step
+    // after is asked for before: behind these copies it would come when they have.
     auto fetch = [&](bool is_value, u32 to, int first) {
         if (is_value) {
             copy(values, to);
@@ -537,9 +534,9 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         }
         has_tile = first < row.length;
         if (has_tile) find(first);
-        copy(keys, to);
         const int later = first + step + own_token;
         entry = load_entry_if(later < row.length, row.table + cache.page_of(later));
+        copy(keys, to);
     };
     entry = following;
     // The block that has the newest token.
