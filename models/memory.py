@@ -3,6 +3,8 @@
 Nothing here uses CuPy's arithmetic on BF16: its elementwise kernels are compiled at first use, 0.1 to 0.7 s each.
 """
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -96,20 +98,42 @@ class HostMemory:
         """Do nothing."""
 
 
+# Pools of memories that nobody refers to any more. They must live longer than their arrays: CuPy forgets what an array held
+# whose pool has gone. They are not freed when Python finds that out, which may be in the middle of a stream's capture.
+_LEFT: list[Any] = []
+_MEMORIES: "weakref.WeakSet[DeviceMemory]" = weakref.WeakSet()
+
+
+def _free_left() -> None:
+    """Give back to devices what earlier models have left."""
+    if _MEMORIES:
+        gc.collect()  # models refer to themselves
+    for pool in tuple(_LEFT):
+        pool.free_all_blocks()
+        if not pool.total_bytes():
+            _LEFT.remove(pool)
+
+
 class DeviceMemory:
-    """CuPy arrays of one device, from a pool of their own, on one stream that orders with the default one."""
+    """CuPy arrays of one device, from a pool of their own, on one stream that orders with the default one.
+
+    What a model has left goes back to the device when the next one's memory is made, or by ``release``.
+    """
 
     is_host = False
 
     def __init__(self, ordinal: int) -> None:
         import cupy
 
+        _free_left()
         self._cupy, self.device = cupy, cupy.cuda.Device(ordinal)
         self.pool = cupy.cuda.MemoryPool()
         # Recorded passes run one after the other, so that they may share what they only pass on inside.
         self._passes = cupy.cuda.MemoryPool()
         with self.device:
             self.stream = cupy.cuda.Stream()
+        weakref.finalize(self, _LEFT.extend, (self.pool, self._passes)).atexit = False
+        _MEMORIES.add(self)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -165,6 +189,7 @@ class DeviceMemory:
     def release(self) -> None:
         """Wait, and give what is free back to the device."""
         self.wait()
+        _free_left()
         self.pool.free_all_blocks()
         if not self._passes.used_bytes():  # a recorded pass points to memory that nobody holds
             self._passes.free_all_blocks()

@@ -9,26 +9,26 @@
 // of their time, many on few multiprocessors. Steps of 8 and 16 sequences took 7 and 4% longer (27B, H200).
 #include "attention.cuh"
 
-// Sequence and length of the context of a row.
+// A row's sequence, and what its context lacks of the sequence's: a row may be a sequence (no cu_rows).
 struct Prefix {
-    int sequence = 0, length = 0;
+    int sequence, least = 0x80000000, lacking = 0;  // a context shorter than ``least`` is none
 
-    __device__ __forceinline__ Prefix(const int* cu_rows, const int* context_lens, int S, int row) {
-        if (!cu_rows) {
-            sequence = row, length = context_lens[row];
-            return;
-        }
+    __device__ __forceinline__ Prefix(const int* cu_rows, int S, int row) : sequence(row) {
+        if (!cu_rows) return;
         int low = 0, high = S;  // the last sequence that begins at the row or before, hence not an empty one
         while (high - low > 1) {
             const int middle = (low + high) / 2;
             if (cu_rows[middle] <= row) low = middle;
             else high = middle;
         }
-        if (S > 0 && cu_rows[low] <= row && row < cu_rows[low + 1]) {
-            const int before = context_lens[low] - (cu_rows[low + 1] - cu_rows[low]);
-            sequence = low;
-            length = before < 0 ? 0 : before + row - cu_rows[low] + 1;
-        }
+        sequence = low, least = 0x7fffffff;
+        if (S == 0 || cu_rows[low] > row || row >= cu_rows[low + 1]) return;
+        least = cu_rows[low + 1] - cu_rows[low], lacking = cu_rows[low + 1] - 1 - row;
+    }
+    // Loaded where ways have met: on one of them it would be waited for before what the table says is asked for.
+    __device__ __forceinline__ int length(const int* context_lens, int S) const {
+        const int whole = load_entry_if(S > 0, context_lens + sequence);
+        return whole < least ? 0 : whole - lacking;
     }
 };
 
@@ -48,10 +48,11 @@ struct Prefix {
         const BlockPlace at(per_key);                                                                               \
         const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         wait_for_previous_launch();                                                                                 \
-        const Prefix prefix(cu_rows, context_lens, S, at.row);                                                      \
+        const Prefix prefix(cu_rows, S, at.row);                                                                    \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
+        const int length = prefix.length(context_lens, S);                                                          \
         const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<D, SPREAD>());                       \
-        const Row row{q + first, out + first, table, L, at.heads, at.key_head, prefix.length,                       \
+        const Row row{q + first, out + first, table, L, at.heads, at.key_head, length,                              \
                       gate ? gate + first : nullptr};                                                               \
         attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
     }
@@ -78,9 +79,9 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     wait_for_previous_launch();
     const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};
     const int head = blockIdx.x % (Hk * per_key);
-    const Prefix prefix(cu_rows, context_lens, S, blockIdx.x / (Hk * per_key));
+    const Prefix prefix(cu_rows, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;
     const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, L, 1, head / per_key,
-                  checked_length(prefix.length, cache, L), gate ? gate + first : nullptr};
+                  checked_length(prefix.length(context_lens, S), cache, L), gate ? gate + first : nullptr};
     attend_any(cache, row, scale, D);
 }

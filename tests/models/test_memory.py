@@ -1,7 +1,13 @@
 """Copies of rows in the host's memory; a device's are in tests/gpu."""
 
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+from kernel_muster.models import memory as memories
 from kernel_muster.models.memory import (
     DeviceMemory,
     HostMemory,
@@ -74,3 +80,49 @@ def test_full_memory_is_a_usage_error_that_says_for_what() -> None:
         raise MemoryError("9 GiB")
     with pytest.raises(ValueError, match="other"), enough_memory(HostMemory(), "a cache"):
         raise ValueError("other")
+
+
+class Pool:
+    """A pool of CuPy's: what arrays hold, and what it keeps for others."""
+
+    def __init__(self) -> None:
+        self.used, self.kept = 0, 8
+
+    def malloc(self, size: int) -> None:
+        raise AssertionError(size)
+
+    def free_all_blocks(self) -> None:
+        self.kept = 0
+
+    def total_bytes(self) -> int:
+        return self.used + self.kept
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    cuda = SimpleNamespace(Device=lambda ordinal: nullcontext(), MemoryPool=Pool, Stream=object)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(memories, "_LEFT", [])
+    return cuda
+
+
+def test_what_a_model_left_goes_back_when_the_next_ones_memory_is_made(cupy: Any) -> None:
+    left = DeviceMemory(0)
+    pools = (left.pool, left._passes)
+    left.model = SimpleNamespace(memory=left)  # type: ignore[attr-defined]  # as models refer to themselves
+    del left
+    DeviceMemory(0)
+    assert [pool.kept for pool in pools] == [0, 0]
+    assert not set(pools) & set(memories._LEFT)
+
+
+def test_pool_outlives_a_memory_whose_arrays_somebody_still_has(cupy: Any) -> None:
+    left = DeviceMemory(0)
+    pool: Any = left.pool
+    pool.used = 4
+    del left
+    DeviceMemory(0)
+    assert pool in memories._LEFT
+    pool.used = 0
+    DeviceMemory(0)
+    assert pool not in memories._LEFT
