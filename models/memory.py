@@ -98,8 +98,8 @@ class HostMemory:
         """Do nothing."""
 
 
-# Pools of memories that nobody refers to any more. They must live longer than their arrays: CuPy forgets what an array held
-# whose pool has gone. They are not freed when Python finds that out, which may be in the middle of a stream's capture.
+# Pools of memories that nobody refers to any more. They must live longer than their arrays: CuPy forgets what an array
+# held if its pool has gone. They are not freed when Python finds that out, which may be while a stream is captured.
 _LEFT: list[Any] = []
 _MEMORIES: "weakref.WeakSet[DeviceMemory]" = weakref.WeakSet()
 
