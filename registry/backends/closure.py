@@ -56,7 +56,7 @@ class _Reader:
         self.files: dict[Path, SourceFile] = {}
 
     def read(self, source: Path) -> Closure:
-        main = source.absolute()
+        main = Path(source).absolute()  # a plain path, whatever class it has
         waiting = [main]  # a stack of our own: headers may be nested deeper than Python's calls
         while waiting:
             path = waiting.pop()

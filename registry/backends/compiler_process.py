@@ -84,6 +84,11 @@ class CompilerProcess:
             return answer
         raise answer
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def end(self) -> None:
         """End the process at once."""
         self._process.kill()
@@ -152,9 +157,10 @@ class Compilers:
             process.end()
 
     def _take(self) -> CompilerProcess | None:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        while process := self._take_idle():
+            if process.is_alive:
+                return process
+            process.end()  # somebody has ended it while it had no work
         if not self._can_start:
             return None
         try:
@@ -163,6 +169,10 @@ class Compilers:
             self._can_start = False
             return None
 
+    def _take_idle(self) -> CompilerProcess | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
     def _put_back(self, process: CompilerProcess) -> None:
         with self._lock:
             self._idle.append(process)
@@ -170,7 +180,8 @@ class Compilers:
                 self._timer.cancel()
             self._timer = threading.Timer(IDLE_SECONDS, self.end)
             self._timer.daemon = True
-            self._timer.start()
+            with suppress(RuntimeError):  # no thread can start: it ends with this process
+                self._timer.start()
 
 
 def _crashed(gone: CompilerGone, work: CompileInput, toolkit: Toolkit) -> BuildFailure:
@@ -219,8 +230,11 @@ def _read(stream: BinaryIO, requests: "SimpleQueue[tuple[CompileInput, Toolkit]]
     while True:
         try:
             requests.put(pickle.load(stream))  # noqa: S301  (from the process that started this one)
-        except (EOFError, pickle.UnpicklingError):
+        except EOFError:
             os._exit(0)
+        except BaseException:  # noqa: BLE001  (what cannot be read has no answer, and nobody would see the end of input)
+            traceback.print_exc()
+            os._exit(1)
 
 
 compilers = Compilers()

@@ -249,6 +249,6 @@ def test_five_boots_and_a_refused_one_leave_nothing_behind(cache: str) -> None:
     for _ in range(5):
         assert one(1) == first
         refused()
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
     # The code of the last boot, and its weights, stay until others come: one boot's worth, never more.
     assert before - free_bytes() <= 2 << 20

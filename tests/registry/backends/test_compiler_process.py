@@ -2,6 +2,10 @@ import copy
 import os
 import subprocess
 import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from kernel_muster.registry.backends import compiler_process
@@ -229,3 +233,46 @@ Builder().build(BuildRequest("scale", Path({str(request.source)!r}), parse_arch(
         asking.kill()
     assert os.read(alive, 1) == b""  # nobody holds the other end any more
     os.close(alive)
+
+
+def test_compiler_that_was_ended_without_work_is_replaced(compile_with, compilers):
+    compile_with()
+    process = idle(compilers)
+    process.kill()
+    process.wait()
+    assert compile_with().cubin
+    assert idle(compilers).pid != process.pid
+
+
+@pytest.fixture
+def only_here(monkeypatch):
+    """Make a class that another process does not have."""
+
+    def make(base):
+        module = ModuleType("only_here")
+        module.Odd = type("Odd", (base,), {"__module__": "only_here"})
+        monkeypatch.setitem(sys.modules, "only_here", module)
+        return module.Odd
+
+    return make
+
+
+def test_request_that_cannot_be_read_is_a_failure_and_no_wait(builder, make_request, compilers, only_here):
+    work = builder.begin(make_request()).work.input
+    with pytest.raises(BuildFailure, match="itself ended with exit status 1 while it compiled") as caught:
+        compilers.compile(replace(work, options=(only_here(str)("-w"),)), builder.toolkit)
+    assert "Error" in caught.value.log
+
+
+def test_machine_code_is_kept_where_no_thread_can_start(compile_with, compilers, monkeypatch):
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refused)
+    assert compile_with().cubin
+
+
+def test_source_may_be_a_path_of_any_class(builder, make_request, compilers, only_here):
+    request = make_request()
+    work = builder.begin(replace(request, source=only_here(type(Path()))(request.source))).work.input
+    assert compilers.compile(work, builder.toolkit).cubin
