@@ -20,26 +20,24 @@ from kernel_muster.registry import entered
 Body = Callable[[], int]
 _PR_SET_PDEATHSIG = 1
 # Whoever starts the command knows the parent alone: what would end it, or speak to it, is for the child.
-_PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGTSTP", "SIGCONT", "SIGUSR1", "SIGUSR2")
 _HAS_ENDED, _CODE, _LENGTH, _TEXT = 0, 1, 2, 3  # where what lies in the shared memory
 _LONGEST = 250
 _GUESTS = _TEXT + _LONGEST  # names of plugins, each with a line feed, up to a zero
 _MOST_OF_GUESTS = 4096 - _GUESTS - 1
 # Two keys that are pressed at once are one interrupt.
 _PATIENCE_S = 1.0
+# How long a child may go on once the result is written: a thread or a handler at exit may not end.
+_GRACE_S = 5.0
+_LOOK_S = 1.0
 
 
-class _Word:
-    """What the child leaves behind: whether it came to its end, with which exit code, and whose code it runs."""
+class _Entries:
+    """Whose code the child runs. Plugins may come to hold this one: it cannot say that the result is written."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _GUESTS + _MOST_OF_GUESTS + 1)
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
         self._said: list[bytes] = []
-
-    def of_end(self, code: int) -> None:
-        """Say that the result is written, and what the exit code is."""
-        self._memory[_CODE] = code
-        self._memory[_HAS_ENDED] = 1
 
     def of_entry(self, who: str) -> None:
         """Say whose code runs."""
@@ -56,11 +54,6 @@ class _Word:
             self._said.append(line)
 
     @property
-    def code(self) -> int | None:
-        """The exit code; None where the child did not come to its end."""
-        return self._memory[_CODE] if self._memory[_HAS_ENDED] else None
-
-    @property
     def entered(self) -> str:
         """Whose code the child ran."""
         return self._memory[_TEXT : _TEXT + self._memory[_LENGTH]].decode("utf-8", "replace")
@@ -72,12 +65,30 @@ class _Word:
         return tuple(reversed(lines[:-1]))
 
 
+class _Word:
+    """What the child leaves behind: whether it came to its end, with which exit code, and whose code it runs."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _GUESTS + _MOST_OF_GUESTS + 1)
+        self.entries = _Entries(self._memory)
+
+    def of_end(self, code: int) -> None:
+        """Say that the result is written, and what the exit code is."""
+        self._memory[_CODE] = code
+        self._memory[_HAS_ENDED] = 1
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None where the child did not come to its end."""
+        return self._memory[_CODE] if self._memory[_HAS_ENDED] else None
+
+
 def in_child(body: Body) -> int:
     """Run a command's body in a child and end this process as it ended; the child returns the body's exit code.
 
-    Without ``sigwaitinfo`` (macOS, Windows), and under a debugger, the body runs in this process.
+    Without ``sigtimedwait`` (macOS, Windows), and under a debugger, the body runs in this process.
     """
-    if not hasattr(signal, "sigwaitinfo") or sys.gettrace() is not None:
+    if not hasattr(signal, "sigtimedwait") or sys.gettrace() is not None:
         return body()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -102,7 +113,7 @@ def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
     """Do the work, as the child. An interrupt counts from the moment on where it becomes an exit code."""
     own = os.getpid()
     _end_with(parent)
-    entered.tell(word.of_entry, word.of_guest)
+    entered.tell(word.entries.of_entry, word.entries.of_guest)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         code = body()
@@ -120,21 +131,26 @@ def _end_with(parent: int) -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() not in (parent, 0):  # 0: the parent is outside this process's namespace (unshare --pid)
         os._exit(INTERNAL)
 
 
 def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
     """Wait for the child as its parent, and return the exit code of the command.
 
-    An interrupt does not end a wait for a device: a second one, a moment later, ends the child whatever it does.
+    An interrupt does not end a wait for a device: a second one, a moment later, ends the child whatever it does. So
+    does the time, once the result is written.
     """
     received: dict[int, float] = {}  # when first
     is_given_up = False
+    written: float | None = None  # when that was seen
     while not (ended := _ended(child)):
-        info = signal.sigwaitinfo(waited)
-        number, now = info.si_signo, time.monotonic()
-        if number == signal.SIGCHLD:
+        info, now = signal.sigtimedwait(waited, _LOOK_S), time.monotonic()
+        if word.code is not None:
+            written = now if written is None else written
+            if now - written > _GRACE_S:
+                os.kill(child, signal.SIGKILL)
+        if info is None or (number := info.si_signo) == signal.SIGCHLD:
             continue
         first = received.setdefault(number, now)
         if number == signal.SIGINT and now - first > _PATIENCE_S and signal.getsignal(number) is not signal.SIG_IGN:
@@ -142,6 +158,8 @@ def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
             os.kill(child, signal.SIGKILL)
         elif info.si_code <= 0:  # from a process; what a terminal sends, it sends to both
             os.kill(child, number)
+        if number == signal.SIGTSTP:
+            _stop()
     if word.code is not None:
         return word.code
     if is_given_up:
@@ -152,10 +170,11 @@ def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
         _die_of(-code)
         return 128 - code
     how = f"exit code {code}" if code >= 0 else f"signal {_name_of(-code)}"
-    verb = "was loading" if word.entered.startswith("plugin ") else "ran"
-    when = f" while {word.entered} {verb}" if word.entered else ""
+    who = word.entries.entered
+    verb = "was loading" if who.startswith("plugin ") else "ran"
+    when = f" while {who} {verb}" if who else ""
     complain(f"error: there is no result: the process that does the work ended with {how}{when}")
-    complain(_remedy(word.guests))
+    complain(_remedy(word.entries.guests))
     return INTERNAL if code >= 0 else 128 - code
 
 
@@ -179,6 +198,13 @@ def _ended(child: int) -> tuple[int, int] | None:
     """Return the child's number and status, once it has ended."""
     number, status = os.waitpid(child, os.WNOHANG)
     return (number, status) if number else None
+
+
+def _stop() -> None:
+    """Stop this process as its child was, until somebody lets it go on; where that is ignored, neither stops."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.raise_signal(signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
 def _die_of(number: int) -> None:
