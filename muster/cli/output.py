@@ -51,12 +51,16 @@ class _Held:
 
 @contextlib.contextmanager
 def _descriptor_to_stderr() -> Iterator[None]:
-    """Send what is written to file descriptor 1, by C libraries and subprocesses too, where stderr goes."""
+    """Send what is written to file descriptor 1, by C libraries and subprocesses too, where stderr goes.
+
+    UsageError if what ran meanwhile has closed what stdout was kept in.
+    """
     if _descriptor_of(sys.__stdout__) != _STDOUT:  # it was closed: whatever has the number now is another file
         yield
         return
     _flush_stdout()
     kept = os.dup(_STDOUT)
+    known = os.fstat(kept)
     try:
         if _descriptor_of(sys.__stderr__) == _STDERR:
             os.dup2(_STDERR, _STDOUT)
@@ -67,6 +71,12 @@ def _descriptor_to_stderr() -> Iterator[None]:
         yield
     finally:
         _flush_stdout()
+        try:
+            is_kept = os.path.samestat(os.fstat(kept), known)
+        except OSError:
+            is_kept = False
+        if not is_kept:  # the number may be another file's by now
+            raise UsageError(f"stdout cannot be written: what ran has closed its copy, file descriptor {kept}")
         os.dup2(kept, _STDOUT)
         os.close(kept)
 
