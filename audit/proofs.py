@@ -21,7 +21,7 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.specs import is_host_backend
 from kernel_muster.registry.stuck import mark_stuck, why_stuck
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import Outcome, Worker, cause_chain, one_line
+from kernel_muster.registry.watch import Outcome, Worker, cause_chain, is_interrupt, one_line
 
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
@@ -139,9 +139,9 @@ def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds
 def _judged(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
     try:
         return _prove_case(handle, case, memory, find)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  (a plugin's code prepares and launches)
+    except BaseException as error:  # (a plugin's code prepares and launches)
+        if is_interrupt(error):
+            raise
         code, what, is_last = "NUMERICS_FAILED", "it failed on arguments that its contract allows", False
         try:
             memory.wait()

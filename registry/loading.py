@@ -194,8 +194,6 @@ def _collect(name: str, where: str, hook: str, function: Callable[[], Any], find
             kind = _ITEMS[hook].__name__
             raise TypeError(f"{hook} returned {type(result).__name__}, expected an iterable of {kind}")
         items = list(islice(result, _MOST_ITEMS + 1))
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # noqa: BLE001  (SystemExit in a hook must not end the host)
         findings.append(_failed(name, where, f"hook {hook} failed", error))
         return []

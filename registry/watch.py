@@ -40,7 +40,8 @@ class Outcome(Generic[_T]):
 def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
     """Run ``call`` in a thread of its own for at most ``seconds``.
 
-    A call that hangs is abandoned, with its stack: Python cannot end a thread. KeyboardInterrupt is raised again.
+    A call that hangs is abandoned, with its stack: Python cannot end a thread. A KeyboardInterrupt of the call is an
+    exception like any other: nobody's key raises one outside the main thread.
     ``name`` says whose code it is, should it end the process.
     """
     outcome: list[Outcome[_T]] = []
@@ -48,7 +49,7 @@ def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
     with entered(name):
         thread.start()
         thread.join(seconds)
-    return _told(outcome[0]) if outcome else _hanging(thread)
+    return outcome[0] if outcome else _hanging(thread)
 
 
 class Worker:
@@ -75,7 +76,7 @@ class Worker:
         try:
             with entered(name):
                 self._calls.put(lambda: outcomes.put(_outcome_of(call)))
-                return _told(outcomes.get(timeout=seconds))
+                return outcomes.get(timeout=seconds)
         except Empty:
             self._calls.put(None)
             self._calls = None
@@ -101,16 +102,19 @@ def _work(calls: _Calls) -> None:
 
 
 def _outcome_of(call: Callable[[], _T]) -> Outcome[_T]:
+    own = os.getpid()
     try:
-        return Outcome(call())
+        outcome = Outcome(call())
     except BaseException as error:  # noqa: BLE001  (the one place where foreign exceptions become values)
-        return Outcome(error=error)
-
-
-def _told(outcome: Outcome[_T]) -> Outcome[_T]:
-    if isinstance(outcome.error, KeyboardInterrupt):
-        raise outcome.error
+        outcome = Outcome(error=error)
+    if os.getpid() != own:  # what the call forked has this thread alone, and nobody who would give it work or end it
+        os._exit(1)
     return outcome
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether somebody may have interrupted the process: Python tells the main thread alone."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def _hanging(thread: threading.Thread) -> Outcome[Any]:

@@ -1,5 +1,6 @@
 """Plugins whose code ends the process: no command ends well then, and a result that is written stands."""
 
+import json
 import os
 import pty
 import signal
@@ -106,6 +107,27 @@ def test_kernel_that_ends_the_process_in_a_proof_is_named(cli: Any) -> None:
     assert said_of("exit code 0", "proof of acme::double ran") in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("body", "verdict", "said"),
+    [
+        ("raise KeyboardInterrupt", 1, "it failed on arguments that its contract allows: KeyboardInterrupt"),
+        ("import os, sys; n = os.fork(); n and sys.stderr.write(f'forked {n}\\n'); out[...] = x * 2", 0, "PASSED: "),
+    ],
+    ids=["interrupt", "fork"],
+)
+def test_kernel_that_interrupts_or_forks_in_a_proof_is_judged_and_leaves_nothing(
+    cli: Any, body: str, verdict: int, said: str
+) -> None:
+    module = cli.acme("acme::double")
+    file = next(Path(entry) for entry in sys.path if (Path(entry) / f"{module}.py").is_file()) / f"{module}.py"
+    file.write_text(file.read_text().replace("    out[...] = x * 2\n", f"    {body}\n"))
+    done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu", "--stage", "proven")
+    assert (done.returncode, said in done.stdout) == (verdict, True), done.stdout
+    forked = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("forked ")]
+    assert bool(forked) is ("fork" in body)
+    assert all(ends(number) for number in forked)
+
+
 @pytest.mark.parametrize("exit", ["0", "7"])
 def test_exit_handler_that_ends_the_process_leaves_the_verdict(cli: Any, exit: str) -> None:
     after = f"import atexit, os; atexit.register(os._exit, {exit}); return None"
@@ -121,6 +143,34 @@ def test_crash_after_the_result_leaves_the_verdict(cli: Any) -> None:
     done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
     assert (done.returncode, done.stderr) == (0, "a builder that prints\n")
     assert done.stdout.startswith("PASSED: ")
+
+
+def test_thread_that_does_not_end_holds_the_command_for_moments(cli: Any) -> None:
+    before = "import kernel_muster.cli.guard as guard; guard._GRACE_S = guard._LOOK_S = 0.2"
+    cli.install(IMPORT.format(body="import threading; threading.Thread(target=threading.Event().wait).start()"), "held")
+    done = probed(cli, before, "plugins", "--format", "json")
+    assert (done.returncode, done.stderr.endswith(" is 0\n")) == (0, True)
+    assert json.loads(done.stdout)["plugins"]
+
+
+def test_who_hears_whose_code_runs_cannot_say_that_the_result_is_written(cli: Any) -> None:
+    body = "from kernel_muster.registry import entered; entered._listener.__self__.of_end(0)"
+    cli.install(IMPORT.format(body=body), "lying")
+    done = cli.process("plugins")
+    assert done.returncode == 1
+    assert "AttributeError" in done.stdout
+
+
+def test_plugin_that_closes_what_stdout_is_kept_in_is_told(cli: Any) -> None:
+    cli.install(IMPORT.format(body="import os; os.closerange(3, 300)"), "closing")
+    done = cli.process("plugins")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "muster: error: stdout cannot be written: what ran has closed its copy, file descriptor " in done.stderr
+
+
+def test_command_in_a_new_namespace_of_processes_does_its_work(cli: Any) -> None:
+    done = probed(cli, "os.getppid = lambda: 0", "plugins")  # as the first process of a namespace sees it
+    assert done.returncode == 0, done.stderr
 
 
 def test_process_that_a_plugin_forked_speaks_for_nobody(cli: Any) -> None:
@@ -151,12 +201,16 @@ def started(cli: Any, **options: Any) -> Iterator[tuple["subprocess.Popen[bytes]
             process.kill()
 
 
-def is_there(number: int) -> bool:
+def state_of(number: int) -> str:
+    """Return the state of a process as /proc tells it: ``Z`` where it has ended."""
     try:
-        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
-    return state != "Z"
+        return "Z"
+
+
+def is_there(number: int) -> bool:
+    return state_of(number) != "Z"
 
 
 def ends(number: int) -> bool:
@@ -219,6 +273,19 @@ def _take_terminal(terminal: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
+def test_signal_that_stops_the_command_stops_what_it_started(cli: Any) -> None:
+    with started(cli, process_group=0) as (process, child):
+        for sent, states in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "SR")):
+            process.send_signal(sent)
+            deadline = time.monotonic() + 10
+            while not all(state_of(number) in states for number in (process.pid, child)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == -signal.SIGTERM
+        assert ends(child)
+
+
 def test_second_interrupt_ends_what_the_first_does_not(cli: Any) -> None:
     cli.monkeypatch.setattr(sys.modules[__name__], "SLOW", f"import ctypes; ctypes.CDLL(None).signal(2, 1); {SLOW}")
     with started(cli) as (process, child):
@@ -262,7 +329,7 @@ def probed(cli: Any, before: str, *arguments: object) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("here", ["sys.settrace(lambda *given: None)", "import signal; del signal.sigwaitinfo"])
+@pytest.mark.parametrize("here", ["sys.settrace(lambda *given: None)", "import signal; del signal.sigtimedwait"])
 def test_command_under_a_debugger_or_on_another_system_runs_in_its_own_process(cli: Any, here: str) -> None:
     done = probed(cli, f"{here}; os.fork = None", "plugins")
     assert done.returncode == 0, done.stderr

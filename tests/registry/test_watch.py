@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 import threading
+import time
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
@@ -33,10 +35,8 @@ def test_worker_runs_its_calls_in_one_thread_that_it_begins_and_that_ends_with_i
     assert threads[0] is not threading.current_thread()
     error = worker.watched(raising(ValueError("no")), 5, "x").error
     assert cause_chain(error).startswith("ValueError: no (at ")
-    with pytest.raises(KeyboardInterrupt):
-        worker.watched(raising(KeyboardInterrupt()), 5, "x")
-    del worker
-    gc.collect()  # the interrupt's own frames refer to it
+    del worker, error
+    gc.collect()
     threads[0].join(5)
     assert not threads[0].is_alive()
 
@@ -56,6 +56,28 @@ def test_worker_leaves_a_call_that_hangs_and_goes_on_in_another_thread():
 
 def test_worker_whose_beginning_fails_says_so():
     assert isinstance(Worker(raising(ValueError("no"))).watched(lambda: 3, 5, "x").error, ValueError)
+
+
+@pytest.mark.parametrize("run", [watched, Worker().watched])
+def test_interrupt_in_a_thread_is_an_exception_like_any_other(run):
+    assert isinstance(run(raising(KeyboardInterrupt()), 5, "x").error, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("end", [lambda: None, raising(ValueError("no"))])
+@pytest.mark.parametrize("run", [watched, Worker().watched])
+def test_process_that_a_call_forks_ends_with_the_call(run, end):
+    def call():
+        number = os.fork()
+        return number or end()
+
+    number = run(call, 5, "x").value
+    deadline = time.monotonic() + 5
+    while not (ended := os.waitpid(number, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(number, 9)
+        os.waitpid(number, 0)
+    assert os.waitstatus_to_exitcode(ended[1]) == 1
 
 
 def test_exception_is_told_on_one_line_with_its_place():
