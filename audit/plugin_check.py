@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import IO, Any, Literal
 
-from kernel_muster.audit.plugin_steps import USAGE_CODE, is_refusing
+from kernel_muster.audit.plugin_steps import MARK, is_refusing
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.verdict import judge
@@ -33,6 +33,7 @@ VERSION = "1.1"
 Outcome = Literal["ok", "failed", "skipped"]
 StageAsked = Literal["compiled", "proven"]
 _LAST_LINES = 60
+_LOOK_S = 0.1  # how often a child is asked whether it has ended
 _CODES = {
     "load": "PLUGIN_LOAD_FAILED",
     "contract": "BAD_SPEC",
@@ -93,6 +94,7 @@ class _Collected:
         self.has_ended = False
         self.open: dict[str, Any] | None = None
         self.loading: dict[str, Any] = {"plugin": ""}
+        self.stopped: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> bool:
         """Take one event of a child; whether it begins or ends a step, so that time counts anew."""
@@ -100,7 +102,12 @@ class _Collected:
         if kind == "loading":
             self.loading = event
             return False
-        if kind == "start":
+        if kind in ("start", "end") and self.open is not None:
+            self.add(self.open, [_lost(self.open)], 0.0)
+            self.open = None
+        if kind == "stopped":
+            self.stopped = event
+        elif kind == "start":
             self.open = event
         elif kind == "plugins":
             self.plugins = tuple(event["plugins"])
@@ -155,10 +162,16 @@ def check_plugin(
             collected.add(step, [_died(step, ended, seconds, collected.loading)], ended.seconds)
             if step["kind"] == "load":
                 break
-        elif not collected.has_ended and ended.code == USAGE_CODE:
-            raise UsageError(ended.log.splitlines()[-1] if ended.log else "the check cannot begin")
-        elif not collected.has_ended and len(collected.done) == before:
+        elif collected.stopped is not None and collected.stopped["is_usage"]:
+            raise UsageError(collected.stopped["why"])
+        elif collected.stopped is not None or (not collected.has_ended and not collected.done):
             raise MusterError(f"the child process of the check ended with {_how(ended.code)}:\n{ended.log}")
+        elif not collected.has_ended and len(collected.done) == before:
+            # Outside a step it is only loaded, for the steps that are left.
+            step = {"name": "load again", "kind": "load", "subject": distribution, "target": "", "where": ()}
+            what = f"loading it again, for what follows {collected.done[-1]},"
+            collected.add(step, [_died(step, ended, round(ended.seconds), collected.loading, what)], ended.seconds)
+            break
     return _report(distribution, version, collected, stage)
 
 
@@ -256,9 +269,22 @@ _RUNS = {
 }
 
 
-def _died(step: dict[str, Any], ended: _Ended, seconds: float, loading: dict[str, Any]) -> Finding:
-    """Return what a step is found guilty of whose process ended, or was still running and was ended."""
+def _lost(step: dict[str, Any]) -> Finding:
+    """Return what is said of a step whose end was told, but not understood."""
+    remedies = ("look for what writes to file descriptors that it has not opened",)
+    why = f"{step['kind']} ended, but what it told was overwritten"
+    return Finding(_CODES[step["kind"]], step["subject"], why, tuple(step["where"]), remedies)
+
+
+def _died(
+    step: dict[str, Any], ended: _Ended, seconds: float, loading: dict[str, Any], what: str | None = None
+) -> Finding:
+    """Return what a step is found guilty of whose process ended, or was still running and was ended.
+
+    ``what`` is what the process did, where that is not the step's kind.
+    """
     kind = step["kind"]
+    what = what or kind
     code = _CODES[kind]
     subject = step["subject"] if kind != "compile" else step["subject"].partition(" (")[0]
     where, when = tuple(step["where"]), ""
@@ -267,14 +293,14 @@ def _died(step: dict[str, Any], ended: _Ended, seconds: float, loading: dict[str
         where = (loading["where"],) if loading["whose"] else ()  # a built-in plugin only had its turn
         subject = loading["plugin"] if loading["whose"] == "own" else subject
     if ended.is_hanging:
-        why = f"{kind} was still running after {seconds:g} s{when}, and its process was ended"
+        why = f"{what} was still running after {seconds:g} s{when}, and its process was ended"
         return Finding(code, subject, why, where, ("look at the stack in the log", "or raise --timeout"), log=ended.log)
     if kind == "prove" and -ended.code in _FAULTS:
         code = "OUT_OF_BOUNDS"
     remedies = list(_remedies(kind, step["target"], ended))
     if when and loading["whose"] == "other":
         remedies.append("it may be the plugin that was loading too, which is another distribution's")
-    why = f"{kind} ended its process with {_how(ended.code)}{when}"
+    why = f"{what} ended its process with {_how(ended.code)}{when}"
     return Finding(code, subject, why, where, tuple(remedies), log=ended.log)
 
 
@@ -303,6 +329,7 @@ def _run_child(
     cache_dir: str | None,
     progress: Callable[[int, str], None] | None,
 ) -> _Ended:
+    collected.loading = {"plugin": ""}
     reader, writer = os.pipe()
     arguments = {"distribution": distribution, "pipe": writer, "seconds": seconds, "cache_dir": cache_dir}
     arguments |= {"skip": collected.done, "failed": collected.failed, "path": list(path)}
@@ -315,7 +342,7 @@ def _run_child(
         os.close(writer)
         try:
             start = time.monotonic()
-            is_hanging = not _listen(events, collected, seconds, progress)
+            is_hanging = not _listen(child, events, collected, seconds, progress)
             taken = time.monotonic() - start
         finally:
             _end(child)
@@ -323,24 +350,45 @@ def _run_child(
 
 
 def _listen(
-    events: IO[bytes], collected: _Collected, seconds: float, progress: Callable[[int, str], None] | None
+    child: "subprocess.Popen[bytes]",
+    events: IO[bytes],
+    collected: _Collected,
+    seconds: float,
+    progress: Callable[[int, str], None] | None,
 ) -> bool:
-    """Take events until the child closes its end; False when a step takes too long."""
+    """Take events until the child says or is seen to have ended; False when a step takes too long.
+
+    What the child started may hold the pipe open for longer, and may write to it.
+    """
     rest = b""
     deadline = time.monotonic() + seconds + 30  # it has to start first
-    while True:
-        if not select.select([events], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            return False
-        part = os.read(events.fileno(), 1 << 16)
-        if not part:
+    while not collected.has_ended:
+        has_ended = child.poll() is not None  # all that it wrote is in the pipe then
+        wait = 0.0 if has_ended else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
+        if select.select([events], [], [], wait)[0]:
+            part = os.read(events.fileno(), 1 << 16)
+            if not part:
+                return True
+            *lines, rest = (rest + part).split(b"\n")
+            for event in _events(lines):
+                if not collected.take(event):
+                    continue
+                if progress is not None and collected.open is not None:
+                    progress(len(collected.done), collected.open["name"])
+                deadline = time.monotonic() + seconds
+        elif has_ended:
             return True
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if not collected.take(json.loads(line)):
-                continue
-            if progress is not None and collected.open is not None:
-                progress(len(collected.done), collected.open["name"])
-            deadline = time.monotonic() + seconds
+        if time.monotonic() >= deadline:
+            return False
+    return True
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what the child told; what a plugin wrote to the pipe, which it did not open, is passed over."""
+    for line in lines:
+        if line.startswith(MARK):
+            with suppress(ValueError):  # written over
+                yield json.loads(line.removeprefix(MARK))
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

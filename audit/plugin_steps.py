@@ -1,7 +1,7 @@
 """The steps of ``muster plugin check``, run in a process of their own, where a crash or a hang ends nothing else.
 
-Each step is announced before it runs and reported after, one JSON object a line, so that the parent knows in which
-step a process died; it starts another one without that step. Nothing here prints.
+Each step is announced before it runs and reported after, one marked JSON object a line, so that the parent knows in
+which step a process died; it starts another one without that step. Nothing here prints.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -50,8 +51,8 @@ from kernel_muster.registry.watch import cause_chain, one_line
 
 Kind = Literal["install", "load", "contract", "compile", "plan", "prove"]
 _PR_SET_PDEATHSIG = 1
-#: How this process ends where it cannot begin as it is asked to: the parent's caller gets to hear why.
-USAGE_CODE = 64
+#: What a line begins with that tells the parent something: a plugin may write to the pipe too.
+MARK = b"kernel-muster plugin check: "
 #: What "sm_80+" is compiled for, besides the architecture that it names.
 ARCHS = tuple(map(parse_arch, ("sm_80", "sm_90a", "sm_100a", "sm_121a")))
 _LIMIT = "MUSTER_PLUGIN_TIMEOUT_S"
@@ -87,8 +88,8 @@ class Reporter:
         self.failed = set(failed)
 
     def tell(self, event: str, **more: Any) -> None:
-        """Write one event."""
-        data = (json.dumps({"event": event, **more}) + "\n").encode()
+        """Write one event, in a line of its own whatever was written before."""
+        data = b"\n" + MARK + json.dumps({"event": event, **more}).encode() + b"\n"
         while data:
             data = data[os.write(self._pipe, data) :]
 
@@ -138,17 +139,19 @@ def main(
 
     limit, remedy = _limit(seconds)
 
-    def load() -> Iterator[Finding]:
+    def find() -> Catalog:
         entered.tell(_teller(reporter, distribution))
-        catalog = discover(timeout_s=limit)
+        found.append(discover(timeout_s=limit))
         entered.tell(lambda who: None)
-        found.append(catalog)
-        yield from (_for_author(finding, remedy) for finding in _load_findings(catalog, distribution))
+        return found[0]
+
+    def load() -> Iterator[Finding]:
+        yield from (_for_author(finding, remedy) for finding in _load_findings(find(), distribution))
 
     # What the later steps need is loaded in each process; it is reported once.
     reporter.run(Step("load", distribution, "", load))
     if not found:
-        found.append(discover(timeout_s=limit))
+        find()
     rows = _rows_of(found[0], distribution)
     reporter.tell("plugins", plugins=[asdict(row) | {"keys": list(map(str, row.keys))} for row in rows])
     for step in _steps(found[0], rows, reporter.failed, cache_dir):
@@ -435,6 +438,10 @@ if __name__ == "__main__":
     sys.path[:] = arguments.pop("path")
     try:
         main(**arguments)
-    except MusterError as error:
-        sys.stderr.write(f"{error}\n")
-        os._exit(USAGE_CODE if isinstance(error, UsageError) else 70)
+    except Exception as error:  # noqa: BLE001  (the parent says it, who knows whose fault it is)
+        sys.stderr.write(f"{error}\n" if isinstance(error, MusterError) else traceback.format_exc())
+        sys.stderr.flush()
+        with suppress(OSError):
+            reporter = Reporter(arguments["pipe"], (), (), 0.0)
+            reporter.tell("stopped", is_usage=isinstance(error, UsageError), why=str(error))
+        os._exit(70)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_muster.audit import plugin_check
 from kernel_muster.cli.wheels import installed
 from kernel_muster.registry.target import resolve_target
 
@@ -344,6 +345,72 @@ if not os.path.exists({str(note)!r}):
 """
     check(source('spec("acme::double", hang)', head=head), "--timeout", 2)
     assert _has_ended(int(note.read_text()))
+
+
+@pytest.mark.parametrize("function", ["double", "leave"])
+def test_process_that_a_plugin_forks_is_not_waited_for(check, function):
+    head = "\nif os.fork() == 0:\n    time.sleep(25)\n    os._exit(0)\n"
+    start = time.monotonic()
+    report = check(source(f'spec("acme::double", {function})', head=head), "--timeout", 20)
+    assert time.monotonic() - start < 15
+    assert codes(report) == ([] if function == "double" else [("NUMERICS_FAILED", "acme::double")])
+
+
+def test_plugin_that_ends_the_process_that_follows_a_crash_hides_nothing(check, tmp_path):
+    flag = str(tmp_path / "flag")
+    head = f"""
+if os.path.exists({flag!r}):
+    os._exit(64)
+
+
+def once(x, out):
+    open({flag!r}, "w").close()
+    os._exit(3)
+"""
+    report = check(source('spec("acme::a")', 'spec("acme::b", once)', 'spec("acme::c")', head=head))
+    assert {(finding["code"], finding["subject"], finding["why"]) for finding in report["findings"]} == {
+        ("NUMERICS_FAILED", "acme::b", "prove ended its process with exit code 3"),
+        (
+            "PLUGIN_LOAD_FAILED",
+            "acme",
+            "loading it again, for what follows prove acme::b cpu, ended its process with exit code 64"
+            " while plugin acme was loading",
+        ),
+    }
+    assert [step["outcome"] for step in report["steps"]] == ["ok", "ok", "ok", "failed", "failed"]
+
+
+@pytest.mark.parametrize("text", ["hello\n", "hello", "5\n{}\n", '{"event": "end"}\n', "[" * 9999 + "\n", "\xff\n"])
+def test_what_a_plugin_writes_to_file_descriptors_that_are_not_its_own_is_passed_over(check, text):
+    head = f"""
+def spray():
+    for number in range(3, 20):
+        try:
+            os.write(number, {text.encode("latin-1")!r})
+        except OSError:
+            pass
+
+
+spray()
+
+
+def loud(x, out):
+    spray()
+    out[...] = x * 2.01
+"""
+    report = check(source('spec("acme::a", loud)', 'spec("acme::b")', head=head))
+    assert codes(report) == [("NUMERICS_FAILED", "acme::a")]
+    assert steps(report)["prove acme::b cpu"] == "ok"
+
+
+def test_step_whose_end_was_written_over_is_not_taken_for_a_sound_one():
+    collected = plugin_check._Collected()
+    head = {"event": "start", "name": "prove acme::a cpu", "kind": "prove", "subject": "acme::a", "target": "cpu"}
+    lines = [json.dumps(head | {"where": []}).encode(), b'{"event": "dohello\n', b'{"event": "end"}']
+    for event in plugin_check._events(plugin_check.MARK + line for line in lines):
+        collected.take(event)
+    assert [(step.subject, step.outcome) for step in collected.steps] == [("acme::a", "failed")]
+    assert (collected.has_ended, collected.open) == (True, None)
 
 
 def _has_ended(pid: int) -> bool:
