@@ -1,7 +1,7 @@
 """NVRTC in processes of its own, which end after some seconds without work.
 
 A compiler that crashes is then a finding and not the end of whoever asked, and its memory can lie on huge pages, which
-glibc gives only to a process that begins with them: NVRTC takes a quarter less time so. Where no such process can be
+glibc gives only to a process that begins with them: NVRTC takes 10 to 20% less time so. Where no such process can be
 started (an embedded interpreter names its host as the executable), the caller's own compiles, with the same bytes.
 """
 
