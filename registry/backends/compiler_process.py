@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from kernel_muster.registry.backends.headers import Toolkit
 from kernel_muster.registry.backends.nvrtc import CompileInput, compile_cubin
 from kernel_muster.registry.backends.request import BuildFailure, Compiled
+from kernel_muster.registry.logs import logger
 
 IDLE_SECONDS = 5.0
 
@@ -108,7 +109,7 @@ class CompilerProcess:
         try:
             pickle.dump(what, self._process.stdin)
             self._process.stdin.flush()
-        except (BrokenPipeError, OSError):
+        except OSError:
             raise self._gone() from None
 
     def _gone(self) -> CompilerGone:
@@ -165,7 +166,8 @@ class Compilers:
             return None
         try:
             return CompilerProcess()
-        except (OSError, CompilerGone):
+        except (OSError, CompilerGone) as error:
+            logger().info("compilers.none", why=f"{error}", effect="this process compiles")
             self._can_start = False
             return None
 

@@ -223,3 +223,17 @@ def raced_on_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def measurable() -> Any:
     """Return the host's kernels, with the floors that a measurement adds."""
     return km.open_registry("cpu", levers={}, local_plugins={floor.NAME: floor})
+
+
+@pytest.fixture
+def check(cli: Any) -> Any:
+    """Install a plugin of this source and check it; return the run and its JSON."""
+
+    def check(text: str, *options: object, name: str = "acme") -> Any:
+        cli.install(text, name)
+        ran = cli("plugin", "check", name, "--format", "json", *options)
+        assert ran.code in (0, 1), ran.err
+        assert ran.code == int(ran.json["verdict"] == "refused")
+        return ran.json
+
+    return check

@@ -1,29 +1,14 @@
-import importlib.util
-import sys
-from pathlib import Path
+import importlib
 from types import ModuleType
 
 import pytest
 from kernel_muster.registry.backends.cache import BuildCache
 
 
-def _module(name: str) -> ModuleType:
-    """Import a module beside this one, for all tests: their folders are no packages."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_module("host_kernels")
-
-
 @pytest.fixture(scope="session")
 def machine_code() -> ModuleType:
     """Return what reads machine code."""
-    return _module("machine_code")
+    return importlib.import_module("machine_code")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The host's kernels as tests call them, and the arrays that they are given; conftest.py makes it importable."""
+"""The host's kernels as tests call them, and the arrays that they are given."""
 
 import ml_dtypes
 import numpy as np

@@ -137,7 +137,10 @@ def test_embedded_interpreter_compiles_itself(builder, make_request, monkeypatch
 
 @pytest.mark.skipif(os.name != "posix", reason="the stand-in for an interpreter is a script")
 @pytest.mark.parametrize("text", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho usage: engine\n", "no program"])
-def test_executable_that_is_no_python_is_tried_once(builder, make_request, tmp_path, monkeypatch, text):
+def test_executable_that_is_no_python_is_tried_once_and_logged(
+    builder, make_request, tmp_path, monkeypatch, caplog, text
+):
+    caplog.set_level("INFO", "kernel_muster")
     script = tmp_path / "python-engine"
     script.write_text(text)
     script.chmod(0o700)
@@ -146,6 +149,7 @@ def test_executable_that_is_no_python_is_tried_once(builder, make_request, tmp_p
     assert compilers.compile(work, builder.toolkit) == compile_cubin(work, builder.toolkit)
     monkeypatch.setattr(subprocess, "Popen", None)
     assert compilers.compile(work, builder.toolkit).cubin
+    assert [record.message for record in caplog.records].count("compilers.none") == 1
 
 
 def test_interrupted_process_is_ended_and_not_asked_again(compile_with, compilers, monkeypatch):
