@@ -29,7 +29,7 @@ from typer.models import ArgumentInfo
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
-from excerpts import EXCERPTS, excerpt  # noqa: E402  (a neighbour, not an installed module)
+from excerpts import EXCERPTS, excerpt  # noqa: E402  (neighbours, not installed modules)
 
 _PART = re.compile(r"<!-- generated: (\S+) -->\n(.*?)<!-- end generated -->\n", re.DOTALL)
 _DOES = {"refuse": "refuses", "warn": "warns", "note": "notes"}
