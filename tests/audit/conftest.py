@@ -18,6 +18,7 @@ from kernel_muster.audit.replay import replay
 from kernel_muster.audit.report import FindingRow, Report
 from kernel_muster.audit.trace import parse_trace
 from kernel_muster.registry.findings import CODES
+from kernel_muster.registry.keys import parse_key
 
 BUILT_IN = tuple(e.name for e in distribution("kernel-muster").entry_points if e.group == "kernel_muster.v1")
 _SERIAL = count()
@@ -216,3 +217,9 @@ def rows() -> Callable[[Iterable[FindingRow]], list[tuple[object, ...]]]:
         return sorted((f.code, f.subject, f.where, f.layers, f.explains) for f in findings)
 
     return rows
+
+
+@pytest.fixture(scope="module")
+def handle_of() -> Callable[[object], km.Handle]:
+    session = km.open_registry("cpu", levers={})._session
+    return lambda key: session.handle_of(parse_key(str(key)))

@@ -1,18 +1,15 @@
 """For every finding code: a boot that passes, one that trips exactly it, and the replay of the latter."""
 
-import importlib.util
 import re
-import sys
 from collections.abc import Iterable
 from datetime import date
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.findings import CODES, PROFILES
+from scenarios import SCENARIOS
 
 #: The codes of docs/findings/README.md, written down a second time: severity when serving / qualifying.
 SEVERITIES = {
@@ -46,19 +43,6 @@ OUT_OF_SCOPE = {
     "LATE_COMPILE": COMPILES,
     "CACHE_NOT_KEPT": COMPILES,
 }
-
-
-def scenarios() -> ModuleType:
-    """Return how codes arise; the folders of tests are no packages."""
-    spec = importlib.util.spec_from_file_location("scenarios", Path(__file__).with_name("scenarios.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCENARIOS = scenarios().SCENARIOS
 
 
 def the(scenario: Any, findings: Iterable[FindingRow]) -> FindingRow:

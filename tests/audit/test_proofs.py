@@ -1,45 +1,17 @@
 """Proofs: for each code a kernel that is really broken in that way and in no other, and a good one that passes."""
 
-import gc
 import json
-import threading
-import time
-import weakref
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit import proofs
 from kernel_muster.audit.proofs import host_memory, prove
-from kernel_muster.registry import stuck
-from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.keys import parse_key
-from kernel_muster.registry.watch import Worker
 from numpy.lib.stride_tricks import as_strided
+from sums import LONGEST, ONE, backwards, good, raises, run, total
 
 TILE = 8
-ROWS = {"empty": 0, "one": 1, "tiles": 16, "odd": 21}
-LONGEST = 5  # terms of a sum: twice the roundings of one order bound the distance of two
-SUM = km.Tolerance(2 * LONGEST * 2.0**-24, 2 * LONGEST * 2.0**-24, "LONGEST FP32 additions of terms below 1")
-
-
-def total(x, order):
-    """Add columns in an order, in FP32."""
-    out = x[:, order[0]].copy()
-    for column in order[1:]:
-        out += x[:, column]
-    return out
-
-
-def good(x, scratch, out):
-    out[...] = total(x, range(x.shape[1]))
-
-
-def backwards(x, scratch, out):
-    out[...] = total(x, range(x.shape[1] - 1, -1, -1))
 
 
 def almost_parallel(x, scratch, out):
@@ -80,10 +52,6 @@ def depends_on_the_run(x, scratch, out):
     (good if next(ROUND) % 2 else backwards)(x, scratch, out)
 
 
-def raises(x, scratch, out):
-    raise RuntimeError("no such stream")
-
-
 def leaves(x, scratch, out):
     raise SystemExit(0)
 
@@ -95,42 +63,6 @@ class Speechless(Exception):
 
 def says_nothing(x, scratch, out):
     raise Speechless
-
-
-def contract(name="acme_sum", most=None, **more):
-    params = (
-        km.TensorParam("x", "f32", ("M", "K")),
-        km.TensorParam("scratch", "f32", ("M",), role="in", optional=True),
-        km.TensorParam("out", "f32", ("M",), role="out"),
-    )
-    return km.Contract(
-        name,
-        "out = sum of each row",
-        km.Signature(params, limits=(("M", most),) if most else ()),
-        lambda arguments, dims: {"out": arguments["x"].astype(np.float64).sum(axis=1)},
-        tuple(
-            km.Case(n, {"M": m, "K": LONGEST})
-            for n, m in (("empty", 0), ("one", 1), ("tiles", 16), ("odd", 21))
-            if not most or m <= most
-        ),
-        SUM,
-        **{"inputs": lambda dims, rng: {"x": rng.random((dims["M"], dims["K"]), np.float32), "scratch": None}, **more},
-    )
-
-
-def run(world, function=good, others=(), stage="proven", **options):
-    """Boot with a kernel and ask for it; ``others`` are (key, contract, function)."""
-    offers = [("acme::sum", options.pop("contract", contract()), function, options)]
-    offers += [(*other, {}) for other in others]
-    contracts = {made.name: made for _, made, _, _ in offers}
-    kernels = [
-        world.spec(key, contract=made.name, backend=km.PythonKernel(run), **more) for key, made, run, more in offers
-    ]
-    plugin = world.plugin("acme_plugin", kernels=kernels, contracts=list(contracts.values()))
-    return world.run(world.ask(*(key for key, *_ in offers)), {"acme": plugin}, stage=stage)
-
-
-ONE = ("acme::sum_one", contract("acme_sum_one", most=1), good)
 
 
 def wrong_the_second_time(x, scratch, out):
@@ -305,261 +237,11 @@ def test_replay_of_a_proof_says_that_it_proved_nothing(world):
     assert [f.code for f in outcome.replay(stage="proven").findings] == ["UNCHECKED"]
 
 
-# claims of bit identity
-
-
-def test_claim_that_holds_row_by_row_is_proven(world):
-    assert run(world, good, [ONE], bit_identical_to=("acme::sum_one",)).report.stage_reached == "proven"
-
-
-def test_claim_with_another_order_is_broken(world):
-    outcome = run(world, backwards, [ONE], bit_identical_to=("acme::sum_one",))
-    assert outcome.codes == ["BIT_IDENTITY_BROKEN"]
-    assert "the bits of out are not those of acme::sum_one" in outcome.finding("BIT_IDENTITY_BROKEN").why
-
-
-def mean_rows(x, out):
-    out[...] = total(x, range(x.shape[1])) / np.float32(x.shape[1])
-
-
-def means(scale=1.0):
-    """A contract of other parameters: the sum by way of the mean, if it says so."""
-
-    def by_rows(run, arguments, dims):
-        x, out = arguments["x"], arguments["out"]
-        rows = [run({"x": x[row : row + 1], "out": out[row : row + 1]}) for row in range(dims["M"])]
-        whole = np.concatenate([out[:0], *(row["out"] for row in rows)])
-        return {"out": whole * np.float32(4 * scale)}
-
-    return by_rows
-
-
-MEAN = (
-    "acme::mean",
-    km.Contract(
-        "acme_mean",
-        "out = mean of each row",
-        km.Signature(
-            (km.TensorParam("x", "f32", ("M", "K")), km.TensorParam("out", "f32", ("M",), role="out")),
-            limits=(("M", 1),),
-        ),
-        lambda arguments, dims: {"out": arguments["x"].astype(np.float64).mean(axis=1)},
-        (km.Case("four", {"M": 1, "K": 4}),),
-        SUM,
-    ),
-    mean_rows,
-)
-
-
-def of_four(**more):
-    made = contract(**more)
-    return replace(made, cases=tuple(km.Case(c.name, {**c.dims, "K": 4}) for c in made.cases))
-
-
-def test_claim_on_other_parameters_is_checked_as_the_contract_says(world):
-    claim = {"bit_identical_to": ("acme::mean",)}
-    holds = run(world, good, [MEAN], contract=of_four(by_rows={"acme_mean": means()}), **claim)
-    assert (holds.codes, holds.report.stage_reached) == ([], "proven")
-    broken = run(world, good, [MEAN], contract=of_four(by_rows={"acme_mean": means(1 + 2**-23)}), **claim)
-    assert broken.codes == ["BIT_IDENTITY_BROKEN"]
-
-
-@pytest.mark.parametrize(
-    ("others", "name", "more", "said"),
-    [
-        ([MEAN], "acme::mean", {}, "does not say how kernels of acme_mean make its outputs"),
-        ([], "acme::gone", {}, "it claims the bits of acme::gone, which nothing serves on this target"),
-        ([MEAN], "acme::mean", {"by_rows": {"acme_mean": lambda run, arguments, dims: run({})}}, "missing x, out"),
-        ([MEAN], "acme::mean", {"by_rows": {"acme_mean": lambda run, arguments, dims: 1 / 0}}, "ZeroDivisionError"),
-        ([("acme::sum_one", contract("acme_sum_one", most=1), raises)], "acme::sum_one", {}, "no such stream"),
-    ],
-)
-def test_claim_that_cannot_be_checked_is_reported_and_not_proven(world, others, name, more, said):
-    outcome = run(world, good, [], contract=of_four(**more), bit_identical_to=(name,)) if not others else None
-    outcome = outcome or run(world, good, others, contract=of_four(**more), bit_identical_to=(name,))
-    (finding,) = [f for f in outcome.report.findings if f.subject == "acme::sum"]
-    assert (finding.code, finding.severity) == ("UNCHECKED", "warn")
-    assert said in finding.why
-    assert {row.key: row.stage for row in outcome.report.kernels}["acme::sum"] == "loaded"
-
-
-def test_output_that_the_other_way_does_not_make_is_broken(world):
-    made = contract(by_rows={"acme_sum_one": lambda run, arguments, dims: {}})
-    outcome = run(world, good, [ONE], contract=made, bit_identical_to=("acme::sum_one",))
-    assert outcome.codes == ["BIT_IDENTITY_BROKEN"]
-
-
-def test_malformed_by_rows_is_a_bad_spec(world):
-    outcome = run(world, contract=contract(by_rows={"acme_sum_one": "row by row"}), stage=None)
-    assert outcome.codes == ["BAD_SPEC"]
-
-
-# the built-in claims
-
-CATALOG = discover()
-CLAIMING = sorted(r.spec.key for r in CATALOG.kernels if r.spec.bit_identical_to and r.spec.archs == ("cpu",))
-STEPWISE = [key for key in CLAIMING if key.startswith(("gated_delta_rule", "causal_conv1d"))]
-
-
-@pytest.fixture(scope="module")
-def handle_of():
-    session = km.open_registry("cpu", levers={})._session
-    return lambda key: session.handle_of(parse_key(str(key)))
-
-
-def test_built_in_claims_on_forms_of_several_rows_are_there():
-    names = ("chunk2", "chunk3", "decode_strided", "verify_n")
-    assert {f"gated_delta_rule::gated_delta_rule_{name}" for name in names} < set(STEPWISE)
-    assert "causal_conv1d::causal_conv1d_verify_n" in STEPWISE
-
-
-@pytest.mark.parametrize("key", STEPWISE)
-def test_built_in_claim_on_a_state_holds_and_breaks_with_one_bit(handle_of, key):
-    handle = handle_of(key)
-    assert [f for result in prove(handle, host_memory(), handle_of) for f in result.findings] == []
-
-    def other_bits(name):
-        def changed(**arguments):
-            handle.spec.backend.function(**arguments)
-            bits = arguments[name].reshape(-1).view(f"u{arguments[name].itemsize}")
-            bits[-1:] ^= 1
-
-        return changed
-
-    for param in handle.contract.signature.outputs:
-        spec = replace(handle.spec, backend=km.PythonKernel(other_bits(param.name)))
-        loose = km.Tolerance(1e9, 1e9, "bits alone are under test")
-        made = replace(
-            handle.contract,
-            tolerance=loose,
-            output_tolerances={},
-            cases=tuple(replace(c, tolerance=loose) for c in handle.contract.cases),
-        )
-        broken = km.Handle(handle.key, spec, made, handle.provider, handle._runner)
-        codes = {f.code for result in prove(broken, host_memory(), handle_of) for f in result.findings}
-        assert codes == {"BIT_IDENTITY_BROKEN"}, param.name
-
-
 def test_report_of_a_failed_proof_is_plain_json(world):
     from kernel_muster.audit.render_json import render_json
 
     report = json.loads(render_json(run(world, almost_parallel).report))
     assert report["findings"][0]["code"] == "NUMERICS_FAILED"
-
-
-def test_device_that_stops_ends_the_proofs(handle_of):
-    def dead():
-        raise RuntimeError("cudaErrorIllegalAddress")
-
-    memory = replace(host_memory(), wait=dead)
-    (result,) = prove(handle_of("silu::silu_mul"), memory, handle_of)
-    assert result.is_last
-    assert result.findings[0].code == "OUT_OF_BOUNDS"
-    assert "kernels after this one are not proven" in result.findings[0].why
-
-
-# what does not end
-
-
-def test_host_kernel_that_does_not_end_has_not_passed_and_hides_no_other(world, monkeypatch):
-    monkeypatch.setattr("kernel_muster.audit.checking.CASE_S", 0.5)
-    is_over = threading.Event()
-
-    def loops(x, out):
-        while not is_over.is_set():
-            time.sleep(0.01)
-
-    kernels = [world.spec("acme::a", backend=km.PythonKernel(loops)), world.spec("acme::b")]
-    plugins = {"acme": world.plugin(kernels=kernels)}
-    try:
-        outcome = world.run(world.ask("acme::a", "acme::b"), plugins, stage="proven")
-    finally:
-        is_over.set()
-    (found,) = outcome.report.findings
-    assert (found.code, found.subject, found.severity) == ("NUMERICS_FAILED", "acme::a", "refuse")
-    assert found.why == "case one: it was still running after 0.5 s, and other cases were not tried"
-    assert "in loops" in found.log
-    assert {row.key: row.stage for row in outcome.report.kernels} == {"acme::a": "loaded", "acme::b": "proven"}
-
-
-@pytest.fixture
-def device(monkeypatch):
-    """Stand in for a device: what a hanging kernel has launched ends when the test does, and no earlier."""
-    monkeypatch.setattr("kernel_muster.audit.checking.CASE_S", 0.5)
-    monkeypatch.setattr(stuck, "_STUCK", {})
-    monkeypatch.setattr(stuck, "_KEPT", [])
-    is_over, launched, entered = threading.Event(), [], []
-
-    def wait():
-        if launched:
-            is_over.wait()
-
-    worker = Worker(lambda: entered.append(threading.get_ident()))
-    memory = replace(host_memory(), wait=wait, watched=worker.watched, device=3)
-    monkeypatch.setattr(proofs, "host_memory", lambda: memory)
-    yield SimpleNamespace(launched=launched, entered=entered, memory=memory)
-    is_over.set()
-
-
-def hanging(device, then=None):
-    """Return a kernel whose launch does not end, and which may raise after it."""
-
-    def launches(x, out):
-        device.launched.append("x")
-        if then is not None:
-            raise then
-
-    return km.PythonKernel(launches)
-
-
-@pytest.mark.parametrize("then", [None, RuntimeError("its second launch was refused")])
-def test_launch_that_does_not_end_gives_the_device_up_and_the_boot_is_judged(world, device, then):
-    kernels = [world.spec("acme::a"), world.spec("acme::b", backend=hanging(device, then)), world.spec("acme::c")]
-    build = world.ask("acme::a", "acme::b", "acme::c")
-    outcome = world.run(build, {"acme": world.plugin(kernels=kernels)}, stage="proven")
-    assert isinstance(outcome.error, km.BootRefused)
-    assert outcome.codes == ["NUMERICS_FAILED", "UNCHECKED"]
-    failed, unchecked = outcome.finding("NUMERICS_FAILED"), outcome.finding("UNCHECKED")
-    assert (failed.subject, failed.severity) == ("acme::b", "refuse")
-    assert failed.why == "case one: it was still running after 0.5 s, and cuda:3 is given up"
-    assert "in wait" in failed.log
-    assert unchecked.subject == "acme::c"
-    assert unchecked.why.startswith("it was not proven: cuda:3 still runs acme::b, case one, which did not end: ")
-    stages = {"acme::a": "proven", "acme::b": "loaded", "acme::c": "loaded"}
-    assert {row.key: row.stage for row in outcome.report.kernels} == stages
-
-
-def test_thread_of_the_cases_enters_the_device_once_and_first(world, device):
-    world.run(world.ask("acme::a"), {"acme": world.acme("acme::a")}, stage="proven")
-    assert len(device.entered) == 1
-    assert threading.get_ident() not in device.entered
-
-
-def test_what_holds_memory_of_a_stuck_device_is_kept(world, device):
-    class Model:
-        pass
-
-    def serves():
-        model = Model()
-        outcome = world.run(world.ask("acme::b"), {"acme": acme}, stage="proven")
-        return weakref.ref(model), outcome.error is not None
-
-    acme = world.plugin(kernels=[world.spec("acme::b", backend=hanging(device))])
-    held, was_refused = serves()
-    assert was_refused
-    assert held() is not None
-    stuck._KEPT.clear()
-    gc.collect()
-    assert held() is None
-
-
-def test_device_that_is_stuck_gets_no_other_case(handle_of, device):
-    stuck.mark_stuck(3, "acme::b, case one")
-    (result,) = prove(handle_of("silu::silu_mul"), device.memory, handle_of)
-    assert [finding.code for finding in result.findings] == ["UNCHECKED"]
-    assert device.entered == []
-    others = replace(device.memory, device=4)
-    assert [f for result in prove(handle_of("silu::silu_mul"), others, handle_of) for f in result.findings] == []
 
 
 def test_each_case_is_named_before_it_runs(handle_of):
