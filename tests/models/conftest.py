@@ -1,22 +1,24 @@
 """Fixtures of the model tests: the really installed families, a session a test, and a float64 reference."""
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import reference_model
+from engines import SIZES, Make
 from kernel_muster.models.build import build_from_dims
+from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.dims import AttentionDims, DrafterDims, GdnDims, ModelDims, MoeDims, RopeDims, YarnDims
 from kernel_muster.models.drafter import Drafter, drafter_from_dims
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.model import Model
 from kernel_muster.models.scratch import Scratch, ScratchPlan
+from kernel_muster.models.state import StateSizes
 from kernel_muster.models.weights import GivenWeights, PlanOnly, SyntheticWeights
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.catalog import Catalog
@@ -136,12 +138,7 @@ def asked() -> Callable[[Lookups], dict[str, LookupRow]]:
 @pytest.fixture(scope="session")
 def reference() -> ModuleType:
     """Return the float64 implementation of the architecture."""
-    spec = importlib.util.spec_from_file_location("reference_model", Path(__file__).parent / "reference_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return reference_model
 
 
 class DecisiveWeights(SyntheticWeights):
@@ -231,3 +228,16 @@ def tiny_drafter(
         return drafter_from_dims(TINY_DRAFTER, Lookups(session), drafter_weights, tiny(kind), 64)
 
     return make
+
+
+@pytest.fixture
+def engine_of(tiny: Make) -> Iterator[Callable[..., DecodeEngine]]:
+    made: list[DecodeEngine] = []
+
+    def make(kind: str, sizes: StateSizes = SIZES, max_context: int | None = 64) -> DecodeEngine:
+        made.append(DecodeEngine(tiny(kind), sizes, max_context))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
