@@ -1,12 +1,9 @@
 """Every device kernel of every built-in family against its contract, on a real device: registering is testing."""
 
-import importlib
-import pkgutil
-
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster import plugins
+from families import MODULES
 from kernel_muster.audit.checking import CASE_S
 from kernel_muster.audit.proofs import device_memory, prove
 from kernel_muster.plugins.sampling.cpu import sample_top_k_top_p
@@ -17,10 +14,6 @@ from kernel_muster.registry.weights import Bf16Weight
 
 pytestmark = pytest.mark.gpu
 
-FAMILIES = sorted(
-    module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg and module.name[0] != "_"
-)
-MODULES = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in FAMILIES]
 KEYS = sorted({spec.key for module in MODULES for spec in module.muster_kernels() if is_device_backend(spec.backend)})
 
 

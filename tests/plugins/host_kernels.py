@@ -2,36 +2,13 @@
 
 import ml_dtypes
 import numpy as np
+from families import CONTRACTS, SPECS
 from hypothesis import strategies as st
-from kernel_muster.plugins import (
-    causal_conv1d,
-    gated_delta_rule,
-    kv_cache,
-    norm,
-    paged_decode,
-    prefill_paged,
-    rope,
-    ssm_preprocess,
-    w4a16_gemv,
-)
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.specs import Provider
 
 BF16 = ml_dtypes.bfloat16
-FAMILIES = (
-    causal_conv1d,
-    gated_delta_rule,
-    kv_cache,
-    norm,
-    paged_decode,
-    prefill_paged,
-    rope,
-    ssm_preprocess,
-    w4a16_gemv,
-)
-CONTRACTS = {contract.name: contract for family in FAMILIES for contract in family.muster_contracts()}
-SPECS = {spec.key: spec for family in FAMILIES for spec in family.muster_kernels() if "cpu" in spec.archs}
 
 
 def kernel(func, module=None):

@@ -1,14 +1,12 @@
 """Every host kernel of every built-in family against its contract: registering a kernel is testing it."""
 
 import dataclasses
-import importlib
 import math
-import pkgutil
 from importlib.metadata import entry_points
 
 import numpy as np
 import pytest
-from kernel_muster import plugins
+from families import CONTRACTS, FAMILIES, MODULES, SPECS
 from kernel_muster.registry.contracts import Case, Contract, Tolerance
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.handles import Handle
@@ -16,12 +14,6 @@ from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, dim_symbols
 from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel
 
-FAMILIES = sorted(
-    module.name for module in pkgutil.iter_modules(plugins.__path__) if module.ispkg and module.name[0] != "_"
-)
-MODULES = [importlib.import_module(f"kernel_muster.plugins.{family}") for family in FAMILIES]
-CONTRACTS = {contract.name: contract for module in MODULES for contract in module.muster_contracts()}
-SPECS = {spec.key: spec for module in MODULES for spec in module.muster_kernels() if "cpu" in spec.archs}
 # Cases that are there for a device's many tiles: host kernels go row by row and take no other path for them, only time.
 LARGEST_HOST_CASE = 2e7
 _WORK = (

@@ -9,16 +9,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.plugins import (
-    causal_conv1d,
-    gated_delta_rule,
-    kv_cache,
-    paged_decode,
-    prefill_paged,
-    rope,
-    sampling,
-    ssm_preprocess,
-)
+from families import CONTRACTS, SPECS
 from kernel_muster.registry.handles import Handle
 from kernel_muster.registry.running import HostRunner
 from kernel_muster.registry.specs import Provider
@@ -28,18 +19,7 @@ functional = torch.nn.functional
 
 pytestmark = pytest.mark.oracle
 
-FAMILIES = (
-    causal_conv1d,
-    gated_delta_rule,
-    kv_cache,
-    paged_decode,
-    prefill_paged,
-    rope,
-    sampling,
-    ssm_preprocess,
-)
-CONTRACTS = {contract.name: contract for family in FAMILIES for contract in family.muster_contracts()}
-SPECS = {spec.contract: spec for family in FAMILIES for spec in family.muster_kernels() if "cpu" in spec.archs}
+BY_CONTRACT = {spec.contract: spec for spec in SPECS.values()}
 HEADS = ("key_heads", "key_dim", "value_heads", "value_dim")
 
 
@@ -49,7 +29,7 @@ def wide(array):
 
 def launched(name, arguments):
     """Run a kernel on copies of the arguments and return all of them."""
-    contract, spec = CONTRACTS[name], SPECS[name]
+    contract, spec = CONTRACTS[name], BY_CONTRACT[name]
     mine = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()}
     Handle(spec.kernel_key, spec, contract, Provider("test", "test", "1"), HostRunner())(**mine)
     return mine
