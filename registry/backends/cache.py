@@ -17,7 +17,6 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock, Timeout
 from kernel_muster.registry.backends.request import Compiled
-from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
 
 # Part of the magic: another layout of the file never reads as this one.
@@ -26,11 +25,6 @@ _HEAD = struct.Struct(f"<{len(_MAGIC)}s32s32sQ")  # magic, key, digest of the re
 DEFAULT_MAX_BYTES = 1 << 29
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _POLL_SECONDS = 0.01
-_REMEDY = "set MUSTER_CACHE_DIR to a folder that only this user can write to (chmod 700)"
-
-
-class CacheRefused(UsageError):
-    """The cache folder cannot be trusted or used; the message says why and what to do."""
 
 
 def cache_key(parts: Iterable[bytes]) -> str:
@@ -48,24 +42,19 @@ def default_cache_dir() -> Path:
 
 
 class BuildCache:
-    """Compiled code by key in a folder of the user's own; CacheRefused if it is anybody else's too.
+    """Compiled code by key in a folder of the user's own.
 
-    ``problems`` collects what kept an entry from being stored (a full disk): the build itself does not fail for it, and
-    ``findings`` tells it.
+    A folder that cannot be made, or that others can write to, is neither read nor written: its code would run with
+    this process's rights. ``problems`` collects what kept an entry from being stored, also a full disk: no build fails
+    for it, and ``findings`` tells it.
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.folder = (default_cache_dir() if folder is None else Path(folder)).absolute()
         self.max_bytes = max_bytes
         self.problems: list[str] = []
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.folder / "locks").mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            why = f"it cannot be made: {_why_not_made(self.folder, error)}"
-            raise CacheRefused(f"cache folder {self.folder}: {why}: {_REMEDY}") from None
-        for folder in (self.folder, self.folder / "locks"):
-            _check_owner(folder)
+        self.unusable = _unusable(self.folder)
+        self._unkept: dict[str, Compiled] = {}
 
     def findings(self) -> tuple[Finding, ...]:
         """Return one finding for all that could not be stored."""
@@ -73,15 +62,18 @@ class BuildCache:
             return ()
         count = len(self.problems)
         what = "1 compiled source was" if count == 1 else f"{count} compiled sources were"
-        why = f"{what} not kept, and will be compiled again in the next boot; the first {self.problems[0]}"
-        remedies = (
-            "free space in the folder, or make it writable for this user",
-            "or name another folder: MUSTER_CACHE_DIR=FOLDER",
-        )
+        cause = f"the folder is not used: {self.unusable}" if self.unusable else f"the first {self.problems[0]}"
+        why = f"{what} not kept, and will be compiled again in the next boot; {cause}"
+        first = "free space in the folder, or make it writable for this user"
+        if self.unusable:
+            first = "make it a folder that only this user can write to (chmod 700)"
+        remedies = (first, "or name another folder: MUSTER_CACHE_DIR=FOLDER")
         return (Finding("CACHE_NOT_KEPT", str(self.folder), why, remedies=remedies),)
 
     def get(self, key: str) -> Compiled | None:
         """Return what is stored under a key and mark it as used; None if there is nothing or it is damaged."""
+        if self.unusable:
+            return self._unkept.get(key)
         path = self._path(key)
         data = _read_own(path)
         compiled = None if data is None else _decode(key, data)
@@ -98,6 +90,10 @@ class BuildCache:
         """
         if (found := self.get(key)) is not None:
             return found, True
+        if self.unusable:
+            compiled = self._unkept[key] = build()
+            self.problems.append(self.unusable)
+            return compiled, False
         lock = FileLock(self._lock(key), poll_interval=_POLL_SECONDS)
         try:
             lock.acquire()
@@ -166,25 +162,29 @@ class BuildCache:
         return True
 
 
-def _check_owner(folder: Path) -> None:
-    status = folder.stat()
+def _unusable(folder: Path) -> str:
+    """Make a cache's folders, and return why they are not to be used; nothing if they are."""
+    try:
+        for part in (folder, folder / "locks"):
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if why := _not_own(part.stat()):
+                return why
+    except FileExistsError as error:
+        return f"{error.filename or folder} is there and is no folder"
+    except OSError as error:
+        return f"it cannot be made: {error.strerror or error}"
+    return ""
+
+
+def _not_own(status: os.stat_result) -> str:
     if not hasattr(os, "geteuid"):
-        return
+        return ""
     if status.st_uid != os.geteuid():
-        raise CacheRefused(_refusal(folder, f"it belongs to user {status.st_uid}, expected {os.geteuid()}"))
+        return f"it belongs to user {status.st_uid}, expected {os.geteuid()}"
     if status.st_mode & _WRITABLE_BY_OTHERS:
         mode = stat.filemode(status.st_mode)
-        raise CacheRefused(_refusal(folder, f"others may write to it ({mode})"))
-
-
-def _why_not_made(folder: Path, error: OSError) -> str:
-    if isinstance(error, FileExistsError):
-        return f"{error.filename or folder} is there and is no folder"
-    return error.strerror or str(error)
-
-
-def _refusal(folder: Path, why: str) -> str:
-    return f"cache folder {folder}: {why}; kernels from it would run with this process's rights: {_REMEDY}"
+        return f"others may write to it ({mode}), and its code would run with this process's rights"
+    return ""
 
 
 def _read_own(path: Path) -> bytes | None:

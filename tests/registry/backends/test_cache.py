@@ -1,6 +1,7 @@
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_muster.registry.backends.cache import BuildCache, CacheRefused, cache_key, default_cache_dir
+from kernel_muster.registry.backends.cache import BuildCache, cache_key, default_cache_dir
 from kernel_muster.registry.backends.request import Compiled
 
 GOOD = Compiled(b"\x7fELF" + bytes(range(256)) * 3, "ptxas info: \N{GREEK SMALL LETTER MU} fine")
@@ -37,6 +38,23 @@ def cache(tmp_path) -> BuildCache:
 
 def _entry(cache: BuildCache, key: str = KEY) -> Path:
     return cache.folder / f"{key}.cubin"
+
+
+def unused(folder: Path, why: str) -> None:
+    """See that a cache there builds each key once, leaves nothing, and says why."""
+    before = sorted(folder.rglob("*")) if folder.is_dir() else []
+    cache, build = BuildCache(folder), Counted()
+    assert cache.findings() == ()
+    assert [cache.get_or_build(KEY, build) for _ in range(2)] == [(GOOD, False), (GOOD, True)]
+    assert build.count == 1
+    assert [path for path in before if path.suffix] == [path for path in sorted(folder.rglob("*")) if path.suffix]
+    (found,) = cache.findings()
+    assert (found.code, found.subject) == ("CACHE_NOT_KEPT", str(folder))
+    assert found.why.startswith(
+        "1 compiled source was not kept, and will be compiled again in the next boot; the folder is not used: "
+    )
+    assert why in found.why
+    assert found.remedies[-1] == "or name another folder: MUSTER_CACHE_DIR=FOLDER"
 
 
 def test_key_tells_apart_what_concatenates_to_the_same_text():
@@ -102,34 +120,39 @@ def test_entry_that_is_a_link_or_a_pipe_is_not_used(cache, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_belongs_to_another_user_is_refused(tmp_path):
+def test_what_belongs_to_another_user_is_not_used(tmp_path):
     cache = BuildCache(tmp_path / "cache")
     cache.get_or_build(KEY, Counted())
     os.chown(_entry(cache), 12345, 12345)
     assert cache.get(KEY) is None
     os.chown(cache.folder, 12345, 12345)
-    with pytest.raises(CacheRefused, match="it belongs to user 12345, expected 0"):
-        BuildCache(cache.folder)
+    unused(cache.folder, "it belongs to user 12345, expected 0")
 
 
 @pytest.mark.parametrize("part", ["", "locks"])
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o722])
-def test_folder_that_others_can_write_to_is_refused(tmp_path, mode, part):
+def test_folder_that_others_can_write_to_is_not_used(tmp_path, mode, part):
     (tmp_path / "cache" / part).mkdir(parents=True)
     (tmp_path / "cache" / part).chmod(mode)
-    with pytest.raises(CacheRefused, match=r"others may write to it .*set MUSTER_CACHE_DIR"):
-        BuildCache(tmp_path / "cache")
+    unused(tmp_path / "cache", f"others may write to it ({stat.filemode(stat.S_IFDIR | mode)}), and its code would run")
+
+
+def test_what_lies_in_a_folder_of_others_is_not_read(tmp_path):
+    cache = BuildCache(tmp_path / "cache")
+    cache.get_or_build(KEY, lambda: Compiled(b"planted", ""))
+    cache.folder.chmod(0o777)
+    assert BuildCache(cache.folder).get(KEY) is None
+    assert BuildCache(cache.folder).get_or_build(KEY, Counted()) == (GOOD, False)
 
 
 def test_folder_is_made_for_this_user_only(tmp_path):
     assert (BuildCache(tmp_path / "a" / "b").folder.stat().st_mode & 0o777) == 0o700
 
 
-def test_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_folder_that_cannot_be_made_is_not_used(tmp_path):
     (tmp_path / "file").write_text("")
-    for folder, why in (("file/cache", "Not a directory"), ("file", f"{tmp_path}/file is there and is no folder")):
-        with pytest.raises(CacheRefused, match=f"it cannot be made: {why}: set MUSTER_CACHE_DIR to a folder"):
-            BuildCache(tmp_path / folder)
+    unused(tmp_path / "file" / "cache", "it cannot be made: Not a directory")
+    unused(tmp_path / "file", f"{tmp_path}/file is there and is no folder")
 
 
 def test_default_folder_is_the_users_own(monkeypatch, tmp_path):
