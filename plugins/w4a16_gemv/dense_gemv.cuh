@@ -3,7 +3,7 @@
 //   out[m, n] = BF16(sum_k x[m, k] * weight[n, k])
 //
 // Weights [N, K] row-major are the A operand of mma.sync.m16n8k16 as they are: lane (g, t) reads 32 contiguous bytes of
-// rows g and g + 8, and the same k of x. K is shared in blocks of 64 by warps in turn; a warp adds on four sums, these are
+// rows g and g + 8, and the same k of x, or the other way round. K is shared in blocks of 64 by warps in turn; a warp adds on four sums, these are
 // added in a fixed order, and so are those of the warps, the same for any M: rows do not depend on each other.
 #pragma once
 #include "ahead.cuh"
@@ -27,7 +27,7 @@ using Few = Many;
 #endif
 
 struct Rows16 {
-    uint4 low[2], high[2];  // 16 k of row g, of row g + 8
+    uint4 low[2], high[2];  // 16 k of row g, of row g + 8: A
 };
 
 // x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on, are zeros.
@@ -43,16 +43,16 @@ __device__ __forceinline__ void load_rows(uint4 (&v)[NT][2], const __nv_bfloat16
 }
 
 template <int NT>
-__device__ __forceinline__ void multiply(float (&c)[4][NT][4], const Rows16& w, const uint4 (&x)[NT][2]) {
-    const u32 a[4][4] = {{w.low[0].x, w.high[0].x, w.low[0].y, w.high[0].y},
-                         {w.low[0].z, w.high[0].z, w.low[0].w, w.high[0].w},
-                         {w.low[1].x, w.high[1].x, w.low[1].y, w.high[1].y},
-                         {w.low[1].z, w.high[1].z, w.low[1].w, w.high[1].w}};
+__device__ __forceinline__ void multiply(float (&c)[4][NT][4], const Rows16& rows, const uint4 (&b)[NT][2]) {
+    const u32 a[4][4] = {{rows.low[0].x, rows.high[0].x, rows.low[0].y, rows.high[0].y},
+                         {rows.low[0].z, rows.high[0].z, rows.low[0].w, rows.high[0].w},
+                         {rows.low[1].x, rows.high[1].x, rows.low[1].y, rows.high[1].y},
+                         {rows.low[1].z, rows.high[1].z, rows.low[1].w, rows.high[1].w}};
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-        mma_16x8x16(c[0][n], a[0], x[n][0].x, x[n][0].y);
-        mma_16x8x16(c[1][n], a[1], x[n][0].z, x[n][0].w);
-        mma_16x8x16(c[2][n], a[2], x[n][1].x, x[n][1].y);
-        mma_16x8x16(c[3][n], a[3], x[n][1].z, x[n][1].w);
+        mma_16x8x16(c[0][n], a[0], b[n][0].x, b[n][0].y);
+        mma_16x8x16(c[1][n], a[1], b[n][0].z, b[n][0].w);
+        mma_16x8x16(c[2][n], a[2], b[n][1].x, b[n][1].y);
+        mma_16x8x16(c[3][n], a[3], b[n][1].z, b[n][1].w);
     }
 }

@@ -28,7 +28,7 @@ FEW_FEATURES = 512
 #: dense_split.cuh and with mma.sync: 64 x 256 x 2048 5.0, 4.8, 6.0; 64 x 96 x 5120 4.1, 5.5, 7.7; 128 x 96 x 5120 6.6,
 #: 5.6, 7.7.
 GEMV_ROWS, FEW_GEMV_ROWS, GEMV_DEPTH = 16, 64, 16
-_GEMV = ("few_m8", "few_m16", "m8", "m16")
+_GEMV = ("few_n8", "few_n16", "m8", "m16")
 # dense_gemm.cu: rows and features of a tile, and its shared memory.
 _TILES = {"narrow": (32, 64), "spread": (32, 64), "wide": (128, 128), "any": (16, 16)}
 _SHARED_BYTES = 96 * 1024
@@ -103,6 +103,18 @@ def even_tile(form: _Bulk, rows: int, features: int) -> tuple[int, int]:
     return tile_rows, ceil_div(tile_features, VECTOR) * VECTOR
 
 
+def few_form(rows: int, features: int, multiprocessors: int, entries: Entries) -> tuple[str, tuple[int, int, int]]:
+    """Return the entry point and the grid for few features: tiles of 8 where a multiprocessor has one block at most."""
+
+    def form(width: int) -> tuple[str, tuple[int, int, int]]:
+        entry = f"dense_gemv_few_n{width}"
+        cluster = entries[entry].cluster
+        return entry, (ceil_div(features, width) * (cluster[0] if cluster else 1), ceil_div(rows, GEMV_ROWS), 1)
+
+    entry, grid = form(8)
+    return (entry, grid) if grid[0] * grid[1] <= multiprocessors else form(16)
+
+
 def _matrices(bound: Bound) -> tuple[ArrayView, int, ArrayView]:
     """Return x, the distance of its rows in elements, and the weight."""
     x, weight = bound.views["x"], view_of(bound.arguments["w"].values)
@@ -122,19 +134,20 @@ def _plan_gemv(bound: Bound, entries: Entries, has_bulk: bool = False) -> Launch
     if stride % VECTOR:
         raise ContractError(f"x has rows {stride} elements apart, expected a multiple of 8 (16 bytes): copy the slice")
     rows, features, depth = dims["M"], dims["N"], dims["K"]
-    group, tiles, multiprocessors = 8 if rows <= 8 else 16, ceil_div(features, TILE_N), multiprocessors_of(x.device)
+    tiles, multiprocessors = ceil_div(features, TILE_N), multiprocessors_of(x.device)
     # More tiles than fit on the device at a time, where two blocks fit a multiprocessor.
-    if has_bulk and group == 16 and tiles > 2 * multiprocessors and _can_bring(stride, depth):
+    if has_bulk and 8 < rows <= GEMV_ROWS and tiles > 2 * multiprocessors and _can_bring(stride, depth):
         maps = TensorMap(weight, (_BROUGHT.features, _BULK_DEPTH)), TensorMap(x, (rows, _BULK_DEPTH))
         grid = (min(ceil_div(features, _BROUGHT.features), multiprocessors), 1, 1)
         arguments: tuple[Any, ...] = (*maps, bound.views["out"], rows, features, depth)
         return LaunchPlan(
             "dense_gemv_m16_brought", grid, arguments, dynamic_shared_bytes=_BROUGHT.shared_bytes
         )  # fmt: skip
-    entry = f"dense_gemv_{'few_' if features <= FEW_FEATURES else ''}m{group}"
-    cluster = entries[entry].cluster
-    grid = (tiles * (cluster[0] if cluster else 1), ceil_div(rows, group), 1)
-    return LaunchPlan(entry, grid, (weight, x, bound.views["out"], stride, rows, features, depth))
+    arguments = (weight, x, bound.views["out"], stride, rows, features, depth)
+    if features > FEW_FEATURES:
+        return LaunchPlan(f"dense_gemv_m{8 if rows <= 8 else 16}", (tiles, ceil_div(rows, GEMV_ROWS), 1), arguments)
+    entry, grid = few_form(rows, features, multiprocessors, entries)
+    return LaunchPlan(entry, grid, arguments)
 
 
 def _plan_gemm(bound: Bound, entries: Entries, has_bulk: bool = False) -> LaunchPlan:

@@ -1,18 +1,16 @@
-// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, with the same bits for each row. Rows and
-// features that are missing are read as the last ones; their results are not stored.
+// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, or for tiles of 8 features and of 16, with
+// the same bits for each row. Rows and features that are missing are read as the last ones; their results are not stored.
 //
 // ``many``: K is shared by the 8 warps of a block. x is loaded a block of k ahead: of a multiprocessor's few warps all would
 // wait for it. H200, us, without / with: 16 x 4096 x 2048 7.8 / 6.9, 1 x 4096 x 2048 6.9 / 6.5. Grid: ceil(N / 16). More
 // tiles than a device of sm_90a holds at a time, of 16 rows, are for dense_brought.cuh.
 //
 // ``few``: too few features for a device. K is shared by the 4 warps of each of the 8 blocks of a cluster (by 8 warps below
-// sm_90); each block adds up some of the results of all, counted by an mbarrier: a barrier of the cluster would order all
+// sm_90); each block adds up some of the rows of all, counted by an mbarrier: a barrier of the cluster would order all
 // memory of the device, too. Such a kernel takes as long as one of its warps has instructions: nothing is cleared that is
-// loaded, and all of K up to 6144 is on its way at once. Grid: ceil(N / 16) clusters, groups of rows.
-// Figures (H200, us, one row and 16): 96 x 5120 2.33, 2.78; 64 x 2048 1.88, 2.16. With K shared by 4 blocks of 8 warps 2.71,
-// 3.51; groups of 8 rows 2.33, 2.82; by bulk tensor copies 2.36, 2.80.
-// Beside 2.53, 2.98 and, of 16 x 256 x 2048, 2.63 in another run: K shared by 5 warps a block 2.47, 2.88, 2.72; by 8 2.59,
-// 3.21, 2.96; by 10 2.42, 2.90, 3.26; lanes that have two runs of 8 k, so that a load takes whole sectors, 2.53, 2.91, 2.63.
+// loaded, and all of K up to 6144 is on its way at once. x is the A operand, so that a tile may be of 8 features: half of
+// what a multiprocessor reads of the weight, and 16 rows take no more instructions than one. Which operand is which changes
+// no bit. Grid: ceil(N / features of a tile) clusters, groups of 16 rows.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
@@ -23,7 +21,13 @@
 #define FEW_CLUSTER
 #endif
 
-constexpr int WIDTH = TILE_N + 4;  // of a row of sums, so that lanes meet no bank twice
+constexpr int WIDTH = TILE_N + 4;  // of a row of sums of ``many``, so that lanes meet no bank twice
+
+// An address that is added up once.
+__device__ __forceinline__ const uint4* opaque(const __nv_bfloat16* p) {
+    asm volatile("" : "+l"(p));
+    return reinterpret_cast<const uint4*>(p);
+}
 
 __device__ __forceinline__ Rows16 load_features(const u8* low, const u8* high) {
     Rows16 v;
@@ -43,12 +47,14 @@ __device__ __forceinline__ void put_sums(const float (&c)[4][NT][4], Place place
             place(n * 8 + 2 * t + (i & 1), g + 8 * (i >> 1)) = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
 }
 
-template <int NT>
+template <int GROUPS>
 __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* x,
                                          __nv_bfloat16* __restrict__ out, int x_stride, int all_rows, int N, int K) {
-    constexpr int ROWS = NT * 8, STEP = Few::RANKS * Few::WARPS * BLOCK_K, STEP_BYTES = STEP * 2;
-    __shared__ __align__(16) float partial[Few::WARPS][ROWS][WIDTH];
-    __shared__ __align__(16) float4 of_rank[Few::RANKS][ROWS * TILE_N / 4 / Few::RANKS];
+    constexpr int ROWS = 16, FEATURES = GROUPS * 8, RANKS = Few::RANKS, DEPTH = Few::DEPTH;
+    constexpr int STEP = RANKS * Few::WARPS * BLOCK_K, PIECES = STEP / 8;
+    constexpr bool IS_SHARED = RANKS > 1;
+    __shared__ __align__(16) float partial[Few::WARPS][ROWS][FEATURES + 4];  // so that lanes meet no bank twice
+    __shared__ __align__(16) float of_rank[IS_SHARED ? ROWS * FEATURES / RANKS : 1][RANKS + 4];
     __shared__ Arrival arrival;
     allow_next_launch();
 #if __CUDA_ARCH__ >= 900
@@ -56,106 +62,96 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
 #else
     const int rank = 0;
 #endif
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0);
-    const int n0 = blockIdx.x / Few::RANKS * TILE_N, m0 = blockIdx.y * ROWS, M = min(ROWS, all_rows - m0);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int n0 = blockIdx.x / RANKS * FEATURES, m0 = blockIdx.y * ROWS, rows = min(ROWS, all_rows - m0);
     const int first = (rank * Few::WARPS + warp) * BLOCK_K, k = first + t * 16;
-    const int rounds = (K - first + STEP - 1) / STEP;  // of this warp
 
-    // Stage 1: each warp sums its share of K.
-    auto feature = [&](int n) { return reinterpret_cast<const u8*>(weight + (size_t)min(n0 + n, N - 1) * K + k); };
-    const u8 *const low = feature(g), *const high = feature(g + 8);
-    Rows16 ring[Few::DEPTH];
+    // Stage 1: each warp sums its share of K. Addresses are opaque, else each load would add up its own.
+    const uint4* features[GROUPS];
 #pragma unroll
-    for (int d = 0; d < Few::DEPTH; ++d)
-        if (k + d * STEP < K) ring[d] = load_features(low + d * STEP_BYTES, high + d * STEP_BYTES);
-    // Four results each are a piece; a rank has every RANKS-th.
-    const int pieces = M * (TILE_N / 4), own = (pieces - rank + Few::RANKS - 1) / Few::RANKS;
-    if (Few::RANKS > 1) {
+    for (int n = 0; n < GROUPS; ++n)
+        features[n] = opaque(weight + (size_t)min(n0 + n * 8 + g, N - 1) * K + k);
+    auto load_weights = [&](uint4(&to)[GROUPS][2], int round) {
+#pragma unroll
+        for (int n = 0; n < GROUPS; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) to[n][i] = load_now(features[n] + round * PIECES + i);
+    };
+    auto load_half = [&](uint4(&to)[2], const uint4* from, int round) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) to[i] = load_now(from + round * PIECES + i);
+    };
+    auto is_whole = [&](int round) { return first + round * STEP + BLOCK_K <= K; };
+    uint4 ws[DEPTH][GROUPS][2];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (is_whole(d)) load_weights(ws[d], d);
+    if (IS_SHARED) {
         if (threadIdx.x == 0) begin_arrival(&arrival);
         __syncwarp();
         cluster_arrive_relaxed();
     }
-    const u8* rows[NT];
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-        rows[n] = reinterpret_cast<const u8*>(x + (size_t)min(m0 + n * 8 + g, all_rows - 1) * x_stride + k);
     wait_for_previous_launch();
-    uint4 xs[Few::DEPTH][NT][2];
-    auto load_x = [&](int d, int round) {
+    auto row = [&](int m) { return opaque(x + (size_t)(m0 + min(m, rows - 1)) * x_stride + k); };
+    const uint4 *const low = row(g), *const high = row(g + 8);
+    Rows16 xs[DEPTH];
 #pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            const uint4* p = reinterpret_cast<const uint4*>(rows[n] + round * STEP_BYTES);
-            xs[d][n][0] = load_now(p), xs[d][n][1] = load_now(p + 1);
-        }
-    };
+    for (int d = 0; d < DEPTH; ++d)
+        if (is_whole(d)) load_half(xs[d].low, low, d);
+    if (rows > 8) {
 #pragma unroll
-    for (int d = 0; d < Few::DEPTH; ++d)
-        if (k + d * STEP < K) load_x(d, d);
-    float c[4][NT][4] = {};
-    auto multiply_round = [&](int d, int round) {
-        if (K % BLOCK_K != 0) {  // of the last block some lanes have no k
-            asm volatile("");    // a branch: most K have whole blocks
-            if (k + round * STEP >= K) {
-                ring[d] = Rows16{};
+        for (int d = 0; d < DEPTH; ++d)
+            if (is_whole(d)) load_half(xs[d].high, high, d);
+    }
+    if (IS_SHARED) cluster_wait();  // all blocks have begun
+    float c[4][GROUPS][4] = {};
+    int round = 0;
 #pragma unroll
-                for (int n = 0; n < NT; ++n) xs[d][n][0] = xs[d][n][1] = make_uint4(0, 0, 0, 0);
-            }
-            __syncwarp();
-        }
-        multiply<NT>(c, ring[d], xs[d]);
-    };
-#pragma unroll
-    for (int d = 0; d < Few::DEPTH; ++d)
-        if (d < rounds) multiply_round(d, d);
+    for (int d = 0; d < DEPTH; ++d)
+        if (is_whole(d)) multiply<GROUPS>(c, xs[d], ws[d]), ++round;
 #pragma unroll 1
-    for (int round = Few::DEPTH; round < rounds; ++round) {
+    for (; first + round * STEP < K; ++round) {  // what is left of K; in the last block some lanes may have none
+        Rows16 a = {};
+        uint4 b[GROUPS][2] = {};
         if (k + round * STEP < K) {
-            ring[0] = load_features(low + round * STEP_BYTES, high + round * STEP_BYTES);
-            load_x(0, round);
+            load_weights(b, round);
+            load_half(a.low, low, round);
+            if (rows > 8) load_half(a.high, high, round);
         }
-        multiply_round(0, round);
+        __syncwarp();
+        multiply<GROUPS>(c, a, b);
     }
-    put_sums<NT>(c, [&](int row, int column) -> float& { return partial[warp][row][column]; });
+    put_sums<GROUPS>(c, [&](int feature, int m) -> float& { return partial[warp][m][feature]; });
 
-    // Stage 2: sums over the warps of a rank, in rising order.
+    // Stage 2: sums over the warps of a rank, in rising order. A rank has every RANKS-th row.
     __syncthreads();
-    // Only here, behind the barrier: racecheck takes it for a race with the beginning of the arrival, else.
-    if (Few::RANKS > 1 && threadIdx.x == 0) announce_bytes(&arrival, Few::RANKS * own * (u32)sizeof(float4));
-    auto sum_of = [&](int piece) {
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const int own = (u32)(rows + RANKS - 1 - rank) / RANKS * FEATURES;
+    auto store = [&](u32 m, u32 feature, float value) {
+        if (n0 + (int)feature < N) out[(size_t)(m0 + m) * N + n0 + feature] = __float2bfloat16_rn(value);
+    };
 #pragma unroll
-        for (int w = 0; w < Few::WARPS; ++w) {
-            const float4 one = *reinterpret_cast<const float4*>(&partial[w][piece / 4][piece % 4 * 4]);
-            sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
-        }
-        return sum;
-    };
-    auto store = [&](int piece, int i, float value) {
-        const int row = m0 + piece / 4, n = n0 + piece % 4 * 4 + i;
-        if (n < N) out[(size_t)row * N + n] = __float2bfloat16_rn(value);
-    };
-    if (Few::RANKS > 1) cluster_wait();  // all blocks have begun
-#pragma unroll 1
-    for (int piece = threadIdx.x; piece < pieces; piece += Few::THREADS) {
-        const float4 sum = sum_of(piece);
-        if (Few::RANKS > 1) {
-            store_to_rank(&of_rank[rank][piece / Few::RANKS], sum, &arrival, piece % Few::RANKS);
-        } else {
-            store(piece, 0, sum.x), store(piece, 1, sum.y), store(piece, 2, sum.z), store(piece, 3, sum.w);
-        }
-    }
-
-    // Stage 3: sums over ranks, in rising order.
-    if (Few::RANKS == 1 || (int)threadIdx.x >= own * 4) return;
-    await_bytes(&arrival);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < own * 4; i += Few::THREADS) {
+    for (u32 j = 0; j < ROWS * FEATURES; j += Few::THREADS) {
+        const u32 i = j + threadIdx.x, m = i / FEATURES, feature = i % FEATURES;
+        if (i >= rows * FEATURES) continue;
         float sum = 0.0f;
 #pragma unroll
-        for (int r = 0; r < Few::RANKS; ++r) sum += reinterpret_cast<const float*>(of_rank[r])[i];
-        store(i / 4 * Few::RANKS + rank, i % 4, sum);
+        for (int w = 0; w < Few::WARPS; ++w) sum += partial[w][m][feature];
+        if (IS_SHARED) store_to_rank(&of_rank[m / RANKS * FEATURES + feature][rank], sum, &arrival, m % RANKS);
+        else store(m, feature, sum);
     }
+    // Only here, behind the barrier: racecheck takes it for a race with the beginning of the arrival, else.
+    if (IS_SHARED && threadIdx.x == 0 && own > 0) announce_bytes(&arrival, own * RANKS * (u32)sizeof(float));
+
+    // Stage 3: sums over ranks, in rising order.
+    if (!IS_SHARED || (int)threadIdx.x >= own) return;
+    await_bytes(&arrival);
+    float4 of_four[(RANKS + 3) / 4];
+#pragma unroll
+    for (int r = 0; r < RANKS; r += 4) of_four[r / 4] = *reinterpret_cast<const float4*>(&of_rank[threadIdx.x][r]);
+    float sum = 0.0f;
+#pragma unroll
+    for (int r = 0; r < RANKS; ++r) sum += reinterpret_cast<const float*>(of_four)[r];
+    store(threadIdx.x / FEATURES * RANKS + rank, threadIdx.x % FEATURES, sum);
 }
 
 template <int NT>
@@ -226,7 +222,7 @@ __device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weig
 #define FEW_BOUNDS FEW_CLUSTER __launch_bounds__(Few::THREADS, 2)
 #define MANY_BOUNDS(BLOCKS) __launch_bounds__(Many::THREADS, BLOCKS)
 
-DENSE_GEMV(few_m8, few_tile<1>, FEW_BOUNDS)
-DENSE_GEMV(few_m16, few_tile<2>, FEW_BOUNDS)
+DENSE_GEMV(few_n8, few_tile<1>, FEW_BOUNDS)
+DENSE_GEMV(few_n16, few_tile<2>, FEW_BOUNDS)
 DENSE_GEMV(m8, many_tile<1>, MANY_BOUNDS(3))
 DENSE_GEMV(m16, many_tile<2>, MANY_BOUNDS(2))

@@ -301,14 +301,20 @@ def test_attention_of_a_row_alone_has_the_bits_of_the_row_among_many(kernels, he
     [
         (256, 16, 1, 272), (1030, 12, 5, 272), (96, 300, 270, 272), (4100, 1030, 130, 272), (40, 64, 1, 5136),
         (4230, 16, 1, 272), (4240, 9, 8, 2064), (13000, 16, 3, 80), (1030, 66, 65, 2056),
+        # few features: tiles of 8 and of 16, groups of rows, whole and partial blocks of k, more than are on their way
+        (96, 16, 1, 5120), (96, 64, 9, 5120), (96, 33, 16, 2064), (256, 16, 8, 2048), (512, 17, 7, 144),
+        (70, 64, 2, 16416),
     ],
 )  # fmt: skip
 def test_dense_gemm_of_fewer_rows_has_the_same_bits(kernels, features, rows, fewer, depth):
     handle, memory = kernels.kernel("gemm", "dense_gemm_bf16"), device_memory(0)
-    x, weight = memory.to(numbers(rows, depth)), Bf16Weight(memory.to(numbers(features, depth)))
+    # The second half of a sum takes off the first: roundings are left, which show the order of its parts.
+    x, weight = (numbers(count, depth // 2) for count in (rows, features))
+    x, weight = memory.to(np.hstack([x, x])), Bf16Weight(memory.to(np.hstack([weight, -weight])))
     outs = [memory.to(full((count, features), 9)) for count in (rows, fewer)]
     for out in outs:
         handle(x=x[: out.shape[0]], w=weight, out=out)
     memory.wait()
     whole, part = (memory.back(out) for out in outs)
+    assert np.abs(part.astype(np.float32)).max() < 1
     assert np.array_equal(whole[:fewer], part)

@@ -84,8 +84,8 @@ def test_tiles_are_even_and_cover_all_rows_and_features(form, rows, features, ti
 @pytest.mark.parametrize(
     ("dims", "entry", "grid"),
     [
-        ((1, 512, 32), "few_m8", (32, 1, 1)),
-        ((9, 512, 32), "few_m16", (32, 1, 1)),
+        ((1, 512, 32), "few_n8", (64, 1, 1)),
+        ((16, 17, 32), "few_n8", (3, 1, 1)),
         ((8, 513, 32), "m8", (33, 1, 1)),
         ((16, 513, 32), "m16", (33, 1, 1)),
         ((16, 4225, 32), "m16_brought", (89, 1, 1)),
@@ -102,7 +102,7 @@ def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
 def test_more_rows_of_few_features_are_groups_of_rows_of_the_gemv_on_hopper():
     dims = {"M": 40, "N": 96, "K": 32}
     planned = plan(HOPPER, contracts.DENSE_GEMM, dims)
-    assert (planned.entry, planned.grid) == ("dense_gemv_few_m16", (6, 3, 1))
+    assert (planned.entry, planned.grid) == ("dense_gemv_few_n8", (12, 3, 1))
     assert plan(OTHERS, contracts.DENSE_GEMM, dims).entry == "dense_gemm_spread"
     assert plan(HOPPER, contracts.DENSE_GEMM, {**dims, "K": 40}).entry == "dense_gemm_split"
 
