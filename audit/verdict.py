@@ -46,7 +46,13 @@ def judge_boot(evidence: Evidence) -> Verdict:
     """Apply every rule and return the verdict."""
     found = [finding for rule in RULES for finding in rule(evidence)]
     causes, found = link_consequences(evidence.catalog, evidence.opening, found)
-    return judge((*causes, *found), evidence.asked.profile, evidence.asked.allow_unresolved)
+    allowed = evidence.asked.allow_unresolved
+    idle = [key for key in allowed if evidence.is_complete and not _is_absent(evidence, key)]
+    return judge((*causes, *found, *map(_idle_allowance, idle)), evidence.asked.profile, allowed)
+
+
+def _is_absent(evidence: Evidence, key: KernelKey) -> bool:
+    return key in evidence.asked_keys and evidence.decide(key).chosen is None
 
 
 def judge_opening(catalog: Catalog, findings: Iterable[Finding], profile: Profile) -> Verdict:
@@ -76,6 +82,17 @@ _ORDER = tuple(Severity)
 
 def _is_allowed(finding: Finding, allowed: frozenset[KernelKey]) -> bool:
     return finding.code in ABSENCE_CODES and _key(finding) in allowed
+
+
+def _idle_allowance(key: KernelKey) -> Finding:
+    """Return what to say of a key that may be absent and is not: the allowance would hide that it goes missing."""
+    return Finding(
+        "UNUSED_WAIVER",
+        str(key),
+        "--dangerously-allow-unresolved names it, and it is there, or nothing asked for it",
+        where=("--dangerously-allow-unresolved",),
+        remedies=("take it out of --dangerously-allow-unresolved",),
+    )
 
 
 def _key(finding: Finding) -> KernelKey:

@@ -367,6 +367,17 @@ def test_misspelt_waiver_is_no_hint_of_what_is_waived_or_served(world):
     assert outcome.finding("UNUSED_WAIVER").why == "nothing asked for it"
 
 
+def test_allowed_absence_of_what_is_not_absent_is_said(world):
+    local = {"acme": world.acme("acme::mul")}
+    allowed = ["acme::add", "acme::mul", "acme::sub"]
+    outcome = world.run(world.ask("acme::mul", "acme::add"), local, dangerously_allow_unresolved=allowed)
+    assert outcome.report.degraded
+    idle = [f for f in outcome.report.findings if f.code == "UNUSED_WAIVER"]
+    assert [(f.subject, f.where, f.severity) for f in idle] == [
+        (key, ("--dangerously-allow-unresolved",), "warn") for key in ("acme::mul", "acme::sub")
+    ]
+
+
 def test_expected_kernel_whose_name_is_misspelt_is_told_what_is_asked_for(world):
     manifest = '[expected_present.zeta]\nrmss = "the main path of this model"'
     finding = world.run(world.ask("zeta::rms"), {"zeta": world.acme("zeta::rms")}, manifest).finding(
