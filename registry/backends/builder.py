@@ -149,7 +149,8 @@ def _compile_input(request: BuildRequest) -> CompileInput:
     try:
         options = normalise_options(request.options)
     except ValueError as error:
-        raise BuildFailure("COMPILE_FAILED", f"{request.name}: {error}") from None
+        remedy = "take the option out of the CudaKernel, or write it as one of those"
+        raise BuildFailure("COMPILE_FAILED", f"{request.source}: {error}", remedies=(remedy,)) from None
     closure = read_closure(request.source, request.include_dirs)
     return CompileInput(closure, request.arch, options, declaration_checks(request.entries))
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.values import frozen
 
+#: What to do about a source that is not there.
+SHIP_IT = "let the distribution ship it as package data, and install it again"
 _INCLUDE = re.compile(rb'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 
 
@@ -103,9 +105,9 @@ def _read(path: Path) -> bytes:
         text = path.read_bytes()
     except OSError as error:
         why = f"{path}: cannot be read: {error.strerror or error}"
-        remedy = "let the distribution ship it as package data, and install it again"
-        raise BuildFailure("COMPILE_FAILED", why, remedies=(remedy,)) from None
+        raise BuildFailure("COMPILE_FAILED", why, remedies=(SHIP_IT,)) from None
     if b"\0" in text:
         # NVRTC takes C strings: everything behind the NUL would silently not be compiled.
-        raise BuildFailure("COMPILE_FAILED", f"{path}: holds a NUL byte at offset {text.index(0)}, expected text")
+        why = f"{path}: holds a NUL byte at offset {text.index(0)}, expected text"
+        raise BuildFailure("COMPILE_FAILED", why, remedies=("write it as UTF-8 text",))
     return text

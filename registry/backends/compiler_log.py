@@ -4,6 +4,7 @@ import re
 
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.backends.headers import EXTRAS, Toolkit
+from kernel_muster.registry.backends.limits import SMALLER
 from kernel_muster.registry.backends.request import BuildFailure
 
 _ENTRY = re.compile(r"^ptxas info\s*: Compiling entry function '([^']+)'.*$", re.MULTILINE)
@@ -17,7 +18,7 @@ _ERROR = re.compile(
 _BEHIND = re.compile(r"<(?:declared parameters|entry point [^>\n]*)>\(")
 _UNENDED = re.compile(r"<declared parameters>\(1\): (?:catastrophic )?error: (.*)")
 _AT_END = re.compile(r"^At end of source: (?:catastrophic )?error: (.*)$(?:\n(.*?\(\d+\)): note )?", re.MULTILINE)
-_OVER = re.compile(r"^ptxas (?:error|fatal)\s*: (.*uses too much (?:shared|global|local|parameter).*)$", re.MULTILINE)
+_OVER = re.compile(r"^(?:ptxas )?(?:error|fatal)\s*: (.*uses too much (?:shared|global|local|parameter).*)$", re.M)
 
 
 def clean(log: str) -> str:
@@ -43,8 +44,8 @@ def failure(log: str, arch: Arch, toolkit: Toolkit, source: str) -> BuildFailure
     if header := _NO_HEADER.search(log):
         why, remedy = toolkit.missing_header(header[2])
         return BuildFailure("HEADERS_MISSING", f"{header[1]}: {header[2]} was not found: {why}", log, (remedy,))
-    if over := _OVER.search(log):
-        return BuildFailure("OVER_LIMIT", f"for {arch}: {over[1]}", log)
+    if over := over_limit(log, arch):
+        return over
     if "invalid value for --gpu-architecture" in log:
         return too_old(arch, toolkit)
     errors = _ERROR.findall(log)
@@ -55,6 +56,14 @@ def failure(log: str, arch: Arch, toolkit: Toolkit, source: str) -> BuildFailure
     return BuildFailure(
         "COMPILE_FAILED", f"for {arch}: {first}{more}", log, ("correct the source: the log is the compiler's own",)
     )
+
+
+def over_limit(log: str, arch: Arch) -> BuildFailure | None:
+    """Return the failure of code that the assembler found too large, in decimal; None where it is not."""
+    if (over := _OVER.search(log)) is None:
+        return None
+    why = re.sub(r"\b0x([0-9a-f]+)\b", lambda match: str(int(match[1], 16)), over[1])
+    return BuildFailure("OVER_LIMIT", f"for {arch}: {why}", log, (SMALLER,))
 
 
 def _unended(log: str, errors: list[str], source: str) -> str:

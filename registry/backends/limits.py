@@ -16,6 +16,8 @@ from kernel_muster.registry.backends.request import BuildFailure, EntryPoint, En
 from kernel_muster.registry.values import frozen
 
 KIB = 1024
+#: What to do about a kernel of which no block could run.
+SMALLER = "make the tile smaller for this architecture, or do not declare it in archs"
 
 
 @frozen
@@ -49,7 +51,7 @@ def check_limits(entry: EntryPoint, needs: EntryResources, arch: Arch) -> None:
         raise BuildFailure(
             "OVER_LIMIT",
             f"{entry.name}: for {arch}: {'; '.join(over)}",
-            remedies=("make the tile smaller for this architecture, or do not declare it in archs",),
+            remedies=(SMALLER,),
         )
 
 

@@ -9,7 +9,6 @@ import hashlib
 import re
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends import compiler_log
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, path_problems
 from kernel_muster.registry.backends.headers import EXTRAS
+from kernel_muster.registry.backends.numba_errors import Place, build_failure
 from kernel_muster.registry.backends.python_sources import Sources, read_sources
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Compiled, EntryPoint, EntryResources
 from kernel_muster.registry.errors import MusterError
@@ -120,7 +120,8 @@ class NumbaKernel:
     def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> tuple[LaunchPlan, ...]:
         """Return the launches for checked arguments, in order, with arrays taken apart.
 
-        None of them may overlap with what is before it: Numba has no instruction that waits for that.
+        None of them may overlap with what is before it: Numba has no instruction that waits for that. MusterError for
+        an argument that the declared type does not read as it is.
         """
         plan = self.planner(bound, entries)
         declared = {entry.name: entry.parameters for entry in self.entries}
@@ -134,9 +135,24 @@ def _arguments(plan: LaunchPlan, parameters: Sequence[str]) -> tuple[Any, ...]:
     if len(plan.arguments) != len(parameters):
         raise MusterError(f"{plan.entry}: the plan has {len(plan.arguments)} arguments, expected {len(parameters)}")
     flat: list[Any] = []
-    for text, value in zip(parameters, plan.arguments, strict=True):
+    for position, (text, value) in enumerate(zip(parameters, plan.arguments, strict=True)):
+        if isinstance(value, ArrayView) and text.endswith("*"):
+            _check_elements(f"{plan.entry}: argument {position}", text, value)
         flat.extend(_members(plan.entry, text, value) if text.endswith("]") else (value,))
     return tuple(flat)
+
+
+def _check_elements(what: str, text: str, view: ArrayView) -> None:
+    """Refuse a pointer to floating point whose elements are not those of the tensor.
+
+    An integer pointer may read any bytes, packed or bit by bit; a float pointer of another size reads beside them.
+    """
+    size = int(text[1:-1]) // 8
+    if text[0] == "f" and view.dtype.itemsize != size:
+        meant = f"f{8 * view.dtype.itemsize}*" if view.dtype.kind == "f" and view.dtype.itemsize in (4, 8) else ""
+        carried = f"u{8 * view.dtype.itemsize}*, to carry its bits"
+        expected = f"{meant} (or {carried})" if meant else carried
+        raise MusterError(f"{what} is an array of {view.dtype}, declared as {text}: expected {expected}")
 
 
 def _members(entry: str, text: str, view: ArrayView) -> tuple[Any, ...]:
@@ -226,19 +242,26 @@ class NumbaWork:
         return module
 
     def _ptx(self, numba: Any, module: ModuleType, kernel: NumbaEntry) -> str:
+        source = self.request.source
         dispatcher = getattr(module, kernel.name, None)
         options = getattr(dispatcher, "targetoptions", None)
         if dispatcher is None or options is None or options.get("device"):
-            raise BuildFailure("NO_DEVICE_CODE", f"{self.request.source}: {kernel.name} is no function under @cuda.jit")
+            why = f"{source}: {kernel.name} is no function under @cuda.jit"
+            remedy = "correct the name in the NumbaEntry, or mark the function @cuda.jit, without device=True"
+            raise BuildFailure("NO_DEVICE_CODE", why, remedies=(remedy,))
+        code = dispatcher.py_func.__code__
+        at = f"(at {code.co_filename}:{code.co_firstlineno})"
         if refused := [name for name in _NOT_CARRIED if options.get(name)]:
-            why = f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried; what is: {_CARRIED}"
-            raise BuildFailure("COMPILE_FAILED", why)
-        takes = dispatcher.py_func.__code__.co_argcount
-        if takes != len(kernel.parameters):
-            why = f"{len(kernel.parameters)} parameters are declared, the kernel takes {takes}"
-            raise BuildFailure("NO_DEVICE_CODE", f"{kernel.name}: {why}")
+            why = f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried; what is: {_CARRIED} {at}"
+            raise BuildFailure("COMPILE_FAILED", why, remedies=(f"take {', '.join(refused)} out of @cuda.jit",))
+        names = code.co_varnames[: code.co_argcount]
+        if len(names) != len(kernel.parameters):
+            why = f"{len(kernel.parameters)} parameters are declared, the kernel takes {len(names)}"
+            why = f"{kernel.name}: {why}: {', '.join(names) or 'none'} {at}"
+            remedy = f"declare one type for each in the NumbaEntry of {kernel.name}"
+            raise BuildFailure("NO_DEVICE_CODE", why, remedies=(remedy,))
         arch = self.request.arch
-        with self._failing_with(f"{kernel.name}: for {arch}", dispatcher.py_func.__code__.co_firstlineno):
+        with self._failing_with(f"{kernel.name}: for {arch}", (code.co_filename, code.co_firstlineno)):
             codes, _ = numba.cuda.compile_all(
                 dispatcher.py_func,
                 numba.types.void(*(_numba_type(numba.types, text) for text in kernel.parameters)),
@@ -257,36 +280,16 @@ class NumbaWork:
         return _renamed(codes[0], kernel.name)
 
     @contextmanager
-    def _failing_with(self, what: str, function: int = 0) -> Iterator[None]:
-        """Make a BuildFailure of whatever a file, or Numba with it, raises; ``function`` is the kernel's line."""
+    def _failing_with(self, what: str, function: Place | None = None) -> Iterator[None]:
+        """Make a BuildFailure of whatever a file, or Numba with it, raises; ``function`` is where the kernel begins."""
         try:
             yield
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  (a plugin's code runs here: SystemExit too)
-            code = "TOOLCHAIN_TOO_OLD" if type(error).__name__ == "CCSupportError" else "COMPILE_FAILED"
-            line = _line_in(self.request.source, error) or function
-            place = f" (at {self.request.source}:{line})" if line else ""
-            why = f"{self.request.source.name}: {what}: {type(error).__name__}: {_reason(str(error))}{place}"
-            # What is wrong comes first; Numba's own lines, which nobody else reads, come last.
-            said = "".join(traceback.format_exception_only(error)).rstrip()
-            log = "".join((said, "\n\nraised in, innermost last:\n", *traceback.format_tb(error.__traceback__)))
-            raise BuildFailure(code, why, log, ("correct the source: the log says where it was raised",)) from None
-
-
-def _reason(text: str) -> str:
-    """Return what Numba says first; which call it finds nothing for stands on a line of its own."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("Failed in cuda mode")] or lines
-    call = next((line for line in lines[1:3] if line.startswith(">>>")), "")
-    return " ".join(filter(None, (*lines[:1], call)))
-
-
-def _line_in(source: Path, error: BaseException) -> int:
-    """Return the line of a file that an error is about, as it or its traceback says; 0 if neither does."""
-    frames = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(source)]
-    named = re.search(rf"{re.escape(str(source))} \((\d+)\)", str(error))
-    return frames[-1] if frames else int(named[1]) if named else 0
+            imported = (getattr(sys.modules.get(name), "__file__", None) for name, _ in self.sources if name)
+            files = frozenset(filter(None, (str(self.request.source), *imported)))
+            raise build_failure(error, f"{self.request.source.name}: {what}", files, function) from None
 
 
 def _numba() -> Any:
@@ -353,7 +356,9 @@ def _linked(request: NumbaRequest, ptx: Sequence[str]) -> Compiled:
     except linker.nvJitLinkError as error:
         log = _text(linker, handle, "error_log")
         first = log.splitlines()[0] if log else str(error)
-        raise BuildFailure("COMPILE_FAILED", f"{request.source.name}: for {request.arch}: {first}", log) from None
+        why = f"{request.source.name}: for {request.arch}: {first}"
+        failed = BuildFailure("COMPILE_FAILED", why, log, ("correct the source: the log is the assembler's own",))
+        raise compiler_log.over_limit(log, request.arch) or failed from None
     finally:
         linker.destroy(handle)
 

@@ -3,8 +3,10 @@
 import ast
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 
+from kernel_muster.registry.backends.closure import SHIP_IT
 from kernel_muster.registry.backends.request import BuildFailure
 
 # Not followed: their versions are part of a cache key instead.
@@ -33,14 +35,19 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BuildFailure("COMPILE_FAILED", f"{path}: cannot be read: {error.strerror or error}") from None
+        why = f"{path}: cannot be read: {error.strerror or error}"
+        raise BuildFailure("COMPILE_FAILED", why, remedies=(SHIP_IT,)) from None
 
 
 def _imports(path: Path, text: bytes) -> list[str]:
     try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError) as error:
-        raise BuildFailure("COMPILE_FAILED", f"{path}: {error}") from None
+        nodes = list(ast.walk(ast.parse(text, str(path))))
+    except SyntaxError as error:
+        at = f"{path}:{error.lineno}" if error.lineno else str(path)
+        why, log = f"{at}: {error.msg}", "".join(traceback.format_exception_only(error)).rstrip()
+        raise BuildFailure("COMPILE_FAILED", why, log, (f"correct the source at {at}",)) from None
+    except ValueError as error:
+        raise BuildFailure("COMPILE_FAILED", f"{path}: {error}", remedies=("write it as UTF-8 text",)) from None
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:

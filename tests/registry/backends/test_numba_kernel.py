@@ -17,6 +17,7 @@ from kernel_muster.registry.backends.cubin import inspect_cubin
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
 from kernel_muster.registry.backends.pool import build_all
+from kernel_muster.registry.dtypes import numpy_dtype
 from kernel_muster.registry.errors import MusterError
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
@@ -146,11 +147,16 @@ def test_builds_in_a_pool_are_as_good_as_alone(builder, kernel):
     ("text", "entry", "code", "why"),
     [
         (GOOD.replace("* factor", "* nowhere"), ENTRY, "COMPILE_FAILED", "nowhere"),
-        (GOOD.replace("    if", "  if"), ENTRY, "COMPILE_FAILED", "kernels.py: unindent"),
+        (GOOD.replace("    if", "  if"), ENTRY, "COMPILE_FAILED", "kernels.py:13: unindent"),
         ("raise SystemExit(3)\n", ENTRY, "COMPILE_FAILED", "cannot be loaded: SystemExit: 3"),
         (GOOD, replace(ENTRY, name="missing"), "NO_DEVICE_CODE", "missing is no function under @cuda.jit"),
         (GOOD, NumbaEntry("half", ("f32",)), "NO_DEVICE_CODE", "half is no function under @cuda.jit"),
-        (GOOD, NumbaEntry("scale", ("f32*",)), "NO_DEVICE_CODE", "1 parameters are declared, the kernel takes 4"),
+        (
+            GOOD,
+            NumbaEntry("scale", ("f32*",)),
+            "NO_DEVICE_CODE",
+            "scale: 1 parameters are declared, the kernel takes 4: x, factor, n, out (at ",
+        ),
         (
             GOOD.replace("@cuda.jit\n", "@cuda.jit(debug=True, opt=False)\n"),
             ENTRY,
@@ -165,6 +171,7 @@ def test_broken_kernel_is_a_finding_that_says_why(failure, text, entry, code, wh
     found = failure(text, entry)
     assert found.code == code
     assert why in found.why
+    assert found.remedies
 
 
 @needs_numba
@@ -172,8 +179,16 @@ def test_broken_kernel_is_a_finding_that_says_why(failure, text, entry, code, wh
     ("old", "new", "said", "line"),
     [
         ("\n\n", "\nint('a')\n", "ValueError: invalid literal for int() with base 10: 'a'", "int('a')"),
-        ("* factor", '* "x"', "found for signature: >>> mul(float32, Literal[str](x))", "@cuda.jit\n"),
+        ("* factor", '* "x"', "found for signature: >>> mul(float32, Literal[str](x))", '* "x"'),
         ("* factor", "* factor.nothing", "TypingError: Unknown attribute 'nothing' of type float32", "factor.nothing"),
+        ("* factor", "* nowhere", "TypingError: NameError: name 'nowhere' is not defined", "* nowhere"),
+        (" * np.float32(0.5)", ' + "a"', "found for signature: >>> add(float32, Literal[str](a))", '+ "a"'),
+        (
+            "    if",
+            '    with open("f") as f:\n        i = 0\n    if',
+            "BytecodeError: The 'with (context manager) as (variable):' construct is not supported.. Raised from None",
+            "with open",
+        ),
     ],
 )
 def test_failure_says_what_is_not_found_and_in_which_line_before_numbas_own_lines(failure, old, new, said, line):
@@ -181,8 +196,13 @@ def test_failure_says_what_is_not_found_and_in_which_line_before_numbas_own_line
     found = failure(text, ENTRY)
     number = text[: text.index(line)].count("\n") + 1
     assert f"{said} (at " in found.why
-    assert found.why.endswith(f"kernels.py:{number})")
-    assert found.log.index(said.split(": ")[1].split(" >>>")[0]) < found.log.index("raised in, innermost last:")
+    place = found.why.rpartition("(at ")[2].removesuffix(")")
+    assert place.endswith(f"kernels.py:{number}")
+    assert found.remedies == (f"correct the source at {place}: the log says more",)
+    first, _, rest = found.log.partition("\n\n")
+    assert first == f"{place}: {text.splitlines()[number - 1].strip()}"
+    assert said.split(": ")[1].split(" >>>")[0] in rest
+    assert ("raised in, innermost last:" in rest) == said.startswith("ValueError")  # Numba's own functions help nobody
 
 
 @needs_numba
@@ -191,7 +211,10 @@ def test_failure_in_the_linker_keeps_its_log(failure):
         "    i = cuda.grid(1)\n", "    i = cuda.grid(1)\n    big = cuda.shared.array(70000, np.float32)\n"
     )
     found = failure(text.replace("half(x[i])", "big[i]"), arch="sm_80")
-    assert found.code == "OVER_LIMIT" or "too much shared" in found.log
+    assert found.code == "OVER_LIMIT"
+    assert "uses too much shared data (280000 bytes, 49152 max)" in found.why
+    assert found.remedies == ("make the tile smaller for this architecture, or do not declare it in archs",)
+    assert "too much shared" in found.log
 
 
 @needs_numba
@@ -263,3 +286,52 @@ def test_plan_that_does_not_fit_the_parameters_is_refused(kernel, arguments, why
     backend = kernel(GOOD, NumbaEntry("scale", ("u32[:,:]", "i64")), plan=lambda bound, entries: plan)
     with pytest.raises(MusterError, match=re.escape(why)):
         backend.plan(None, {})
+
+
+@needs_numba
+def test_failure_in_a_helper_of_the_authors_names_the_helpers_line(failure, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = tmp_path / "acme_numba_blamed.py"
+    helper.write_text(HEAD + HALF.replace("value *", '"a" *'))
+    found = failure(HEAD + "from acme_numba_blamed import half\n\n\n" + SCALE.format(value="half(x[i])"))
+    assert f"(at {helper}:7)" in found.why
+
+
+def test_source_that_is_not_there_says_what_ships_it(builder, tmp_path):
+    backend = NumbaKernel(tmp_path / "gone.py", (ENTRY,), None)
+    with pytest.raises(BuildFailure, match="cannot be read: No such file") as caught:
+        builder.build(backend.request(parse_arch("sm_90a")))
+    assert caught.value.remedies == ("let the distribution ship it as package data, and install it again",)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "expected"),
+    [
+        ("f64*", "f32", "f32* (or u32*, to carry its bits)"),
+        ("f32*", "f64", "f64* (or u64*, to carry its bits)"),
+        ("f32*", "bf16", "u16*, to carry its bits"),
+        ("f32*", "f16", "u16*, to carry its bits"),
+        ("f32*", "u8", "u8*, to carry its bits"),
+        ("f64*", "i32", "u32*, to carry its bits"),
+    ],
+)
+def test_float_pointer_to_elements_of_another_size_is_refused(kernel, text, dtype, expected):
+    backend = _pointing(kernel, text, dtype)
+    with pytest.raises(MusterError, match="scale: argument 0 is an array of ") as caught:
+        backend.plan(None, {})
+    assert str(caught.value).endswith(f", declared as {text}: expected {expected}")
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("f32*", "f32"), ("f64*", "f64"), ("f32*", "u32"), ("u16*", "bf16"), ("u32*", "bf16"), ("u32*", "u8"),
+     ("u8*", "e4m3"), ("u64*", "f32"), ("i32*", "i64")],
+)  # fmt: skip
+def test_pointer_that_reads_the_elements_or_carries_their_bits_is_planned(kernel, text, dtype):
+    (planned,) = _pointing(kernel, text, dtype).plan(None, {})
+    assert len(planned.arguments) == 1
+
+
+def _pointing(kernel, text, dtype):
+    plan = LaunchPlan("scale", (1, 1, 1), (view_of(np.zeros(8, numpy_dtype(dtype))),))
+    return kernel(GOOD, NumbaEntry("scale", (text,)), plan=lambda bound, entries: plan)
