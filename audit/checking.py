@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,19 @@ def _state(runner: Runner, spec: KernelSpec) -> BuildState:
         )
 
 
+def _planned(session: LookupSession, spec: KernelSpec, state: BuildState) -> BuildState:
+    """Refuse a compiled kernel that would read an argument as something that it is not: of that its cubin says nothing.
+
+    It is a plugin's planner that is asked, which no kernel but Numba's needs.
+    """
+    if state.failure is not None or not state.resources or spec.backend.name != "numba_cuda":
+        return state
+    from kernel_muster.audit.plan_check import elements_finding
+
+    failure = elements_finding(spec, session.catalog.contracts[spec.contract], state.resources)
+    return replace(state, failure=failure) if failure is not None else state
+
+
 def _show_case(show: Progress, done: int, total: int, key: KernelKey, case: Case) -> None:
     """Say which case begins: one that does not end is the last that was named."""
     show(done, total, f"proof of {key}, case {case.name}")
@@ -71,7 +84,11 @@ def check_kernels(
     with suppress(Exception, SystemExit), entered("the builds"):  # what a build raised, its kernel's state says
         session.runner.join(progress)
     chosen = {key: d.chosen for key in sorted(evidence.asked_keys) if (d := evidence.decide(key)).chosen is not None}
-    states = {key: _state(session.runner, registered.spec) for key, registered in chosen.items() if registered}
+    states = {
+        key: _planned(session, registered.spec, _state(session.runner, registered.spec))
+        for key, registered in chosen.items()
+        if registered
+    }
     of_builds = session.runner.findings()
     if stage != "proven":
         return Checked(states, of_builds)
@@ -83,7 +100,7 @@ def check_kernels(
     show = progress or (lambda done, total, name: None)
     for done, (key, state) in enumerate(states.items()):
         handle = session.handle_of(key)
-        if handle is None or STAGES.index(state.stage) < STAGES.index("loaded"):
+        if handle is None or state.failure is not None or STAGES.index(state.stage) < STAGES.index("loaded"):
             continue
         begin = partial(_show_case, show, done, len(states), key)
         results.extend(prove(handle, memory, session.handle_of, begin=begin, seconds=CASE_S))

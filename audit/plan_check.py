@@ -9,16 +9,22 @@ from typing import Any
 
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan, idle_problem
-from kernel_muster.registry.backends.request import INTEGERS, Built, EntryPoint
+from kernel_muster.registry.backends.numba_kernel import NumbaKernel, WrongElements
+from kernel_muster.registry.backends.request import INTEGERS, Built, EntryPoint, EntryResources
 from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
 from kernel_muster.registry.contracts import Case, Contract
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.specs import KernelSpec
 from kernel_muster.registry.watch import cause_chain, one_line
 
 # CUDA C++ Programming Guide, technical specifications: the same from compute capability 7.5 on.
 _LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 _MOST_BLOCKS_OF_A_CLUSTER = 16
+_ELEMENTS = (
+    "declare in the NumbaEntry what the contract's tensor holds",
+    "or, where its bits are meant, an unsigned integer: u16* for BF16",
+)
 _REMEDIES = ("correct the planner, or the entry points of the spec", "or take the case out of what the contract allows")
 
 
@@ -28,15 +34,39 @@ def plan_findings(
     """Plan every case, and say which give no launch that these entry points take; one finding a kernel."""
     declared = {entry.name: entry for entry in entries}
     for case in contract.cases:
+        remedies = _REMEDIES
         try:
             problems = _problems(spec, backend, contract, case, built, declared)
             why, log = "; ".join(problems), ""
+        except WrongElements as error:
+            why, log, remedies = str(error), "", _ELEMENTS
         except Exception as error:  # noqa: BLE001  (a plugin's planner may raise anything)
             why, log = f"the planner refuses what the contract allows: {one_line(error)}", cause_chain(error)
         if why:
             where = f"case {case.name} on {built.arch}: {why}"
-            yield Finding("BAD_SPEC", spec.key, where, remedies=_REMEDIES, log=log)
+            yield Finding("BAD_SPEC", spec.key, where, remedies=remedies, log=log)
             return
+
+
+def elements_finding(spec: KernelSpec, contract: Contract, entries: Mapping[str, EntryResources]) -> Finding | None:
+    """Say which argument a compiled kernel would read as something that it is not, by its smallest case; None if none.
+
+    Only Numba's parameters name the elements that a pointer leads to. What else may be wrong with a plan, a boot leaves
+    to ``plugin check`` and to the launch, which refuses.
+    """
+    if not isinstance(spec.backend, NumbaKernel):
+        return None
+    for case in sorted(contract.cases, key=lambda case: prod(case.dims.values())):
+        try:
+            bound = _bound(spec, contract, case)
+            if not bound.is_empty:
+                spec.backend.plan(bound, entries)
+                return None
+        except WrongElements as error:
+            return Finding("BAD_SPEC", spec.key, f"case {case.name}: {error}", remedies=_ELEMENTS)
+        except Exception:  # noqa: BLE001  (a plugin's contract or planner may raise anything)
+            return None
+    return None
 
 
 def _problems(
@@ -47,13 +77,7 @@ def _problems(
     built: Built,
     declared: Mapping[str, EntryPoint],
 ) -> list[str]:
-    import numpy as np
-
-    given = contract.arguments(case, np.random.default_rng(0))
-    if spec.prepare is not None:
-        for param in contract.signature.weights:
-            given[param.name] = spec.prepare(given[param.name])
-    bound = contract.signature.bind(spec.key, (), given)
+    bound = _bound(spec, contract, case)
     if bound.is_empty:
         return []
     plans = backend.plan(bound, built.entries)
@@ -61,6 +85,17 @@ def _problems(
         problem = idle_problem(bound)
         return [problem] if problem else []
     return [problem for plan in plans for problem in _plan_problems(plan, built, declared)]
+
+
+def _bound(spec: KernelSpec, contract: Contract, case: Case) -> Bound:
+    """Return a case's arguments in host memory, with weights prepared, as a handle would check them."""
+    import numpy as np
+
+    given = contract.arguments(case, np.random.default_rng(0))
+    if spec.prepare is not None:
+        for param in contract.signature.weights:
+            given[param.name] = spec.prepare(given[param.name])
+    return contract.signature.bind(spec.key, (), given)
 
 
 def _plan_problems(plan: LaunchPlan, built: Built, declared: Mapping[str, EntryPoint]) -> Iterator[str]:

@@ -79,6 +79,10 @@ class NumbaEntry:
         return EntryPoint(self.name, tuple(flat), self.dynamic_shared_bytes, self.threads)
 
 
+class WrongElements(MusterError):
+    """An argument whose declared type would read its elements as others than they are."""
+
+
 def _flattened(text: str) -> tuple[str, ...]:
     if text.endswith("*"):
         return ("ptr",)
@@ -120,7 +124,7 @@ class NumbaKernel:
     def plan(self, bound: Bound, entries: Mapping[str, EntryResources]) -> tuple[LaunchPlan, ...]:
         """Return the launches for checked arguments, in order, with arrays taken apart.
 
-        None of them may overlap with what is before it: Numba has no instruction that waits for that. MusterError for
+        None of them may overlap with what is before it: Numba has no instruction that waits for that. WrongElements for
         an argument that the declared type does not read as it is.
         """
         plan = self.planner(bound, entries)
@@ -152,14 +156,14 @@ def _check_elements(what: str, text: str, view: ArrayView) -> None:
         meant = f"f{8 * view.dtype.itemsize}*" if view.dtype.kind == "f" and view.dtype.itemsize in (4, 8) else ""
         carried = f"u{8 * view.dtype.itemsize}*, to carry its bits"
         expected = f"{meant} (or {carried})" if meant else carried
-        raise MusterError(f"{what} is an array of {view.dtype}, declared as {text}: expected {expected}")
+        raise WrongElements(f"{what} is an array of {view.dtype}, declared as {text}: expected {expected}")
 
 
 def _members(entry: str, text: str, view: ArrayView) -> tuple[Any, ...]:
     """Return the members of an array's struct; its elements may have another name for the same bytes (f32 as u32)."""
     size = int(text[1 : text.index("[")]) // 8
     if len(view.shape) != text.count(":") or view.dtype.itemsize != size or not view.is_contiguous:
-        raise MusterError(f"{entry}: an array of {view.dtype} {view.shape}, expected a contiguous {text}")
+        raise WrongElements(f"{entry}: an array of {view.dtype} {view.shape}, expected a contiguous {text}")
     strides = [size]
     for length in reversed(view.shape[1:]):
         strides.insert(0, strides[0] * length)

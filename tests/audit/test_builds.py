@@ -1,7 +1,7 @@
 """Builds in a boot: sources that are really broken, compiled by the real compiler for an architecture without a GPU."""
 
 import errno
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -159,7 +159,7 @@ BROKEN = {
         r"cannot open source|could not open source",
     ),
     "NO_DEVICE_CODE": (COMPILED_OUT, {}, r"double_rows has an empty body for sm_90a", ""),
-    "OVER_LIMIT": (TOO_MUCH_SHARED, {}, "uses too much shared data", ""),
+    "OVER_LIMIT": (TOO_MUCH_SHARED, {}, r"too much shared data \(240000 bytes, 232448 max", ""),
 }
 
 
@@ -496,3 +496,34 @@ def test_older_compiler_says_so_once_for_all_kernels(compile_for, make_kernel, m
     assert "does not compile for sm_100a; it knows sm_80, sm_90" in finding.why
     assert len(finding.explains) == 2
     assert compile_for(kernels, "sm_90a", levers={"MUSTER_CACHE_DIR": str(tmp_path / "new")}).codes == []
+
+
+THRICE = """\
+import numpy as np
+from numba import cuda
+
+
+@cuda.jit
+def thrice(x, n, out):
+    i = cuda.grid(1)
+    if i < n:
+        out[i] = x[i] * np.float32(2)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+@pytest.mark.parametrize(("pointer", "codes"), [("f32*", []), ("u32*", []), ("f64*", ["BAD_SPEC"])])
+def test_numba_pointer_to_other_floats_than_the_contracts_refuses_the_boot(compile_for, tmp_path, pointer, codes):
+    (tmp_path / "thrice.py").write_text(THRICE)
+
+    def plan(bound, entries):
+        return km.LaunchPlan("thrice", (1, 1, 1), (bound.views["x"], bound.dims["M"], bound.views["out"]))
+
+    entry = km.NumbaEntry("thrice", (pointer, "i32", "f32*"), threads=128)
+    outcome = compile_for({"acme::a": km.NumbaKernel(tmp_path / "thrice.py", (entry,), plan)})
+    assert outcome.codes == codes
+    if codes:
+        found = outcome.finding("BAD_SPEC")
+        said = "case one: thrice: argument 0 is an array of float32, declared as f64*: expected f32* (or u32*, "
+        assert found.why.startswith(said)
+        assert found.remedies[0] == "declare in the NumbaEntry what the contract's tensor holds"
