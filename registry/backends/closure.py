@@ -7,16 +7,20 @@ source's folder and root n the n-th include folder. Conditions are not evaluated
 some condition only belongs to the closure.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.regular_files import read_regular
 from kernel_muster.registry.values import frozen
 
 #: What to do about a source that is not there.
 SHIP_IT = "let the distribution ship it as package data, and install it again"
+#: No source is larger: what is may be anything, and would take the memory.
+MOST_BYTES = 16 << 20
 _INCLUDE = re.compile(rb'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 
 
@@ -62,12 +66,13 @@ class _Reader:
         waiting = [main]  # a stack of our own: headers may be nested deeper than Python's calls
         while waiting:
             path = waiting.pop()
-            if path.resolve() not in self.files:
+            place = _resolved(path)
+            if place not in self.files:
                 included: list[Path] = []
                 text = _INCLUDE.sub(partial(self._renamed, path, included), _read(path))
-                self.files[path.resolve()] = SourceFile(self._name(path), path, text)
+                self.files[place] = SourceFile(self._name(path), path, text)
                 waiting += reversed(included)
-        first = self.files.pop(main.resolve())
+        first = self.files.pop(_resolved(main))
         return Closure(first, tuple(sorted(self.files.values(), key=lambda file: file.name)))
 
     def _renamed(self, includer: Path, included: list[Path], match: re.Match[bytes]) -> bytes:
@@ -82,11 +87,11 @@ class _Reader:
 
     def _name(self, path: Path) -> str:
         """Name a file after the first root that holds it; the same file always gets the same name."""
-        resolved = path.resolve()
+        resolved = _resolved(path)
         for number, root in enumerate(self.roots):
-            if resolved.is_relative_to(root.resolve()):
-                return f"<{number}>/{resolved.relative_to(root.resolve()).as_posix()}"
-        common, ups = self.roots[0].resolve(), 0
+            if resolved.is_relative_to(_resolved(root)):
+                return f"<{number}>/{resolved.relative_to(_resolved(root)).as_posix()}"
+        common, ups = _resolved(self.roots[0]), 0
         while not resolved.is_relative_to(common):
             common, ups = common.parent, ups + 1
         return f"<0>/{'../' * ups}{resolved.relative_to(common).as_posix()}"
@@ -97,15 +102,31 @@ def _find(name: bytes, folders: Sequence[Path]) -> Path | None:
         text = name.decode()
     except UnicodeDecodeError:
         return None
-    return next((path for folder in folders if (path := folder / text).is_file()), None)
+    # Unlike Path.is_file, this takes names of any length.
+    return next((path for folder in folders if os.path.isfile(path := folder / text)), None)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a link that leads to itself
+        raise _unreadable(path, "its links lead nowhere") from None
+
+
+def read_source(path: Path) -> bytes:
+    """Return the bytes of a plugin's source; BuildFailure for what is no regular file of a source's size."""
+    try:
+        return read_regular(path, MOST_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+
+
+def _unreadable(path: Path, why: str) -> BuildFailure:
+    return BuildFailure("COMPILE_FAILED", f"{path}: cannot be read: {why}", remedies=(SHIP_IT,))
 
 
 def _read(path: Path) -> bytes:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        why = f"{path}: cannot be read: {error.strerror or error}"
-        raise BuildFailure("COMPILE_FAILED", why, remedies=(SHIP_IT,)) from None
+    text = read_source(path)
     if b"\0" in text:
         # NVRTC takes C strings: everything behind the NUL would silently not be compiled.
         why = f"{path}: holds a NUL byte at offset {text.index(0)}, expected text"

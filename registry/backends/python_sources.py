@@ -6,7 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from kernel_muster.registry.backends.closure import SHIP_IT
+from kernel_muster.registry.backends.closure import read_source
 from kernel_muster.registry.backends.request import BuildFailure
 
 # Not followed: their versions are part of a cache key instead.
@@ -20,23 +20,15 @@ def read_sources(source: Path) -> Sources:
 
     What is hashed is all that is compiled. BuildFailure COMPILE_FAILED names what cannot be read.
     """
-    found = {"": _read(source)}
+    found = {"": read_source(source)}
     names = _imports(source, found[""])
     while names:
         name = names.pop()
         path = None if name in found else _module_file(name)
         if path is not None:
-            found[name] = _read(path)
+            found[name] = read_source(path)
             names += _imports(path, found[name])
     return tuple(sorted(found.items()))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        why = f"{path}: cannot be read: {error.strerror or error}"
-        raise BuildFailure("COMPILE_FAILED", why, remedies=(SHIP_IT,)) from None
 
 
 def _imports(path: Path, text: bytes) -> list[str]:

@@ -1,8 +1,9 @@
+import os
 import sys
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.backends.closure import read_closure
+from kernel_muster.registry.backends.closure import MOST_BYTES, read_closure
 from kernel_muster.registry.backends.request import BuildFailure
 
 
@@ -76,3 +77,34 @@ def test_nested_and_shared_headers_compile_under_their_names(builder, make_reque
     )
     text = '#include "a.cuh"\n#include "sub/b.cuh"\nextern "C" __global__ void scale(float f, float* o) { *o = b(f); }'
     assert builder.build(make_request(text, ("f32", "ptr"))).entries
+
+
+NO_SOURCES = {
+    "pipe": (os.mkfifo, "it is no regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
+    "folder": (os.mkdir, "it is no regular file"),
+    "link to itself": (lambda path: path.symlink_to(path), "its links lead nowhere"),
+    "too large": (lambda path: path.touch() or os.truncate(path, MOST_BYTES + 1), "it is larger than 16777216 bytes"),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), NO_SOURCES.values(), ids=NO_SOURCES)
+def test_source_that_is_no_regular_file_of_a_sources_size_is_refused_at_once(make, why, tmp_path):
+    source = tmp_path / "k.cu"
+    make(source)
+    with pytest.raises(BuildFailure) as caught:
+        read_closure(source)
+    assert (caught.value.code, caught.value.why) == ("COMPILE_FAILED", f"{source}: cannot be read: {why}")
+
+
+def test_source_behind_a_link_is_read(tmp_path):
+    _write(tmp_path, {"real.cu": "int x;\n"})
+    (tmp_path / "k.cu").symlink_to(tmp_path / "real.cu")
+    assert read_closure(tmp_path / "k.cu").source.text == b"int x;\n"
+
+
+@pytest.mark.parametrize("header", ["pipe.h", "n" * 300])
+def test_header_that_is_no_file_is_left_to_the_compiler(header, tmp_path):
+    os.mkfifo(tmp_path / "pipe.h")
+    _write(tmp_path, {"k.cu": f'#include "{header}"\n'})
+    assert read_closure(tmp_path / "k.cu").headers == ()

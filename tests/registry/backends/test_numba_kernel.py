@@ -335,3 +335,11 @@ def test_pointer_that_reads_the_elements_or_carries_their_bits_is_planned(kernel
 def _pointing(kernel, text, dtype):
     plan = LaunchPlan("scale", (1, 1, 1), (view_of(np.zeros(8, numpy_dtype(dtype))),))
     return kernel(GOOD, NumbaEntry("scale", (text,)), plan=lambda bound, entries: plan)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_source_that_is_no_regular_file_is_refused_at_once(make, builder, tmp_path):
+    make(tmp_path / "k.py")
+    backend = NumbaKernel(tmp_path / "k.py", (ENTRY,), None)
+    with pytest.raises(BuildFailure, match="cannot be read: it is no regular file"):
+        builder.build(backend.request(parse_arch("sm_90a")))
