@@ -42,6 +42,21 @@ _ROPE_KEYS = {
     "yarn_original_context": "original_max_position_embeddings",
 }
 _YARN, _NOT_YARN = "yarn", ("default", "mrope")
+#: Whether norms multiply by 1 + weight, by model type. Configs do not say; the classes of Hugging Face transformers do
+#: (Qwen3NextRMSNorm and its successors; Qwen2RMSNorm, Qwen3RMSNorm, LlamaRMSNorm).
+_ZERO_CENTRED = {
+    "qwen3_next": True,
+    "qwen3_5": True,
+    "qwen3_5_moe": True,
+    "qwen3_6_moe": True,
+    "qwen3": False,
+    "qwen3_moe": False,
+    "qwen2": False,
+    "qwen2_moe": False,
+    "llama": False,
+    "mistral": False,
+}
+_NORM_RULES = {True: "1 + weight", False: "the weight alone"}
 #: Methods that are formats of their own; the other ones say theirs in more words, which loading reads.
 _METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
 _READ_WHEN_LOADING = ("compressed-tensors", "modelopt")
@@ -63,7 +78,8 @@ def contradictions(model: ModelTable, config: Mapping[str, Any], *, has_all_laye
         value = text.get(key)
         return config.get(key) if value is None else value
 
-    found = (*_plain(model, get), *_layers(model, get), *_rope(model, get), *_quant(model, get))
+    checks = (_plain, _norms, _context, _layers, _rope, _quant)
+    found = tuple(text for check in checks for text in check(model, get))
     return found if has_all_layers else tuple(text for text in found if not text.startswith(_OF_LAYERS))
 
 
@@ -77,6 +93,28 @@ def _plain(model: ModelTable, get: Get) -> Iterator[str]:
         yield from _compared(key, model.intermediate_size, key, get(key))
         if experts := get("num_experts"):
             yield f"num_experts is {shown(experts)}, expected none (ffn = 'dense')"
+
+
+def _norms(model: ModelTable, get: Get) -> Iterator[str]:
+    """Compare what norms multiply by, which a model type of Hugging Face decides."""
+    kind = get("model_type")
+    theirs = _ZERO_CENTRED.get(kind.removesuffix("_text")) if isinstance(kind, str) else None
+    mine = model.rms_norm_zero_centred
+    if theirs is not None and theirs is not mine:
+        got, wanted = _NORM_RULES[theirs], _NORM_RULES[mine]
+        yield f"norms of model_type {shown(kind)} multiply by {got}, expected {wanted} (rms_norm_zero_centred)"
+
+
+def _context(model: ModelTable, get: Get) -> Iterator[str]:
+    """Compare the context: a manifest may give a model less than its config, and as much more as YaRN stretches it."""
+    mine, theirs = model.context_length, get("max_position_embeddings")
+    if mine is None or theirs is None:
+        return
+    rope = model.rope
+    stretched = 0.0 if rope is None else (rope.yarn_factor or 0.0) * (rope.yarn_original_context or 0)
+    is_number = isinstance(theirs, int | float) and not isinstance(theirs, bool)
+    if not is_number or not mine <= max(theirs, stretched):
+        yield f"max_position_embeddings is {shown(theirs)}, expected at least {mine} (context_length)"
 
 
 def _compared(path: str, mine: Any, key: str, theirs: Any) -> Iterator[str]:

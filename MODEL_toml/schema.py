@@ -229,7 +229,7 @@ class ModelTable(Table):
     ffn: Literal["dense", "moe", "none"] | None = None
     intermediate_size: Count | None = Field(None, description="Of the dense FFN.")
     vocab_size: Count | None = None
-    context_length: Count | None = None
+    context_length: Count | None = Field(None, description="Tokens of a sequence; a longer one is refused.")
     tie_word_embeddings: bool = False
     rms_norm_eps: Positive | None = None
     rms_norm_zero_centred: bool = Field(False, description="Norms multiply by 1 + weight.")

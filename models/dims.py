@@ -145,6 +145,7 @@ class ModelDims:
     """Everything that layers are built from. ``quant`` is that of all projections but attention's own.
 
     ``mtp_layers`` counts the multi-token-prediction head's layers, ``mtp_quant`` is how its weights are stored.
+    ``context`` is the most tokens that a sequence may have read; None where nobody said.
     """
 
     name: str
@@ -164,6 +165,7 @@ class ModelDims:
     activation: Activation = "silu"
     is_tied: bool = False
     drafter: DrafterDims | None = None
+    context: int | None = None
 
     def problems(self) -> list[str]:
         """Say what no kernel of these layers could serve, all at once, before any launch."""

@@ -166,7 +166,7 @@ class GreedyDecoder:
             return False
         sequences = [one.sequence for one in growing]
         ahead = [one.sequence.length + 1 + self.proposer.drafts for one in growing]
-        if self.longest is not None and max(ahead) > self.longest:
+        if any(most is not None and max(ahead) > most for most in (self.longest, self.state.context)):
             return False
         rest = [new_tokens - len(found.tokens[one.prompt]) for one in growing]
         ends = [one.sequence.length + count for one, count in zip(growing, rest, strict=True)]

@@ -78,6 +78,8 @@ def _dims(table: ModelTable, dflash: Mapping[str, Any]) -> ModelDims:
         mtp_quant=quant,
         is_tied=table.tie_word_embeddings,
         drafter=_drafter(table.name, dflash) if dflash else None,
+        # a drafter keeps a window of its target's context, which is the one that has an end
+        context=None if dflash else table.context_length,
     )
 
 

@@ -85,9 +85,10 @@ class Model:
     ) -> Iterator[Pass]:
         """Yield the passes that read prompts, of at most ``max_rows`` rows, with logits of the last rows ``(S, V)``.
 
-        A prompt that is longer goes through several passes. UsageError for an empty one.
+        A prompt that is longer goes through several passes. UsageError, before the first one, for an empty prompt or
+        one that leaves the model's context.
         """
-        check_prompts(sequences, prompts)
+        check_prompts(state, sequences, prompts)
         for part in parts([len(prompt) for prompt in prompts], self.max_rows):
             chosen = [sequences[index] for index, _ in part]
             ids = [prompts[index][rows] for index, rows in part]
@@ -147,12 +148,15 @@ class _Features:
             copy_rows(self.rows[:, start : start + self._width], residual)
 
 
-def check_prompts(sequences: Sequence[SequenceState], prompts: Sequence[Sequence[int]]) -> None:
-    """UsageError unless there is one prompt for each sequence, and none of them empty."""
+def check_prompts(
+    state: ModelState, sequences: Sequence[SequenceState], prompts: Sequence[Sequence[int]]
+) -> None:  # fmt: skip
+    """UsageError unless there is one prompt for each sequence, none of them empty or too long for the model."""
     if len(prompts) != len(sequences):
         raise UsageError(f"{len(prompts)} prompts for {len(sequences)} sequences: expected one each")
     if not all(map(len, prompts)):
         raise UsageError("a prompt is empty, expected at least one token")
+    state.check_context([one.length + len(prompt) for one, prompt in zip(sequences, prompts, strict=True)])
 
 
 def parts(counts: Sequence[int], most: int) -> Iterator[list[tuple[int, slice]]]:

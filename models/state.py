@@ -97,7 +97,8 @@ class ModelState:
     """State of a model's layers, in layer order, and the sequences that use it."""
 
     def __init__(self, dims: ModelDims, sizes: StateSizes, zeros: Zeros = host_zeros) -> None:
-        self.sizes, self._vocab = sizes, dims.vocab
+        self.sizes, self._vocab, self._name = sizes, dims.vocab, dims.name
+        self.context = dims.context
         self.kv: dict[int, KvCache] = {}
         self.recurrent: dict[int, Recurrent] = {}
         for index, kind in enumerate(dims.layer_kinds):
@@ -175,11 +176,13 @@ class ModelState:
     def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
         """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out.
 
+        So it is beyond the model's context.
         UsageError too while rows of a verify pass wait: it has moved the recurrent states by all of them.
         """
         self.check_open(sequences)
         if self._undecided:
             raise UsageError("a verify pass has run: say with roll_back which of its rows stay, before another pass")
+        self.check_context(lengths)
         wanted = self._wanted(sequences, lengths)
         self._check_pages(sum(wanted))
         for sequence, count in zip(sequences, wanted, strict=True):
@@ -196,14 +199,24 @@ class ModelState:
         return [max(-(-length // size) - len(s.pages), 0) for s, length in zip(sequences, lengths, strict=True)]
 
     def check_room(self, lengths: Sequence[int], longest: int | None = None) -> None:
-        """UsageError unless new sequences of so many tokens fit: slots, pages, and ``longest`` tokens in each."""
+        """UsageError unless new sequences of so many tokens fit: slots, pages, and ``longest`` tokens in each.
+
+        None may leave the model's context.
+        """
         size = self.sizes.page_size
         if len(lengths) > (free := len(self._free_slots)):
             wanted = _counted(len(lengths), "sequence")
             raise UsageError(f"{wanted}, {_counted(free, 'slot')} free (of {self.sizes.sequences})")
+        self.check_context(lengths)
         self._check_pages(sum(-(-length // size) for length in lengths))
         if longest is not None and (most := max(lengths, default=0)) > longest:
             raise UsageError(f"a sequence grows to {most} tokens that are read, steps are recorded for {longest}")
+
+    def check_context(self, lengths: Sequence[int]) -> None:
+        """UsageError where a sequence has more tokens than the model's context_length says: no place is beyond it."""
+        if self.context is not None and (most := max(lengths, default=0)) > self.context:
+            said = f"{self._name} has a context_length of {self.context}"
+            raise UsageError(f"a sequence grows to {most} tokens that are read, {said}")
 
     def _check_pages(self, wanted: int) -> None:
         if wanted > (free := len(self._free_pages)):

@@ -87,10 +87,10 @@ class Prefill:
         self, state: ModelState, sequences: Sequence[SequenceState], prompts: Sequence[Sequence[int]],
         reads: Sequence[int] = (),
     ) -> Iterator[Pass]:  # fmt: skip
-        """Yield the passes; UsageError for an empty prompt, or a context beyond what is recorded."""
+        """Yield the passes; UsageError for an empty prompt, or a context beyond the model's or what is recorded."""
         if state is not self._state:
             raise UsageError("prompts are read into the state that their passes are recorded for")
-        check_prompts(sequences, prompts)
+        check_prompts(state, sequences, prompts)
         for part in parts([len(prompt) for prompt in prompts], self._ladder[-1]):
             chosen = [sequences[index] for index, _ in part]
             ids = [prompts[index][rows] for index, rows in part]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.MODEL_toml.contradictions import _KEYS, _ROPE_KEYS, contradictions
+from kernel_muster.MODEL_toml.schema import ModelTable
 
 ROPE = {
     "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
@@ -43,6 +44,8 @@ def nested(text: dict[str, Any], **more: Any) -> dict[str, Any]:
     (nested(DENSE, quantization_config={"quant_method": "compressed-tensors"}), "qwen3.6-27b"),
     (nested(DENSE, quantization_config={"quant_method": "modelopt"}), "qwen3.6-27b"),
     ({**DENSE, "rope_parameters": {"full_attention": ROPE, "linear_attention": {"rope_theta": 1}}}, "qwen3.6-27b"),
+    ({**DENSE, "max_position_embeddings": 262144}, "qwen3.6-27b"),
+    ({**DENSE, "max_position_embeddings": 1010000}, "qwen3.6-27b"),
 ])  # fmt: skip
 def test_config_that_says_the_same_or_less_is_no_contradiction(
     shipped: Catalogue, config: dict[str, Any], name: str
@@ -78,6 +81,10 @@ def test_config_that_says_the_same_or_less_is_no_contradiction(
     ({"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}},
      "rope_type is 'yarn', expected another (rope.yarn_factor)"),
     ({"rope_parameters": {**ROPE, "rope_type": "llama3"}}, "rope_type is 'llama3', expected default or mrope or yarn"),
+    ({"max_position_embeddings": 262143}, "max_position_embeddings is 262143, expected at least 262144"),
+    ({"max_position_embeddings": "262144"}, "max_position_embeddings is '262144', expected at least 262144"),
+    ({"max_position_embeddings": True}, "max_position_embeddings is true, expected at least 262144"),
+    ({"max_position_embeddings": float("nan")}, "max_position_embeddings is nan, expected at least 262144"),
     ({"quantization_config": {"quant_method": "gptq"}},
      "quantization_config.quant_method is 'gptq', expected one of nvfp4 (quant)"),
     ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8', expected one of nvfp4"),
@@ -105,6 +112,34 @@ def test_model_that_is_named_must_be_that_of_its_config(shipped: Catalogue, chan
     finding = shipped.resolve_config({**MOE, **change}, "qwen3.6-35b-a3b").finding
     assert finding is not None
     assert said in finding.why
+
+
+SMALL: dict[str, Any] = {"name": "small", "quant": "bf16"}
+
+
+@pytest.mark.parametrize(("kind", "is_zero_centred"), [
+    ("qwen3_next", True), ("qwen3_5", True), ("qwen3_5_text", True), ("qwen3_5_moe", True), ("qwen3_6_moe_text", True),
+    ("qwen3", False), ("qwen3_moe", False), ("qwen2", False), ("llama", False), ("mistral", False),
+])  # fmt: skip
+def test_rule_of_norms_is_that_of_the_model_type(kind: str, is_zero_centred: bool) -> None:
+    right, wrong = (ModelTable(**SMALL, rms_norm_zero_centred=one) for one in (is_zero_centred, not is_zero_centred))
+    assert contradictions(right, {"model_type": kind}) == ()
+    rules = ("1 + weight", "the weight alone") if is_zero_centred else ("the weight alone", "1 + weight")
+    said = f"norms of model_type {kind!r} multiply by {rules[0]}, expected {rules[1]} (rms_norm_zero_centred)"
+    assert contradictions(wrong, {"text_config": {"model_type": kind}, "model_type": "other"}) == (said,)
+
+
+@pytest.mark.parametrize("kind", ["unheard_of", 7, None, ["qwen3_5"]])
+def test_rule_of_norms_of_a_type_that_nobody_knows_is_no_contradiction(kind: object) -> None:
+    for rule in (True, False):
+        assert contradictions(ModelTable(**SMALL, rms_norm_zero_centred=rule), {"model_type": kind}) == ()
+
+
+def test_context_that_yarn_stretches_may_be_longer_than_the_config_says() -> None:
+    rope = {"theta": 1e4, "yarn_factor": 4.0, "yarn_original_context": 1000}
+    for context, count in ((4000, 0), (4001, 1)):
+        model = ModelTable.model_validate({**SMALL, "context_length": context, "rope": rope})
+        assert len(contradictions(model, {"max_position_embeddings": 1000})) == count
 
 
 def test_many_contradictions_are_counted(shipped: Catalogue) -> None:

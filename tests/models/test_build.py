@@ -24,7 +24,7 @@ TINY: dict[str, Any] = {
     "layer_pattern": ["gdn", "full"], "ffn": "dense", "intermediate_size": 96, "vocab_size": 48, "rms_norm_eps": 1e-6,
     "attention": {"heads": 4, "kv_heads": 2, "head_dim": 64, "gated": True},
     "gdn": {"key_heads": 2, "key_dim": 16, "value_heads": 4, "value_dim": 16, "conv_width": 4},
-    "rope": {"theta": 1e7, "partial_factor": 0.25},
+    "rope": {"theta": 1e7, "partial_factor": 0.25}, "rms_norm_zero_centred": True,
 }  # fmt: skip
 MOE = {"ffn": "moe", "intermediate_size": None, "moe": {"experts": 4, "top_k": 2, "intermediate_size": 32}}
 

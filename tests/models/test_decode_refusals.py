@@ -1,6 +1,7 @@
 """The decode engine on the host: what means nothing, or does not fit, is refused before a pass."""
 
 import math
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,16 @@ from engines import PROMPTS, SIZES, Make
 from kernel_muster.models.decode import DecodeEngine, Sampling
 from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.generate import GreedyDecoder
+from kernel_muster.models.model import Model
+from kernel_muster.models.proposers.mtp import MtpProposer
 from kernel_muster.models.state import StateSizes
 from kernel_muster.registry.errors import ScratchError, UsageError
+
+
+def with_context(model: Model, context: int) -> Model:
+    """Return a model whose sequences end there."""
+    parts = {one.name: getattr(model, one.name) for one in fields(model)}
+    return Model(**parts | {"dims": replace(model.dims, context=context)})
 
 
 @pytest.mark.parametrize("wrong", [
@@ -232,3 +241,48 @@ def test_step_after_a_verify_pass_needs_its_tokens(engine_of: Any) -> None:
     with pytest.raises(UsageError, match="say which tokens they read"):
         engine.enqueue([one])
     assert one.length == 3
+
+
+def test_sequence_that_leaves_the_context_is_refused_before_its_first_pass(tiny: Make) -> None:
+    model = with_context(tiny("dense"), 12)
+    with DecodeEngine(model, SIZES, 64) as engine:
+        said = "a sequence grows to 13 tokens that are read, tiny has a context_length of 12"
+        with pytest.raises(UsageError, match=said):
+            engine.generate([[1, 2, 3, 4]], 10)
+        with pytest.raises(UsageError, match=said):
+            GreedyDecoder(model, engine.state).run([[1, 2, 3, 4]], 10)
+        assert len(engine.state._free_pages) == SIZES.pages
+        assert [len(row) for row in engine.generate([[1, 2, 3, 4]], 9).tokens] == [9]
+        one = engine.state.open()
+        engine.enqueue([one], [1])
+        one.length = 12
+        with pytest.raises(UsageError, match=said):
+            engine.enqueue([one], [1])
+        with pytest.raises(UsageError, match=said):
+            model.verify(engine.state, [one], [[1]])
+
+
+def test_prompt_that_leaves_the_context_is_refused_before_its_first_pass(tiny: Make) -> None:
+    model = with_context(tiny("dense", max_rows=4), 12)
+    state = model.new_state(SIZES)
+    for prefill in (model.prefill, Prefill(model, state, 64)):
+        one = state.open()
+        with pytest.raises(UsageError, match="a sequence grows to 13 tokens"):
+            next(prefill(state, [one], [[1] * 13]))
+        assert one.length == 0
+        list(prefill(state, [one], [[1] * 8]))
+        with pytest.raises(UsageError, match="a sequence grows to 13 tokens"):
+            next(prefill(state, [one], [[1] * 5]))
+        list(prefill(state, [one], [[1] * 4]))
+        assert one.length == 12
+
+
+@pytest.mark.parametrize("context", [12, 13, 14, 15, 64])
+def test_drafts_that_leave_the_context_are_not_made(tiny: Make, make_levers: Any, context: int) -> None:
+    plain = GreedyDecoder(tiny("dense"), tiny("dense").new_state(SIZES)).run([[1, 2, 3, 4]], 9)
+    model = with_context(tiny("dense"), context)
+    proposer = MtpProposer(model, make_levers(), 2, SIZES)
+    found = GreedyDecoder(model, model.new_state(SIZES), proposer).run([[1, 2, 3, 4]], 9)
+    assert found.tokens == plain.tokens
+    assert found.verify_steps > 0
+    assert found.plain_steps > 0 or context > 12
