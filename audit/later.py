@@ -1,5 +1,6 @@
 """What a model asked for after its boot: judged, and put into the report of a decode that may not go on."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kernel_muster.audit.report import FindingRow, Report
@@ -18,9 +19,8 @@ def late_rows(session: BootSession) -> tuple[FindingRow, ...]:
     return tuple(map(finding_row, judged_late(session).findings))
 
 
-def late_report(session: BootSession) -> Report:
-    """Return the boot's report with what happened since the seal; refused if that refuses."""
-    report, verdict, rows = session.report, judged_late(session), late_rows(session)
+def with_rows(report: Report, rows: Sequence[FindingRow]) -> Report:
+    """Return a report that tells and counts these findings too, before its own."""
     severities = [row.severity for row in rows]
     counts = replace(
         report.counts,
@@ -28,5 +28,10 @@ def late_report(session: BootSession) -> Report:
         warnings=report.counts.warnings + severities.count("warn"),
         notes=report.counts.notes + severities.count("note"),
     )
-    refused = replace(report, verdict="refused") if verdict.is_refused else report
-    return replace(refused, counts=counts, findings=(*rows, *report.findings))
+    return replace(report, counts=counts, findings=(*rows, *report.findings))
+
+
+def late_report(session: BootSession) -> Report:
+    """Return the boot's report with what happened since the seal; refused if that refuses."""
+    found = with_rows(session.report, late_rows(session))
+    return replace(found, verdict="refused") if judged_late(session).is_refused else found

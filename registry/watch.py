@@ -5,7 +5,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -169,10 +169,23 @@ def _place(error: BaseException) -> str:
     Where there is none, it is the last line of all; what imports modules for others has none that helps.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    foreign = [place for place in frames if _package(place[0]) not in _NOT_THE_AUTHORS]
+    foreign = _foreign(frames)
     if not foreign and frames and _package(frames[-1][0]) in _IMPORTING:
         return ""
-    return "".join(f" (at {frame.f_code.co_filename}:{line})" for frame, line in (foreign or frames)[-1:])
+    return _last(foreign or frames)
+
+
+def foreign_place(error: BaseException) -> str:
+    """Return the last line of somebody else's code that raised an exception, or called what did; empty without one."""
+    return _last(_foreign(traceback.walk_tb(error.__traceback__)))
+
+
+def _foreign(frames: Iterable[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    return [place for place in frames if _package(place[0]) not in _NOT_THE_AUTHORS]
+
+
+def _last(frames: list[tuple[FrameType, int]]) -> str:
+    return "".join(f" (at {frame.f_code.co_filename}:{line})" for frame, line in frames[-1:])
 
 
 def _package(frame: FrameType) -> str:

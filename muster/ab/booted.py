@@ -14,7 +14,7 @@ from kernel_muster.ab import nudge_plugin
 from kernel_muster.ab.decoders import Decoder, decoder_of, is_model, undecodable
 from kernel_muster.ab.metering import Meter, Recorded
 from kernel_muster.ab.nudging import Nudger
-from kernel_muster.ab.weights import weights_of
+from kernel_muster.ab.weights import unread_tensors, weights_of
 from kernel_muster.api import build_model
 from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted
@@ -42,13 +42,17 @@ _OF_WEIGHTS = tuple(f"{_PACKAGE}models.{name}" for name in ("checkpoints", "memo
 
 @frozen(kw_only=True)
 class Building:
-    """How a model is built and decoded: its size, its weights, and for how many sequences of how many tokens."""
+    """How a model is built and decoded: its size, its weights, and for how many sequences of how many tokens.
+
+    ``context`` is what there shall be room for, ``reads`` what the longest sequence has read in the end.
+    """
 
     sized: Sized
     folder: Path | None = None
     seed: int = 0
     sequences: int = 1
     context: int = 64
+    reads: int = 1
     stage: Stage | None = None
     progress: Progress | None = None
     profile: Profile = "serve"
@@ -123,7 +127,8 @@ class Booted:
     """A sealed boot whose model decodes.
 
     ``kernels`` says for each key that serves which code it is; ``recorded`` holds the launches of each recorded step.
-    ``drafting`` is the drafter's own boot, where one drafts in the place of the MTP head.
+    ``drafting`` is the drafter's own boot, where one drafts in the place of the MTP head. ``unread`` names the tensors
+    of a checkpoint that the model did not ask for.
     """
 
     session: BootSession
@@ -136,6 +141,7 @@ class Booted:
     kernels: dict[str, str] = field(default_factory=dict)
     recorded: dict[int, Recorded] = field(default_factory=dict)
     drafting: Drafting | None = None
+    unread: tuple[str, ...] = ()
 
     def prepare(self, sequences: int) -> None:
         """Record the step for so many sequences, and keep its launches."""
@@ -202,6 +208,7 @@ def boot_arm(
             if boot.manifest.dflash:
                 raise MusterError(f"{boot.manifest.name} drafts for another model: it decodes nothing by itself")
             sized = building.sized(boot.manifest)
+            _check_context(boot.manifest, building.reads)
             weights = weights_of(building.folder, building.seed, is_zero_centred=sized.model.rms_norm_zero_centred)
             model, decoder = decoder_of(
                 _built(sized, boot, weights), boot.levers, building.sequences, building.context,
@@ -214,12 +221,23 @@ def boot_arm(
         raise
     except MusterError as error:
         raise refused_arm(name, session.report, error) from error
-    booted = Booted(session, session.manifest, sized, model, decoder, seen["meter"], seen.get("nudger"))
+    booted = Booted(
+        session, session.manifest, sized, model, decoder, seen["meter"], seen.get("nudger"),
+        unread=unread_tensors(weights),
+    )  # fmt: skip
     if booted.nudger is not None:
         booted.nudger.contracts = session.kernels.catalog.contracts
         booted.nudger.find = lambda dtype: session.handle_of(KernelKey(nudge_plugin.NAME, f"nudge_{dtype}"))
     booted.kernels = kernels_of(session)
     return booted
+
+
+def _check_context(manifest: Manifest, reads: int) -> None:
+    """UsageError for more tokens than the model's context holds, before anything of it is built."""
+    most = manifest.model.context_length
+    if most is not None and reads > most:
+        said = f"{manifest.name} has a context_length of {most}"
+        raise UsageError(f"a sequence grows to {reads} tokens that are read, {said}: fewer --tokens, shorter prompts")
 
 
 def _in_layers(layers: Sequence[str]) -> str:

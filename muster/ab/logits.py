@@ -53,6 +53,15 @@ def not_finite(rows: Sequence[Sequence[Any]]) -> str:
     return ""
 
 
+def is_flat(rows: Sequence[Sequence[Any]]) -> bool:
+    """Whether every row of logits holds one number over and over, so that nothing chooses a token; of one logit, never.
+
+    What is no number is told by itself.
+    """
+    every = [np.asarray(values).astype(np.float64) for row in rows for values in row]
+    return bool(every) and all(len(values) > 1 and bool((values == values[0]).all()) for values in every)
+
+
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
     """Return the first position in which two sequences differ, or None."""
     for at, (mine, theirs) in enumerate(zip(one, other, strict=True)):

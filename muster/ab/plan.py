@@ -44,8 +44,8 @@ class Plan:
     def building(self) -> Building:
         """Return how each arm's model is built."""
         ahead = _BLOCK if self.drafter is not None else self.drafts or DRAFTS
+        whole = longest_prompt(self.prompts) + self.tokens
         return Building(
             sized=self.sized, folder=self.folder, seed=self.seed, sequences=max(self.sequences),
-            context=longest_prompt(self.prompts) + self.tokens + ahead + 1, stage=self.stage,
-            progress=self.progress,
+            context=whole + ahead + 1, reads=whole - 1, stage=self.stage, progress=self.progress,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kernel_muster.ab.decoders import Decoded
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import one_line
+from kernel_muster.registry.watch import foreign_place, one_line
 
 #: The reference arm once more, with the results of some kernels moved.
 FLOOR = "A, booted again to measure rounding,"
@@ -21,9 +21,9 @@ class ArmStopped(Exception):
 
 
 def raised_text(error: BaseException) -> str:
-    """Return what was raised, on one line, with the kernel in which that was, where the meter knows it."""
+    """Return what was raised, on one line, with its kernel where the meter knows it, and its line of a plugin."""
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return " ".join(f"{one_line(error)}{f' ({notes})' if notes else ''}".split())
+    return " ".join(f"{one_line(error)}{f' ({notes})' if notes else ''}{foreign_place(error)}".split())
 
 
 @contextmanager

@@ -5,21 +5,27 @@ from contextlib import contextmanager
 
 from kernel_muster.ab.booted import ArmRefused, Booted, Building, boot_arm
 from kernel_muster.ab.decoders import is_model
-from kernel_muster.ab.logits import not_finite
+from kernel_muster.ab.logits import is_flat, not_finite
 from kernel_muster.ab.prompts import made_prompts, read_prompts
 from kernel_muster.ab.runs import raised_text
 from kernel_muster.ab.sizes import size_text
-from kernel_muster.ab.weights import weights_text
+from kernel_muster.ab.weights import folded_names, weights_text
 from kernel_muster.audit.later import judged_late, late_report, late_rows
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
+#: More of a checkpoint's names are for the JSON.
+_MOST_NAMES = 12
+
 
 @frozen(kw_only=True)
 class ShortDecode:
-    """What was decoded. ``size`` says what was reduced; empty at full size. ``late`` was asked for after the seal."""
+    """What was decoded. ``size`` says what was reduced; empty at full size. ``late`` was asked for after the seal.
+
+    ``is_flat``: in each row of logits all are the same. ``unused`` names tensors of a checkpoint that nothing read.
+    """
 
     size: str
     weights: str
@@ -31,6 +37,14 @@ class ShortDecode:
     step_ms: float
     is_finite: bool
     late: tuple[FindingRow, ...] = ()
+    # since 1.3
+    is_flat: bool = False
+    unused: tuple[str, ...] = ()
+
+    @property
+    def has_computed(self) -> bool:
+        """Whether the logits say anything."""
+        return self.is_finite and not self.is_flat
 
     @property
     def _times(self) -> str:
@@ -51,7 +65,14 @@ class ShortDecode:
             found.append(f"the builder calls itself {self.maturity}: nothing that serves may use it")
         if not self.is_finite:
             found.append("logits are not finite: this model computes nothing")
+        if self.is_flat:
+            found.append("all logits of a row are equal, at every token: this model computes nothing")
+            found.append("norms that fit the weights? model.rms_norm_zero_centred says what they multiply by")
         return found
+
+    def unused_lines(self) -> list[str]:
+        """Name what a checkpoint has and nothing read; with layers left out, most of it is theirs."""
+        return folded_names(self.unused, 1 if self.size else _MOST_NAMES)
 
 
 @contextmanager
@@ -95,4 +116,6 @@ def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Seque
         step_ms=1e3 * sum(found.step_s) / max(len(found.step_s), 1),
         late=late_rows(booted.session),
         is_finite=not not_finite(found.logits),
+        is_flat=is_flat(found.logits),
+        unused=booted.unread,
     )

@@ -1,5 +1,7 @@
 """The weights that both arms read: from a checkpoint, or random from a seed, so that every kernel's work shows."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from kernel_muster.models.random_weights import RandomWeights
@@ -10,6 +12,7 @@ from kernel_muster.registry.errors import UsageError
 #: whatever stands before them. In a delta net they do so in every model.
 _PLAIN = (".gdn.norm",)
 _ALL = ("norm", "norm.weight")
+_NUMBER = re.compile(r"\d+")
 
 
 def weights_of(
@@ -23,6 +26,25 @@ def weights_of(
     if not folder.is_dir():
         raise UsageError(f"{option}: {folder} is no folder")
     return CheckpointWeights(open_checkpoint(folder))
+
+
+def unread_tensors(weights: WeightSource) -> tuple[str, ...]:
+    """Name the tensors of a checkpoint that a builder asked for nothing of; none where it asked for nothing at all.
+
+    Such a builder reads the checkpoint in a way of its own.
+    """
+    report = getattr(weights, "report", None)  # random weights have none
+    found = report() if report is not None else None
+    return tuple(found.unused) if found is not None and found.used else ()
+
+
+def folded_names(names: Iterable[str], most: int) -> list[str]:
+    """Return names of tensors, those that differ in numbers alone as one, up to so many."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("*", name), []).append(name)
+    lines = [f"{key} ({len(group)})" if len(group) > 1 else group[0] for key, group in groups.items()]
+    return lines if len(lines) <= most + 1 else [*lines[:most], f"... ({len(lines) - most} more: --format json)"]
 
 
 def weights_text(folder: Path | None, seed: int) -> str:

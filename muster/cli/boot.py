@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kernel_muster.audit.opening import Wanted
     from kernel_muster.audit.report import Report
 
-#: 1.2: what a decode asked for ``late``.
-SCHEMA, VERSION = "kernel-muster/boot", "1.2"
+#: 1.2: what a decode asked for ``late``. 1.3: whether logits are ``is_flat``, what of a checkpoint is ``unused``.
+SCHEMA, VERSION = "kernel-muster/boot", "1.3"
 
 Sequences = Annotated[int, typer.Option(min=1, max=128, help="Sequences decoded together.")]
 Tokens = Annotated[int, typer.Option(min=1, max=4096, help="New tokens of each sequence.")]
@@ -100,10 +100,10 @@ def boot(
     )  # fmt: skip
     is_reduced = reduced if reduced is not None else target == CPU and weights is None
     limits = HOST if target == CPU else DEVICE
+    whole = longest_prompt(prompt or ()) + tokens
     building = Building(
         sized=sizing(is_reduced=is_reduced, layers=layers, limits=limits), folder=weights, seed=seed,
-        sequences=sequences, context=longest_prompt(prompt or ()) + tokens, stage="loaded", profile=profile.value,
-        as_of=as_of_date,
+        sequences=sequences, context=whole, reads=whole - 1, stage="loaded", profile=profile.value, as_of=as_of_date,
     )  # fmt: skip
     check_count(prompt or (), sequences)
     check_writable(output)
@@ -121,6 +121,8 @@ def boot(
     if failure is not None:
         complain(f"the model's builder failed: {describe(failure)}")
         complain_traceback(failure, verbose)
+    elif isinstance(found, ArmRefused) and found.__cause__ is not None:
+        complain_traceback(found.__cause__, verbose)
     return _code(audited.report, found)
 
 
@@ -129,23 +131,35 @@ def _code(report: "Report", found: "ShortDecode | ArmRefused | None") -> int:
         return REFUSED if report.is_refused else INTERNAL
     if getattr(found, "failure", None) is not None:
         return INTERNAL
-    return PASSED if getattr(found, "is_finite", False) else REFUSED
+    return PASSED if getattr(found, "has_computed", False) else REFUSED
 
 
 def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str:
     from kernel_muster.ab.short_decode import ShortDecode
     from kernel_muster.audit.render_sections import headline
 
-    first = headline(report)
+    first = headline(_whole(report, found))
     if found is None:
         return first
-    if isinstance(found, ShortDecode) and found.is_finite:
+    if isinstance(found, ShortDecode) and found.has_computed:
         size = " at reduced size" if found.size else ""
         return f"{first}; decoded {found.sequences} x {len(found.tokens[0])} tokens{size}"
     _, subject, rest = first.split(": ", 2)
     if getattr(found, "failure", None) is not None:
         return f"INCOMPLETE: {subject}: the model was not built with weights; its audit passed: {rest}"
     return f"REFUSED: {subject}: {_undecoded(found)}; its audit passed: {rest}"
+
+
+def _whole(report: "Report", found: "ShortDecode | ArmRefused | None") -> "Report":
+    """Return the audit's report with what the decode adds to its findings, so that all are counted in one place."""
+    from kernel_muster.ab.short_decode import ShortDecode
+    from kernel_muster.audit.later import with_rows
+
+    if isinstance(found, ShortDecode):
+        return with_rows(report, found.late)
+    if found is None:
+        return report
+    return with_rows(report, [row for row in found.report.findings if row not in report.findings])
 
 
 def _undecoded(found: "ShortDecode | ArmRefused") -> str:
@@ -170,18 +184,19 @@ def _show(
 
 
 def _sections(report: "Report", found: "ShortDecode | ArmRefused | None", *, verbose: bool) -> Any:
-    """Yield what refuses first, then the decode, then the rest of the report."""
+    """Yield the decode, then its findings and the audit's, then the rest of the report."""
     from kernel_muster.ab.short_decode import ShortDecode
-    from kernel_muster.audit.render_sections import Section, finding_sections, sections
+    from kernel_muster.audit.render_plain import plural
+    from kernel_muster.audit.render_sections import Section, sections
 
     if isinstance(found, ShortDecode):
-        yield Section("Decode", "" if found.is_finite else "refuse", lines=tuple(found.lines()))
-        yield from finding_sections(found.late, verbose=verbose)
+        yield Section("Decode", "" if found.has_computed else "refuse", lines=tuple(found.lines()))
+        if found.unused:
+            title = f"Checkpoint: {plural(len(found.unused), 'tensor')} that the model did not ask for"
+            yield Section(title, "note", lines=tuple(found.unused_lines()))
     elif found is not None:
         yield Section(f"Decode: {_undecoded(found)}", "refuse", lines=(found.why,) if found.why else ())
-        own = [row for row in found.report.findings if row not in report.findings]  # the audit's follow below
-        yield from finding_sections(own, verbose=verbose)
-    yield from sections(report, verbose=verbose)
+    yield from sections(_whole(report, found), verbose=verbose)
 
 
 def _document(report: "Report", found: "ShortDecode | ArmRefused | None") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernel_muster.models.build import MATURITY
 from kernel_muster.registry.findings import Finding
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 CPU = ("--target", "cpu")
 
@@ -231,8 +231,8 @@ theta = 1e4
 """
 
 
-def write_checkpoint(folder: Path) -> None:
-    """Write a dense BF16 model of two layers."""
+def write_checkpoint(folder: Path, *more: str) -> None:
+    """Write a dense BF16 model of two layers, with ``more`` tensors that it does not have."""
     rng = np.random.default_rng(0)
     shapes = {"model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,), "lm_head.weight": (64, 32)}
     for layer in ("model.layers.0", "model.layers.1"):
@@ -240,6 +240,7 @@ def write_checkpoint(folder: Path) -> None:
         shapes |= {f"{layer}.self_attn.{n}_proj.weight": (rows, 32) for n, rows in (("q", 128), ("k", 64), ("v", 64))}
         shapes |= {f"{layer}.self_attn.o_proj.weight": (32, 128), f"{layer}.mlp.down_proj.weight": (32, 48)}
         shapes |= {f"{layer}.mlp.{name}_proj.weight": (48, 32) for name in ("gate", "up")}
+    shapes |= dict.fromkeys(more, (2, 2))
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     tensors = {name: (rng.standard_normal(shape) / 4).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
@@ -279,10 +280,63 @@ def test_checkpoint_of_another_size_is_what_is_wrong_and_not_the_manifest(cli: A
     assert "correct the manifest" not in ran.out
 
 
+def small_manifest(folder: Path, more: str = "") -> Path:
+    """Write the manifest of that model."""
+    file = folder / "MODEL.toml"
+    file.write_text('[model]\nname = "small"\nquant = "bf16"\nmodel_type = "qwen3_5"\n' + more + SMALL)
+    return file
+
+
+def test_tensors_of_a_checkpoint_that_nothing_reads_are_named(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    vision = [f"model.visual.blocks.{at}.attn.qkv.weight" for at in range(3)]
+    write_checkpoint(folder, "model.layers.0.mlp.extra.weight", *vision)
+    common = ("boot", "--manifest", small_manifest(cli.folder), *CPU, "--weights", folder, "--tokens", "2")
+    ran = cli(*common)
+    assert ran.code == 0, ran.out
+    told = ran.out[ran.out.index("Checkpoint: ") :].partition("\n\n")[0].splitlines()
+    assert told == [
+        "Checkpoint: 4 tensors that the model did not ask for",
+        "  model.layers.0.mlp.extra.weight",
+        "  model.visual.blocks.*.attn.qkv.weight (3)",
+    ]
+    assert cli(*common, "--format", "json").json["decode"]["unused"] == ["model.layers.0.mlp.extra.weight", *vision]
+    assert "Checkpoint: " not in cli("boot", "qwen3.6-27b", *CPU, "--tokens", "2").out
+
+
+def test_model_whose_norms_are_read_by_the_wrong_rule_is_refused_before_it_decodes(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    write_checkpoint(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3_5_text"}')
+    ran = cli("boot", "--manifest", small_manifest(cli.folder), *CPU, "--weights", folder)
+    assert ran.code == 1
+    assert "norms of model_type 'qwen3_5_text' multiply by 1 + weight, expected the weight alone" in ran.out
+    right = small_manifest(cli.folder, "rms_norm_zero_centred = true\n")
+    assert cli("boot", "--manifest", right, *CPU, "--weights", folder).code == 0
+
+
+def test_checkpoint_whose_norms_are_all_zero_computes_nothing(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    write_checkpoint(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: 0 * v if "norm" in n else v for n, v in tensors.items()}, folder / "model.safetensors")
+    ran = cli("boot", "--manifest", small_manifest(cli.folder), *CPU, "--weights", folder)
+    assert ran.code == 1
+    assert ran.out.startswith("REFUSED: small on cpu: the model did not decode; its audit passed: ")
+    assert "all logits of a row are equal, at every token: this model computes nothing" in ran.out
+
+
+def test_more_tokens_than_the_context_holds_are_a_usage_error(cli: Any) -> None:
+    manifest = small_manifest(cli.folder, "context_length = 512\n")
+    ran = cli("boot", "--manifest", manifest, *CPU, "--full", "--tokens", "600", "--prompt", "a")
+    assert (ran.code, ran.out) == (2, "")
+    assert "a sequence grows to 600 tokens that are read, small has a context_length of 512" in ran.err
+
+
 def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> None:
     file = cli.folder / "boot.md"
     ran = boot("--format", "markdown", "--output", file)
     assert ran.code == 0
     assert file.read_text().startswith("## PASSED: qwen3.6-27b on cpu")
     assert "### Decode" in file.read_text()
-    assert json.loads(boot("--format", "json").out)["version"] == "1.2"
+    assert json.loads(boot("--format", "json").out)["version"] == "1.3"

@@ -117,6 +117,8 @@ def test_boot_says_that_the_time_has_the_prompts_in_it(counts: Any) -> None:
         ("logits[0][1] = np.empty(0)", "logits are float64 (0,), expected"),
         ("logits[0][1] = logits[0][1].astype('U')", "expected a NumPy array (V,) of floats"),
         ("logits[0][1][3] = np.nan", "logits are not finite: this model computes nothing"),
+        ("logits = [[0 * row for row in rows] for rows in logits]", "all logits of a row are equal, at every token"),
+        ("raise SystemError('in here')", "decoding stopped: SystemError: in here (at "),
         ("logits[0][1] = logits[0][1].astype(bool)", "logits are bool (16,), expected a NumPy array (V,) of floats"),
         ("logits[0][1] = logits[0][1].astype(np.int8)", "logits are int8 (16,), expected a NumPy array (V,) of floats"),
         ("logits[0][1] = np.ma.array(logits[0][1])", "logits are MaskedArray, expected a NumPy array (V,) of floats"),
@@ -172,12 +174,56 @@ def test_kernel_that_is_found_while_a_model_decodes_is_noted_and_refuses_nothing
     ran = counts("boot", what=LATE.format(name="double"))
     assert ran.code == 0
     assert "Notes: 1 LATE_HIT" in ran.out
-    assert "Warnings: 1 LATE_HIT" in counts("boot", "--profile", "qualify", what=LATE.format(name="double")).out
+    qualified = counts("boot", "--profile", "qualify", what=LATE.format(name="double")).out
+    assert "Warnings: 1 LATE_HIT" in qualified
+    assert "; 1 warning, 0 notes; decoded" in qualified.splitlines()[0]
     compared = counts("ab", "--sequences", "1", "--format", "json", what=LATE.format(name="double"))
     assert (compared.code, compared.json["verdict"]) == (0, "equal")
     informs = [check["text"] for check in compared.json["models"][0]["checks"] if check["name"] == "late"]
     assert len(informs) == 2
     assert informs[0].startswith("LATE_HIT: acme::double: asked for ")
+
+
+def test_what_decoding_adds_is_counted_and_numbered_with_the_audits_findings(counts: Any) -> None:
+    vocab = 'vocab_size = 16\n[expected_absent.acme]\ngone = "no layer of it asks"'
+    ran = counts("boot", what=LATE.format(name="triple"), vocab=vocab)
+    assert "; 1 warning, 0 notes" in ran.out.splitlines()[0]
+    assert "  1. LATE_MISS acme::triple" in ran.out
+    assert "  2. UNUSED_WAIVER acme::gone" in ran.out
+    asks = LATE.format(name="double")
+    ran = counts("boot", "--profile", "qualify", what=asks, vocab=vocab)  # the audit's own refusal: nothing decodes
+    assert (ran.code, "LATE_HIT" in ran.out) == (1, False)
+
+
+@pytest.mark.parametrize(("what", "code"), [
+    ("logits[0] = [0 * row for row in logits[0]]", 0),
+    ("logits = [[0 * row for row in rows] for rows in logits]", 1),
+])  # fmt: skip
+def test_one_row_of_logits_that_says_something_is_enough(counts: Any, what: str, code: int) -> None:
+    ran = counts("boot", "--format", "json", what=what)
+    assert (ran.code, ran.json["decode"]["is_flat"]) == (code, bool(code))
+
+
+def test_traceback_of_what_a_model_raises_while_it_decodes_is_shown_on_demand(counts: Any) -> None:
+    raises = "raise SystemError('in here')"
+    assert counts("boot", what=raises).err == ""
+    shown = counts("boot", "--verbose", what=raises)
+    assert "muster: Traceback (most recent call last):\n" in shown.err
+    assert "SystemError: in here" in shown.err
+
+
+def test_context_of_a_manifest_ends_every_models_sequences(counts: Any) -> None:
+    def boot(context: int, *arguments: object) -> Any:
+        return counts("boot", "--prompt", "abc", *arguments, vocab=f"vocab_size = 16\ncontext_length = {context}")
+
+    assert boot(6).code == 0
+    ran = boot(5)
+    said = "a sequence grows to 6 tokens that are read, tiny has a context_length of 5: fewer --tokens, shorter prompts"
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert boot(71).code == 0
+    ran = counts("ab", "--sequences", "1", vocab="vocab_size = 16\ncontext_length = 74")
+    assert (ran.code, "a sequence grows to 75 tokens" in ran.err) == (2, True)
 
 
 def test_rows_that_a_model_overwrites_later_are_compared_as_they_were_returned(counts: Any) -> None:
