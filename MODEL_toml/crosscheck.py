@@ -15,6 +15,7 @@ from kernel_muster.MODEL_toml.wording import dotted, shown
 from kernel_muster.registry.keys import KernelKey, did_you_mean
 from kernel_muster.registry.levers import Lever
 
+NO_LEVER = "nobody declares a lever"
 _TABLES = ("expected_absent", "expected_present")
 
 
@@ -112,7 +113,7 @@ def lever_scope_problems(scopes: Iterable[tuple[Path, str]], declared: Mapping[s
     for path, text in scopes:
         name, _, value = text.partition("=")
         if name not in declared:
-            why = f"{dotted(path)}: nobody declares a lever {name}{did_you_mean(name, declared)}"
+            why = f"{dotted(path)}: {NO_LEVER} {name}{did_you_mean(name, declared)}"
             yield Problem(path, why, "muster levers lists all of them")
             continue
         try:

@@ -184,6 +184,12 @@ def _as_path(text: str) -> str:
     return ", and there is no such file or folder" if text.startswith((".", "/", "~")) or text.endswith("/") else ""
 
 
+def misfit(manifest: Manifest, config: str | Path) -> Finding | None:
+    """Say why a config.json (or the one in a folder) is not of a manifest's model; UsageError if it cannot be read."""
+    content = read_config(Path(config))
+    return _agreed(_compared(Resolution(manifest, None), content), content).finding
+
+
 def _compared(named: Resolution, config: Mapping[str, Any]) -> Resolution:
     """Refuse a model resolved by name whose config.json says another type or size than its manifest."""
     manifest = named.manifest

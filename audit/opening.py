@@ -8,10 +8,10 @@ from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.reporting import opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.tuning.choose import Chosen, read_tuned_levers
-from kernel_muster.audit.verdict import judge
+from kernel_muster.audit.verdict import judge_opening
 from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.MODEL_toml.resolve import Catalogue
+from kernel_muster.MODEL_toml.resolve import Catalogue, has_config, misfit
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.discovery import discover
 from kernel_muster.registry.errors import BootRefused, UsageError
@@ -25,7 +25,7 @@ from kernel_muster.registry.values import frozen
 class Wanted:
     """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model.
 
-    ``model`` beside ``manifest`` must be the name of what that file describes.
+    ``model`` beside ``manifest`` must be the name of what that file describes, or a folder whose config.json fits it.
     """
 
     model: str | None = None
@@ -82,7 +82,7 @@ def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog,
     target, no_target = resolve_target(wanted.target)
     levers, findings, _ = read_tuned_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)], target)
     findings = [*catalog.findings, *with_lines(findings, None), *([no_target] if no_target else [])]
-    verdict = judge(findings, "serve")
+    verdict = judge_opening(catalog, findings, "serve")
     if verdict.is_refused or target is None:
         report = opening_report(
             verdict,
@@ -122,14 +122,18 @@ def is_of(manifest: Manifest, model: str) -> bool:
 def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, list[Finding]]:
     """Load the file that was named, or resolve the model among all manifests.
 
-    UsageError if a model was named too and the file is of another: its waivers and levers are not that model's.
+    UsageError if a model was named too and the file is of another: its waivers and levers are not that model's. Of a
+    folder its config.json says whether the file is of that model.
     """
     if wanted.manifest is not None:
         found, problems = load_manifest(wanted.manifest, levers=catalog.levers)
-        if found is not None and wanted.model is not None and not is_of(found, wanted.model):
-            why = f"{wanted.manifest} describes {found.name!r}, not {wanted.model!r}"
-            raise UsageError(f"{why}: name no model, or name the other manifest")
-        return found, problems
+        if found is None or wanted.model is None or is_of(found, wanted.model):
+            return found, problems
+        if has_config(wanted.model):
+            other = misfit(found, wanted.model)
+            return (found, problems) if other is None else (None, [*problems, other])
+        why = f"{wanted.manifest} describes {found.name!r}, not {wanted.model!r}"
+        raise UsageError(f"{why}: name no model, or name the other manifest")
     folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *wanted.manifest_folders)
     catalogue = Catalogue.from_folders(folders, levers=catalog.levers)
     if wanted.config is not None:

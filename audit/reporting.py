@@ -74,6 +74,7 @@ def opening_report(
     target: str,
     profile: Profile,
     as_of: str,
+    manifest: str = "",
 ) -> Report:
     """Report a boot that was refused before its model could be built."""
     return Report(
@@ -82,7 +83,7 @@ def opening_report(
         degraded=False,
         complete=False,
         model=model,
-        manifest="",
+        manifest=manifest,
         target=target,
         arch="",
         device="",

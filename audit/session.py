@@ -273,13 +273,14 @@ class BootSession:
     def _opening_judged(self, opening: Opening) -> Report:
         findings = (*opening.findings, *self._observers_failed)
         verdict = judge_opening(opening.catalog, findings, self._options.asked.profile)
-        wanted = self._wanted
+        wanted, found = self._wanted, opening.manifest
         return opening_report(
             verdict,
             self._options.muster_version,
             catalog=opening.catalog,
             levers=opening.levers,
-            model=str(wanted.manifest or wanted.model or wanted.config or ""),
+            model=str(wanted.manifest or wanted.model or wanted.config or "") if found is None else found.name,
+            manifest="" if found is None else str(found.path),
             target=wanted.target or "",
             profile=self._options.asked.profile,
             as_of=self._as_of.isoformat(),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
+from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
 from kernel_muster.registry.builders import NO_BUILDER
 from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
@@ -57,12 +58,7 @@ def _is_absent(evidence: Evidence, key: KernelKey) -> bool:
 
 def judge_opening(catalog: Catalog, findings: Iterable[Finding], profile: Profile) -> Verdict:
     """Return the verdict of a boot that ended before its model was built."""
-    found = list(findings)
-    causes, rest = link_consequences(
-        catalog,
-        [finding for finding in found if finding.code != "UNKNOWN_MODEL"],
-        [finding for finding in found if finding.code == "UNKNOWN_MODEL"],
-    )
+    causes, rest = link_consequences(catalog, findings, ())
     return judge((*causes, *rest), profile)
 
 
@@ -103,9 +99,10 @@ def _key(finding: Finding) -> KernelKey:
 def link_consequences(
     catalog: Catalog, opening: Iterable[Finding], found: Iterable[Finding]
 ) -> tuple[tuple[Finding, ...], list[Finding]]:
-    """Move what a failed plugin explains into that plugin's finding: misses, a model or a builder that is not there."""
-    causes, rest = list(opening), []
-    for finding in found:
+    """Move what a failed plugin explains into that plugin's finding: misses, and models, builders and levers."""
+    whole = list(opening)
+    causes, rest = [finding for finding in whole if _lacking(finding) is None], []
+    for finding in (*(finding for finding in whole if _lacking(finding) is not None), *found):
         plugin = _failed_provider(catalog, finding)
         hook = _lacking(finding)
         plugins = [row for row in catalog.plugins if _may_have(row, hook)] if hook else [plugin] if plugin else []
@@ -129,8 +126,12 @@ def _lacking(finding: Finding) -> str | None:
     """Return the hook through which a plugin would have given what a finding lacks; a misspelt name lacks nothing."""
     if finding.code == "REQUEST_NOT_HONORED" and NO_BUILDER in finding.why:
         return "muster_models"
-    if finding.code == "UNKNOWN_MODEL" and not finding.where and "did you mean" not in finding.why:
+    if "did you mean" in finding.why:
+        return None
+    if finding.code == "UNKNOWN_MODEL" and not finding.where:
         return "muster_manifests"
+    if finding.code in ("UNKNOWN_LEVER", "BAD_MANIFEST") and NO_LEVER in finding.why:
+        return "muster_levers"
     return None
 
 

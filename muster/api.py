@@ -44,9 +44,9 @@ def boot(
 
     One of ``model`` (a name, a Hugging Face id, or a folder with a config.json), ``manifest`` (a MODEL.toml) and
     ``config`` (a config.json, with ``model`` as the reference that breaks ties) says which model it is; ``model``
-    beside ``manifest`` must be what that file describes. ``levers`` replaces the environment. UsageError if the
-    arguments make no sense, or on entering where that file is of another model; what is wrong with the world is a
-    finding.
+    beside ``manifest`` must be what that file describes, or a folder whose config.json fits it. ``levers`` replaces the
+    environment. UsageError if the arguments make no sense, or on entering where that file is of another model; what is
+    wrong with the world is a finding.
     """
     if model is None and manifest is None and config is None:
         raise UsageError("name a model, a manifest or a config.json")

@@ -342,6 +342,35 @@ def test_failed_plugin_explains_that_nobody_describes_the_model(world):
     assert world.run(world.ask(), plugins, None, model="acme-1b").codes == ["PLUGIN_LOAD_FAILED", "UNKNOWN_MODEL"]
 
 
+def test_failed_plugin_explains_that_nobody_declares_its_lever(world):
+    plugins = {"acme": world.plugin(levers=failing)}
+    levers = {"MUSTER_ACME_SCALE": "1"}
+    outcome = world.run(world.ask(), plugins, levers=levers)
+    assert outcome.codes == ["PLUGIN_LOAD_FAILED"]
+    said = "UNKNOWN_LEVER MUSTER_ACME_SCALE: nobody declares a lever MUSTER_ACME_SCALE"
+    assert outcome.finding("PLUGIN_LOAD_FAILED").explains == (said,)
+    manifest = world.manifest("[expected_absent.acme.gone]\nreason = 'not there yet'\nlevers = ['MUSTER_ACME_SCALE=1']")
+    scoped = world.run(world.ask(), plugins, manifest)
+    assert scoped.codes == ["PLUGIN_LOAD_FAILED"]
+    assert "nobody declares a lever MUSTER_ACME_SCALE" in scoped.finding("PLUGIN_LOAD_FAILED").explains[0]
+    with pytest.raises(km.BootRefused) as refused:
+        km.open_registry("cpu", levers=levers, local_plugins=plugins)
+    assert [row.code for row in refused.value.report.findings] == ["PLUGIN_LOAD_FAILED"]
+    without = {"acme": world.plugin(kernels=failing)}  # it has no levers
+    assert world.run(world.ask(), without, levers=levers).codes == ["PLUGIN_LOAD_FAILED", "UNKNOWN_LEVER"]
+    misspelt = {"MUSTER_DISABEL": "acme::mul"}
+    assert world.run(world.ask(), plugins, levers=misspelt).codes == ["PLUGIN_LOAD_FAILED", "UNKNOWN_LEVER"]
+
+
+def test_boot_that_is_refused_on_opening_names_its_model_and_manifest(world):
+    manifest = world.manifest()
+    report = world.run(world.ask(), {}, manifest, levers={"MUSTER_NOPE": "1"}).report
+    assert (report.model, report.manifest) == ("tiny", str(manifest))
+    manifest.write_text("[model")
+    report = world.run(world.ask(), {}, manifest).report
+    assert (report.model, report.manifest) == (str(manifest), "")
+
+
 def test_observer_sees_a_boot_that_was_refused_on_opening(world):
     seen = []
     plugins = {"watch": world.plugin(audit_finished=lambda report: seen.append(report.verdict))}
@@ -350,6 +379,24 @@ def test_observer_sees_a_boot_that_was_refused_on_opening(world):
 
 
 # a model and a manifest
+
+
+def test_boot_takes_the_manifest_that_the_config_of_a_folder_fits(world, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "acme_type", "hidden_size": 64}')
+    manifest = world.manifest(model='model_type = "acme_type"\nhidden_size = 64')
+    outcome = world.run(world.ask("acme::add"), {"acme": world.acme("acme::add")}, manifest, model=str(tmp_path))
+    assert (outcome.codes, outcome.report.model) == ([], "tiny")
+    for other, said in (
+        ('model_type = "acme_type"\nhidden_size = 32', "but the config.json says model_type acme_type, hidden_size 64"),
+        ('model_type = "acme_type"\nhidden_size = 64\nvocab_size = 7', "vocab_size is 9, expected 7"),
+    ):
+        (tmp_path / "config.json").write_text('{"model_type": "acme_type", "hidden_size": 64, "vocab_size": 9}')
+        refused = world.run(world.ask(), {}, world.manifest(model=other), model=str(tmp_path))
+        assert refused.codes == ["UNKNOWN_MODEL"]
+        assert said in refused.finding("UNKNOWN_MODEL").why
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(km.UsageError, match="is not valid JSON"):
+        world.run(world.ask(), {}, manifest, model=str(tmp_path))
 
 
 def test_boot_refuses_a_manifest_of_another_model_than_the_one_named(world):
