@@ -98,6 +98,10 @@ class Builder:
         """Return what is to be said of all builds together."""
         return () if self._cache is None else self._cache.findings()
 
+    def waits(self) -> tuple[str, ...]:
+        """Return the locks of other processes that builds wait for."""
+        return () if self._cache is None else tuple(self._cache.waits)
+
     def build(self, request: BuildRequest) -> Built:
         """Return the machine code that a request asks for, or raise BuildFailure."""
         return self.finish(self.begin(request))

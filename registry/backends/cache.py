@@ -2,7 +2,8 @@
 
 An entry's name is the digest of everything that determines its content, so that an entry is never wrong for its
 name, only damaged; whatever is not exactly what was written is built anew. Entries appear by rename, one process
-builds a key while the others wait for it, and the least recently used go when the folder grows too large.
+builds a key while the others wait for it, but not for ever, and the least recently used go when the folder grows too
+large.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.logs import logger
 
 # Part of the magic: another layout of the file never reads as this one.
 _MAGIC = b"kernel-muster cubin 1\n"
@@ -25,6 +27,9 @@ _HEAD = struct.Struct(f"<{len(_MAGIC)}s32s32sQ")  # magic, key, digest of the re
 DEFAULT_MAX_BYTES = 1 << 29
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _POLL_SECONDS = 0.01
+#: How long another process is waited for, which may be suspended: a source takes some seconds. A second build of a key
+#: costs no more than that.
+LOCK_SECONDS = 60.0
 
 
 def cache_key(parts: Iterable[bytes]) -> str:
@@ -46,14 +51,18 @@ class BuildCache:
 
     A folder that cannot be made, or that others can write to, is neither read nor written: its code would run with
     this process's rights. ``problems`` collects what kept an entry from being stored, also a full disk: no build fails
-    for it, and ``findings`` tells it.
+    for it, and ``findings`` tells it. ``waits`` are the locks that somebody else holds and threads here wait for.
     """
 
-    def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, folder: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES, lock_seconds: float = LOCK_SECONDS
+    ) -> None:
         self.folder = (default_cache_dir() if folder is None else Path(folder)).absolute()
         self.max_bytes = max_bytes
         self.problems: list[str] = []
         self.unusable = _unusable(self.folder)
+        self.waits: list[str] = []
+        self._patience = lock_seconds
         self._unkept: dict[str, Compiled] = {}
 
     def findings(self) -> tuple[Finding, ...]:
@@ -86,7 +95,7 @@ class BuildCache:
         """Return what is stored under a key, or build and store it; and whether it was there.
 
         Of all processes and threads that want a key, one builds it. If ``build`` raises, nothing is stored, and the
-        next of those that wait tries.
+        next of those that wait tries. One that has waited too long builds it beside the other.
         """
         if (found := self.get(key)) is not None:
             return found, True
@@ -96,7 +105,7 @@ class BuildCache:
             return compiled, False
         lock = FileLock(self._lock(key), poll_interval=_POLL_SECONDS)
         try:
-            lock.acquire()
+            self._acquire(lock)
         except OSError as error:
             self._note("could not be locked", error)
             return build(), False
@@ -112,6 +121,21 @@ class BuildCache:
             return compiled, False
         finally:
             lock.release()
+
+    def _acquire(self, lock: FileLock) -> None:
+        """Take a lock, or go on without it where its owner keeps it too long."""
+        try:
+            lock.acquire(timeout=0)
+            return
+        except Timeout:
+            self.waits.append(lock.lock_file)
+        try:
+            lock.acquire(timeout=self._patience)
+        except Timeout:
+            self._patience = 0.0  # what does not end may hold the others too
+            logger().info("cache.lock_kept", lock=lock.lock_file, effect="built without it")
+        finally:
+            self.waits.remove(lock.lock_file)
 
     def _note(self, what: str, error: OSError) -> None:
         self.problems.append(f"{what}: {error.strerror or error}")

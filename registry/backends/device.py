@@ -13,6 +13,7 @@ from typing import Any
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.backends.cache import LOCK_SECONDS
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, idle_problem, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
 from kernel_muster.registry.backends.prepared import InOrder, LaunchFailed, PreparedLaunch, bindings, checked
@@ -28,6 +29,10 @@ from kernel_muster.registry.watch import cause_chain, one_line
 
 # A vector load of 16 bytes is the widest that kernels use.
 ALIGNMENT = 16
+
+
+def _waiting(lock: str) -> str:
+    return f"waiting for another process, which holds {lock}; for {LOCK_SECONDS:g} s at most"
 
 
 class BuildRunner:
@@ -66,7 +71,13 @@ class BuildRunner:
         """Wait for all builds that were started, and end the pool's threads; later builds run where they are asked."""
         if progress is not None and self._pool.requested:  # the first may take long
             progress(0, self._pool.requested, f"builds for {self._arch}, {self._pool.requested} in all")
-        self._pool.join(lambda p: progress(p.done, p.total, f"build of {p.outcome.request.name}") if progress else None)
+        if progress is None:
+            self._pool.join()
+        else:
+            self._pool.join(
+                lambda p: progress(p.done, p.total, f"build of {p.outcome.request.name}"),
+                lambda done, total, lock: progress(done, total, _waiting(lock)),
+            )
         self._pool.close()
 
     def built(self, spec: KernelSpec) -> Outcome:

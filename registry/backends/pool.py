@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -17,6 +17,8 @@ from kernel_muster.registry.values import frozen
 
 # A compilation takes some 100 MB; more at once than this gains little and could take a small machine down.
 _MOST_WORKERS = 16
+# How soon it is seen that builds wait for another process.
+_LOOK_SECONDS = 1.0
 
 
 @frozen
@@ -90,16 +92,30 @@ class BuildPool:
         wait(list(self._futures.values()))
         self._executor.shutdown(wait=True)
 
-    def join(self, progress: Callable[[Progress], None] | None = None) -> tuple[Outcome, ...]:
+    def join(
+        self,
+        progress: Callable[[Progress], None] | None = None,
+        waiting: Callable[[int, int, str], None] | None = None,
+    ) -> tuple[Outcome, ...]:
         """Wait for all builds and return their outcomes in the order of submission.
 
-        ``progress`` is called in this thread after each. A failed build is an outcome; any other exception is raised.
+        ``progress`` is called in this thread after each, and ``waiting(done, total, lock)`` where another process keeps
+        one from going on. A failed build is an outcome; any other exception is raised.
         """
         futures = dict(self._futures)
-        for done, future in enumerate(as_completed(futures.values()), start=1):
-            outcome = future.result()
-            if progress is not None:
-                progress(Progress(done, len(futures), outcome))
+        left, told = set(futures.values()), ""
+        while left:
+            look = None if waiting is None else _LOOK_SECONDS
+            ended, left = wait(left, timeout=look, return_when=FIRST_COMPLETED)
+            done = len(futures) - len(left)
+            for number, future in enumerate(ended, start=done - len(ended) + 1):
+                outcome = future.result()
+                if progress is not None:
+                    progress(Progress(number, len(futures), outcome))
+            lock = "" if ended or waiting is None else next(iter(self._builder.waits()), "")
+            if waiting is not None and lock and lock != told:
+                waiting(done, len(futures), lock)
+            told = lock
         return tuple(future.result() for future in futures.values())
 
     def _add(self, cost: float, task: Callable[[], None]) -> None:

@@ -259,3 +259,25 @@ def test_eight_processes_on_an_empty_cache_compile_each_key_once(tmp_path):
     compiled = [digest for from_cache, digest in rows if from_cache == "False"]
     assert len(compiled) == len(set(compiled)) == 6
     assert {digest for _, digest in rows} == set(compiled)
+
+
+def test_lock_that_somebody_keeps_is_told_and_waited_for_no_longer_than_it_is_worth(tmp_path):
+    cache, seen = BuildCache(tmp_path / "cache", lock_seconds=0.3), []
+    locks = [cache.folder / "locks" / f"{key}.lock" for key in (KEY, OTHER)]
+
+    def look() -> Compiled:
+        seen.append(list(cache.waits))
+        return GOOD
+
+    with FileLock(locks[0]), FileLock(locks[1]):
+        waiting = threading.Thread(target=lambda: cache.get_or_build(KEY, look))
+        waiting.start()
+        while waiting.is_alive() and not cache.waits:
+            time.sleep(0.01)
+        assert cache.waits == [str(locks[0])]
+        waiting.join()
+        assert cache.get(KEY) == GOOD  # built and stored without the lock
+        start = time.monotonic()
+        assert cache.get_or_build(OTHER, look) == (GOOD, False)
+        assert time.monotonic() - start < 0.3  # whoever keeps one may keep all
+    assert (seen, cache.findings()) == ([[], []], ())

@@ -3,6 +3,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.device import BuildRunner
@@ -129,3 +130,25 @@ def test_interruption_cancels_what_has_not_begun(builder, make_request):
     with pytest.raises(KeyboardInterrupt):
         join()
     assert futures[-1].cancelled()
+
+
+def test_lock_that_keeps_a_build_waiting_is_shown_with_its_path(tmp_path, make_request):
+    cache = BuildCache(tmp_path / "cache")
+    builder, request = Builder(cache), make_request()
+    lock, seen = cache.folder / "locks" / f"{builder.key(request)}.lock", []
+    runner = BuildRunner(request.arch, builder)
+
+    def show(*progress):
+        seen.append(progress)
+        if progress[2].startswith("waiting"):
+            held.release()
+
+    held = FileLock(lock)
+    held.acquire()
+    runner.start(SimpleNamespace(backend=SimpleNamespace(request=lambda arch: request, plan=None)))
+    runner.join(show)
+    assert seen == [
+        (0, 1, f"builds for {request.arch}, 1 in all"),
+        (0, 1, f"waiting for another process, which holds {lock}; for 60 s at most"),
+        (1, 1, f"build of {request.name}"),
+    ]
