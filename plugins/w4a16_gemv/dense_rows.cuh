@@ -50,11 +50,11 @@ __device__ __forceinline__ void put_sums(const float (&c)[4][NT][4], Place place
 template <int GROUPS>
 __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* x,
                                          __nv_bfloat16* __restrict__ out, int x_stride, int all_rows, int N, int K) {
-    constexpr int ROWS = 16, FEATURES = GROUPS * 8, RANKS = Few::RANKS, DEPTH = Few::DEPTH;
+    constexpr int ROWS = 16, FEATURES = GROUPS * 8, RANKS = Few::RANKS, DEPTH = Few::DEPTH, EACH = ROWS / RANKS;
     constexpr int STEP = RANKS * Few::WARPS * BLOCK_K, PIECES = STEP / 8;
     constexpr bool IS_SHARED = RANKS > 1;
     __shared__ __align__(16) float partial[Few::WARPS][ROWS][FEATURES + 4];  // so that lanes meet no bank twice
-    __shared__ __align__(16) float of_rank[IS_SHARED ? ROWS * FEATURES / RANKS : 1][RANKS + 4];
+    __shared__ float of_rank[RANKS][EACH * FEATURES];
     __shared__ Arrival arrival;
     allow_next_launch();
 #if __CUDA_ARCH__ >= 900
@@ -123,9 +123,9 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     }
     put_sums<GROUPS>(c, [&](int feature, int m) -> float& { return partial[warp][m][feature]; });
 
-    // Stage 2: sums over the warps of a rank, in rising order. A rank has every RANKS-th row.
+    // Stage 2: sums over the warps of a rank, in rising order. A rank adds up the next EACH rows: stores of neighbours to one
+    // rank travel together.
     __syncthreads();
-    const int own = (u32)(rows + RANKS - 1 - rank) / RANKS * FEATURES;
     auto store = [&](u32 m, u32 feature, float value) {
         if (n0 + (int)feature < N) out[(size_t)(m0 + m) * N + n0 + feature] = __float2bfloat16_rn(value);
     };
@@ -136,22 +136,20 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < Few::WARPS; ++w) sum += partial[w][m][feature];
-        if (IS_SHARED) store_to_rank(&of_rank[m / RANKS * FEATURES + feature][rank], sum, &arrival, m % RANKS);
+        if (IS_SHARED) store_to_rank(&of_rank[rank][i % (EACH * FEATURES)], sum, &arrival, m / EACH);
         else store(m, feature, sum);
     }
+    const int own = min(rows - rank * EACH, EACH) * FEATURES;  // none if negative
+    if (!IS_SHARED || (int)threadIdx.x >= own) return;
     // Only here, behind the barrier: racecheck takes it for a race with the beginning of the arrival, else.
-    if (IS_SHARED && threadIdx.x == 0 && own > 0) announce_bytes(&arrival, own * RANKS * (u32)sizeof(float));
+    if (threadIdx.x == 0) announce_bytes(&arrival, own * RANKS * (u32)sizeof(float));
 
     // Stage 3: sums over ranks, in rising order.
-    if (!IS_SHARED || (int)threadIdx.x >= own) return;
     await_bytes(&arrival);
-    float4 of_four[(RANKS + 3) / 4];
-#pragma unroll
-    for (int r = 0; r < RANKS; r += 4) of_four[r / 4] = *reinterpret_cast<const float4*>(&of_rank[threadIdx.x][r]);
     float sum = 0.0f;
 #pragma unroll
-    for (int r = 0; r < RANKS; ++r) sum += reinterpret_cast<const float*>(of_four)[r];
-    store(threadIdx.x / FEATURES * RANKS + rank, threadIdx.x % FEATURES, sum);
+    for (int r = 0; r < RANKS; ++r) sum += of_rank[r][threadIdx.x];
+    store(rank * EACH + threadIdx.x / FEATURES, threadIdx.x % FEATURES, sum);
 }
 
 template <int NT>

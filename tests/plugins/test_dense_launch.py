@@ -99,6 +99,21 @@ def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
     assert plan(HOPPER, contracts.DENSE_GEMM, sizes).entry == planned.entry
 
 
+@pytest.mark.parametrize(
+    ("rows", "features", "form"),
+    [
+        (16, 96, ("n8", (96, 1, 1))),
+        (32, 96, ("n8", (96, 2, 1))),
+        (33, 96, ("n16", (48, 3, 1))),
+        (1, 256, ("n16", (128, 1, 1))),
+    ],
+)
+def test_tiles_of_eight_features_are_for_few_blocks(rows, features, form):
+    entries = dict.fromkeys(names(HOPPER), EntryResources(1, 0, 0, 128, (8, 1, 1), (), 3))
+    entry, grid = dense_launch.few_form(rows, features, 132, entries)
+    assert (entry.removeprefix("dense_gemv_few_"), grid) == form
+
+
 def test_more_rows_of_few_features_are_groups_of_rows_of_the_gemv_on_hopper():
     dims = {"M": 40, "N": 96, "K": 32}
     planned = plan(HOPPER, contracts.DENSE_GEMM, dims)
