@@ -104,7 +104,7 @@ def even_tile(form: _Bulk, rows: int, features: int) -> tuple[int, int]:
 
 
 def few_form(rows: int, features: int, multiprocessors: int, entries: Entries) -> tuple[str, tuple[int, int, int]]:
-    """Return the entry point and the grid for few features: tiles of 8 if two multiprocessors have three blocks at most.
+    """Return entry point and grid for few features: tiles of 8 where two multiprocessors have three blocks at most.
 
     H200, us of 8 and of 16: 16 x 96 x 5120 2.68, 3.11; 17 x 96 x 5120 2.89, 3.19; 64 x 96 x 5120 4.18, 4.01;
     16 x 256 x 2048 2.62, 2.53; 16 x 64 x 2048 1.77, 1.82.
