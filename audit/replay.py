@@ -37,6 +37,7 @@ class TracedKernel:
     name: str
     source_sha256: str
 
+    host_sha256: str
 
 def replay(
     trace: Trace,
@@ -255,7 +256,7 @@ def _registered(row: TraceKernel, arch: str) -> Registered:
         key=f"{row.module}::{row.func}",
         contract=row.contract,
         archs=(arch,) if row.archs is None else tuple(row.archs),
-        backend=TracedKernel(row.backend, row.source_sha256),
+        backend=TracedKernel(row.backend, row.source_sha256, row.host_sha256),
         tier=row.tier,
         aliases=tuple(row.aliases),
         overrides=row.overrides,

@@ -11,8 +11,9 @@ from kernel_muster.registry.specs import Registered, source_digest
 def set_hash(evidence: Evidence) -> str:
     """Return SHA-256 over the sorted rows of all chosen kernels.
 
-    A row is key, distribution, version, backend, tier, archs and the digest of the source bytes: no paths, times or
-    machine code. A threshold that changes bits is a row too where it is not the built-in one, whoever set it.
+    A row is key, distribution, version, backend, tier, archs, the digest of the source bytes, and that of the Python
+    code that plans launches and prepares weights: no paths, times or machine code. A threshold that changes bits is a
+    row too where it is not the built-in one, whoever set it.
     """
     chosen = {key: decision.chosen for key in evidence.asked_keys if (decision := evidence.decide(key)).chosen}
     rows = [_row(registered) for _, registered in sorted(chosen.items()) if registered is not None]
@@ -34,4 +35,5 @@ def _row(registered: Registered) -> list[object]:
         spec.tier,
         list(spec.archs),
         source_digest(spec.backend)[0],  # where it cannot be read, that is a finding
+        spec.host_sha256,
     ]

@@ -22,7 +22,7 @@ from kernel_muster.registry.records import LookupEntry
 from kernel_muster.registry.specs import Registered, source_digest
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-VERSION = (1, 0)
+VERSION = (1, 1)
 #: 100,000 lookups take about 20 MB.
 MOST_BYTES = 512 * 1024 * 1024
 
@@ -84,6 +84,7 @@ class TraceKernel(_Strict):
     contract: Name = ""
     backend: Name = ""
     source_sha256: Name = ""
+    host_sha256: Name = ""  # since 1.1
     aliases: list[Name] = []
     opt_in: Name | None = None
 
@@ -258,6 +259,7 @@ def _kernel(registered: Registered) -> TraceKernel:
         contract=spec.contract,
         backend=spec.backend.name,
         source_sha256=source_digest(spec.backend)[0],
+        host_sha256=spec.host_sha256,
         aliases=list(spec.aliases),
         opt_in=spec.opt_in,
     )

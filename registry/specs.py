@@ -4,14 +4,14 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import field
-from functools import cache, cached_property
-from pathlib import Path
-from types import CodeType, ModuleType
+from dataclasses import field, fields, is_dataclass
+from functools import cached_property
+from types import ModuleType
 from typing import Any, Literal, Protocol, TypeGuard
 
 from kernel_muster.registry.arch import CodeArch, parse_code_arch
 from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.python_code import code_digest_of, digest_of_values, source_digest_of
 from kernel_muster.registry.values import frozen
 
 Tier = Literal["fast", "reference"]
@@ -70,51 +70,21 @@ class PythonKernel:
     shares: tuple[ModuleType, ...] = ()
 
     def __post_init__(self) -> None:
-        if unreadable := [module.__name__ for module in self.shares if _source_digest(module) is None]:
+        if unreadable := [module.__name__ for module in self.shares if source_digest_of(module) is None]:
             raise ValueError(f"shares {', '.join(unreadable)}, whose source cannot be read")
 
     @cached_property
     def source_sha256(self) -> str:
         """The digest of the source of its module (of its bytecode, where there is no file) and of those it shares."""
         own = sys.modules.get(self.function.__module__)
-        digest = hashlib.sha256((own and _source_digest(own)) or _code_digest(self.function))
+        digest = hashlib.sha256((own and source_digest_of(own)) or code_digest_of(self.function))
         for module in self.shares:
-            digest.update(_source_digest(module) or b"")
+            digest.update(source_digest_of(module) or b"")
         return digest.hexdigest()
 
     def launch(self, arguments: dict[str, Any], dims: dict[str, int], stream: object | None) -> None:
         """Run the function; the host has no streams."""
         self.function(**arguments)
-
-
-def _code_digest(function: Callable[..., None]) -> bytes:
-    """Return the digest of a function that no file holds: of its bytecode with its constants and names."""
-    code = getattr(function, "__code__", None)
-    return _digest_of(code) if code is not None else f"{function.__module__}:{function.__qualname__}".encode()
-
-
-def _digest_of(code: CodeType) -> bytes:
-    constants = [_digest_of(one) if isinstance(one, CodeType) else _shown(one) for one in code.co_consts]
-    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).digest()
-
-
-def _shown(constant: object) -> str:
-    # The order of a set is another one in each process.
-    return repr(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
-
-
-@cache
-def _source_digest(module: ModuleType) -> bytes | None:
-    """Return the digest of a module's source, read once: what runs is what was imported. None if there is no file."""
-    loader: Any = getattr(module, "__loader__", None)
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return None
-    try:
-        source: bytes = loader.get_data(file) if hasattr(loader, "get_data") else Path(file).read_bytes()
-    except OSError:
-        return None
-    return hashlib.sha256(source).digest()
 
 
 @frozen(kw_only=True)
@@ -153,6 +123,17 @@ class KernelSpec:
         """The parsed archs; ValueError if malformed."""
         return tuple(parse_code_arch(entry) for entry in self.archs)
 
+    @cached_property
+    def host_sha256(self) -> str:
+        """The digest of the Python code that decides how the kernel runs: planner, prepare and the backend itself.
+
+        What is compiled is not in it; a spec that is known from a trace alone has the trace's.
+        """
+        known = getattr(self.backend, "host_sha256", None)
+        if isinstance(known, str):
+            return known
+        return digest_of_values({"backend": _without_sources(self.backend), "prepare": self.prepare})
+
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
         found: list[str] = []
@@ -187,6 +168,14 @@ class KernelSpec:
         if self.replaces_module is not None and not _is_text_pair(self.replaces_module):
             found.append(f"replaces_module is {self.replaces_module!r}, expected (module, distribution)")
         return found
+
+
+def _without_sources(backend: Backend) -> object:
+    """Return what of a backend its own digest does not hold, or only in part."""
+    if not is_dataclass(backend):
+        return backend
+    names = (item.name for item in fields(backend) if item.name not in ("source", "include_dirs", "options", "shares"))
+    return type(backend), {name: getattr(backend, name) for name in names}
 
 
 def _is_text_pair(value: object) -> bool:

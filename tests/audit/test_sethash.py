@@ -5,6 +5,7 @@ import json
 import random
 import sys
 from itertools import permutations
+from types import ModuleType
 
 import kernel_muster as km
 import pytest
@@ -17,10 +18,10 @@ def triple(x, out):
 
 
 class Backend:
-    """A backend whose name and source are given."""
+    """A backend whose name, source and host code are given."""
 
-    def __init__(self, name="python", source="00"):
-        self.name, self.source_sha256 = name, source
+    def __init__(self, name="python", source="00", host="aa"):
+        self.name, self.source_sha256, self.host_sha256 = name, source, host
 
     def launch(self, arguments, dims, stream):
         raise NotImplementedError
@@ -46,7 +47,7 @@ def test_set_hash_is_a_sha256_and_the_same_in_every_boot(world):
 
 def test_set_hash_is_that_of_the_sorted_rows(world):
     keys = [f"acme::k{number}" for number in range(20)]
-    rows = [[key, "acme-kernels", "1.0", "python", "fast", ["cpu"], "00"] for key in sorted(keys)]
+    rows = [[key, "acme-kernels", "1.0", "python", "fast", ["cpu"], "00", "aa"] for key in sorted(keys)]
     expected = hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
     assert hash_of(world, order=keys, asked=keys) == expected
 
@@ -76,6 +77,7 @@ def test_set_hash_does_not_depend_on_how_often_and_where_a_kernel_was_asked_for(
         {"version": "1.1"},
         {"name": "acme-fork"},
         {"backend": Backend(source="01")},
+        {"backend": Backend(host="ab")},
         {"backend": Backend(name="numba")},
         {"archs": ("cpu", "sm_90a")},
         {"tier": "reference"},
@@ -101,6 +103,42 @@ def test_source_of_a_python_kernel_is_part_of_the_set(tmp_path, world, monkeypat
         exec(compile(text, str(file), "exec"), namespace)  # noqa: S102
         hashes.append(hash_of(world, backend=km.PythonKernel(namespace["f"])))
     assert hashes[0] != hashes[1]
+
+
+PLAN = """
+import kernel_muster as km
+def made(scalar):
+    return lambda bound, entries: km.LaunchPlan("k", (1, 1, 1), (bound.views["x"], scalar))
+def prepare(weight):
+    return weight
+planner = made(1.0)
+"""
+
+
+def test_planner_and_prepare_are_part_of_the_set_and_of_a_trace_and_no_part_of_what_is_compiled(world, monkeypatch):
+    hashes, digests = [], []
+    for change in ("", "* 3", "planner = made(3.0)", "# prepare\n"):
+        text = PLAN.replace("return weight", f"return weight {change}") if change == "* 3" else f"{PLAN}{change}"
+        name = f"planned{len(hashes)}"
+        module = ModuleType("acme_planned")
+        file = world.folder / f"{name}.py"
+        file.write_text(text)
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, "acme_planned", module)
+        exec(compile(text, str(file), "exec"), vars(module))  # noqa: S102
+        source = world.folder / "k.cu"
+        source.write_text("// nothing\n")
+        entry = km.EntryPoint("k", ("ptr", "f32"))
+        backend = km.CudaKernel(source, (entry,), module.planner)
+        spec = world.spec("acme::mul", archs=("sm_90a",), backend=backend, weight_layout="w", prepare=module.prepare)
+        outcome = world.run(
+            world.ask("acme::mul"), {"acme": world.plugin(kernels=[spec])}, target="sm_90a", stage="registered"
+        )
+        hashes.append(outcome.report.set_hash)
+        digests.append(spec.backend.source_sha256)
+        assert outcome.replay().set_hash == outcome.report.set_hash
+    assert len(set(hashes)) == 4
+    assert len(set(digests)) == 1
 
 
 def test_expected_set_hash_passes_and_any_other_refuses(world):
