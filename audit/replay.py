@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kernel_muster.audit.engine_levers import engine_levers, with_engines
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Wanted, find_manifest, is_of
 from kernel_muster.audit.replay_words import for_engine, is_own, of_unknown_models
@@ -36,8 +37,8 @@ class TracedKernel:
 
     name: str
     source_sha256: str
-
     host_sha256: str
+
 
 def replay(
     trace: Trace,
@@ -109,25 +110,8 @@ def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[tuple[Lever, ...
     Where a threshold was measured says nothing about an engine that does not have the lever.
     """
     known = (lever if lever.name in trace.levers else replace(lever, evidence="") for lever in declared)
-    own, findings = [], []
-    for row in trace.declared_levers:
-        lever = Lever(
-            name=row.name,
-            kind=row.kind,
-            default=row.default,
-            doc="declared by the traced engine",
-            minimum=row.minimum,
-            maximum=row.maximum,
-            choices=row.choices,
-            conflicts=row.conflicts,
-            tuning=row.tuning,
-        )
-        if problems := lever.problems():
-            why = f"the trace declares it, but malformed: {'; '.join(problems)}"
-            findings.append(Finding("BAD_LEVER", row.name, why, remedies=("correct its declared_levers entry",)))
-            lever = replace(lever, kind="text", default=None, choices=())
-        own.append(lever)
-    return tuple({lever.name: lever for lever in (*known, *own, *CORE_LEVERS)}.values()), findings
+    own, findings = engine_levers(trace.declared_levers, "the trace")
+    return with_engines(known, own), findings
 
 
 def _lever_sources(
@@ -150,7 +134,7 @@ def _lever_sources(
 def _quant_request(trace: Trace, manifest: Manifest) -> tuple[FailedRequest, ...]:
     """As in a live boot; one of ours that was refused for its ``--quant`` says so itself."""
     quant = trace.target.quant
-    if quant in ("", manifest.quant) or any(request.lever == "--quant" for request in trace.requests):
+    if quant in ("", manifest.quant) or any(request.lever in ("--quant", "quant") for request in trace.requests):
         return ()
     why = f"the trace says {quant}, but the manifest describes a model of {manifest.quant}"
     return (FailedRequest(QUANT, why, "", manifest.where("model", "quant")),)

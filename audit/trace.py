@@ -315,6 +315,11 @@ def _lever(lever: Lever) -> TraceLever:
 
 def read_trace(path: str | Path) -> Trace:
     """Read a trace; UsageError says everything that is wrong with it."""
+    return parse_trace(read_document(path), str(path))
+
+
+def read_document(path: str | Path) -> Any:
+    """Read the JSON of a trace; UsageError for what is no such file."""
     file = Path(path)
     try:
         if not file.is_file():
@@ -327,10 +332,9 @@ def read_trace(path: str | Path) -> Trace:
     except (OSError, ValueError) as error:
         raise UsageError(f"{file}: cannot be read: {_plain(str(error))}") from None
     try:
-        data = strict_json.loads(text)
+        return strict_json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: is not JSON: {_plain(str(error))}") from None
-    return parse_trace(data, str(file))
 
 
 def parse_trace(data: Any, name: str = "trace") -> Trace:

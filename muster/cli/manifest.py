@@ -1,12 +1,24 @@
 """``muster manifest``: check manifests, and the schema that editors use."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kernel_muster.cli import options
 
+if TYPE_CHECKING:
+    from kernel_muster.registry.findings import Finding
+
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="MODEL.toml files.", exists=True, dir_okay=False)]
+
+LeverFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--levers", metavar="FILE", exists=True, dir_okay=False, show_default=False,
+        help="Levers that an engine of yours declares: a trace of it, or JSON with its declared_levers; repeatable.",
+    ),
+]  # fmt: skip
 
 _UNCHECKED = (
     "not checked here: whether anything asks for the keys that are waived or expected, whether a builder serves the "
@@ -16,6 +28,7 @@ _UNCHECKED = (
 
 def lint(
     files: Files,
+    levers: LeverFiles = None,
     no_plugin: options.NoPlugins = None,
     format: options.ListFormat = options.Format.TEXT,
     output: options.Output = None,
@@ -23,12 +36,14 @@ def lint(
 ) -> int:
     """Check manifests: everything that is wrong, with file and line.
 
-    Whether what is waived is asked for at all, only an audit can say. Levers are those of the plugins that load.
+    Whether what is waived is asked for at all, only an audit can say. Levers are those of the plugins that load, and
+    those that --levers adds.
 
     Exit code: 0 nothing is wrong (warnings are 0 too), 1 something is, 2 a file cannot be read.
     """
     from datetime import UTC, datetime
 
+    from kernel_muster.audit.engine_levers import read_engine_levers, with_engines
     from kernel_muster.audit.render_plain import plural
     from kernel_muster.audit.render_sections import Section
     from kernel_muster.audit.rules.levers import with_lines
@@ -39,16 +54,19 @@ def lint(
     from kernel_muster.registry.findings import CODES
     from kernel_muster.registry.levers import read_levers
 
-    catalog = find_plugins(wanted_of(no_plugins=no_plugin))
-    checked = Catalogue.from_files(dict.fromkeys(files), levers=catalog.levers)
+    read = [read_engine_levers(file) for file in levers or ()]
+    catalog = find_plugins(wanted_of(no_plugins=no_plugin), output)
+    declared = with_engines(catalog.levers, (lever for own, _ in read for lever in own))
+    checked = Catalogue.from_files(dict.fromkeys(files), levers=declared)
     # A failed plugin may be why a manifest's lever is unknown.
     today = datetime.now(UTC).date()
-    found, sound = list(checked.findings), []
+    found, sound = [*(finding for _, bad in read for finding in bad), *checked.findings], []
     for manifest in checked.manifests:
-        bad = with_lines(read_levers(catalog.levers, [("manifest", manifest.defaults)])[1], manifest)
+        bad = with_lines(read_levers(declared, [("manifest", manifest.defaults)])[1], manifest)
         found += [*bad, *(finding for waiver in manifest.waivers for finding in run_out(waiver, today))]
         found += plain_scopes(manifest)
         sound += [] if bad else [manifest]
+    found = [_with_option(finding) for finding in found]
     unloaded = [row for row in catalog.plugins if row.status != "loaded"]
     broken = [
         finding
@@ -70,6 +88,16 @@ def lint(
         output,
         verbose=verbose,
     )
+
+
+def _with_option(finding: "Finding") -> "Finding":
+    """Return a finding with what helps where an engine declares levers that no plugin does."""
+    from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
+
+    if NO_LEVER not in finding.why:
+        return finding
+    own = "or, if an engine of yours declares it, give its levers: --levers FILE"
+    return replace(finding, remedies=(*finding.remedies, own))
 
 
 def schema(output: options.Output = None, verbose: options.Verbose = False) -> int:
