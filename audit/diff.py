@@ -1,6 +1,7 @@
 """Two reports compared: releases, machines or ranks. What changes from run to run by itself is left out.
 
 Left out are the date, paths and dispatch sites. Everything that says which kernels serve, and why not, is compared.
+Between a boot and a replay what no trace holds is left out too.
 """
 
 import re
@@ -14,10 +15,20 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/diff"
-VERSION = "1.0"
+#: 1.1: what was ``left_out``, because one report is a replay's.
+VERSION = "1.1"
 
 #: What is a folder of the machine: no kernel depends on it.
 _LEVERS_OF_A_MACHINE = ("MUSTER_CACHE_DIR",)
+#: What a replay does not know: nothing is built there, no device is at hand, no weight is planned, and its trace has
+#: the levers' values without who set them. Of a part, these rows of the verdict, these fields of others, or all.
+_NOT_IN_A_REPLAY = {
+    "verdict": ("target", "device", "stage reached"),
+    "kernels": ("stage",),
+    "levers": ("origin",),
+    "copies of weights": (),
+}
+_LEFT_OUT = ("targets and devices", "stages", "origins of levers", "copies of weights")
 #: Fewer than this are easier to read one by one.
 _FOLD_FROM = 3
 _WIDTH = 110
@@ -52,14 +63,33 @@ class Difference:
     version: str = VERSION
     equal: bool
     parts: tuple[Part, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def compare(one: Report, other: Report) -> Difference:
     """Compare two reports."""
     before, after = _parts(one), _parts(other)
+    is_mixed = one.replayed is not other.replayed
+    if is_mixed:
+        before, after = _known_to_replays(before), _known_to_replays(after)
     parts = tuple(Part(title=title, changes=tuple(_changes(before[title], after[title]))) for title in before)
     parts = tuple(part for part in parts if part.changes)
-    return Difference(equal=not parts, parts=parts)
+    return Difference(equal=not parts, parts=parts, left_out=_LEFT_OUT if is_mixed else ())
+
+
+def _known_to_replays(parts: dict[str, Rows]) -> dict[str, Rows]:
+    """Return parts without what only a live boot says: of a part that is named with no fields, nothing is left."""
+    known = dict(parts)
+    for title, fields in _NOT_IN_A_REPLAY.items():
+        if title == "verdict":
+            known[title] = {name: row for name, row in parts[title].items() if name not in fields}
+        else:
+            rows = parts[title] if fields else {}
+            known[title] = {
+                name: {label: value for label, value in row.items() if label not in fields}
+                for name, row in rows.items()
+            }
+    return known
 
 
 def _parts(report: Report) -> dict[str, Rows]:
@@ -174,19 +204,32 @@ def _given(fields: Fields | None) -> dict[str, str]:
 
 def render_diff(difference: Difference) -> str:
     """Return a difference as plain ASCII."""
+    left_out = f"left out, as one is a replay: {', '.join(difference.left_out)}" if difference.left_out else ""
     if difference.equal:
-        return "EQUAL: the reports say the same"
+        return "EQUAL: the reports say the same" + (f" ({left_out})" if left_out else "")
     counted = ", ".join(f"{part.title} {len(part.changes)}" for part in difference.parts)
     total = sum(len(part.changes) for part in difference.parts)
-    lines = [f"DIFFERENT: {plural(total, 'difference')}: {counted}"]
+    lines = [f"DIFFERENT: {plural(total, 'difference')}: {counted}", *([left_out] if left_out else [])]
+    reached = _stages_reached(difference)
     for part in difference.parts:
         lines += ["", part.title]
         alike: dict[object, list[Change]] = {}
         for position, change in enumerate(part.changes):
             alike.setdefault(_pairs(change) if change.kind == "changed" else position, []).append(change)
         for group in alike.values():
-            lines += _folded_lines(group) if len(group) >= _FOLD_FROM else [_line(change) for change in group]
+            if len(group) < _FOLD_FROM:
+                lines += map(_line, group)
+            elif part.title == "kernels" and _pairs(group[0]) == reached:  # what all reached is no news of each
+                lines.append(f"  ~ {len(group)} keys: {reached}, as the boots")
+            else:
+                lines += _folded_lines(group)
     return ascii_only("\n".join(lines))
+
+
+def _stages_reached(difference: Difference) -> str:
+    """Say how the kernels' stages differ if they do as the boots' do; empty where the boots reached the same."""
+    found = (one for part in difference.parts if part.title == "verdict" for one in part.changes)
+    return next((f"stage {_pairs(one)}" for one in found if one.name == "stage reached"), "")
 
 
 def _folded_lines(group: list[Change]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kernel_muster.audit.diff import compare, render_diff
-from kernel_muster.audit.report import Report, WaiverRow
+from kernel_muster.audit.report import LayoutRow, Report, WaiverRow
 
 
 @pytest.fixture
@@ -130,3 +130,40 @@ def test_diff_sees_findings_levers_waivers_and_plugins(one: Report) -> None:
         compare(one, replace(one, waivers=(replace(waiver, where="y:2"),))).parts
         == compare(one, replace(one, waivers=(waiver,))).parts
     )
+
+
+def test_diff_of_a_boot_and_its_replay_leaves_out_what_no_trace_holds(world: Any) -> None:
+    outcome = world.run(world.ask("acme::double"), {"acme": world.acme("acme::double")}, levers={"MUSTER_PREFER": ""})
+    live, again = outcome.report, replace(outcome.replay(), muster_version=outcome.report.muster_version)
+    assert (live.replayed, again.replayed) == (False, True)
+    live = replace(
+        live, device="NVIDIA H200", target="cuda:1", stage_reached="loaded",
+        kernels=tuple(replace(row, stage="loaded") for row in live.kernels),
+        levers=tuple(replace(row, origin="environment") for row in live.levers),
+        layouts=(LayoutRow(weight="w", layout="k64", size_bytes=1, reason="", readers=()),),
+    )  # fmt: skip
+    for difference in (compare(live, again), compare(again, live)):
+        assert difference.equal
+        assert "copies of weights" in difference.left_out
+        said = "left out, as one is a replay: targets and devices, stages, origins of levers, copies of weights"
+        assert render_diff(difference) == f"EQUAL: the reports say the same ({said})"
+    other = replace(again, kernels=tuple(replace(row, tier="reference", version="9") for row in again.kernels))
+    text = render_diff(compare(live, other)).splitlines()
+    assert text[0].startswith("DIFFERENT: 1 difference")
+    assert text[1] == said
+    assert any("version" in line for line in text)
+    layouts = replace(again, replayed=False)
+    assert not compare(live, layouts).equal
+    assert compare(live, layouts).left_out == ()
+
+
+def test_stage_that_all_kernels_have_as_the_boots_do_is_told_once_and_without_their_names(one: Report) -> None:
+    row = next(row for row in one.kernels if row.served_by)
+    rows = tuple(replace(row, key=f"acme_plugin::k{i}", chain=(), stage="compiled") for i in range(40))
+    before = replace(one, stage_reached="compiled", kernels=rows)
+    after = replace(one, stage_reached="loaded", kernels=tuple(replace(row, stage="loaded") for row in rows))
+    text = render_diff(compare(before, after))
+    assert "  ~ stage reached: compiled -> loaded\n" in text
+    assert text.endswith("kernels\n  ~ 40 keys: stage compiled -> loaded, as the boots")
+    other = replace(after, stage_reached="compiled")
+    assert "acme_plugin::k39" in render_diff(compare(before, other))
