@@ -96,7 +96,9 @@ def _plain(model: ModelTable, get: Get) -> Iterator[str]:
 
 
 def _norms(model: ModelTable, get: Get) -> Iterator[str]:
-    """Compare what norms multiply by, which a model type of Hugging Face decides."""
+    """Compare what norms multiply by, which a model type of Hugging Face decides; no norm, no rule."""
+    if model.rms_norm_eps is None and "rms_norm_zero_centred" not in model.model_fields_set:
+        return
     kind = get("model_type")
     theirs = _ZERO_CENTRED.get(kind.removesuffix("_text")) if isinstance(kind, str) else None
     mine = model.rms_norm_zero_centred

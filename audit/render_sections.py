@@ -180,7 +180,7 @@ def _kernels(report: Report, verbose: bool) -> Iterator[Section]:
     lines = [f"{plural(count, 'key')} served by {provider}" for provider, count in sorted(providers.items())]
     lines += [f"{' > '.join(row.chain)}: {row.served_by} serves" for row in report.kernels if row.outcome == "fallback"]
     counts = report.counts
-    title = f"Kernels: {plural(counts.keys, 'key')} asked for {plural(counts.lookups, 'time')}"
+    title = f"Kernels: {plural(counts.keys, 'key')} in {plural(counts.lookups, 'lookup')}"
     header = ("KEY OR CHAIN", "KIND", "OUTCOME", "PROVIDER", "TIER", "STAGE", "TIMES", "LAYERS", "WHEN")
     table = Table(header, tuple(map(_kernel_cells, report.kernels))) if verbose else None
     yield Section(title, lines=tuple(lines), table=table)

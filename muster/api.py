@@ -1,6 +1,7 @@
 """What a program calls: open a boot, build a model in it, or open the registry alone."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
@@ -72,9 +73,16 @@ def boot(
         local_plugins=_mapping("local_plugins", local_plugins or {}),
         manifest_folders=tuple(map(Path, manifest_folders)),
     )
-    asked = Asked(profile, stage, as_of, expect_set_hash, frozenset(map(_allowed_key, dangerously_allow_unresolved)))
+    set_hash = _set_hash(expect_set_hash)
+    asked = Asked(profile, stage, as_of, set_hash, frozenset(map(_allowed_key, dangerously_allow_unresolved)))
     options = BootOptions(asked=asked, on_late_miss=on_late_miss, abort=abort, muster_version=__version__)
     return BootSession(wanted, options)
+
+
+def _set_hash(text: str | None) -> str | None:
+    if text is None or (isinstance(text, str) and re.fullmatch(r"[0-9a-fA-F]{64}", text)):
+        return text and text.lower()
+    raise UsageError(f"expect_set_hash is {text!r}, expected a SHA-256: 64 hexadecimal digits")
 
 
 def _allowed_key(text: str) -> Any:

@@ -87,8 +87,10 @@ def dead_registrations(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_complete or not evidence.rows:
         return
     asked = {evidence.decide(key).renamed_to or key for key in evidence.asked_keys}
-    missed = [str(key) for key in sorted(asked) if evidence.decide(key).chosen is None]
-    opt_in = {r.spec.kernel_key for r in evidence.catalog.kernels if r.spec.opt_in}
+    # what a waiver excuses is absent on purpose
+    absent = (key for key in sorted(asked) if evidence.decide(key).chosen is None and evidence.excuse(key) is None)
+    missed = list(map(str, absent))
+    opt_in = {r.spec.kernel_key for r in evidence.catalog.kernels if r.spec.opt_in in evidence.levers}
     for row in evidence.catalog.plugins_that("loaded"):
         unasked = sorted(set(row.keys) - asked - opt_in)
         if row.is_host or not unasked:

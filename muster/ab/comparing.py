@@ -165,9 +165,9 @@ class _Comparing:
             key for key in {*self._code_a, *self._code_b} if self._code_a.get(key) != self._code_b.get(key)
         )
         vocab = a.sized.model.vocab_size or 1
-        self._prompts: Prompts = (
-            read_prompts(plan.prompts, vocab) if plan.prompts else made_prompts(max(plan.sequences), vocab, plan.seed)
-        )
+        whole = a.manifest.model.vocab_size
+        given = read_prompts(plan.prompts, vocab, whole) if plan.prompts else None
+        self._prompts: Prompts = given or made_prompts(max(plan.sequences), vocab, plan.seed)
         self._drafts = plan.drafts if plan.drafts is not None else DRAFTS if a.has_mtp and b.has_mtp else 0
         if a.drafting is not None:
             self._drafts = a.drafting.drafts

@@ -45,9 +45,13 @@ def _lengths(prompts: Sequence[Prompt]) -> str:
     return f"{least} tokens each" if least == most else f"{least} to {most} tokens"
 
 
-def read_prompts(texts: Sequence[str], vocab: int) -> Prompts:
-    """Read ``--prompt`` values: text, a file with a prompt a line, or a .json file with texts or lists of ids."""
-    found = [prompt for text in texts for prompt in _read(text, vocab)]
+def read_prompts(texts: Sequence[str], vocab: int, whole: int | None = None) -> Prompts:
+    """Read ``--prompt`` values: text, a file with a prompt a line, or a .json file with texts or lists of ids.
+
+    ``whole`` is the vocabulary at full size, where the model has been reduced.
+    """
+    hint = f"; this model of reduced size has {vocab} tokens, --full all {whole}" if whole and whole > vocab else ""
+    found = [prompt for text in texts for prompt in _read(text, vocab, hint)]
     if not found:
         raise UsageError("--prompt: no prompt in what was given")
     distinct = tuple(dict.fromkeys(found))
@@ -66,7 +70,7 @@ def longest_prompt(texts: Sequence[str]) -> int:
     return max(map(len, read_prompts(texts, 1 << 31).prompts)) if texts else max(MADE_TOKENS)
 
 
-def _read(text: str, vocab: int) -> list[Prompt]:
+def _read(text: str, vocab: int, hint: str) -> list[Prompt]:
     path = Path(text)
     try:
         is_file = path.is_file()
@@ -77,7 +81,7 @@ def _read(text: str, vocab: int) -> list[Prompt]:
         return [_from_text(text, vocab, "--prompt")]
     content = _content(path)
     if path.suffix == ".json":
-        return _from_json(content, path, vocab)
+        return _from_json(content, path, vocab, hint)
     return [_from_text(line, vocab, str(path)) for line in content.splitlines() if line.strip()]
 
 
@@ -113,23 +117,20 @@ def _from_text(text: str, vocab: int, where: str) -> Prompt:
     return ids
 
 
-def _from_json(content: str, path: Path, vocab: int) -> list[Prompt]:
+def _from_json(content: str, path: Path, vocab: int, hint: str) -> list[Prompt]:
     try:
         rows = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--prompt: {path} is no JSON: {error}") from None
     if not isinstance(rows, list):
         raise UsageError(f"--prompt: {path} holds {type(rows).__name__}, expected a list of texts or lists of ids")
-    return [_from_row(row, at, path, vocab) for at, row in enumerate(rows)]
+    return [_from_row(row, at, path, vocab, hint) for at, row in enumerate(rows)]
 
 
-def _from_row(row: object, at: int, path: Path, vocab: int) -> Prompt:
+def _from_row(row: object, at: int, path: Path, vocab: int, hint: str) -> Prompt:
     where = f"{path}[{at}]"
     if isinstance(row, str):
         return _from_text(row, vocab, where)
     if isinstance(row, list) and row and all(type(one) is int and 0 <= one < vocab for one in row):
         return tuple(row)
-    raise UsageError(
-        f"{where}: expected text, or ids from 0 to {vocab - 1}, at least one; a model of reduced size has a small "
-        "vocabulary, --full all of it"
-    )
+    raise UsageError(f"{where}: expected text, or ids from 0 to {vocab - 1}, at least one{hint}")

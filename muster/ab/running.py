@@ -126,7 +126,7 @@ def _checked(bases: Sequence[Wanted], plan: Plan) -> list[Wanted]:
             continue
         sized = plan.sized(manifest)
         if plan.prompts:
-            read_prompts(plan.prompts, sized.model.vocab_size or 1)
+            read_prompts(plan.prompts, sized.model.vocab_size or 1, manifest.model.vocab_size)
     return unknown
 
 

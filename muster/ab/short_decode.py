@@ -99,7 +99,9 @@ def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Seque
     booted = boot_arm("boot", wanted, building)
     try:
         vocab = booted.sized.model.vocab_size or 1
-        chosen = read_prompts(prompts, vocab) if prompts else made_prompts(building.sequences, vocab, building.seed)
+        whole = booted.manifest.model.vocab_size
+        given = read_prompts(prompts, vocab, whole) if prompts else None
+        chosen = given or made_prompts(building.sequences, vocab, building.seed)
         with _refuses(booted):
             booted.prepare(building.sequences)
             found = booted.decoder.generate(chosen.take(building.sequences), tokens, keep_logits=True)

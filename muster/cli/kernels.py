@@ -38,7 +38,7 @@ def kernels(
     from kernel_muster.registry.selection import Selector
 
     wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
-    catalog = find_plugins(wanted)
+    catalog = find_plugins(wanted, output)
     levers, findings = find_levers(catalog, wanted)
     found, no_target = find_target(target) if target is not None else (None, [])
     selector = Selector(catalog, found, levers) if found is not None else None

@@ -44,7 +44,7 @@ def levers(
         plugins=plugin,
         no_plugins=no_plugin,
     )
-    catalog = find_plugins(wanted)
+    catalog = find_plugins(wanted, output)
     found, no_target = find_target(target) if target is not None else (None, [])
     is_about_a_model = bool(model or manifest or config)
     of_model, no_model = find_manifest(wanted, catalog) if is_about_a_model else (None, [])

@@ -79,8 +79,9 @@ def _coloured(parts: Iterable[Section]) -> str:
     return stream.getvalue()
 
 
-def find_plugins(wanted: Wanted) -> Catalog:
-    """Discover plugins; what they print goes to stderr."""
+def find_plugins(wanted: Wanted, output: Path | None = None) -> Catalog:
+    """Discover plugins; what they print goes to stderr. UsageError, before that, for a file that cannot be written."""
+    check_writable(output)
     with only_results_on_stdout():
         return discover_for(wanted)
 

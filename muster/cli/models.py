@@ -38,7 +38,7 @@ def models(
         config, model = Path(model), None
     if model is not None and ref is not None and model != ref:
         raise UsageError(f"MODEL is {model!r}, --ref {ref!r}: give one")
-    catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin))
+    catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin), output)
     catalogue = Catalogue.from_folders(manifests or catalog.manifest_folders, levers=catalog.levers)
     reference = model if model is not None else ref
     findings = [*catalog.findings, *catalogue.findings]

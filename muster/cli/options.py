@@ -87,7 +87,9 @@ Quant = Annotated[
     QuantName | None,
     typer.Option(help="Refuse unless the model is built with this quantisation.", show_default=False),
 ]
-Profile = Annotated[ProfileName, typer.Option(help="serve, or qualify for a release: warnings refuse too.")]
+Profile = Annotated[
+    ProfileName, typer.Option(help="serve, or qualify for a release: what warns refuses, and most notes warn.")
+]
 Stage = Annotated[
     StageName | None,
     typer.Option(

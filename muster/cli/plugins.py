@@ -18,7 +18,7 @@ def plugins(
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
 
-    catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin))
+    catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin), output)
     data = [
         {
             "name": row.name,

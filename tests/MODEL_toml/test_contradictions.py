@@ -135,6 +135,12 @@ def test_rule_of_norms_of_a_type_that_nobody_knows_is_no_contradiction(kind: obj
         assert contradictions(ModelTable(**SMALL, rms_norm_zero_centred=rule), {"model_type": kind}) == ()
 
 
+def test_rule_of_norms_is_compared_where_a_manifest_has_norms() -> None:
+    config = {"model_type": "qwen3_5"}
+    assert contradictions(ModelTable.model_validate(SMALL), config) == ()  # of an engine that is audited by traces
+    assert len(contradictions(ModelTable.model_validate({**SMALL, "rms_norm_eps": 1e-6}), config)) == 1
+
+
 def test_context_that_yarn_stretches_may_be_longer_than_the_config_says() -> None:
     rope = {"theta": 1e4, "yarn_factor": 4.0, "yarn_original_context": 1000}
     for context, count in ((4000, 0), (4001, 1)):

@@ -119,7 +119,7 @@ To act on: 1 MISSING
 Levers
   all at their built-in values
 
-Kernels: 1 key asked for 2 times
+Kernels: 1 key in 2 lookups
   1 key served by acme 1.0 (tier fast, python)
 
 Basis

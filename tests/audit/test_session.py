@@ -1,6 +1,7 @@
 """The boot session: null handles, threads, several boots, blocks that raise, what is wrong at the door, observers."""
 
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -376,6 +377,18 @@ def test_observer_sees_a_boot_that_was_refused_on_opening(world):
     plugins = {"watch": world.plugin(audit_finished=lambda report: seen.append(report.verdict))}
     assert world.run(lambda boot: None, plugins, levers={"MUSTER_NOPE": "1"}).report.verdict == "refused"
     assert seen == ["refused"]
+
+
+@pytest.mark.parametrize("given", ["abc", "0" * 63, "g" * 64, "", 7, "0" * 64 + "\n"])
+def test_set_hash_that_is_none_is_a_usage_error(world, given):
+    with pytest.raises(km.UsageError, match=f"expect_set_hash is {re.escape(repr(given))}, expected a SHA-256"):
+        world.boot(expect_set_hash=given)
+
+
+def test_set_hash_in_capitals_is_the_same_hash(world):
+    plugins = {"acme": world.acme("acme::add")}
+    expected = world.run(world.ask("acme::add"), plugins).report.set_hash
+    assert world.run(world.ask("acme::add"), plugins, expect_set_hash=expected.upper()).codes == []
 
 
 # a model and a manifest

@@ -333,6 +333,19 @@ def test_more_tokens_than_the_context_holds_are_a_usage_error(cli: Any) -> None:
     assert "a sequence grows to 600 tokens that are read, small has a context_length of 512" in ran.err
 
 
+def test_ids_beyond_the_vocabulary_are_told_how_large_it_is_at_full_size(cli: Any) -> None:
+    prompts = cli.folder / "prompts.json"
+    prompts.write_text("[[63, 64]]")
+    small = ("boot", "--manifest", small_manifest(cli.folder), *CPU, "--prompt", prompts)
+    ran = cli(*small, "--full")
+    said = f"{prompts}[0]: expected text, or ids from 0 to 63, at least one\n"
+    assert (ran.code, ran.err.endswith(said)) == (2, True)
+    prompts.write_text("[[300]]")
+    ran = cli("boot", "qwen3.6-27b", *CPU, "--prompt", prompts)
+    said = "ids from 0 to 255, at least one; this model of reduced size has 256 tokens, --full all 248320\n"
+    assert (ran.code, ran.err.endswith(said)) == (2, True)
+
+
 def test_boot_writes_markdown_to_a_file(boot: Callable[..., Any], cli: Any) -> None:
     file = cli.folder / "boot.md"
     ran = boot("--format", "markdown", "--output", file)

@@ -265,6 +265,74 @@ def test_audit_names_the_line_of_a_default_that_is_wrong(cli: Any) -> None:
     assert [(f["code"], f["where"]) for f in ran.json["findings"]] == [("UNKNOWN_LEVER", [f"{bad}:6"])]
 
 
+ENGINES = """
+[defaults]
+MUSTER_TOY_SCALE = "fast"
+[expected_absent.acme.gone]
+reason = "nobody ships it for this chip"
+levers = ["MUSTER_TOY_SAFE=on"]
+"""
+TOY = [{"name": "MUSTER_TOY_SCALE", "kind": "enum", "choices": ["fast", "exact"], "default": "exact"},
+       {"name": "MUSTER_TOY_SAFE", "kind": "bool"}]  # fmt: skip
+
+
+def lever_file(cli: Any, content: Any) -> Path:
+    file: Path = cli.folder / "levers.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_manifest_lint_knows_the_levers_that_an_engine_declares(cli: Any) -> None:
+    cli.acme()
+    file = cli.manifest(ENGINES)
+    ran = cli("manifest", "lint", file)
+    assert ran.code == 1
+    scoped = cli.manifest("[defaults]\nMUSTER_TOY_SCALE = 1")
+    for refused in (ran, cli("manifest", "lint", scoped)):
+        assert "or, if an engine of yours declares it, give its levers: --levers FILE" in refused.out
+    trace = {"version": "1.0", "target": {"arch": "sm_90a"}, "kernels": [], "lookups": [], "declared_levers": TOY}
+    for content in ({"declared_levers": TOY}, trace):
+        ran = cli("manifest", "lint", file, "--levers", lever_file(cli, content))
+        assert (ran.code, ran.out.splitlines()[0]) == (0, "Manifests: 1 file, 1 sound")
+    wrong = cli.manifest(ENGINES.replace('"fast"', '"slow"').replace("SAFE=on", "SAFE=maybe"))
+    ran = cli("manifest", "lint", wrong, "--levers", lever_file(cli, trace))
+    assert (ran.code, "MUSTER_TOY_SAFE: 'maybe' is not 1/0/true/false/on/off" in ran.out) == (1, True)
+
+
+def test_levers_that_an_engine_declares_malformed_are_findings(cli: Any) -> None:
+    cli.acme()
+    levers = lever_file(cli, {"declared_levers": [{"name": "MUSTER_TOY_SCALE", "kind": "enum"}, TOY[1]]})
+    ran = cli("manifest", "lint", cli.manifest(ENGINES), "--levers", levers, "--format", "json")
+    (found,) = ran.json["findings"]
+    assert (ran.code, found["code"], found["subject"]) == (1, "BAD_LEVER", "MUSTER_TOY_SCALE")
+    assert found["where"] == [str(levers)]
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ([], 'expected a trace, or an object with "declared_levers"'),
+    ({"levers": []}, 'expected a trace, or an object with "declared_levers"'),
+    ({"declared_levers": [{"name": "TOY"}]}, "declared_levers[0].name: does not match"),
+    ({"declared_levers": [{"name": "MUSTER_TOY", "kinds": "bool"}]}, "there is no key 'kinds'; did you mean kind?"),
+    ({"declared_levers": {}}, "declared_levers: expected a list"),
+    ({"declared_levers": [], "extra": 1}, "there is no key 'extra'"),
+    ({"version": "7.0", "declared_levers": []}, "this program reads 1.x"),
+])  # fmt: skip
+def test_levers_that_cannot_be_read_are_a_usage_error(cli: Any, content: Any, said: str) -> None:
+    ran = cli("manifest", "lint", cli.manifest(), "--levers", lever_file(cli, content))
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+@pytest.mark.parametrize("command", [("models",), ("kernels",), ("plugins",), ("levers",), ("manifest", "lint")])
+def test_file_that_cannot_be_written_is_refused_before_plugins_load(cli: Any, command: tuple[str, ...]) -> None:
+    cli.install("raise SystemExit(print('it was imported'))\n", "loud")
+    files = (cli.manifest(),) if command[0] == "manifest" else ()
+    ran = cli(*command, *files, "--output", cli.folder / "none" / "out.txt")
+    assert (ran.code, ran.out) == (2, "")
+    assert "out.txt cannot be written: No such file or directory" in ran.err
+    assert "it was imported" not in ran.err
+
+
 def test_manifest_lint_of_what_cannot_be_read_exits_2(cli: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         ran = cli("manifest", "lint", path)
