@@ -9,7 +9,7 @@ from kernel_muster.registry.contracts import Contract
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.implementing import call_problems
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
-from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
 from kernel_muster.registry.specs import KernelSpec
 
 Items = Mapping[str, Sequence[Any]]
@@ -44,6 +44,7 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
     _namespaces(plugins, unsound, rejected)
     _aliases(plugins, rejected)
     _contracts(plugins, unsound, rejected)
+    _opt_ins(plugins, unsound, rejected)
     _functions(plugins, rejected)
     _weight_layouts(plugins, rejected)
     check_overrides(plugins, rejected, unsound)
@@ -175,11 +176,30 @@ def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
             why = f"{keys}: nobody registers the contract {name!r}{did_you_mean(name, known)}"
             remedies: tuple[str, ...] = ("return the contract from muster_contracts, or correct its name",)
             if absent := _opaque(unsound, "muster_contracts"):
-                why += (
-                    f"; what {', '.join(f'{other.name} ({other.status})' for other in absent)} registers is not known"
-                )
+                why += f"; what {_listed(absent)} registers is not known"
                 remedies = ("first have those plugins load which did not", *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _opt_ins(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
+    """What a kernel waits for is a lever that somebody declares: nothing else can be set."""
+    declared = (item for _, items in (*plugins, *unsound) for item in items.get("muster_levers", ()))
+    known = {lever.name for lever in CORE_LEVERS}
+    known |= {item.name for item in declared if isinstance(item, Lever) and isinstance(item.name, str)}
+    absent = _opaque(unsound, "muster_levers")
+    for row, items in plugins:
+        for name in sorted({spec.opt_in for spec in _specs(items) if spec.opt_in is not None} - known):
+            keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.opt_in == name))
+            why = f"{keys}: opt_in={name!r}, and nobody declares such a lever{did_you_mean(name, known, PREFIX)}"
+            remedies: tuple[str, ...] = ("declare the lever in muster_levers, correct its name, or drop opt_in",)
+            if absent:
+                why += f"; what {_listed(absent)} registers is not known"
+                remedies = ("first have those plugins load which did not", *remedies)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _listed(rows: Iterable[PluginRow]) -> str:
+    return ", ".join(f"{row.name} ({row.status})" for row in rows)
 
 
 def _functions(plugins: Sequence[Plugin], rejected: Rejected) -> None:

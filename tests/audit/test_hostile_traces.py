@@ -32,6 +32,7 @@ TRACE = {
             "contract": "acme_double",
             "backend": "cuda",
             "source_sha256": "00",
+            "host_sha256": "aa",
             "aliases": ["acme::old"],
             "opt_in": "MUSTER_E_FAST",
         }

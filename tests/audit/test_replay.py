@@ -449,3 +449,21 @@ def test_trace_that_agrees_with_itself_about_its_table_passes(world, levers, tun
     assert report.passed, codes(report)
     (row,) = (row for row in report.levers if row.name == "MUSTER_ACME_EDGE")
     assert (row.value, row.origin) == (9, "table" if tuning and tuning.get("levers") else "given")
+
+
+def test_request_of_a_trace_that_says_no_site_has_no_place_and_no_empty_line(world):
+    report = judge(world, foreign(requests=[{"lever": "MUSTER_FAST", "why": "no head"}]), WAIVER)
+    (found,) = (row for row in report.findings if row.code == "REQUEST_NOT_HONORED")
+    assert found.where == ()
+    assert "     where" not in render_text(report).partition("MUSTER_FAST")[2].partition("remedy")[0]
+
+
+@pytest.mark.parametrize(("opt_in", "found"), [("not a lever", ["DEAD_REGISTRATION"]), ("MUSTER_E_FAST", [])])
+def test_opt_in_of_a_trace_excuses_only_where_it_names_a_lever(world, opt_in, found):
+    kernel = {"module": "turbo", "func": "mul", "plugin": "turbo", "distribution": "turbo-kernels", "opt_in": opt_in}
+    plugin = {"name": "turbo", "distribution": "turbo-kernels", "keys": ["turbo::mul"]}
+    trace = foreign(
+        kernels=[*foreign()["kernels"], kernel], lookups=[lookup("mul")], plugins=[*foreign()["plugins"], plugin],
+        declared_levers=[{"name": "MUSTER_E_FAST"}],
+    )  # fmt: skip
+    assert codes(judge(world, trace)) == found

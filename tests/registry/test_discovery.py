@@ -405,3 +405,33 @@ def test_local_plugin_does_not_hide_an_installed_one(install, tmp_path, on_disk)
     catalog = discover(path=[install(tmp_path)], local={"acme": sound()})
     assert said(catalog) == [("PLUGIN_DUPLICATE", "acme")]
     assert catalog.kernels == ()
+
+
+def opting(name="MUSTER_ACME_TURBO", **more):
+    return plugin(muster_contracts=[contract()], muster_kernels=[spec(opt_in=name)], **more)
+
+
+def turbo():
+    return km.Lever(name="MUSTER_ACME_TURBO", kind="bool", default=False, doc="Turbo.")
+
+
+@pytest.mark.parametrize("name", ["MUSTER_NOPE", "not a lever", "", "MUSTER_ACME_TURBOO"])
+def test_opt_in_that_names_no_lever_is_refused(name):
+    catalog = look(acme=opting(name, muster_levers=[turbo()]))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert f"acme::mul: opt_in={name!r}, and nobody declares such a lever" in catalog.findings[0].why
+    assert ("did you mean MUSTER_ACME_TURBO?" in catalog.findings[0].why) == (name == "MUSTER_ACME_TURBOO")
+    assert catalog.kernels == ()
+
+
+@pytest.mark.parametrize("levers", [{}, {"muster_levers": [turbo()]}], ids=["the host's", "its own"])
+def test_opt_in_that_names_a_declared_lever_is_sound(levers):
+    assert said(look(acme=opting("MUSTER_ACME_TURBO" if levers else "MUSTER_PREFER", **levers))) == []
+
+
+def test_opt_in_may_be_a_lever_of_another_plugin_and_one_that_did_not_load_is_named(provide):
+    assert said(look(acme=opting(), base=plugin(muster_levers=[turbo()]))) == []
+    path = provide("base", plugin(muster_levers=raising(ImportError("no driver"))))
+    found = next(f for f in discover(path=[path], local={"acme": opting()}).findings if f.code == "BAD_SPEC")
+    assert "what base (failed) registers is not known" in found.why
+    assert found.remedies[0] == "first have those plugins load which did not"
