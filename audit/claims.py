@@ -33,6 +33,9 @@ def check_claims(
         if other is None:
             yield _unchecked(handle, f"it claims the bits of {name}, which nothing serves on this target")
             continue
+        if other.spec is handle.spec:
+            yield _unchecked(handle, f"it claims the bits of {name}, which it serves itself")
+            continue
         try:
             made = _made_by(other, handle.contract, case, given, run)
         except Exception as error:  # noqa: BLE001  (code of two plugins runs in here)

@@ -275,9 +275,9 @@ def _contract_findings(contract: Contract) -> Iterator[Finding]:
     for case in contract.cases:
         try:
             given = contract.arguments(case, np.random.default_rng(0))
-            contract.signature.bind(contract.name, (), given)
-            expected = contract.reference(dict(given), case.dims)
-            why, log = "; ".join(contract.reference_problems(given, expected)), ""
+            bound = contract.signature.bind(contract.name, (), given)
+            _, problems = contract.expected(case, given)
+            why, log = "; ".join([*contract.case_problems(case, bound.dims), *problems]), ""
         except Exception as error:  # noqa: BLE001  (a plugin's contract may raise anything)
             why, log = one_line(error), cause_chain(error)
         if why:

@@ -1,6 +1,7 @@
 """Contracts: what several kernels promise alike."""
 
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -147,8 +148,29 @@ class Contract:
             return False
         return all(0 in shape for shape in shapes)
 
-    def reference_problems(self, given: Arguments, expected: object) -> list[str]:
-        """Say which outputs of these arguments a reference does not give, or gives in another shape."""
+    def expected(self, case: Case, given: Arguments) -> tuple[Any, list[str]]:
+        """Return what the reference gives of a case's arguments, and what is wrong with it."""
+        own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+        before = _contents(own)
+        made = self.reference(own, case.dims)
+        written = {param.name for param in self.signature.outputs}
+        found = [
+            f"the reference changes its input {name}"
+            for name, content in _contents(own).items()
+            if content != before.get(name) and name not in written
+        ]
+        return made, found + self._wrong_outputs(case, given, made)
+
+    def case_problems(self, case: Case, dims: Mapping[str, int]) -> list[str]:
+        """Say which sizes ``inputs`` made otherwise than the case says; ``dims`` are those of its arguments."""
+        return [
+            f"inputs gives {name} = {size}, the case says {case.dims[name]}"
+            for name, size in dims.items()
+            if case.dims.get(name, size) != size
+        ]
+
+    def _wrong_outputs(self, case: Case, given: Arguments, expected: object) -> list[str]:
+        """Say which outputs of these arguments a reference does not give, or gives in another shape or type."""
         if not isinstance(expected, Mapping):
             return [f"the reference returns {type(expected).__name__}, expected every output by name"]
         found = []
@@ -161,11 +183,18 @@ class Contract:
             elif np.shape(expected[param.name]) != given[param.name].shape:
                 shape = np.shape(expected[param.name])
                 found.append(f"{param.name} has shape {shape}, expected {given[param.name].shape}")
+            elif _is_rounded(dtype := np.asarray(expected[param.name]).dtype) and self._may_err(param.name, case):
+                found.append(f"the reference computes {param.name} in {dtype}, expected float64")
         return found
+
+    def _may_err(self, output: str, case: Case) -> bool:
+        tolerance = self.tolerance_of(output, case)
+        return tolerance.relative > 0 or tolerance.absolute > 0
 
     def arguments(self, case: Case, rng: "np.random.Generator") -> Arguments:
         """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows.
 
+        Scalars have the values of their declared types: a kernel and the reference are given the same.
         ValueError where neither the case nor ``inputs`` says what a scalar is.
         """
         made: Arguments = self.inputs(case.dims, rng) if self.inputs else {}
@@ -173,7 +202,7 @@ class Contract:
             if param.name in made:
                 continue
             if isinstance(param, ScalarParam):
-                made[param.name] = _scalar_of(case, param.name)
+                made[param.name] = _scalar_of(case, param)
             elif isinstance(param, WeightParam):
                 made[param.name] = random_weight(param, case.dims, rng)
             else:
@@ -181,11 +210,26 @@ class Contract:
         return made
 
 
-def _scalar_of(case: Case, name: str) -> float:
+def _scalar_of(case: Case, param: ScalarParam) -> float:
     for given in (case.scalars, case.dims):
-        if name in given:
-            return given[name]
-    raise ValueError(f"the scalar {name} is in neither scalars nor dims")
+        if param.name in given:
+            value = given[param.name]
+            return numpy_dtype(param.dtype).type(value).item() if isinstance(value, float) else value
+    raise ValueError(f"the scalar {param.name} is in neither scalars nor dims")
+
+
+def _contents(arguments: Arguments) -> dict[str, int]:
+    """Return a checksum of each array, those of weights too."""
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    for name, value in arguments.items():
+        parts = {} if name in arrays else getattr(value, "__dict__", {})
+        arrays.update((f"{name}.{part}", array) for part, array in parts.items() if isinstance(array, np.ndarray))
+    return {name: zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for name, array in arrays.items()}
+
+
+def _is_rounded(dtype: Any) -> bool:
+    """Whether NumPy computes in this type, and with less digits than float64."""
+    return bool(dtype.kind == "f" and dtype.itemsize < np.dtype(np.float64).itemsize)
 
 
 def _is_well_formed(case: Case) -> bool:

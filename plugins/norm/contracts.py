@@ -61,7 +61,7 @@ def _exact_norm(arguments: Arguments, dims: Dims) -> dict[str, Any]:
 
 def _exact_norm_residual(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     residual = (f64(arguments["residual"]) + f64(arguments["x"])).astype(numpy_dtype("bf16"))
-    return {"residual": residual, **_exact_norm({**arguments, "x": residual}, dims)}
+    return {"residual": f64(residual), **_exact_norm({**arguments, "x": residual}, dims)}
 
 
 def _exact_norm_gated(arguments: Arguments, dims: Dims) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from kernel_muster.audit.proofs import host_memory, prove
 from numpy.lib.stride_tricks import as_strided
-from sums import LONGEST, ONE, backwards, good, raises, run, total
+from sums import LONGEST, ONE, backwards, contract, good, raises, run, total
 
 TILE = 8
+CONTRACT_IS_WRONG = ("correct the contract: its reference, inputs, cases or tolerance",)
 
 
 def almost_parallel(x, scratch, out):
@@ -134,6 +135,100 @@ def test_kernel_leaves_its_weight_alone(world, function, options, said):
     assert said is None or said in outcome.finding("OUT_OF_BOUNDS").why
 
 
+def skips_the_largest(x, out):
+    np.copyto(out, x, where=x != 255)
+
+
+def never_says_yes(x, out):
+    np.copyto(out, x, where=~x)
+
+
+def one_more(x, out):
+    out[...] = x + (x > 2**60)
+
+
+SEEN = {}
+
+
+def remembers(x, out):
+    out[...] = SEEN.setdefault(out.shape, x.copy())
+
+
+def copies(dtype, inputs=None, tolerance=None, **more):
+    """A contract whose output is its input."""
+    exact = np.float64 if dtype == "f32" else None
+    params = (km.TensorParam("x", dtype, ("M",)), km.TensorParam("out", dtype, ("M",), "out", **more))
+    return km.Contract(
+        "acme_copy", "out = x", km.Signature(params),
+        lambda arguments, dims: {"out": np.array(arguments["x"], exact)} if arguments["out"] is not None else {},
+        (km.Case("few", {"M": 8}), km.Case("more", {"M": 9})),
+        tolerance or km.Tolerance(0, 0, "exact"), inputs=inputs,
+    )  # fmt: skip
+
+
+def whole(dtype, *values):
+    return lambda dims, rng: {"x": rng.permutation(np.resize(np.array(values, dtype), dims["M"]))}
+
+
+@pytest.mark.parametrize(
+    ("function", "made", "code", "said"),
+    [
+        (skips_the_largest, copies("u8", whole(np.uint8, 255, 3, 0, 7)), "UNWRITTEN_OUTPUT", "2 of 8 elements of out"),
+        (never_says_yes, copies("bool", whole(bool, True, False)), "UNWRITTEN_OUTPUT", "4 of 8 elements of out"),
+        (one_more, copies("i64", whole(np.int64, 2**60 + 1, 5)), "NUMERICS_FAILED", "got 1152921504606846978, wanted"),
+        (remembers, copies("f32"), "NUMERICS_FAILED", "case few, with other numbers: the result is not exact"),
+        (raises, copies("f32", optional=True, inputs=lambda dims, rng: {"out": None}), "UNCHECKED", "checks out: "),
+        (lambda x, out: out.fill(0), copies("f32", tolerance=km.Tolerance(1, 1e30, "anything")), "UNCHECKED", "zeros"),
+        (good, copies("f32", lambda d, rng: {"x": np.ones(0, "f4"), "out": np.ones(0, "f4")}), "NUMERICS_FAILED",
+         "inputs gives M = 0, the case says 8"),
+    ],
+    ids=["largest", "true", "neighbours", "remembers", "absent", "loose", "empty"],
+)  # fmt: skip
+def test_proof_that_could_not_fail_passes_nothing(world, function, made, code, said):
+    SEEN.clear()
+    backend = (lambda x, out: function(x, None, out)) if function in (raises, good) else function
+    outcome = run(world, backend, contract=made)
+    assert outcome.codes == [code]
+    assert said in outcome.finding(code).why
+    assert outcome.report.stage_reached == "loaded"
+
+
+def adds_in_float32(arguments, dims):
+    return {"out": arguments["x"].sum(axis=1)}
+
+
+def overwrites(arguments, dims):
+    arguments["x"][...] = 0
+    return {"out": arguments["x"].astype(np.float64).sum(axis=1)}
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (adds_in_float32, "case empty: the reference computes out in float32, expected float64"),
+        (overwrites, "case one: the reference changes its input x"),
+    ],
+)
+def test_reference_that_no_kernel_can_be_judged_by_is_named(world, reference, said):
+    finding = run(world, contract=replace(contract(), reference=reference)).finding("NUMERICS_FAILED")
+    assert (finding.why, finding.remedies) == (said, CONTRACT_IS_WRONG)
+
+
+def test_reference_is_given_the_scalar_that_the_kernel_is_given(world):
+    params = (km.ScalarParam("slope", "f32"), km.TensorParam("x", "f32", ("M",)),
+              km.TensorParam("out", "f32", ("M",), "out"))  # fmt: skip
+    made = km.Contract(
+        "acme_scale", "out = slope * x", km.Signature(params),
+        lambda arguments, dims: {"out": arguments["slope"] * arguments["x"].astype(np.float64)},
+        (km.Case("one", {"M": 64}, {"slope": 0.01}),), km.Tolerance(2.0**-24, 0, "one product"),
+    )  # fmt: skip
+
+    def scales(slope, x, out):
+        out[...] = slope * x
+
+    assert run(world, scales, contract=made).codes == []
+
+
 def test_good_kernel_is_proven(world):
     outcome = run(world)
     assert (outcome.codes, outcome.error, outcome.report.stage_reached) == ([], None, "proven")
@@ -202,7 +297,7 @@ def test_reference_that_gives_other_outputs_is_named_before_its_kernel(world, gi
     params = (km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out"))
     made = replace(world.contract("acme_linear"), signature=km.Signature(params), reference=lambda a, dims: given)
     finding = run(world, lambda x, out: None, contract=made).finding("NUMERICS_FAILED")
-    assert (finding.why, finding.remedies) == (said, ("correct the contract's reference",))
+    assert (finding.why, finding.remedies) == (said, CONTRACT_IS_WRONG)
 
 
 @pytest.mark.parametrize("function", [almost_parallel, whole_tiles_only, raises])
