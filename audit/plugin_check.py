@@ -4,6 +4,7 @@ A child that dies in a step is followed by one that leaves out what is done and 
 nothing else. The time limit is for a step.
 """
 
+import codecs
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import IO, Any, Literal
 
+from kernel_muster.audit.plugin_code import EntryRow, WarningRow
 from kernel_muster.audit.plugin_steps import MARK, is_refusing
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
@@ -26,10 +28,11 @@ from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.backends.headers import EXTRAS
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.running import Progress
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/plugin-check"
-VERSION = "1.1"
+VERSION = "1.2"
 Outcome = Literal["ok", "failed", "skipped"]
 StageAsked = Literal["compiled", "proven"]
 _LAST_LINES = 60
@@ -59,7 +62,7 @@ class StepRow:
 
 @frozen(kw_only=True)
 class PluginReport:
-    """Everything the author's kit has to say about one distribution.
+    """Everything the author's kit has to say about one distribution, or about the one plugin of it that was named.
 
     ``not_done`` says of kernels for devices how far they stayed below proven; ``stage_asked``, which refuses for it.
     """
@@ -75,6 +78,10 @@ class PluginReport:
     # since 1.1
     stage_asked: str = ""
     not_done: tuple[str, ...] = ()
+    # since 1.2
+    plugin_asked: str = ""
+    entries: tuple[EntryRow, ...] = ()
+    warnings: tuple[WarningRow, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -91,6 +98,10 @@ class _Collected:
         self.steps: list[StepRow] = []
         self.findings: list[tuple[Finding, str]] = []  # with the target of the step
         self.plugins: tuple[dict[str, Any], ...] = ()
+        self.entries: list[EntryRow] = []
+        self.warnings: list[WarningRow] = []
+        self.of_builds: list[Finding] = []
+        self.total = 0  # not known yet
         self.has_ended = False
         self.open: dict[str, Any] | None = None
         self.loading: dict[str, Any] = {"plugin": ""}
@@ -110,11 +121,15 @@ class _Collected:
         elif kind == "start":
             self.open = event
         elif kind == "plugins":
-            self.plugins = tuple(event["plugins"])
+            self.plugins, self.total = tuple(event["plugins"]), event["steps"]
+        elif kind == "builds":
+            self.of_builds = [_finding(row) for row in event["findings"]]
         elif kind == "end":
             self.has_ended = True
         else:
             self.open = None
+            self.entries.extend(EntryRow(**row | {"keys": tuple(row["keys"])}) for row in event["entries"])
+            self.warnings.extend(WarningRow(**row) for row in event["warnings"])
             self.add(event, [_finding(row) for row in event["findings"]], event["seconds"], event["skipped"])
         return True
 
@@ -139,24 +154,42 @@ class _Ended:
     seconds: float = field(default=0.0)
 
 
+@frozen
+class _Asked:
+    """What is checked, how long a step may take, and who hears of it."""
+
+    distribution: str
+    plugin: str | None
+    path: Sequence[str]
+    seconds: float
+    cache_dir: str | None
+    progress: Progress | None
+    printed: Callable[[str], None] | None
+
+
 def check_plugin(
     distribution: str,
     version: str,
     *,
     path: Sequence[str],
     seconds: float,
+    plugin: str | None = None,
     stage: StageAsked | None = None,
     cache_dir: str | None = None,
-    progress: Callable[[int, str], None] | None = None,
+    is_installed: bool = True,
+    progress: Progress | None = None,
+    printed: Callable[[str], None] | None = None,
 ) -> PluginReport:
-    """Check the plugins of a distribution that ``path`` leads to; each step may take so many seconds.
+    """Check the plugins of a distribution that ``path`` leads to, or one of them; each step may take so many seconds.
 
-    With ``stage``, what keeps a kernel from it refuses, be it only that a compiler or a device is not here.
+    With ``stage``, what keeps a kernel from it refuses, be it only that a compiler or a device is not here. ``printed``
+    gets what plugins print, as they do.
     """
     collected = _Collected()
+    asked = _Asked(distribution, plugin, path, seconds, cache_dir, progress, printed)
     while not collected.has_ended:
         before = len(collected.done)
-        ended = _run_child(collected, distribution, path, seconds, cache_dir, progress)
+        ended = _run_child(collected, asked)
         if collected.open is not None:
             step, collected.open = collected.open, None
             collected.add(step, [_died(step, ended, seconds, collected.loading)], ended.seconds)
@@ -172,16 +205,31 @@ def check_plugin(
             what = f"loading it again, for what follows {collected.done[-1]},"
             collected.add(step, [_died(step, ended, round(ended.seconds), collected.loading, what)], ended.seconds)
             break
-    return _report(distribution, version, collected, stage)
+    if not is_installed:
+        collected.findings = [(_for_a_wheel(finding), target) for finding, target in collected.findings]
+    return _report(distribution, version, collected, stage, plugin)
 
 
-def _report(distribution: str, version: str, collected: _Collected, stage: StageAsked | None = None) -> PluginReport:
+def _for_a_wheel(finding: Finding) -> Finding:
+    """Return a finding whose remedies say when muster explain will know the wheel: it knows what is installed."""
+    command = "muster explain "
+    remedies = (one.replace(command, f"once the wheel is installed, {command}") for one in finding.remedies)
+    return replace(finding, remedies=tuple(remedies))
+
+
+def _report(
+    distribution: str,
+    version: str,
+    collected: _Collected,
+    stage: StageAsked | None = None,
+    plugin: str | None = None,
+) -> PluginReport:
     # What does not compile cannot be proven either, and says so with the same words.
     distinct = {
         (found.code, found.subject, found.why): (found, target) for found, target in reversed(collected.findings)
     }
     undone = {"compiled": _left(collected.steps, "compile"), "proven": _left(collected.steps, "prove")}
-    found = _folded(reversed(distinct.values()))
+    found = [*_folded(reversed(distinct.values())), *collected.of_builds]
     found += _unreached(collected.steps, stage, undone) if stage is not None else []
     verdict = judge(found, "qualify")
     return PluginReport(
@@ -193,6 +241,9 @@ def _report(distribution: str, version: str, collected: _Collected, stage: Stage
         findings=tuple(finding_row(judged) for judged in verdict.findings),
         stage_asked=stage or "",
         not_done=tuple(_not_done(collected.steps, left) for left in undone.values() if left),
+        plugin_asked=plugin or "",
+        entries=tuple(collected.entries),
+        warnings=tuple(collected.warnings),
     )
 
 
@@ -321,48 +372,60 @@ def _how(code: int) -> str:
     return f"exit code {code}"
 
 
-def _run_child(
-    collected: _Collected,
-    distribution: str,
-    path: Sequence[str],
-    seconds: float,
-    cache_dir: str | None,
-    progress: Callable[[int, str], None] | None,
-) -> _Ended:
+def _run_child(collected: _Collected, asked: _Asked) -> _Ended:
     collected.loading = {"plugin": ""}
     reader, writer = os.pipe()
-    arguments = {"distribution": distribution, "pipe": writer, "seconds": seconds, "cache_dir": cache_dir}
-    arguments |= {"skip": collected.done, "failed": collected.failed, "path": list(path)}
-    arguments["parent"] = os.getpid()
-    command = [sys.executable, "-P", "-m", "kernel_muster.audit.plugin_steps", json.dumps(arguments)]
+    arguments: dict[str, Any] = {
+        "distribution": asked.distribution,
+        "plugin": asked.plugin,
+        "path": list(asked.path),
+        "pipe": writer,
+    }
+    arguments |= {"skip": collected.done, "failed": collected.failed, "seconds": asked.seconds}
+    arguments |= {"cache_dir": asked.cache_dir, "parent": os.getpid()}
+    # Unbuffered: what it printed before a crash is not lost with it.
+    command = [sys.executable, "-u", "-P", "-m", "kernel_muster.audit.plugin_steps", json.dumps(arguments)]
     with tempfile.TemporaryFile() as log, os.fdopen(reader, "rb", buffering=0) as events:
         child = subprocess.Popen(  # noqa: S603  (our own module, in the interpreter that runs us)
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,), start_new_session=True
         )
         os.close(writer)
+        prints = _Prints(log.fileno(), asked.printed)
         try:
             start = time.monotonic()
-            is_hanging = not _listen(child, events, collected, seconds, progress)
+            is_hanging = not _listen(child, events, collected, asked, prints)
             taken = time.monotonic() - start
         finally:
             _end(child)
+            prints.pass_on()
         return _Ended(child.returncode, _tail(log), is_hanging, taken)
 
 
+class _Prints:
+    """What a child prints into a file, passed on as it comes."""
+
+    def __init__(self, number: int, say: Callable[[str], None] | None) -> None:
+        self._number, self._say, self._at = number, say, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def pass_on(self) -> None:
+        """Pass on what is new; the child's own place in the file stays where it is."""
+        while self._say is not None and (part := os.pread(self._number, 1 << 16, self._at)):
+            self._at += len(part)
+            self._say(self._decoder.decode(part))
+
+
 def _listen(
-    child: "subprocess.Popen[bytes]",
-    events: IO[bytes],
-    collected: _Collected,
-    seconds: float,
-    progress: Callable[[int, str], None] | None,
+    child: "subprocess.Popen[bytes]", events: IO[bytes], collected: _Collected, asked: _Asked, prints: _Prints
 ) -> bool:
     """Take events until the child says or is seen to have ended; False when a step takes too long.
 
     What the child started may hold the pipe open for longer, and may write to it.
     """
     rest = b""
-    deadline = time.monotonic() + seconds + 30  # it has to start first
+    deadline = time.monotonic() + asked.seconds + 30  # it has to start first
     while not collected.has_ended:
+        prints.pass_on()
         has_ended = child.poll() is not None  # all that it wrote is in the pipe then
         wait = 0.0 if has_ended else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
         if select.select([events], [], [], wait)[0]:
@@ -373,9 +436,9 @@ def _listen(
             for event in _events(lines):
                 if not collected.take(event):
                     continue
-                if progress is not None and collected.open is not None:
-                    progress(len(collected.done), collected.open["name"])
-                deadline = time.monotonic() + seconds
+                if asked.progress is not None and collected.open is not None:
+                    asked.progress(len(collected.done), collected.total, collected.open["name"])
+                deadline = time.monotonic() + asked.seconds
         elif has_ended:
             return True
         if time.monotonic() >= deadline:

@@ -1,7 +1,8 @@
 """The steps of ``muster plugin check``, run in a process of their own, where a crash or a hang ends nothing else.
 
 Each step is announced before it runs and reported after, one marked JSON object a line, so that the parent knows in
-which step a process died; it starts another one without that step. Nothing here prints.
+which step a process died; it starts another one without that step. Nothing here prints; what a plugin prints, the
+parent passes on.
 """
 
 import ctypes
@@ -12,14 +13,15 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from kernel_muster.audit.plan_check import plan_findings
+from kernel_muster.audit.plugin_code import EntryRow, WarningRow, entry_rows, warning_rows
 from kernel_muster.audit.plugin_kernels import equal_kernels
 from kernel_muster.audit.plugin_models import equal_builders, manifest_findings
 from kernel_muster.audit.proofs import device_memory, host_memory, prove
@@ -49,6 +51,7 @@ from kernel_muster.registry.target import CPU_TARGET, Target, resolve_target
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain, one_line
 
+Told = Finding | EntryRow | WarningRow
 Kind = Literal["install", "load", "contract", "compile", "plan", "prove"]
 _PR_SET_PDEATHSIG = 1
 #: What a line begins with that tells the parent something: a plugin may write to the pipe too.
@@ -66,7 +69,7 @@ class Step:
     kind: Kind
     subject: str
     target: str
-    run: Callable[[], Iterable[Finding]]
+    run: Callable[[], Iterable[Told]]
     skipped: str = ""
     where: tuple[str, ...] = ()
 
@@ -100,36 +103,52 @@ class Reporter:
         head = {"name": step.name, "kind": step.kind, "subject": step.subject, "target": step.target}
         self.tell("start", **head, where=step.where)
         start = time.perf_counter()
-        findings: list[Finding] = []
+        told: list[Told] = []
         has_stopped = False
         if not step.skipped:
             # Before the parent ends the process: where it hangs goes to stderr, which the parent keeps.
             faulthandler.dump_traceback_later(self._seconds * 0.9, exit=False)
             try:
-                for finding in step.run():
-                    findings.append(finding)
+                for one in step.run():
+                    told.append(one)
             except DeviceStopped as error:
-                findings.extend(error.args[0])
+                told.extend(error.args[0])
                 has_stopped = True
             faulthandler.cancel_dump_traceback_later()
+        findings = [replace(one, where=one.where or step.where) for one in told if isinstance(one, Finding)]
         if any(map(is_refusing, findings)):
             self.failed.add(step.name)
         rows = [asdict(finding) for finding in findings]
-        self.tell("done", **head, skipped=step.skipped, findings=rows, seconds=time.perf_counter() - start)
+        code = {
+            name: [asdict(one) for one in told if isinstance(one, kind)]
+            for name, kind in (("entries", EntryRow), ("warnings", WarningRow))
+        }
+        self.tell("done", **head, skipped=step.skipped, findings=rows, **code, seconds=time.perf_counter() - start)
         if has_stopped:
-            os._exit(0)
+            leave()
+
+
+def leave() -> NoReturn:
+    """End the process whatever threads a plugin left, with all that was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
+    os._exit(0)
 
 
 def main(
     distribution: str,
     *,
+    plugin: str | None,
     pipe: int,
     skip: Iterable[str],
     failed: Iterable[str],
     seconds: float,
     cache_dir: str | None,
 ) -> None:
-    """Check a distribution's plugins, and end the process whatever threads they left.
+    """Check a distribution's plugins, or one of them, and end the process whatever threads they left.
 
     ``skip`` names the steps that earlier processes ran, ``failed`` those of them that failed.
     """
@@ -146,18 +165,23 @@ def main(
         return found[0]
 
     def load() -> Iterator[Finding]:
-        yield from (_for_author(finding, remedy) for finding in _load_findings(find(), distribution))
+        yield from (_for_author(finding, remedy) for finding in _load_findings(find(), distribution, plugin))
 
     # What the later steps need is loaded in each process; it is reported once.
     reporter.run(Step("load", distribution, "", load))
     if not found:
         find()
-    rows = _rows_of(found[0], distribution)
-    reporter.tell("plugins", plugins=[asdict(row) | {"keys": list(map(str, row.keys))} for row in rows])
-    for step in _steps(found[0], rows, reporter.failed, cache_dir):
+    rows = _rows_of(found[0], distribution, plugin)
+    shown = [asdict(row) | {"keys": list(map(str, row.keys))} for row in rows]
+    reporter.tell("plugins", plugins=shown, steps=1 + _count(_own(found[0], rows)))
+    # One for all steps: where the cache keeps nothing, it keeps at least what it has built.
+    builder = Builder(BuildCache(Path(cache_dir) if cache_dir else None)) if has_toolkit() else None
+    for step in _steps(found[0], rows, reporter.failed, builder, cache_dir):
         reporter.run(step)
+    if builder is not None:
+        reporter.tell("builds", findings=[asdict(finding) for finding in builder.findings()])
     reporter.tell("end")
-    os._exit(0)
+    leave()
 
 
 def _limit(seconds: float) -> tuple[float, str]:
@@ -208,19 +232,28 @@ def _same(one: str, other: str) -> bool:
     return one.lower().replace("_", "-").replace(".", "-") == other.lower().replace("_", "-").replace(".", "-")
 
 
-def _rows_of(catalog: Catalog, distribution: str) -> list[PluginRow]:
-    return [row for row in catalog.plugins if _same(row.distribution, distribution)]
+def _rows_of(catalog: Catalog, distribution: str, plugin: str | None) -> list[PluginRow]:
+    """Return the plugins to check: all of a distribution, or the one that was named."""
+    rows = (row for row in catalog.plugins if _same(row.distribution, distribution))
+    return [row for row in rows if plugin in (None, row.name)]
 
 
-def _load_findings(catalog: Catalog, distribution: str) -> Iterator[Finding]:
-    """Yield what discovery and selection find about the plugins of one distribution."""
-    rows = _rows_of(catalog, distribution)
+def _own(catalog: Catalog, rows: Iterable[PluginRow]) -> list[Registered]:
+    """Return what these plugins register, if they have loaded."""
+    names = {row.name for row in rows if row.status == "loaded"}
+    return [registered for registered in catalog.kernels if registered.provider.plugin in names]
+
+
+def _load_findings(catalog: Catalog, distribution: str, plugin: str | None) -> Iterator[Finding]:
+    """Yield what discovery and selection find about the plugins of one distribution, or about one of them."""
+    rows = _rows_of(catalog, distribution, plugin)
     if not rows:
         why = f"{distribution} has no entry point in the group {ENTRY_POINT_GROUP}"
         remedies = (f'list the plugin\'s module in pyproject.toml: [project.entry-points."{ENTRY_POINT_GROUP}"]',)
         yield Finding("PLUGIN_NOT_FOUND", distribution, why, remedies=remedies)
     names = {row.name for row in rows}
-    places = tuple(f"{row.distribution} {row.version} (" for row in rows)
+    places = tuple(f"{row.distribution} {row.version} ({row.value}" if plugin else f"{row.distribution} {row.version} ("
+                   for row in rows)  # fmt: skip
     for finding in catalog.findings:
         if finding.subject in names or any(where.startswith(places) for where in finding.where):
             yield finding
@@ -241,22 +274,24 @@ def _other_contracts(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Fi
             yield Finding("SIGNATURE_MISMATCH", spec.key, why, (str(registered.provider),), remedies)
 
 
-def _steps(catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], cache_dir: str | None) -> Iterator[Step]:
+def _steps(
+    catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], builder: Builder | None, cache_dir: str | None
+) -> Iterator[Step]:
     """Yield what follows the load: contracts, then code for every architecture, then numerics on what is there.
 
-    ``failed`` grows while steps run: of a contract that is faulty no kernel can be proven.
+    ``failed`` grows while steps run: of a contract that is faulty no kernel can be proven. Without ``builder`` nothing
+    is compiled.
     """
-    names = {row.name for row in rows if row.status == "loaded"}
-    own = [r for r in catalog.kernels if r.provider.plugin in names]
+    own = _own(catalog, rows)
     contracts = {r.spec.contract: catalog.contracts[r.spec.contract] for r in own}
     for name, contract in sorted(contracts.items()):
         where = _places(contract.reference, contract.inputs)
         yield Step("contract", name, "", lambda c=contract: _contract_findings(c), where=where)  # type: ignore[misc]
     requests = _requests(own)
-    yield from _compile_steps(requests, cache_dir)
+    yield from _compile_steps(requests, builder)
     broken = frozenset(request for request, keys in requests.items() if _compile_name(request, keys) in failed)
     faulty = frozenset(name for name in contracts if f"contract {name}" in failed)
-    yield from _plan_steps(catalog, own, faulty, broken, cache_dir)
+    yield from _plan_steps(catalog, own, faulty, broken, builder)
     on_host = [r for r in own if is_host_backend(r.spec.backend)]
     yield from _proof_steps(catalog, on_host, CPU_TARGET, faulty, "", cache_dir)
     compiled = [r for r in own if not is_host_only(r.spec)]
@@ -264,6 +299,14 @@ def _steps(catalog: Catalog, rows: Iterable[PluginRow], failed: Set[str], cache_
         target, missing = resolve_target(None)
         why = missing.why if missing is not None else ""
         yield from _proof_steps(catalog, compiled, target or Target("cuda"), faulty, why, cache_dir)
+
+
+def _count(own: Sequence[Registered]) -> int:
+    """Return how many steps follow the load."""
+    for_devices = [r.spec for r in own if is_device_backend(r.spec.backend)]
+    plans = sum(len(_declared_archs(spec.code_archs)) for spec in for_devices)
+    proofs = sum(is_host_backend(r.spec.backend) for r in own) + sum(not is_host_only(r.spec) for r in own)
+    return len({r.spec.contract for r in own}) + len(_requests(own)) + plans + proofs
 
 
 def _contract_findings(contract: Contract) -> Iterator[Finding]:
@@ -317,17 +360,16 @@ def _compile_name(request: BuildRequest, keys: Iterable[str]) -> str:
     return f"compile {_compile_subject(request, keys)} {request.arch}"
 
 
-def _compile_steps(requests: Mapping[BuildRequest, list[str]], cache_dir: str | None) -> Iterator[Step]:
-    if not requests:
-        return
-    skipped = "" if has_toolkit() else NO_COMPILER
-    builder = None if skipped else Builder(_cache(cache_dir))
+def _compile_steps(requests: Mapping[BuildRequest, list[str]], builder: Builder | None) -> Iterator[Step]:
+    skipped = NO_COMPILER if builder is None else ""
     for request, keys in requests.items():
 
-        def build(request: BuildRequest = request, keys: list[str] = keys) -> Iterator[Finding]:
+        def build(request: BuildRequest = request, keys: list[str] = keys) -> Iterator[Told]:
             assert builder is not None  # noqa: S101  (skipped without one)
             try:
-                builder.build(request)
+                built = builder.build(request)
+                yield from entry_rows(request, keys, built)
+                yield from warning_rows(request, built)
             except BuildFailure as failure:
                 yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys[1:])
 
@@ -340,14 +382,13 @@ def _plan_steps(
     own: Iterable[Registered],
     faulty: frozenset[str],
     broken: Set[BuildRequest],
-    cache_dir: str | None,
+    builder: Builder | None,
 ) -> Iterator[Step]:
     """Yield a step for each kernel and architecture: what its planner makes of the contract's cases.
 
     ``broken`` is what does not compile: a planner reads what the compiled code needs.
     """
-    no_toolkit = "" if has_toolkit() else NO_COMPILER
-    builder = None if no_toolkit else Builder(_cache(cache_dir))
+    no_toolkit = NO_COMPILER if builder is None else ""
     for registered in own:
         spec, backend = registered.spec, registered.spec.backend
         if not is_device_backend(backend):
@@ -372,10 +413,6 @@ def _plan(
     yield from plan_findings(spec, backend, contract, built, request.entries)
 
 
-def _cache(cache_dir: str | None) -> BuildCache:
-    return BuildCache(Path(cache_dir) if cache_dir else None)
-
-
 def _proof_steps(
     catalog: Catalog,
     own: Iterable[Registered],
@@ -395,8 +432,14 @@ def _proof_steps(
         if session is None and not skipped:
             runner = choose_runner(target, None, cache_dir)
             session = LookupSession(catalog, target, levers, runner=runner)
-        where = _places(getattr(spec.backend, "function", None))
+        where = _places(getattr(spec.backend, "function", None)) or _source_of(spec)
         yield Step("prove", spec.key, target.name, lambda r=registered, s=session: _proof(r, s), skipped, where)  # type: ignore[misc]
+
+
+def _source_of(spec: KernelSpec) -> tuple[str, ...]:
+    """Return the file that a kernel for devices is written in."""
+    source = getattr(spec.backend, "source", None)
+    return (str(source),) if isinstance(source, Path) else ()
 
 
 def _proof(registered: Registered, session: LookupSession) -> Iterator[Finding]:
@@ -439,8 +482,9 @@ if __name__ == "__main__":
     try:
         main(**arguments)
     except Exception as error:  # noqa: BLE001  (the parent says it, who knows whose fault it is)
-        sys.stderr.write(f"{error}\n" if isinstance(error, MusterError) else traceback.format_exc())
-        sys.stderr.flush()
+        if not isinstance(error, UsageError):  # the parent says that as its own
+            sys.stderr.write(f"{error}\n" if isinstance(error, MusterError) else traceback.format_exc())
+            sys.stderr.flush()
         with suppress(OSError):
             reporter = Reporter(arguments["pipe"], (), (), 0.0)
             reporter.tell("stopped", is_usage=isinstance(error, UsageError), why=str(error))

@@ -129,6 +129,14 @@ def say(text: str) -> None:
         raise UsageError(f"stdout cannot be written: {error.strerror}") from None
 
 
+def say_printed(text: str) -> None:
+    """Write to stderr what a plugin printed in a process of its own; a closed stderr is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        encoding = sys.stderr.encoding or "ascii"
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stderr.flush()
+
+
 def command_text() -> str:
     """Return the command as text that any file holds: bounded, and what is not UTF-8 in it escaped."""
     text = " ".join(("muster", *sys.argv[1:])).encode("utf-8", "backslashreplace").decode("utf-8")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Subject = Annotated[
     str,
-    typer.Argument(metavar="PLUGIN", help="An installed distribution, a plugin of it as listed, or a wheel file."),
+    typer.Argument(metavar="PLUGIN", help="An installed distribution, one plugin of it as listed, or a wheel file."),
 ]
 Timeout = Annotated[
     float,
@@ -65,13 +65,15 @@ def check(
     """Check a plugin as its author: what it registers, compiles, and computes.
 
     It runs in a process of its own: hooks, contracts, code for every architecture that the specs declare, and the
-    contracts' cases on the host and on the GPU, if one is there. Warnings refuse, as they do for a release.
+    contracts' cases on the host and on the GPU, if one is there. Warnings refuse, as they do for a release. Of a plugin
+    that is named by itself, only what it registers is checked. --verbose adds all steps, and what the compiled code
+    needs.
 
     Exit code: 0 passed, 1 refused, 2 usage.
     """
     from kernel_muster.audit.plugin_check import check_plugin, refused_install
     from kernel_muster.cli.ending import cleaned_up
-    from kernel_muster.cli.output import check_writable, say, write_file
+    from kernel_muster.cli.output import check_writable, say, say_printed, write_file
     from kernel_muster.cli.progress import shown_progress
     from kernel_muster.cli.wheels import WheelRefused, install_wheel, installed, path_with
 
@@ -83,14 +85,15 @@ def check(
         shown_progress() as progress,
     ):
         folder = Path(temporary) / "wheel"
+        is_wheel, named = plugin.endswith(".whl"), None
         try:
-            if plugin.endswith(".whl"):
+            if is_wheel:
                 if not Path(plugin).is_file():
                     raise UsageError(f"{plugin} is no file")
                 found = install_wheel(Path(plugin), folder)
                 path = path_with(found, folder, Path(temporary) / "shadows")
             else:
-                found, path = installed(plugin), sys.path
+                (found, named), path = installed(plugin), sys.path
         except WheelRefused as error:
             report = refused_install(Path(plugin).name, "pip cannot install this wheel", str(error))
         else:
@@ -99,9 +102,12 @@ def check(
                 found.version,
                 path=path,
                 seconds=timeout,
+                plugin=named,
                 stage=stage.value if stage else None,
                 cache_dir=cache_dir,
-                progress=lambda done, name: progress(done, 0, name),
+                is_installed=not is_wheel,
+                progress=progress,
+                printed=say_printed,
             )
     text = json.dumps(asdict(report), indent=1) if format is options.Format.JSON else _text(report, verbose)
     if output is None:
@@ -123,11 +129,13 @@ def _headline(report: "PluginReport") -> str:
     counts = {outcome: sum(step.outcome == outcome for step in report.steps) for outcome in ("ok", "failed", "skipped")}
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     name = f"{report.distribution} {report.distribution_version}".strip()
+    name += f", plugin {report.plugin_asked}" if report.plugin_asked else ""
     missed = "".join(f"{separator} {text}" for separator, text in zip(";,", report.not_done, strict=False))
     return f"{report.verdict.upper()}: {name}: {plural(len(report.steps), 'step')}: {said}{missed}"
 
 
 def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
+    from kernel_muster.audit.plugin_code import spill_notes
     from kernel_muster.audit.render_sections import Section, Table, finding_sections
 
     yield from finding_sections(report.findings, verbose=verbose)
@@ -142,6 +150,8 @@ def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
         for (kind, target), outcomes in counted.items()
     )
     yield Section("Steps", table=Table(("STEP", "TARGET", "OK", "FAILED", "SKIPPED"), summary))
+    if notes := tuple(spill_notes(report.entries)):
+        yield Section("Registers do not suffice: these kernels spill to memory", lines=notes)
     if lines := tuple(_skipped_lines(report)):
         yield Section("Skipped", lines=lines)
     shown = [step for step in report.steps if verbose or step.outcome == "failed"]
@@ -149,6 +159,41 @@ def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
         rows = tuple((s.kind, s.subject, s.target or "-", s.outcome, f"{s.seconds:.2f}", s.reason) for s in shown)
         title = "All steps" if verbose else "Steps that failed"
         yield Section(title, table=Table(("STEP", "WHAT", "TARGET", "OUTCOME", "SECONDS", "REASON"), rows))
+    if verbose:
+        yield from _code_sections(report)
+
+
+def _code_sections(report: "PluginReport") -> "Iterator[Section]":
+    """Yield what the compiled code needs, and what compilers warned of."""
+    from kernel_muster.audit.render_sections import Section, Table
+
+    def shown(number: int | None) -> str:
+        return "-" if number is None else str(number)
+
+    if report.entries:
+        head = (
+            "ENTRY",
+            "SOURCE",
+            "TARGET",
+            "REGISTERS",
+            "SHARED",
+            "DYNAMIC",
+            "STACK",
+            "STORED",
+            "LOADED",
+            "THREADS",
+        )
+        rows = tuple(
+            (row.entry, row.source, row.target, str(row.registers), str(row.static_shared_bytes),
+             str(row.dynamic_shared_bytes), str(row.stack_bytes), shown(row.spill_store_bytes),
+             shown(row.spill_load_bytes), shown(row.max_threads))
+            for row in report.entries
+        )  # fmt: skip
+        title = "Compiled code: registers, stack and spilled bytes a thread; static and dynamic shared bytes a block"
+        yield Section(title, table=Table(head, rows))
+    if report.warnings:
+        lines = tuple(f"{row.source} for {row.target}: {row.text}" for row in report.warnings)
+        yield Section("Warnings of the compilers", lines=lines)
 
 
 def _skipped_lines(report: "PluginReport") -> "Iterator[str]":

@@ -29,16 +29,19 @@ def install_wheel(wheel: Path, folder: Path) -> Distribution:
     return found[0]
 
 
-def installed(name: str) -> Distribution:
-    """Return an installed distribution, by its name or its plugin's; UsageError, with near names, if there is none."""
+def installed(name: str) -> tuple[Distribution, str | None]:
+    """Return an installed distribution by its name, or by that of a plugin of it, and then the plugin too.
+
+    UsageError, with near names, if there is none.
+    """
     try:
-        return distribution(name)
+        return distribution(name), None
     except (PackageNotFoundError, ValueError):
         pass
     offers = [(e.name, one) for one in distributions() for e in one.entry_points if e.group == ENTRY_POINT_GROUP]
     of_plugin = {str(one.metadata["Name"]): one for plugin, one in offers if plugin == name}
     if len(of_plugin) == 1:
-        return next(iter(of_plugin.values()))
+        return next(iter(of_plugin.values())), name
     if of_plugin:
         raise UsageError(f"plugin {name} is offered by {' and '.join(sorted(of_plugin))}: name one of them")
     if name and Path(name).is_dir():

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,8 @@ def test_plugin_is_found_by_its_entry_point_name(cli):
         cli.monkeypatch.syspath_prepend(str(info.parent))
 
     offer("acme-wheels")
-    assert installed("entry_a").metadata["Name"] == "acme-wheels"
+    found, plugin = installed("entry_a")
+    assert (found.metadata["Name"], plugin) == ("acme-wheels", "entry_a")
     offer("other-wheels")
     ran = cli("plugin", "check", "entry_a")
     assert (ran.code, ran.out) == (2, "")
@@ -212,3 +214,77 @@ def test_report_goes_to_a_file_whole(cli, tmp_path):
     target = tmp_path / "check.json"
     assert cli("plugin", "check", "acme", "--format", "json", "--output", target).out == ""
     assert json.loads(target.read_text())["verdict"] == "passed"
+
+
+# what is heard meanwhile
+
+
+def test_what_a_plugin_prints_reaches_stderr_and_leaves_json_alone(cli):
+    head = "\nimport sys\nprint('on import')\nprint('to stderr', file=sys.stderr)\nos.write(1, b'raw \\xff\\n')\n"
+    cli.install(source('spec("acme::loud", chatter)', 'spec("acme::b", leave)', head=head))
+    ran = cli("plugin", "check", "acme", "--format", "json")
+    assert ran.json["verdict"] == "refused"  # its kernel b ends the process in which the other has printed
+    for said in ("on import", "to stderr", "a kernel that prints"):
+        assert f"{said}\n" in ran.err
+    assert "raw " in ran.err
+
+
+@pytest.mark.parametrize("stage", [(), ("--stage", "proven")])
+def test_progress_knows_how_many_steps_there_are(cli, stage, monkeypatch):
+    seen = []
+
+    @contextmanager
+    def shown():
+        yield lambda done, total, name: seen.append((done, total, name))
+
+    monkeypatch.setattr("kernel_muster.cli.progress.shown_progress", shown)
+    cli.install(source('spec("acme::double")', 'spec("acme::b", crash)', 'spec("acme::c")'))
+    ran = cli("plugin", "check", "acme", "--format", "json", *stage)
+    count = len(ran.json["steps"])
+    assert seen[0] == (0, 0, "load acme")  # what follows is not known before
+    assert {total for _, total, _ in seen[1:]} == {count}
+    assert [done for done, *_ in seen] == list(range(count))
+
+
+# one plugin of several
+
+
+def offer_two(cli):
+    second = source('spec("acme_more::wrong", wrong, contract="acme_more")', contracts='contract("acme_more")')
+    site = cli.folder / "site_two"
+    info = site / "acme_both-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "acme_first_module.py").write_text(source('spec("acme_one::double")'))
+    (site / "acme_second_module.py").write_text(second)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-both\nVersion: 1.0\n")
+    names = "acme_one = acme_first_module\nacme_more = acme_second_module\n"
+    (info / "entry_points.txt").write_text(f"[kernel_muster.v1]\n{names}")
+    cli.monkeypatch.syspath_prepend(str(site))
+
+
+def test_plugin_that_is_named_is_checked_without_the_others_of_its_distribution(cli):
+    offer_two(cli)
+    whole = cli("plugin", "check", "acme-both", "--format", "json")
+    assert (whole.json["plugin_asked"], codes(whole.json)) == ("", [("NUMERICS_FAILED", "acme_more::wrong")])
+    one = cli("plugin", "check", "acme_one", "--format", "json")
+    assert (one.code, one.json["distribution"], one.json["plugin_asked"]) == (0, "acme-both", "acme_one")
+    assert [plugin["name"] for plugin in one.json["plugins"]] == ["acme_one"]
+    assert set(steps(one.json)) == {"load acme-both", "contract acme_double", "prove acme_one::double cpu"}
+    other = cli("plugin", "check", "acme_more")
+    assert other.code == 1
+    assert other.out.startswith("REFUSED: acme-both 1.0, plugin acme_more: 3 steps: 2 ok, 1 failed")
+
+
+def test_fault_of_another_plugin_of_the_distribution_is_not_that_of_the_one_that_is_named(cli):
+    offer_two(cli)
+    (cli.folder / "site_two" / "acme_second_module.py").write_text("raise ImportError('broken')\n")
+    assert cli("plugin", "check", "acme_one").code == 0
+    assert cli("plugin", "check", "acme_more").code == 1
+    assert cli("plugin", "check", "acme-both").code == 1
+
+
+@pytest.mark.install
+def test_remedy_for_a_wheel_says_first_to_install_it(cli, tmp_path):
+    ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::a", wrong)')), "--format", "json")
+    (found,) = ran.json["findings"]
+    assert found["remedies"][0].startswith("repair the kernel: once the wheel is installed, muster explain acme::a ")
