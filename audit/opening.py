@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 
+from kernel_muster.audit.python_words import for_program
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.reporting import opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
@@ -40,6 +41,7 @@ class Wanted:
     local_plugins: Mapping[str, object] = field(default_factory=dict)
     manifest_folders: tuple[Path, ...] = ()
     only_these_folders: bool = False  # leave the manifests of plugins out, the shipped ones too
+    is_command: bool = False  # what is said names the command's options, not boot()'s parameters
 
 
 @frozen
@@ -94,6 +96,7 @@ def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog,
             profile="serve",
             as_of="",
         )
+        report = for_program(report)
         raise BootRefused(render_text(report), report)
     return catalog, target, levers
 
@@ -106,6 +109,7 @@ def discover_for(wanted: Wanted) -> Catalog:
         demanded=wanted.plugins,
         local=wanted.local_plugins,
         timeout_s=float(core["MUSTER_PLUGIN_TIMEOUT_S"] or 10),
+        options=("--plugin", "--no-plugin") if wanted.is_command else ("plugins", "no_plugins"),
     )
 
 

@@ -125,7 +125,7 @@ def finding_row(judged: Judged) -> FindingRow:
         subject=finding.subject,
         title=CODES[finding.code].title,
         why=finding.why,
-        where=finding.where,
+        where=tuple(filter(None, finding.where)),  # a trace need not say where
         layers=finding.layers,
         remedies=finding.remedies,
         explains=finding.explains,

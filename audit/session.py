@@ -13,6 +13,7 @@ from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Opening, Wanted, open_boot
+from kernel_muster.audit.python_words import for_program
 from kernel_muster.audit.render_text import render_text
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
@@ -227,7 +228,7 @@ class BootSession:
             tuning=tuning_facts(chosen, self.target, opening.levers, session.selector, copies) if chosen else None,
             entries=session.entries("boot"),
             late_entries=session.entries("late"),
-            requests=(*session.requests, *_quant_request(self._wanted.quant, self.manifest)),
+            requests=(*session.requests, *_quant_request(self._wanted, self.manifest)),
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
             builders=session.builders,
@@ -253,7 +254,8 @@ class BootSession:
         # Another thread may already look up late: what comes after the seal is no part of the boot's verdict.
         evidence = replace(self._evidence(), late_entries=(), late_registrations=())
         verdict = judge_boot(evidence)
-        return full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
+        report = full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
+        return report if self._wanted.is_command else for_program(report)
 
     def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
@@ -274,7 +276,7 @@ class BootSession:
         findings = (*opening.findings, *self._observers_failed)
         verdict = judge_opening(opening.catalog, findings, self._options.asked.profile)
         wanted, found = self._wanted, opening.manifest
-        return opening_report(
+        report = opening_report(
             verdict,
             self._options.muster_version,
             catalog=opening.catalog,
@@ -285,6 +287,7 @@ class BootSession:
             profile=self._options.asked.profile,
             as_of=self._as_of.isoformat(),
         )
+        return report if self._wanted.is_command else for_program(report)
 
 
 def _observer_failed(name: str, error: BaseException | None, stack: str) -> Finding:
@@ -297,12 +300,12 @@ def _observer_failed(name: str, error: BaseException | None, stack: str) -> Find
     )
 
 
-def _quant_request(quant: str | None, manifest: Manifest) -> tuple[FailedRequest, ...]:
+def _quant_request(wanted: Wanted, manifest: Manifest) -> tuple[FailedRequest, ...]:
     """A quantisation other than the manifest's is a request that no builder honours: each reads the manifest alone."""
-    if quant is None or quant == manifest.quant:
+    if wanted.quant is None or wanted.quant == manifest.quant:
         return ()
-    why = f"{quant} was asked for, but the model was built as its manifest says: {manifest.quant}"
-    return (FailedRequest("--quant", why, "", manifest.where("model", "quant")),)
+    why = f"{wanted.quant} was asked for, but the model was built as its manifest says: {manifest.quant}"
+    return (FailedRequest("--quant" if wanted.is_command else "quant", why, "", manifest.where("model", "quant")),)
 
 
 def _opened(value: _T | None) -> _T:

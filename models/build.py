@@ -69,7 +69,7 @@ def build_model(
         if dims.drafter is not None:
             raise UsageError(f"{dims.name} cannot be built: it is a drafter of {dims.drafter.target}, not a model")
     except UsageError as error:
-        kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest))
+        kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest, error))
         raise
     try:
         check_checkpoint(manifest, weights)

@@ -1,5 +1,6 @@
 """Dimensions of a model from its manifest: the only module here that knows the manifest's tables."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -29,10 +30,21 @@ class HasModelTable(Protocol):
         """The ``[model]`` table."""
 
 
-def table_line(manifest: HasModelTable) -> str:
-    """Return ``file:line`` of the ``[model]`` table; empty for what was made without a file."""
+def table_line(manifest: HasModelTable, error: UsageError) -> str:
+    """Return ``file:line`` of the first key that an error is about, else that of the ``[model]`` table.
+
+    It is empty for what was made without a file.
+    """
     where = getattr(manifest, "where", None)
-    return str(where("model")) if callable(where) else ""
+    if not callable(where):
+        return ""
+    _, _, problems = str(error).partition("cannot be built: ")
+    for name in re.findall(r"[a-z][a-z0-9_.]*", problems):
+        parts = tuple(name.removeprefix("model.").split("."))
+        found = (path for path in getattr(manifest, "lines", {}) if path[:1] == ("model",) and path[1:] != ())
+        if path := next((path for path in found if path[-len(parts) :] == parts), ()):
+            return str(where(*path))
+    return str(where("model"))
 
 
 def model_dims(manifest: HasModelTable) -> ModelDims:

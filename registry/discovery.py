@@ -4,20 +4,20 @@ Plugins are loaded sorted by name, each in a transaction; rules that compare plu
 nothing depends on the order of plugins, of entry points, or of ``sys.path``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.crosschecks import check_together, contracts_of
 from kernel_muster.registry.entered import tell_guest
-from kernel_muster.registry.entrypoints import Entry, Scan, scan
+from kernel_muster.registry.entrypoints import Entry, scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import CORE_LEVERS
-from kernel_muster.registry.loading import Loaded, load_plugin
+from kernel_muster.registry.loading import LOCAL, Loaded, load_plugin
 from kernel_muster.registry.specs import Provider, Registered
 from kernel_muster.registry.values import frozen
 
@@ -47,11 +47,13 @@ def discover(
     local: Mapping[str, object] | None = None,
     timeout_s: float = 10,
     path: Sequence[str] | None = None,
+    options: tuple[str, str] = ("--plugin", "--no-plugin"),
 ) -> Catalog:
     """Find, load and compare all plugins.
 
     ``blocked`` plugins are never imported; ``demanded`` ones must be there. ``local`` adds plugin objects of this
     process, by name, as distribution ``(local)``. ``path`` replaces ``sys.path`` in the search for metadata.
+    ``options`` are what the caller calls them by that demand and block a plugin.
     """
     blocked, demanded, local = frozenset(blocked), frozenset(demanded), local or {}
     if unnamed := [name for name in local if not isinstance(name, str) or not name.strip()]:
@@ -62,7 +64,8 @@ def discover(
     findings = list(found.findings)
     findings.extend(_competing(group) for group in found.competing if group[0].name not in blocked)
     findings.extend(_mismatched(entry) for entry in found.mismatched if entry.name not in blocked)
-    findings.extend(_not_found(found, local, blocked, demanded))
+    for option, names in zip(options, (demanded, blocked), strict=True):
+        findings.extend(_not_found(option, names, found.names | set(local)))
     taken = {entry.name for entry in found.entries}
     findings.extend(_taken(entry) for entry in found.entries if entry.name in local)
     drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries if entry.name not in local]
@@ -95,11 +98,9 @@ def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
 
 
 def _draft_local(name: str, plugin: object, blocked: frozenset[str], timeout_s: float) -> Draft:
-    row = PluginRow(name, "(local)", "", "blocked" if name in blocked else "loaded", getattr(plugin, "__name__", ""))
+    row = PluginRow(name, LOCAL, "", "blocked" if name in blocked else "loaded", getattr(plugin, "__name__", ""))
     return (
-        Draft(row, Loaded())
-        if name in blocked
-        else _judged(row, load_plugin(name, "(local)", lambda: plugin, timeout_s))
+        Draft(row, Loaded()) if name in blocked else _judged(row, load_plugin(name, LOCAL, lambda: plugin, timeout_s))
     )
 
 
@@ -159,20 +160,12 @@ def _shown(group: str) -> str:
     return group if group.split() == [group] else repr(group)
 
 
-def _not_found(
-    scanned: Scan, local: Mapping[str, object], blocked: frozenset[str], demanded: frozenset[str]
-) -> list[Finding]:
-    known = scanned.names | set(local)
-    found = []
-    for option, names in (("--plugin", demanded), ("--no-plugin", blocked)):
-        for name in sorted(names - known):
-            why = f"{option} names {name}, which is not installed{did_you_mean(name, known)}"
-            remedies = (
-                "install the distribution that offers it, or correct the name",
-                "muster plugins lists all",
-            )
-            found.append(Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies))
-    return found
+def _not_found(option: str, names: frozenset[str], known: Collection[str]) -> Iterator[Finding]:
+    """Yield the plugins that an option names and nobody offers."""
+    remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+    for name in sorted(names.difference(known)):
+        why = f"{option} names {name}, which is not installed{did_you_mean(name, known)}"
+        yield Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
 
 
 def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:

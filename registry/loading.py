@@ -31,6 +31,10 @@ _ITEMS: dict[str, type] = {
     "muster_levers": Lever,
 }
 HOOKS = (*_ITEMS, _OBSERVER)
+#: Which page documents what a hook returns, where it is not that on plugins.
+_MANUAL = {"muster_levers": "levers.md", "muster_models": "add-a-model.md", "muster_manifests": "write-a-manifest.md"}
+#: Where a plugin of this process is said to come from.
+LOCAL = "(local)"
 #: What helps a plugin that takes too long to load, where the limit is a boot's.
 RAISE_LIMIT = "raise MUSTER_PLUGIN_TIMEOUT_S"
 # A generator that never ends must not eat the memory before the time limit ends it.
@@ -56,7 +60,7 @@ def load_plugin(name: str, where: str, load: Callable[[], object], seconds: floa
         remedies = (
             "make its import and hooks quick",
             RAISE_LIMIT,
-            f"block it: --no-plugin {name}",
+            _leave_out(name, where),
         )
         # The abandoned thread may still write into ``loaded``: leave it alone.
         return Loaded(findings=[Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)])
@@ -71,9 +75,14 @@ def _failed(name: str, where: str, what: str, error: BaseException) -> Finding:
         name,
         f"{what}: {one_line(error)}",
         (where,),
-        ("repair or reinstall the distribution", f"block the plugin: --no-plugin {name}"),
+        ("repair the plugin" if where == LOCAL else "repair or reinstall the distribution", _leave_out(name, where)),
         log=cause_chain(error),
     )
+
+
+def _leave_out(name: str, where: str) -> str:
+    """Say how a boot does without a plugin: one of this process it was given by its own program."""
+    return f"leave {name} out of local_plugins" if where == LOCAL else f"block it: --no-plugin {name}"
 
 
 def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> None:
@@ -179,8 +188,8 @@ def _wrappers(name: str, where: str, plugin: object) -> list[Finding]:
     return found
 
 
-def _bad_spec(name: str, where: str, why: str) -> Finding:
-    remedies = ("correct the plugin: docs/write-a-plugin.md", f"block it: --no-plugin {name}")
+def _bad_spec(name: str, where: str, why: str, manual: str = "write-a-plugin.md") -> Finding:
+    remedies = (f"correct the plugin: docs/{manual}", _leave_out(name, where))
     return Finding("BAD_SPEC", name, why, (where,), remedies)
 
 
@@ -201,7 +210,8 @@ def _collect(name: str, where: str, hook: str, function: Callable[[], Any], find
         findings.append(_bad_spec(name, where, f"{hook} returned more than {_MOST_ITEMS} items"))
         return []
     for position, item in enumerate(items):
-        findings.extend(_bad_spec(name, where, why) for why in _item_problems(hook, position, item))
+        problems = _item_problems(hook, position, item)
+        findings.extend(_bad_spec(name, where, why, _MANUAL.get(hook, "write-a-plugin.md")) for why in problems)
     return items
 
 

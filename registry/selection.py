@@ -6,7 +6,7 @@ A decision is a value: every candidate is accepted, or rejected by one named rul
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from kernel_muster.registry.arch import CodeArch
+from kernel_muster.registry.arch import CPU, CodeArch
 from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.keys import KernelKey, keys_like, keys_meant, named, parse_key
 from kernel_muster.registry.levers import Levers
@@ -216,7 +216,10 @@ class Selector:
         reasons = [entry.rejects(self.target.arch) for entry in spec.code_archs]
         if None in reasons:
             return "", ""
-        return ("host" if is_host_only(spec) else "arch"), str(reasons[0])
+        needed = [entry.text for entry in spec.code_archs if entry.kind != "host"]
+        if not needed:
+            return "host", str(reasons[0])
+        return "arch", f"needs {' or '.join(needed)}, the target is {self.target.arch or CPU}"
 
     def _none_left(self, key: KernelKey, candidates: tuple[Candidate, ...]) -> Decision:
         rules = [candidate.rule for candidate in candidates]

@@ -35,7 +35,7 @@ def failed_requests(evidence: Evidence) -> list[Finding]:
 def _instead_of(asked: str) -> str:
     if asked.startswith(PREFIX):
         return f"unset {asked}, or choose a model that can do it"
-    if asked == "--quant":
+    if asked in ("--quant", "quant"):
         return "leave it out, or name a model whose manifest says that quant"
     if asked.startswith("checkpoint of "):
         return f"give the folder of a {asked}, or name the model that this one is of"

@@ -103,7 +103,13 @@ def _chain(
 
 
 def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
-    """Install or repair the provider; gate the lookup; declare it; and what the key might be a misspelling of."""
+    """Install or repair the provider; gate the lookup; declare it; and what the key might be a misspelling of.
+
+    What is no key, no plugin can register and no manifest declare.
+    """
+    if decision.key.problem:
+        return ("correct the key that is asked for: both names are small letters, digits and _",
+                *_hint(evidence, decision))  # fmt: skip
     return (*_provide(evidence, decision), GATE, declare(evidence, decision.key), *_hint(evidence, decision))
 
 

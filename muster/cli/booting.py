@@ -55,6 +55,7 @@ def wanted_of(
         config, model = Path(model), None  # the folder says which model it is, the reference what it is called
     _check_one_model(model, manifest, config, reference, bool(manifests))
     return Wanted(
+        is_command=True,
         model=model or reference,
         manifest=manifest,
         config=config,

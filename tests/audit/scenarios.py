@@ -196,7 +196,7 @@ def late_registration(world, trip, **options):
 # plugins
 
 
-@scenario("PLUGIN_LOAD_FAILED", "acme", "--no-plugin acme", where=r"\(local\)")
+@scenario("PLUGIN_LOAD_FAILED", "acme", "leave acme out of local_plugins", where=r"\(local\)")
 def plugin_load_failed(world, trip, **options):
     def kernels():
         if trip:
@@ -207,7 +207,7 @@ def plugin_load_failed(world, trip, **options):
     return world.run(world.ask("base::add", *(() if trip else ("acme::mul",))), plugins, **options)
 
 
-@scenario("PLUGIN_NOT_FOUND", "bass", "install the distribution that offers it", where="--plugin")
+@scenario("PLUGIN_NOT_FOUND", "bass", "install the distribution that offers it", where="plugins")
 def plugin_not_found(world, trip, **options):
     return world.run(ask_base, base(world), plugins=["bass" if trip else "base"], **options)
 

@@ -1,5 +1,6 @@
 """Rules at their edges: what is no finding, what is another one, and what a finding says."""
 
+from dataclasses import replace
 from datetime import date
 
 import kernel_muster as km
@@ -33,6 +34,14 @@ def test_registration_that_looks_like_a_miss_is_dead_though_others_of_it_live(wo
     assert "acme::softmax looks like acme::softmaxx, which missed" in outcome.finding("DEAD_REGISTRATION").why
 
 
+def test_registration_that_looks_like_a_waived_miss_is_not_dead(world):
+    waived = f'[expected_absent.acme]\nsoftmaxx = "{WHY}"'
+    plugins = {"acme": world.acme("acme::mul", "acme::softmax")}
+    assert world.run(world.ask("acme::mul", "acme::softmaxx"), plugins, waived).codes == []
+    outcome = world.run(world.ask("acme::softmaxx", "acme::mull"), plugins, waived)
+    assert outcome.finding("DEAD_REGISTRATION").why == "acme::mul looks like acme::mull, which missed"
+
+
 def test_key_asked_for_by_its_old_name_is_not_dead(world):
     plugins = {"acme": world.acme("acme::mul", aliases=("acme::old",))}
     assert world.run(world.ask("acme::old"), plugins).codes == ["KEY_RENAMED"]
@@ -55,7 +64,7 @@ def test_quant_that_is_not_the_manifests_is_not_honored(world):
     outcome = world.run(world.ask("acme::mul"), plugins, quant="bf16")
     assert outcome.codes == ["REQUEST_NOT_HONORED"]
     found = outcome.finding("REQUEST_NOT_HONORED")
-    assert (found.subject, found.severity) == ("--quant", "refuse")
+    assert (found.subject, found.severity) == ("quant", "refuse")
     assert found.why == "bf16 was asked for, but the model was built as its manifest says: nvfp4"
     assert found.where == (outcome.session.manifest.where("model", "quant"),)
     assert outcome.replay().findings == outcome.report.findings
@@ -170,11 +179,13 @@ def test_kernel_that_serves_before_another_distributions_is_noted(world, theirs,
     assert (found.severity, found.where) == ("note", ("fork 1.0",))
     assert found.why == f"fork 1.0 serves before acme-kernels 1.0: {reason}"
     assert found.remedies == (
-        "nothing, if this is meant; else block what serves: --no-plugin fork",
+        'nothing, if this is meant; else block what serves: no_plugins=["fork"]',
         'or let the other say overrides="fork"',
     )
     assert outcome.report.kernels[0].distribution == "fork"
-    assert outcome.replay(stage="registered").findings == outcome.report.findings
+    (replayed,) = outcome.replay(stage="registered").findings  # by the command, whose words it has
+    assert replayed.remedies[0] == "nothing, if this is meant; else block what serves: --no-plugin fork"
+    assert replace(replayed, remedies=found.remedies) == found
 
 
 def test_kernels_of_one_distribution_replace_nobody(world):
@@ -385,3 +396,14 @@ def test_expected_kernel_whose_name_is_misspelt_is_told_what_is_asked_for(world)
     )
     assert finding.why.endswith("the main path of this model; did you mean zeta::rms?")
     assert finding.remedies[0] == "correct the key: zeta::rms is asked for"
+
+
+def test_name_that_is_no_key_is_to_be_corrected_and_not_declared(world):
+    def build(boot):
+        boot.kernels.try_kernel("acme", "mul")
+        boot.kernels.try_kernel("Acme", "mul")
+
+    found = world.run(build, {"acme": world.acme("acme::mul")}).finding("MISSING")
+    assert found.subject == "Acme::mul"
+    assert found.remedies[0] == "correct the key that is asked for: both names are small letters, digits and _"
+    assert not any("expected_absent" in remedy or "install" in remedy for remedy in found.remedies)

@@ -1,9 +1,13 @@
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_muster.MODEL_toml import manifest_folder
+from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.models.build import MODEL_TYPES, build_from_dims, build_model
 from kernel_muster.models.dims import ModelDims
@@ -208,3 +212,30 @@ def test_weights_that_do_not_fit_into_memory_are_a_finding(
         build_from_dims(tiny_dims["dense"], Lookups(session), Full(1), 16)
     [request] = session.requests
     assert "does not fit into memory" in request.why
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "line"),
+    [
+        ("head_dim = 256", "head_dim = 192", "head_dim is 192, expected one of", "head_dim = 192"),
+        ('quant = "nvfp4"', 'quant = "fp8"', "quant is fp8, the layers take", 'quant = "fp8"'),
+        ("intermediate_size = 17408", "intermediate_size = 17409", "_size is 17409", "intermediate_size = 17409"),
+    ],
+)  # fmt: skip
+def test_model_that_cannot_be_built_names_the_line_that_says_so(
+    make_session: Make, tmp_path: Path, old: str, new: str, said: str, line: str
+) -> None:
+    text = (manifest_folder() / "qwen3.6-27b" / "MODEL.toml").read_text()
+    text = re.sub(r"mrope_\w+ = .*\n", "", text)  # they must add up to the rotated part of a head
+    assert text.count(old) >= 1
+    file = tmp_path / "MODEL.toml"
+    file.write_text(text.replace(old, new, 1))
+    found, problems = load_manifest(file)
+    assert found is not None, problems
+    session = make_session()
+    with pytest.raises(UsageError, match="cannot be built: "):
+        build_model(found, Lookups(session), None)
+    (request,) = session.requests
+    assert said in request.why
+    number = file.read_text().splitlines().index(line) + 1
+    assert request.site == f"{file}:{number}"

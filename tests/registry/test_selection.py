@@ -133,6 +133,19 @@ def test_wrong_architecture_names_what_each_candidate_needs(select, offer):
     assert decision.reason == "needs sm_80, the target is sm_120a; needs sm_90a, the target is sm_120a"
 
 
+@pytest.mark.parametrize(
+    ("archs", "target", "reason"),
+    [
+        (("sm_90a", "sm_121a"), "sm_100a", "needs sm_90a or sm_121a, the target is sm_100a"),
+        (("cpu", "sm_90a"), "sm_100a", "needs sm_90a, the target is sm_100a"),
+        (("sm_90a", "sm_100f", "sm_120f"), "cpu", "needs sm_90a or sm_100f or sm_120f, the target is cpu"),
+    ],
+)
+def test_wrong_architecture_names_all_that_one_candidate_accepts(select, offer, archs, target, reason):
+    decision = decide(select, offer("acme::mul", "a", archs=archs), target=target)
+    assert (decision.cause, decision.reason) == ("WRONG_ARCH", reason)
+
+
 def test_host_reference_is_missing_on_a_gpu_and_serves_on_cpu(select, offer):
     host = offer("acme::mul", archs=("cpu",), tier="reference")
     assert decide(select, host).cause == "MISSING"
