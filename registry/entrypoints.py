@@ -4,8 +4,9 @@
 that compete, or one that is on the path twice, must be seen here.
 """
 
+import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
@@ -17,6 +18,10 @@ from kernel_muster.registry.watch import cause_chain, one_line
 
 # Any spelling of our group's name: one that is not exactly ours is reported, and not taken for somebody else's.
 _OURS = re.compile(r"kernel[-_.]?muster(\..*)?", re.IGNORECASE)
+_MENTIONED = re.compile(r"kernel[-_.]?muster", re.IGNORECASE)
+#: How alike the letters of a group must be to those of ours to pass for a slip. Names of others are less: 0.90 has
+#: kernel_cluster.v1, 0.85 kernel_muster_bench.v1; kernel_mustre.v1 has 0.93.
+_SLIP = 0.92
 # importlib.metadata takes such a line for no section, and drops what stands below it.
 _MARKED = re.compile(r"\ufeff[^\S\n]*\[([^\n]*)\]")
 
@@ -83,12 +88,18 @@ def scan(path: Sequence[str] | None = None) -> Scan:
 
 def _entries(distribution: Distribution) -> Iterable[Entry]:
     text = distribution.read_text("entry_points.txt") or ""
-    if "muster" not in text.lower():  # most distributions: parsing all of them would take longer
+    # Most distributions have none of these letters: parsing all of them would take longer.
+    if not any(part in text.lower() for part in ("muster", "kernel")):
         return
     marked = _MARKED.match(text)
-    if marked and _OURS.fullmatch("".join(marked[1].split())):
+    if marked and _is_meant(marked[1]):
         raise ValueError("its entry_points.txt begins with a byte order mark, so that its first group is not seen")
-    points = [point for point in distribution.entry_points if _OURS.fullmatch("".join(point.group.split()))]
+    if lost := _lost_line(text):
+        why = f"its entry_points.txt has the line {lost!r}, which begins no group, so that what it says is not seen"
+        raise ValueError(f"{why}: expected [{ENTRY_POINT_GROUP}]")
+    if not _MENTIONED.search(text) and not any(map(_is_meant, _groups(text))):
+        return
+    points = [point for point in distribution.entry_points if _is_meant(point.group)]
     if not points:
         return
     name, version = distribution.metadata["Name"], distribution.metadata["Version"]
@@ -96,6 +107,35 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
         raise ValueError(f"its METADATA has no {'Version' if name else 'Name'}, or is not there")
     for point in points:
         yield Entry(point.name, point.value, point.group, name, version, str(distribution.locate_file("")))
+
+
+def _is_meant(group: str) -> bool:
+    """Whether a group is ours, in whatever spelling, or ours with a slip in it."""
+    if _OURS.fullmatch("".join(group.split())):
+        return True
+    letters = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in (group, ENTRY_POINT_GROUP)]
+    return difflib.SequenceMatcher(None, *letters).ratio() >= _SLIP
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line for one in text.splitlines() if (line := one.strip()) and not line.startswith("#"))
+
+
+def _groups(text: str) -> Iterator[str]:
+    return (line.strip("[]") for line in _lines(text) if line.startswith("[") and line.endswith("]"))
+
+
+def _lost_line(text: str) -> str:
+    """Return the first line that means our group, and that importlib.metadata takes for none or drops."""
+    has_group = False
+    for line in _lines(text):
+        if line.startswith("[") and line.endswith("]"):
+            has_group = True
+        elif has_group and "=" in line and not line.startswith("["):
+            continue
+        elif _MENTIONED.search(line) or _is_meant(line):
+            return line
+    return ""
 
 
 def _deduplicate(entries: list[Entry]) -> tuple[Entry, ...]:

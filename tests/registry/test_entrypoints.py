@@ -128,3 +128,39 @@ def test_metadata_without_a_name_is_no_traceback(install, tmp_path, on_disk):
 
 def test_broken_metadata_of_others_is_none_of_our_business(install, tmp_path):
     assert discover(path=[install(tmp_path, text="[console_scripts]\nx")]).findings == ()
+
+
+@pytest.mark.parametrize("group", ["kernel_muster_v1", "kernel_musters.v1", "kernel_mustre.v1", "kernal_muster.v1"])
+def test_slip_in_the_groups_name_is_a_mismatch(install, tmp_path, on_disk, group):
+    (finding,) = discover(path=[install(tmp_path, text=f"[{group}]\nacme = acme_on_disk\n")]).findings
+    assert (finding.code, finding.subject) == ("API_MISMATCH", "acme")
+    assert f"it is registered for {group}, this host speaks kernel_muster.v1" in finding.why
+
+
+@pytest.mark.parametrize("group", ["kernel_muster_tools.plugins", "kernel_cluster.v1", "kernels.v1", "muster.v1"])
+def test_group_of_another_project_is_none_of_our_business(install, tmp_path, group):
+    assert discover(path=[install(tmp_path, text=f"[{group}]\nacme = never_import_this\n")]).findings == ()
+
+
+LOST = [
+    "[kernel_muster.v1", "kernel_muster.v1]", "kernel_muster.v1", "[kernel_muster.v1] # ours", "[kernel_mustre.v1",
+    "[kernel_muster.v1] acme = acme_on_disk", "\u200b[kernel_muster.v1]",
+]  # fmt: skip
+OTHERS = "[console_scripts]\nrun = acme:run\n"
+
+
+@pytest.mark.parametrize(
+    "text", [*LOST, *(OTHERS + line for line in LOST), "kernel_muster.v1: acme = acme_on_disk"], ids=repr
+)
+def test_line_that_means_our_group_and_begins_none_is_a_finding(install, tmp_path, text):
+    (finding,) = discover(path=[install(tmp_path, text=f"{text}\nacme = never_import_this\n")]).findings
+    assert (finding.code, finding.subject) == ("PLUGIN_LOAD_FAILED", "acme_kernels-1.0.dist-info")
+    line = text.splitlines()[-1]
+    assert f"its entry_points.txt has the line {line!r}, which begins no group" in finding.why
+    assert "expected [kernel_muster.v1]" in finding.why
+
+
+def test_lines_that_only_name_the_host_are_sound(install, tmp_path, on_disk):
+    text = "# for kernel_muster\n[console_scripts]\nmuster = kernel_muster.cli:main\n"
+    catalog = discover(path=[install(tmp_path, text=f"{text}[kernel_muster.v1]\nacme = acme_on_disk\n")])
+    assert (said(catalog), [row.name for row in catalog.plugins]) == ([], ["acme"])
