@@ -1,8 +1,19 @@
 """Every exception that kernel_muster raises on purpose."""
 
+from typing import Any
+
 
 class MusterError(Exception):
-    """Base of all our exceptions."""
+    """Base of all our exceptions. Each travels between processes with all that it holds, whatever it was made of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[MusterError], args: tuple[Any, ...], held: dict[str, Any]) -> MusterError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(held)
+    return error
 
 
 class UsageError(MusterError):

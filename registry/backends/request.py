@@ -5,7 +5,7 @@ import re
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.errors import MusterError
@@ -165,9 +165,6 @@ class BuildFailure(MusterError):
             raise ValueError(f"{code!r} is not a finding code of group build")
         super().__init__(f"{code}: {why}")
         self.code, self.why, self.log, self.remedies = code, why, log, remedies
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.code, self.why, self.log, self.remedies)
 
     def finding(self, subject: str, where: tuple[str, ...] = ()) -> Finding:
         """Return this failure as a finding about a key."""
