@@ -18,6 +18,7 @@ from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.loading import LOCAL, Loaded, load_plugin
+from kernel_muster.registry.origins import strange_file
 from kernel_muster.registry.specs import Provider, Registered
 from kernel_muster.registry.values import frozen
 
@@ -61,7 +62,7 @@ def discover(
     if both := sorted(blocked & demanded):
         raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
     found = scan(path)
-    findings = list(found.findings)
+    findings = [*found.findings, *_hidden_host(found.entries)]
     findings.extend(_competing(group) for group in found.competing if group[0].name not in blocked)
     findings.extend(_mismatched(entry) for entry in found.mismatched if entry.name not in blocked)
     for option, names in zip(options, (demanded, blocked), strict=True):
@@ -94,7 +95,30 @@ def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
     if entry.distribution != HOST_DISTRIBUTION:
         tell_guest(entry.name)
     where = f"{entry.distribution} {entry.version} ({entry.value})"
-    return _judged(_row(entry, "loaded"), load_plugin(entry.name, where, entry.load, timeout_s))
+    loaded = load_plugin(entry.name, where, entry.load, timeout_s)
+    if entry.distribution != HOST_DISTRIBUTION:
+        loaded.findings.extend(_from_elsewhere(entry.name, where, entry))
+    return _judged(_row(entry, "loaded"), loaded)
+
+
+def _from_elsewhere(subject: str, where: str, entry: Entry) -> Iterator[Finding]:
+    """Find a module that hides the one of the distribution that the report would name."""
+    if file := strange_file(entry.module, entry.places):
+        named = f"{entry.distribution} {entry.version}"
+        why = f"{entry.module} was imported from {file}, but {named} has it at {' or '.join(entry.places)}"
+        remedies = (
+            "take the folder that hides it out of PYTHONPATH, or start elsewhere",
+            f"or, if that code is meant, install it in the place of {named}",
+        )
+        yield Finding("PLUGIN_LOAD_FAILED", subject, why, (where,), remedies)
+
+
+def _hidden_host(entries: Iterable[Entry]) -> Iterator[Finding]:
+    """Find a copy of this package that runs under the name and version of the installed one."""
+    for entry in entries:
+        if entry.distribution == HOST_DISTRIBUTION:
+            yield from _from_elsewhere(HOST_DISTRIBUTION, f"{HOST_DISTRIBUTION} {entry.version}", entry)
+            return
 
 
 def _draft_local(name: str, plugin: object, blocked: frozenset[str], timeout_s: float) -> Draft:

@@ -11,11 +11,15 @@ from dataclasses import replace
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.origins import places_of
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.watch import cause_chain, one_line
 
+#: The package of the host's own plugins: that it is another one is said once, and not of each of them.
+HOST_MODULE = "kernel_muster"
 # Any spelling of our group's name: one that is not exactly ours is reported, and not taken for somebody else's.
 _OURS = re.compile(r"kernel[-_.]?muster(\..*)?", re.IGNORECASE)
 _MENTIONED = re.compile(r"kernel[-_.]?muster", re.IGNORECASE)
@@ -28,7 +32,7 @@ _MARKED = re.compile(r"\ufeff[^\S\n]*\[([^\n]*)\]")
 
 @frozen
 class Entry:
-    """One entry point with the distribution that has it."""
+    """One entry point with the distribution that has it; ``places`` are where that says its module is, if it does."""
 
     name: str
     value: str
@@ -37,6 +41,12 @@ class Entry:
     version: str
     location: str
     notes: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module that it names; of the host's own plugins, the package that holds them all."""
+        return _module_of(self.distribution, self.value)
 
     def load(self) -> object:
         """Import what the entry point names."""
@@ -105,16 +115,24 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
     name, version = distribution.metadata["Name"], distribution.metadata["Version"]
     if not name or not version:
         raise ValueError(f"its METADATA has no {'Version' if name else 'Name'}, or is not there")
+    location = str(distribution.locate_file(""))
+    modules = dict.fromkeys(_module_of(name, point.value) for point in points)
+    places = {module: places_of(distribution, module) for module in modules}
     for point in points:
-        yield Entry(point.name, point.value, point.group, name, version, str(distribution.locate_file("")))
+        where = places[_module_of(name, point.value)]
+        yield Entry(point.name, point.value, point.group, name, version, location, places=where)
+
+
+def _module_of(distribution: str, value: str) -> str:
+    return HOST_MODULE if distribution == HOST_DISTRIBUTION else value.partition(":")[0].strip()
 
 
 def _is_meant(group: str) -> bool:
     """Whether a group is ours, in whatever spelling, or ours with a slip in it."""
     if _OURS.fullmatch("".join(group.split())):
         return True
-    letters = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in (group, ENTRY_POINT_GROUP)]
-    return difflib.SequenceMatcher(None, *letters).ratio() >= _SLIP
+    given, ours = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (group, ENTRY_POINT_GROUP))
+    return difflib.SequenceMatcher(None, given, ours).ratio() >= _SLIP
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -147,7 +165,8 @@ def _deduplicate(entries: list[Entry]) -> tuple[Entry, ...]:
     for same in kinds.values():
         places = sorted({entry.location for entry in same})
         note = (f"metadata seen {len(same)} times: {', '.join(places)}",) if len(same) > 1 else ()
-        folded.append(replace(same[0], notes=note))
+        modules = tuple(dict.fromkeys(place for entry in same for place in entry.places))
+        folded.append(replace(same[0], notes=note, places=modules))
     return tuple(folded)
 
 
