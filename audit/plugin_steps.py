@@ -173,9 +173,11 @@ def main(
         find()
     rows = _rows_of(found[0], distribution, plugin)
     shown = [asdict(row) | {"keys": list(map(str, row.keys))} for row in rows]
-    reporter.tell("plugins", plugins=shown, steps=1 + _count(_own(found[0], rows)))
+    own = _own(found[0], rows)
+    reporter.tell("plugins", plugins=shown, steps=1 + _count(own))
     # One for all steps: where the cache keeps nothing, it keeps at least what it has built.
-    builder = Builder(BuildCache(Path(cache_dir) if cache_dir else None)) if has_toolkit() else None
+    builds = any(is_device_backend(registered.spec.backend) for registered in own) and has_toolkit()
+    builder = Builder(BuildCache(Path(cache_dir) if cache_dir else None)) if builds else None
     for step in _steps(found[0], rows, reporter.failed, builder, cache_dir):
         reporter.run(step)
     if builder is not None:

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -126,6 +127,9 @@ class Desk:
         """Boot with a builder made of these lines, and return the session, passed or refused."""
         options = {"manifest": "MODEL.toml", "target": "cpu"} | options
         session = km.boot(**options)
+        # What the manual shows names the options of the command; what a program gets, boot()'s parameters.
+        wanted = session._wanted  # noqa: SLF001
+        session._wanted = replace(wanted, is_command=True)  # noqa: SLF001
         with contextlib.suppress(km.BootRefused), session:
             engine(build)(session.kernels.for_layer("layers.0.mlp"), session.levers)
         return session

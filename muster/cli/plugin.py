@@ -65,7 +65,7 @@ def check(
     """Check a plugin as its author: what it registers, compiles, and computes.
 
     It runs in a process of its own: hooks, contracts, code for every architecture that the specs declare, and the
-    contracts' cases on the host and on the GPU, if one is there. Warnings refuse, as they do for a release. Of a plugin
+    contracts' cases on the host and on the GPU, if one is there. What warns when serving refuses here. Of a plugin
     that is named by itself, only what it registers is checked. --verbose adds all steps, and what the compiled code
     needs.
 

@@ -100,8 +100,8 @@ class _Bar:
         return self._rich.add_task("", total=None)
 
     def show(self, done: int, total: int, name: str) -> None:
-        """Show that so many of all are done, and which was the last."""
-        self._rich.update(self._task, completed=done, total=total, description=name)
+        """Show that so many of all are done, and which was the last; of no number, that nobody knows it yet."""
+        self._rich.update(self._task, completed=done, total=total or None, description=name)
 
     def stop(self) -> None:
         """Take the bar away, if there is one."""
