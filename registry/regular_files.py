@@ -8,15 +8,22 @@ from pathlib import Path
 _BLOCK = 1 << 20
 
 
-def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
-    """Return the bytes of a regular file, behind any links; OSError for whatever else there is, or for more bytes."""
+def open_regular(path: Path) -> int:
+    """Return a handle that reads a regular file, behind any links; OSError for whatever else there is."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # some devices act when they are opened
         raise _no_file(path)
     # Another may stand there by now: it is not waited for, and looked at again.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _no_file(path)
+    return handle
+
+
+def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
+    """Return the bytes of a regular file, behind any links; OSError for whatever else there is, or for more bytes."""
+    handle = open_regular(path)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise _no_file(path)
         parts, size = [], 0
         while part := os.read(handle, _BLOCK):
             size += len(part)

@@ -5,17 +5,21 @@ tensor that is elsewhere, twice, or in a shard without being listed, is refused.
 """
 
 from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kernel_muster.MODEL_toml.wording import shown, type_name
-from kernel_muster.models.checkpoints.documents import read_object
-from kernel_muster.models.checkpoints.errors import CheckpointError, MissingTensorError
+from kernel_muster.models.checkpoints.documents import is_there, read_object
+from kernel_muster.models.checkpoints.errors import CheckpointError, MissingTensorError, plain
 from kernel_muster.models.checkpoints.tensors import CARRIERS, MappedFile, TensorEntry, read_header
+from kernel_muster.registry.errors import UsageError
 from numpy.typing import NDArray
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+#: Bytes of a name that any file system takes.
+_LONGEST_NAME = 255
 
 
 class Checkpoint:
@@ -58,10 +62,13 @@ class Checkpoint:
         return self._files[file]
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a folder; CheckpointError says what is missing or malformed."""
+def open_checkpoint(folder: str | PathLike[str]) -> Checkpoint:
+    """Open a folder; CheckpointError, a UsageError, says what is missing or malformed."""
+    if not isinstance(folder, str | PathLike) or not isinstance(fspath(folder), str):
+        raise UsageError(f"folder is {type(folder).__name__}, expected the path of a checkpoint's folder")
+    folder = Path(folder)
     config = read_object(folder / CONFIG)
-    has_single, has_index = (folder / SINGLE).exists(), (folder / INDEX).exists()
+    has_single, has_index = is_there(folder / SINGLE), is_there(folder / INDEX)
     if has_index:
         entries = _sharded(folder)
         if has_single and not any(entry.file.name == SINGLE for entry in entries.values()):
@@ -80,9 +87,11 @@ def _sharded(folder: Path) -> dict[str, TensorEntry]:
     listed = dict(_weight_map(index))
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(listed.values())):
-        if not (folder / shard).exists():
+        if not is_there(folder / shard):
             first = next(name for name, file in listed.items() if file == shard)
-            raise CheckpointError(index, first, f"the shard {shard}", "no such file", "download the whole checkpoint")
+            raise CheckpointError(
+                index, first, f"the shard {plain(shard)}", "no such file", "download the whole checkpoint"
+            )
         for name, entry in read_header(folder / shard).items():
             if name in entries:
                 raise CheckpointError(entry.file, name, "each tensor once", f"it is in {entries[name].file.name} too")
@@ -97,12 +106,18 @@ def _sharded(folder: Path) -> dict[str, TensorEntry]:
     return entries
 
 
+def _is_shard_name(file: object) -> bool:
+    if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+        return False
+    return len(file.encode("utf-8", "surrogatepass")) <= _LONGEST_NAME
+
+
 def _weight_map(index: Path) -> Iterator[tuple[str, str]]:
     table = read_object(index).get("weight_map")
     if not isinstance(table, dict):
         raise CheckpointError(index, None, "a weight_map object", type_name(table))
     for name, file in table.items():
         # A shard lies beside its index: a path that leads elsewhere is not followed.
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+        if not _is_shard_name(file):
             raise CheckpointError(index, name, "the name of a .safetensors file in this folder", shown(file))
         yield name, file

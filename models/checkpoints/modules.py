@@ -1,5 +1,7 @@
 """Logical weights by module name: what the config says and what the tensors are must agree, or nothing is read."""
 
+from collections.abc import Mapping
+
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError, UnsupportedQuantError
 from kernel_muster.models.checkpoints.finite import check_finite
@@ -10,9 +12,14 @@ from kernel_muster.registry.values import frozen
 from kernel_muster.registry.weights import Bf16Weight
 
 Weight = Nvfp4Weight | Bf16Weight
-_WEIGHT_LEAVES = frozenset({"weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_scale_2"})
+#: What is read of a module, by how its tensors are stored; None: plain. A scale beside a plain weight is a stranger.
+_READ: Mapping[Style | None, tuple[str, ...]] = {
+    None: ("weight",),
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_global_scale"),
+    "modelopt": ("weight", "weight_scale", "weight_scale_2"),
+}
 #: Scales of quantised activations and of a quantised KV cache: activations and cache are BF16 here.
-ACTIVATION_LEAVES = frozenset({"input_scale", "input_global_scale", "k_scale", "v_scale"})
+ACTIVATION_LEAVES = frozenset({"input_scale", "input_global_scale", "q_scale", "k_scale", "v_scale"})
 # Projections that are no torch.nn.Linear in the models at hand, so that the target "Linear" does not mean them.
 _NOT_LINEAR = ("mlp.gate", "embed_tokens")
 _PLAIN_DTYPES = {"BF16": PLAIN, "F32": "f32", "F16": "f16"}
@@ -41,7 +48,7 @@ class LogicalWeights:
 
     def tensors(self, module: str) -> tuple[str, ...]:
         """Name the tensors that a module's logical weight is read from."""
-        return tuple(f"{module}.{leaf}" for leaf in self.checkpoint.leaves(module) if leaf in _WEIGHT_LEAVES)
+        return tuple(f"{module}.{leaf}" for leaf in _READ[self._found(module).style])
 
     def quant(self, module: str) -> str:
         """Return nvfp4, bf16, or a format that cannot be read; CheckpointError if config and tensors differ."""
@@ -54,7 +61,7 @@ class LogicalWeights:
         if found.quant not in ("nvfp4", PLAIN):
             origin = self.config.expected(module).origin
             raise UnsupportedQuantError(checkpoint.entry(found.tensor).file, found.tensor, found.quant, origin)
-        self._check_leaves(module)
+        self._check_leaves(module, found.style)
         if found.style is not None and found.quant == "nvfp4":
             return read_packed(checkpoint, module, found.style)
         entry = checkpoint.entry(found.tensor)
@@ -103,10 +110,9 @@ class LogicalWeights:
         is_mxfp4 = scale is not None and scale.dtype in ("U8", "F8_E8M0") and global_leaf not in leaves
         return "mxfp4" if is_mxfp4 else "nvfp4"
 
-    def _check_leaves(self, module: str) -> None:
-        """Refuse what would change the result and is not read: a bias, zero points, smoothing, low-rank parts."""
+    def _check_leaves(self, module: str, style: Style | None) -> None:
+        """Refuse what would change the result and is not read: a bias, a scale of another style, zero points."""
         for leaf in self.checkpoint.leaves(module):
-            if leaf not in _WEIGHT_LEAVES | ACTIVATION_LEAVES:
-                name = f"{module}.{leaf}"
-                known = ", ".join(sorted(_WEIGHT_LEAVES))
+            if leaf not in ACTIVATION_LEAVES.union(_READ[style]):
+                name, known = f"{module}.{leaf}", ", ".join(_READ[style])
                 raise CheckpointError(self.checkpoint.entry(name).file, name, f"only {known}", "a tensor not read here")

@@ -17,7 +17,8 @@ from kernel_muster.registry.values import frozen
 
 # module: one projection. qkvz, ba: the GDN's inputs. experts: a projection of every expert. array: a plain tensor.
 Kind = Literal["module", "qkvz", "ba", "experts", "array"]
-_LAYER = re.compile(r"(layers|mtp)\.(\d{1,6})\.(attn|gdn|ffn|moe)\.(.+)")
+#: Our names of what lies in a layer: stack, index, part, the rest.
+LAYER = re.compile(r"(layers|mtp)\.(\d{1,6})\.(attn|gdn|ffn|moe)\.(.+)")
 _MODULES = {
     "attn": {f"{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"},
     "gdn": {"out_proj": "linear_attn.out_proj"},
@@ -47,7 +48,8 @@ _MTP_ARRAYS = {
     "mtp.norm.weight": "mtp.norm.weight",
 }
 _DRAFTER = {"context.norm.weight": "hidden_norm.weight"}
-_HEADS = ("lm_head", "language_model.lm_head", "model.language_model.lm_head")
+#: Modules that an LM head of its own may be.
+HEADS = ("lm_head", "language_model.lm_head", "model.language_model.lm_head")
 
 
 @frozen
@@ -77,7 +79,7 @@ class Names:
             return Recipe("array", _DRAFTER[name])
         if name in ("mtp.fc", "context.fc"):
             return Recipe("module", name.removeprefix("context."))
-        match = _LAYER.fullmatch(name)
+        match = LAYER.fullmatch(name)
         if match is None:
             return None
         where, index, part, rest = match.groups()
@@ -86,10 +88,10 @@ class Names:
 
     def _lm_head(self) -> str:
         """The head's own weight, else the embedding's where the config ties them."""
-        for module in _HEADS:
+        for module in HEADS:
             if _has_weight(self._checkpoint.leaves(module)):
                 return module
-        return f"{self.prefix}embed_tokens" if _is_tied(self._checkpoint) else _HEADS[0]
+        return f"{self.prefix}embed_tokens" if _is_tied(self._checkpoint) else HEADS[0]
 
 
 def _layer_recipe(layer: str, part: str, rest: str) -> Recipe | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from kernel_muster.MODEL_toml.wording import shown, type_name
 from kernel_muster.models.checkpoints.checkpoint import CONFIG, Checkpoint
 from kernel_muster.models.checkpoints.documents import read_object
-from kernel_muster.models.checkpoints.errors import CheckpointError
+from kernel_muster.models.checkpoints.errors import CheckpointError, plain
 from kernel_muster.models.checkpoints.patterns import Patterns, compressed_tensors_patterns, modelopt_patterns
 from kernel_muster.registry.nvfp4 import GROUP
 from kernel_muster.registry.values import frozen
@@ -23,6 +23,9 @@ Style = Literal["compressed-tensors", "modelopt"]
 HF_QUANT, KEY, PLAIN = "hf_quant_config.json", "quantization_config", "bf16"
 _PACKED = "nvfp4-pack-quantized"
 _MODELOPT_NVFP4 = ("NVFP4", "W4A16_NVFP4")
+# Where compressed-tensors applies a transform once, before it writes the weights.
+_IN_WEIGHTS = ("weight_input", "weight_output")
+_STRATEGIES = (None, "tensor_group", "group")
 _WHOLE_MODEL = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
 
 
@@ -104,13 +107,14 @@ class _Reader:
         if isinstance(method, str) and method.startswith("modelopt"):
             nested = table.get("quantization")
             return self.modelopt(table if nested is None else self.typed(nested, dict, "quantization"))
-        if method in _WHOLE_MODEL:
+        if isinstance(method, str) and method in _WHOLE_MODEL:
             groups = (QuantGroup(f"quant_method {method}", _WHOLE_MODEL[method], Patterns(classes=["Linear"])),)
             skipped = self.names(table, "modules_to_not_convert") + self.names(table, "ignored_layers")
             return QuantConfig(self.file, None, groups, modelopt_patterns(skipped))
         raise CheckpointError(self.file, None, "quant_method compressed-tensors or modelopt", shown(method))
 
     def compressed_tensors(self, table: Mapping[str, Any]) -> QuantConfig:
+        self.refuse_transforms(table)
         groups = []
         for name, group in self.typed(table.get("config_groups"), dict, "config_groups").items():
             where = f"config_groups.{name}"
@@ -122,6 +126,22 @@ class _Reader:
             groups.append(QuantGroup(where, quant, self.patterns(self.names(row, "targets"))))
         ignore = self.patterns(self.names(table, "ignore"))
         return QuantConfig(self.file, "compressed-tensors", tuple(groups), ignore)
+
+    def refuse_transforms(self, table: Mapping[str, Any]) -> None:
+        """Refuse what is left to do while the model runs: no layer transforms activations or unpacks sparse weights."""
+        transforms = self.typed(table.get("transform_config") or {}, dict, "transform_config")
+        groups = self.typed(transforms.get("config_groups") or {}, dict, "transform_config.config_groups")
+        for name, group in groups.items():
+            where = f"transform_config.config_groups.{name}"
+            rows = self.typed(self.typed(group, dict, where).get("apply"), list, f"{where}.apply")
+            for at, row in enumerate(rows):
+                location = self.typed(row, dict, f"{where}.apply[{at}]").get("location")
+                if location not in _IN_WEIGHTS:
+                    wanted = f"transforms that weights hold already ({' or '.join(_IN_WEIGHTS)})"
+                    raise CheckpointError(self.file, None, wanted, f"one of {shown(location)} in {plain(where)}")
+        sparsity = self.typed(table.get("sparsity_config") or {}, dict, "sparsity_config")
+        if sparsity.get("format") not in (None, "dense"):
+            raise CheckpointError(self.file, None, "sparsity_config.format dense", shown(sparsity["format"]))
 
     def modelopt(self, table: Mapping[str, Any]) -> QuantConfig:
         algorithm = table.get("quant_algo")
@@ -170,6 +190,8 @@ def _compressed_quant(weights: Mapping[str, Any], layout: Any) -> str:
     if (bits, kind) == (4, "float") and size == GROUP:
         if layout not in (_PACKED, "mixed-precision"):
             return f"nvfp4 in format {shown(layout)}"
+        if weights.get("strategy") not in _STRATEGIES or weights.get("dynamic"):
+            return f"nvfp4 with scales by {shown(weights.get('strategy'))}{', dynamic' * bool(weights.get('dynamic'))}"
         return "nvfp4" if weights.get("symmetric", True) is True else "nvfp4 with zero points"
     if (bits, kind) == (4, "float"):
         return "mxfp4" if size == 32 else f"fp4 in groups of {shown(size)}"

@@ -12,6 +12,7 @@ from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError, MissingTensorError
 from kernel_muster.models.checkpoints.modules import ACTIVATION_LEAVES, LogicalWeights, Weight
 from kernel_muster.models.checkpoints.names import Names, Recipe
+from kernel_muster.models.checkpoints.strangers import Strangers
 from kernel_muster.models.weights import WeightSpec, stack_experts
 from kernel_muster.registry import nvfp4
 from kernel_muster.registry.errors import UsageError
@@ -50,13 +51,14 @@ class CheckpointWeights:
     """
 
     def __init__(self, checkpoint: Checkpoint, requantise: Collection[str] = ()) -> None:
-        if isinstance(requantise, str):  # each letter would be a pattern, and a * mean all weights
-            raise UsageError(f"requantise is {requantise!r}, expected several patterns: [{requantise!r}]")
+        self._patterns = _patterns(requantise)
+        if not isinstance(checkpoint, Checkpoint):
+            raise UsageError(f"checkpoint is {type(checkpoint).__name__}, expected what open_checkpoint returns")
         self.checkpoint = checkpoint
         self._names = Names(checkpoint)
+        self._strangers = Strangers(checkpoint, self._names.prefix)
         self._logical = LogicalWeights(checkpoint)
         self._assembly = Assembly(self._logical)
-        self._patterns = tuple(requantise)
         self._matched: set[str] = set()
         self._missing: set[str] = set()
         self._requantised: set[str] = set()
@@ -66,6 +68,7 @@ class CheckpointWeights:
         recipe = self._names.recipe(spec.name)
         if recipe is None:
             raise CheckpointError(self.checkpoint.folder, spec.name, "a weight that checkpoints have", "an unknown one")
+        self._strangers.check(spec.name)
         try:
             if recipe.kind == "array":
                 self._assembly.used.add(recipe.path)
@@ -117,6 +120,14 @@ class CheckpointWeights:
             advice = "ask for it to be requantised" if (value.quant, spec.quant) == ("bf16", "nvfp4") else ""
             raise CheckpointError(self.checkpoint.folder, recipe.path, wanted, got, advice)
         return value
+
+
+def _patterns(requantise: Collection[str]) -> tuple[str, ...]:
+    if isinstance(requantise, str):  # each letter would be a pattern, and a * mean all weights
+        raise UsageError(f"requantise is {requantise!r}, expected several patterns: [{requantise!r}]")
+    if not isinstance(requantise, Collection) or not all(isinstance(one, str) for one in requantise):
+        raise UsageError(f"requantise is {requantise!r}, expected several patterns, each of them text")
+    return tuple(requantise)
 
 
 def _requantise(weight: Bf16Weight) -> Nvfp4Weight:

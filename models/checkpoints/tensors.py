@@ -7,6 +7,7 @@ tensor that stands twice in a header, is refused here. Format: https://huggingfa
 
 import json
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from kernel_muster.models.checkpoints.documents import regular_size, unique
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.regular_files import open_regular
 from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -63,8 +65,11 @@ class MappedFile:
     """A file mapped once, read-only; a tensor is a view of it and costs no memory until it is read."""
 
     def __init__(self, file: Path) -> None:
-        with file.open("rb") as stream:
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        handle = open_regular(file)  # what stood there when its header was read may be a pipe by now
+        try:
+            self._map = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(handle)
         self.file = file
 
     def view(self, entry: TensorEntry) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.models.checkpoints import CheckpointError, open_checkpoint
 from kernel_muster.models.checkpoints.tensors import read_header
+from kernel_muster.registry.errors import UsageError
 from safetensors.numpy import save
 
 A, B = "a.weight", "b.weight"
@@ -116,6 +117,13 @@ def test_index_with_a_missing_shard_is_refused(disk: Any) -> None:
         ({A: TWO, B: ONE}, r"index\.json: a\.weight: expected a tensor in .*2\.safetensors, got one in model-00001"),
         ({A: "../evil.safetensors"}, r"a\.weight: expected the name of a \.safetensors file in this folder"),
         ({A: "/etc/passwd"}, "expected the name of a .safetensors file"),
+        (
+            {A: "x" * 244 + ".safetensors"},
+            r"a\.weight: expected the name of a \.safetensors file in this folder, got 'x",
+        ),
+        ({A: "\u00e9" * 122 + ".safetensors"}, "expected the name of a .safetensors file in this folder"),
+        ({A: "\ud800.safetensors"}, "expected a readable file"),
+        ({A: "x" * 243 + ".safetensors"}, "expected the shard x+.safetensors, got no such file"),
         ({A: 3}, "expected the name of a .safetensors file in this folder, got 3"),
         ([A], "expected a weight_map object, got a list"),
         ({}, "expected tensors, got none at all"),
@@ -170,6 +178,32 @@ def test_weights_that_are_a_pipe_are_refused_without_waiting(disk: Any) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="expected a regular file"):
+        open_checkpoint(folder)
+
+
+def test_shard_that_became_a_pipe_after_opening_is_refused_without_waiting(disk: Any) -> None:
+    checkpoint = open_checkpoint(disk.write(two(disk)))
+    file = disk.folder / "model.safetensors"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match=r"expected a file that can be mapped, got .*it is no regular file"):
+        checkpoint.tensor(A, ("BF16",))
+
+
+@pytest.mark.parametrize("folder", [None, 5, b"folder", [Path("folder")]])
+def test_folder_that_is_no_path_is_refused(folder: Any) -> None:
+    message = f"folder is {type(folder).__name__}, expected the path of a checkpoint's folder"
+    with pytest.raises(UsageError, match=message):
+        open_checkpoint(folder)
+
+
+def test_folder_may_be_given_as_text(disk: Any) -> None:
+    assert open_checkpoint(str(disk.write(two(disk)))).folder == disk.folder
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "a\0b", "\ud800"])
+def test_folder_that_cannot_be_looked_into_is_refused(folder: str) -> None:
+    with pytest.raises(CheckpointError, match="expected a readable file, got "):
         open_checkpoint(folder)
 
 

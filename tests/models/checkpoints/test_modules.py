@@ -51,6 +51,11 @@ def test_loaded_bytes_are_views_of_the_file(disk: Any, style: str) -> None:
     assert np.shares_memory(first.block_scale, again.block_scale)
 
 
+def transforms(*locations: str) -> dict[str, Any]:
+    group = {"type": "hadamard", "apply": [{"location": one, "targets": ["Linear"]} for one in locations]}
+    return {"transform_config": {"config_groups": {"R4": group}}}
+
+
 def test_plain_weight_without_any_config_is_bf16(disk: Any) -> None:
     values = disk.values(3, 7)
     got = logical(disk, {f"{M}.weight": values}).load(M)
@@ -111,6 +116,7 @@ def test_mixed_precision_follows_the_list_of_layers(disk: Any) -> None:
     assert quants == ["nvfp4", "fp8", "bf16"]
 
 
+NVFP4_WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
 FP8_GROUP = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "format": "float-quantized"}
 MXFP4_GROUP = {"weights": {"num_bits": 4, "type": "float", "group_size": 32}, "format": "mxfp4-pack-quantized"}
 
@@ -151,6 +157,8 @@ def test_plain_weight_that_is_not_bf16_is_not_rounded(disk: Any, dtype: Any) -> 
         ({"weights": {"num_bits": 4, "type": "float", "group_size": 64}}, "fp4 in groups of 64"),
         ({"weights": {"num_bits": 4, "type": "float", "group_size": 16, "symmetric": False}}, "nvfp4 with zero points"),
         ({"format": "naive-quantized"}, "nvfp4 in format 'naive-quantized'"),
+        ({"weights": NVFP4_WEIGHTS | {"strategy": "channel"}}, "nvfp4 with scales by 'channel'"),
+        ({"weights": NVFP4_WEIGHTS | {"dynamic": True}}, "nvfp4 with scales by 'tensor_group', dynamic"),
     ],
 )
 def test_group_that_is_not_quite_nvfp4_is_refused(disk: Any, group: Any, quant: str) -> None:
@@ -204,6 +212,9 @@ def test_named_target_beats_a_class(disk: Any) -> None:
         ([], "expected quantization_config as an object, got a list"),
         ({"quant_method": "gptq"}, "expected quant_method compressed-tensors or modelopt, got 'gptq'"),
         ({}, "got None"),
+        ({"quant_method": ["x"]}, "expected quant_method compressed-tensors or modelopt, got a list"),
+        ({"quant_method": {}}, "expected quant_method compressed-tensors or modelopt, got a table"),
+        ({"quant_method": "compressed-tensors", "transform_config": 1}, "expected transform_config as an object"),
         ({"quant_method": "compressed-tensors"}, "expected config_groups as an object, got null"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": 1}}, r"expected config_groups\.g as an object"),
         ({"quant_method": "modelopt"}, "expected quant_algo as text, got null"),
@@ -218,6 +229,28 @@ def test_named_target_beats_a_class(disk: Any) -> None:
 def test_malformed_config_is_refused(disk: Any, config: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         logical(disk, {f"{M}.weight": disk.values(2, 16)}, config)
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (transforms("weight_input", "input"),
+     r"expected transforms that weights hold already \(weight_input or weight_output\), got one of 'input' in "
+     r"transform_config\.config_groups\.R4$"),
+    (transforms("k_cache"), "got one of 'k_cache' in"),
+    ({"transform_config": {"config_groups": {"R4": {"apply": {}}}}}, r"expected .*R4\.apply as a list"),
+    ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format dense, got 'sparse-24-bitmask'"),
+])  # fmt: skip
+def test_work_that_is_left_for_each_pass_is_refused(disk: Any, more: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        logical(disk, disk.compressed_tensors(M, disk.weight(2, 16)), disk.ct_config() | more)
+
+
+@pytest.mark.parametrize("more", [
+    {"transform_config": {}, "sparsity_config": {}}, {"transform_config": None, "sparsity_config": {"format": "dense"}},
+    transforms("weight_input", "weight_output"),
+])  # fmt: skip
+def test_transforms_that_weights_hold_already_are_no_matter(disk: Any, more: Any) -> None:
+    source = logical(disk, disk.compressed_tensors(M, disk.weight(2, 16)), disk.ct_config() | more)
+    assert source.load(M).shape == (2, 16)
 
 
 def replace(tensors: Any, leaf: str, value: Any) -> Any:

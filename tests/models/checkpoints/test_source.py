@@ -314,6 +314,19 @@ def test_one_pattern_is_not_taken_for_its_letters(disk: Any) -> None:
         source(disk, {"model.layers.0.self_attn.q_proj.weight": disk.values(6, H)}, requantise="layers.*")
 
 
+@pytest.mark.parametrize("requantise", [None, 5, [5], b"layers.*", iter(["layers.*"])])
+def test_patterns_that_are_no_texts_are_refused(disk: Any, requantise: Any) -> None:
+    with pytest.raises(UsageError, match=r"requantise is .*, expected several patterns, each of them text"):
+        source(disk, {}, requantise=requantise)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "folder", {}])
+def test_weights_of_what_is_no_checkpoint_are_refused(checkpoint: Any) -> None:
+    message = f"checkpoint is {type(checkpoint).__name__}, expected what open_checkpoint returns"
+    with pytest.raises(UsageError, match=message):
+        CheckpointWeights(checkpoint)
+
+
 def test_request_to_requantise_what_is_nvfp4_is_refused(disk: Any) -> None:
     tensors = disk.modelopt("model.layers.0.self_attn.q_proj", disk.weight(6, H))
     with pytest.raises(
