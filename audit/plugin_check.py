@@ -296,11 +296,10 @@ def _folded(found: Iterable[tuple[Finding, str]]) -> list[Finding]:
     ]
 
 
-def refused_install(distribution: str, why: str, log: str) -> PluginReport:
-    """Return the report of a wheel that cannot even be installed."""
+def refused_install(distribution: str, why: str, log: str, remedy: str) -> PluginReport:
+    """Return the report of a wheel that cannot even be installed, or must not be."""
     collected = _Collected()
-    remedies = ("build the wheel again: pip wheel --no-deps -w dist .",)
-    finding = Finding("PLUGIN_LOAD_FAILED", distribution, why, remedies=remedies, log=log)
+    finding = Finding("PLUGIN_LOAD_FAILED", distribution, why, remedies=(remedy,), log=log)
     step = {"name": "install", "kind": "install", "subject": distribution, "target": ""}
     collected.add(step, [finding], 0.0)
     return _report(distribution, "", collected)

@@ -95,7 +95,7 @@ def check(
             else:
                 (found, named), path = installed(plugin), sys.path
         except WheelRefused as error:
-            report = refused_install(Path(plugin).name, "pip cannot install this wheel", str(error))
+            report = refused_install(Path(plugin).name, error.why, error.log, error.remedy)
         else:
             report = check_plugin(
                 str(found.metadata["Name"]),

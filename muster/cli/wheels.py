@@ -3,30 +3,95 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
+from kernel_muster.registry.catalog import HOST_DISTRIBUTION
+from kernel_muster.registry.entrypoints import HOST_MODULE
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
 
+#: What Python imports whenever it starts, if it is there.
+_AT_START = frozenset({"sitecustomize", "usercustomize"})
+_METADATA = re.compile(r"[^/]*\.(?:dist-info|egg-info|data)(?:/|$)|__pycache__/")
+_MOST_NAMED = 3
 _PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile")
 
 
 class WheelRefused(Exception):
-    """pip cannot install a wheel; the text is what it said."""
+    """A wheel that cannot be installed, or must not be: why, what pip said, and what to do."""
+
+    def __init__(
+        self, why: str, log: str = "", remedy: str = "build the wheel again: pip wheel --no-deps -w dist ."
+    ) -> None:
+        super().__init__(why)
+        self.why, self.log, self.remedy = why, log, remedy
 
 
 def install_wheel(wheel: Path, folder: Path) -> Distribution:
-    """Install a wheel, and nothing that it depends on, into an empty folder; WheelRefused if pip does not."""
+    """Install a wheel, and nothing that it depends on, into an empty folder.
+
+    WheelRefused if pip does not, or if it brings what belongs to others.
+    """
     command = [sys.executable, *_PIP, "--target", str(folder), str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (pip, without a shell)
     if "No module named pip" in done.stderr:
         raise UsageError(f"pip is not installed for {sys.executable}: install the wheel yourself, and name it")
     found = list(distributions(path=[str(folder)])) if done.returncode == 0 else []
     if len(found) != 1:
-        raise WheelRefused((done.stderr or done.stdout).strip())
+        raise WheelRefused("pip cannot install this wheel", (done.stderr or done.stdout).strip())
+    if taken := list(_taken(found[0])):
+        why = "; ".join(taken[:_MOST_NAMED]) + (f"; and {len(taken) - _MOST_NAMED} more" if taken[_MOST_NAMED:] else "")
+        remedy = "let the wheel have modules of its own alone: packages, or py_modules, in its pyproject.toml"
+        raise WheelRefused(f"it would do damage where it is installed: {why}", remedy=remedy)
     return found[0]
+
+
+def _taken(wheel: Distribution) -> Iterator[str]:
+    """Say what of a wheel takes the place of Python's own modules, of this package, or of another distribution's."""
+    own = _normal(str(wheel.metadata["Name"]))
+    files = _files(wheel)
+    modules = {module: file for file in sorted(files, reverse=True) if (module := _top_module(file))}
+    for module, file in sorted(modules.items()):
+        if module in sys.stdlib_module_names or module in _AT_START:
+            yield f"{file} would be taken for Python's own module {module}"
+        elif module == HOST_MODULE and own != HOST_DISTRIBUTION:
+            yield f"{file} would be taken for {HOST_MODULE} itself"
+    for other in sorted(distributions(), key=lambda one: str(one.metadata["Name"])):
+        if _normal(str(other.metadata["Name"])) == own:
+            continue
+        whose, theirs = f"{other.metadata['Name']} {other.version}", _files(other)
+        yield from (
+            f"{file} is a file of {whose} too" for file in sorted(files & theirs) if _differs(file, wheel, other)
+        )
+        for module in sorted(modules.keys() & {_top_module(file) for file in theirs}):
+            if modules[module] not in theirs:
+                yield f"{modules[module]} would hide the module {module} of {whose}"
+
+
+def _files(distribution: Distribution) -> set[str]:
+    """Return the files that a distribution puts beside its metadata, as RECORD names them."""
+    listed = re.findall(r'^"?([^,\n]*?)"?,', distribution.read_text("RECORD") or "", re.MULTILINE)
+    return {name for name in listed if not name.startswith(("../", "/")) and not _METADATA.match(name)}
+
+
+def _top_module(file: str) -> str:
+    """Return the top-level module that a file is, or whose package it makes; nothing for any other file."""
+    folder, _, name = file.rpartition("/")
+    suffix = next((one for one in all_suffixes() if name.endswith(one)), "")
+    stem = name.removesuffix(suffix)
+    return "" if not suffix or "/" in folder or (folder and stem != "__init__") else folder or stem
+
+
+def _differs(file: str, one: Distribution, other: Distribution) -> bool:
+    """Whether two distributions have different bytes in a file: equal ones make namespace packages."""
+    try:
+        return Path(str(one.locate_file(file))).read_bytes() != Path(str(other.locate_file(file))).read_bytes()
+    except OSError:
+        return True
 
 
 def installed(name: str) -> tuple[Distribution, str | None]:

@@ -167,8 +167,10 @@ def test_plugin_is_found_by_its_entry_point_name(cli):
     assert "plugin entry_a is offered by acme-wheels and other-wheels" in ran.err
 
 
-def wheel(folder: Path, text: str, version: str = "2.0", name: str = "acme") -> Path:
-    """Write a wheel of one module."""
+def wheel(
+    folder: Path, text: str, version: str = "2.0", name: str = "acme", more: dict[str, str] | None = None
+) -> Path:
+    """Write a wheel of one module, and of more files."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     files = {
@@ -176,6 +178,7 @@ def wheel(folder: Path, text: str, version: str = "2.0", name: str = "acme") -> 
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[kernel_muster.v1]\n{name} = {name}_wheel\n",
+        **(more or {}),
     }
     with zipfile.ZipFile(path, "w") as archive:
         for file, content in files.items():
@@ -207,6 +210,54 @@ def test_file_that_is_no_wheel_is_refused_with_what_pip_says(cli, tmp_path, name
     ran = cli("plugin", "check", tmp_path / name, "--format", "json")
     assert (ran.code, codes(ran.json)) == (1, [("PLUGIN_LOAD_FAILED", name)])
     assert ran.json["findings"][0]["log"].startswith("ERROR: ")
+
+
+@pytest.mark.install
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("kernel_muster/__init__.py", "kernel_muster/__init__.py would be taken for kernel_muster itself"),
+        ("json.py", "json.py would be taken for Python's own module json"),
+        ("json/__init__.py", "json/__init__.py would be taken for Python's own module json"),
+        ("sitecustomize.py", "sitecustomize.py would be taken for Python's own module sitecustomize"),
+        ("numpy.py", "numpy.py would hide the module numpy of numpy "),
+        ("numpy/__init__.py", "numpy/__init__.py is a file of numpy "),
+        ("six/__init__.py", "six/__init__.py would hide the module six of six "),
+    ],
+)
+def test_wheel_that_brings_what_belongs_to_others_is_refused(cli, tmp_path, file, why):
+    if file.startswith("six"):
+        site = tmp_path / "site"
+        (site / "six-1.0.dist-info").mkdir(parents=True)
+        (site / "six-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: six\nVersion: 1.0\n")
+        (site / "six-1.0.dist-info" / "RECORD").write_text("six.py,,\n")
+        cli.monkeypatch.syspath_prepend(str(site))
+    path = wheel(tmp_path, source('spec("acme::double")'), more={file: "raise RuntimeError"})
+    ran = cli("plugin", "check", path, "--format", "json")
+    assert (ran.code, codes(ran.json)) == (1, [("PLUGIN_LOAD_FAILED", path.name)])
+    (found,) = ran.json["findings"]
+    assert found["why"].startswith(f"it would do damage where it is installed: {why}")
+    assert "let the wheel have modules of its own alone" in found["remedies"][0]
+
+
+@pytest.mark.install
+def test_wheel_that_adds_to_a_namespace_package_of_others_is_fine(cli, tmp_path):
+    site = tmp_path / "site" / "acme_space"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("# shared\n")
+    info = tmp_path / "site" / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "RECORD").write_text("acme_space/__init__.py,,\nacme_space/other.py,,\nacme_only/other.py,,\n")
+    cli.monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    more = {
+        "acme_space/__init__.py": "# shared\n",
+        "acme_space/own.py": "",
+        "acme_only/own.py": "",
+        "json/data.txt": "",
+    }
+    ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::double")'), more=more), "--format", "json")
+    assert ran.code == 0, ran.out + ran.err
 
 
 def test_report_goes_to_a_file_whole(cli, tmp_path):
