@@ -8,7 +8,6 @@ from kernel_muster.audit.render_plain import plural
 from kernel_muster.registry.contracts import Case, Contract
 from kernel_muster.registry.values import frozen
 
-
 _NO_TOLERANCE = 1e100  # an error over nothing
 
 

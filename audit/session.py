@@ -320,7 +320,7 @@ def _text(value: object) -> str | None:
 
 
 def log_finished(report: Report) -> None:
-    """Log the one wide event of a boot."""
+    """Log the one wide event of a boot, and what it warns of: whoever passes sees no exception."""
     event = {
         "verdict": report.verdict,
         "degraded": report.degraded,
@@ -339,3 +339,7 @@ def log_finished(report: Report) -> None:
         "set_hash": report.set_hash,
     }
     logger().info("audit.finished", **event)
+    for row in report.findings:
+        if row.severity == "warn":
+            text = f"{row.code} {row.subject}: {row.why}"
+            logger().warning(text, code=row.code, subject=row.subject, model=report.model, target=report.target)

@@ -10,6 +10,9 @@ from kernel_muster._version import __version__
 
 if TYPE_CHECKING:
     from kernel_muster.api import boot, build_model, open_registry
+    from kernel_muster.audit.render_json import render_json
+    from kernel_muster.audit.render_markdown import render_markdown
+    from kernel_muster.audit.render_text import render_text
     from kernel_muster.audit.report import Report
     from kernel_muster.audit.session import BootSession
     from kernel_muster.models.weights import WeightSpec
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "api": ("boot", "build_model", "open_registry"),
+    "audit.render_json": ("render_json",),
+    "audit.render_markdown": ("render_markdown",),
+    "audit.render_text": ("render_text",),
     "audit.report": ("Report",),
     "audit.session": ("BootSession",),
     "models.weights": ("WeightSpec",),
@@ -117,6 +123,9 @@ __all__ = [
     "build_model",
     "hookimpl",
     "open_registry",
+    "render_json",
+    "render_markdown",
+    "render_text",
     "track_caller",
 ]
 

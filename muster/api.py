@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kernel_muster._version import __version__
 from kernel_muster.audit.evidence import Asked
@@ -19,6 +19,8 @@ from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
 from kernel_muster.registry.specs import Stage
+
+_T = TypeVar("_T")
 
 
 def boot(
@@ -53,13 +55,16 @@ def boot(
         raise UsageError("name a model, a manifest or a config.json")
     if as_of is not None and not isinstance(as_of, date):
         raise UsageError(f"as_of is {as_of!r}, expected a date: datetime.date(2026, 1, 31)")
-    for name, texts in (
-        ("plugins", plugins),
-        ("no_plugins", no_plugins),
-        ("manifest_folders", manifest_folders),
-        ("dangerously_allow_unresolved", dangerously_allow_unresolved),
-    ):
-        _check_several(name, texts)
+    plugins, no_plugins = _texts("plugins", plugins), _texts("no_plugins", no_plugins)
+    allowed = _texts("dangerously_allow_unresolved", dangerously_allow_unresolved)
+    folders = _several("manifest_folders", manifest_folders)
+    for folder in folders:
+        _check_path("manifest_folders", folder)
+    for name, file in (("manifest", manifest), ("config", config)):
+        if file is not None:
+            _check_path(name, file)
+    if not callable(abort):
+        raise UsageError(f"abort is {abort!r}, expected a function of a text")
     wanted = Wanted(
         model=model,
         manifest=manifest,
@@ -70,11 +75,11 @@ def boot(
         levers_origin="environment" if levers is None else "given",
         plugins=frozenset(plugins),
         no_plugins=frozenset(no_plugins),
-        local_plugins=_mapping("local_plugins", local_plugins or {}),
-        manifest_folders=tuple(map(Path, manifest_folders)),
+        local_plugins=_plugins(local_plugins),
+        manifest_folders=tuple(map(Path, folders)),
     )
     set_hash = _set_hash(expect_set_hash)
-    asked = Asked(profile, stage, as_of, set_hash, frozenset(map(_allowed_key, dangerously_allow_unresolved)))
+    asked = Asked(profile, stage, as_of, set_hash, frozenset(map(_allowed_key, allowed)))
     options = BootOptions(asked=asked, on_late_miss=on_late_miss, abort=abort, muster_version=__version__)
     return BootSession(wanted, options)
 
@@ -92,10 +97,31 @@ def _allowed_key(text: str) -> Any:
         raise UsageError(f"dangerously_allow_unresolved: {error}") from None
 
 
-def _check_several(name: str, value: object) -> None:
+def _several(name: str, value: Iterable[_T]) -> tuple[_T, ...]:
     """Refuse one text where several are meant: each of its letters would count as one."""
     if isinstance(value, str | bytes | os.PathLike) or not isinstance(value, Iterable):
         raise UsageError(f"{name} is {value!r}, expected several: [{value!r}]")
+    return tuple(value)
+
+
+def _texts(name: str, value: Iterable[str]) -> tuple[str, ...]:
+    texts = _several(name, value)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"{name} has {text!r}, expected a text")
+    return texts
+
+
+def _check_path(name: str, value: object) -> None:
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
+        raise UsageError(f"{name} is {value!r}, expected the path of a file or folder")
+
+
+def _plugins(local: Mapping[str, object] | None) -> dict[Any, Any]:
+    given = _mapping("local_plugins", local or {})
+    if empty := [name for name, plugin in given.items() if plugin is None]:
+        raise UsageError(f"local_plugins: {empty[0]!r} is None, expected an object with hooks")
+    return given
 
 
 def _mapping(name: str, value: object) -> dict[Any, Any]:
@@ -132,13 +158,13 @@ def open_registry(
 
     Nothing is audited, so nothing may be wrong: BootRefused if a plugin, a lever or the target is.
     """
-    _check_several("no_plugins", no_plugins)
+    no_plugins = _texts("no_plugins", no_plugins)
     wanted = Wanted(
         target=target,
         levers=dict(os.environ) if levers is None else _mapping("levers", levers),
         levers_origin="environment" if levers is None else "given",
         no_plugins=frozenset(no_plugins),
-        local_plugins=_mapping("local_plugins", local_plugins or {}),
+        local_plugins=_plugins(local_plugins),
     )
     catalog, found, snapshot = open_registry_catalog(wanted, __version__)
     cache_dir = snapshot["MUSTER_CACHE_DIR"]

@@ -128,6 +128,8 @@ class Lever:
                 and self._in_range(int(text))
             ):
                 return int(text)
+        elif "\0" in text:
+            raise ValueError(f"{raw!r} has a NUL, which no name of a file has")
         elif isinstance(raw, str):
             return text
         raise ValueError(f"{raw!r} is not {self.grammar}")

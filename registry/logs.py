@@ -21,6 +21,14 @@ class Logger:
         if self._stdlib.isEnabledFor(logging.DEBUG):
             _bound().debug(event, **fields)
 
+    def warning(self, event: str, **fields: Any) -> None:
+        """Log what somebody should know although the program goes on.
+
+        ``event`` says it whole: most handlers show no fields.
+        """
+        if self._stdlib.isEnabledFor(logging.WARNING):
+            _bound().warning(event, **fields)
+
     def info(self, event: str, **fields: Any) -> None:
         """Log a finished unit of work."""
         if self._stdlib.isEnabledFor(logging.INFO):

@@ -234,9 +234,13 @@ class LookupSession:
 
     def _judge_late(self, record: _Record) -> None:
         handle = record.handle
-        if isinstance(handle, Handle) or handle.waiver or self._on_late_miss == "count":
+        if isinstance(handle, Handle) or handle.waiver:
             return
         text = f"{record.members[0]} was looked up at {record.site} after the seal, and missed: {handle.reason}"
+        if self._on_late_miss == "count":
+            if record.count == 1:
+                self._log.warning(f"LATE_MISS: {text}", code="LATE_MISS", key=str(record.members[0]), site=record.site)
+            return
         if self._on_late_miss == "abort":
             self._abort(text)
         raise LateKernelMiss(text)
@@ -330,12 +334,13 @@ class Lookups:
         session = self._session
         if session.is_marked(frame.f_code):
             frame = session.caller(frame)
-        place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by)
+        place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by, when)
         try:
             record = self._places.get(place)
         except TypeError:  # a name that is a list, say: no plugin registers it, and that is the answer
             named = tuple((_plain(module), _plain(func)) for module, func in members)
-            return self._ask(named, kind, when, None if requested_by is None else _plain(requested_by), frame)
+            asker = None if requested_by is None else _plain(requested_by)
+            return self._ask(named, kind, _plain(when or ""), asker, frame)
         if record is not None:
             with session.lock:
                 if not session.sealed:

@@ -84,6 +84,7 @@ class LookupEntry(NamedTuple):
 def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
     """Fold entries into rows, one a question, sorted."""
     rows: dict[tuple[tuple[KernelKey, ...], str, str, str], LookupRow] = {}
+    conditions: dict[tuple[tuple[KernelKey, ...], str, str, str], set[str]] = {}  # where a question has several
     places: dict[str, list[tuple[int, str]]] = {}  # of layers: many rows name the same ones
     for members, kind, requested_by, phase, when, site, layer, times in entries:
         question = (members, kind, requested_by or "", phase)
@@ -91,10 +92,12 @@ def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
         if row is None:
             row = rows[question] = LookupRow(members, kind, requested_by or None, phase, when)
         if when != row.when:
-            row.when = min(filter(None, (row.when, when)))
+            conditions.setdefault(question, {row.when}).add(when)
         row.add(site, layer, times)
         if layer not in places:
             places[layer] = _layer_order(layer)
+    for one, whens in conditions.items():
+        rows[one].when = " or ".join(sorted(filter(None, whens)))
     for row in rows.values():
         row.sites, row.layers = (
             dict(sorted(row.sites.items())),

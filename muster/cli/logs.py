@@ -36,12 +36,12 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 @contextlib.contextmanager
 def configured_logs(*, verbose: bool) -> Iterator[None]:
-    """Send our log events to stderr: warnings, and what finished too if verbose."""
+    """Send our log events to stderr: all of them if verbose, else errors alone. Warnings stand in the report."""
     handler = StderrHandler(sys.stderr)
     log = logging.getLogger(LOGGER_NAME)
     level, propagates = log.level, log.propagate
     log.addHandler(handler)
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.setLevel(logging.INFO if verbose else logging.ERROR)
     log.propagate = False
     try:
         yield

@@ -215,11 +215,44 @@ def test_everything_wrong_at_the_door_is_said_at_once(world):
         ({"as_of": "2026-01-01"}, "^as_of is '2026-01-01', expected a date"),
         ({"levers": ["MUSTER_DISABLE"]}, "^levers is .*, expected a mapping"),
         ({"local": [1]}, "^local_plugins is .*, expected a mapping"),
+        ({"local": {"x": None}}, "^local_plugins: 'x' is None, expected an object with hooks"),
+        ({"plugins": [5]}, "^plugins has 5, expected a text"),
+        ({"no_plugins": [None]}, "^no_plugins has None, expected a text"),
+        ({"manifest_folders": [5]}, "^manifest_folders is 5, expected the path"),
+        ({"config": 5}, "^config is 5, expected the path"),
+        ({"config": "a\0"}, "^config is .*, expected the path"),
+        ({"abort": 5}, "^abort is 5, expected a function"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(world, options, message):
     with pytest.raises(km.UsageError, match=message):
         world.boot(**options)
+
+
+def test_several_may_come_from_a_generator(world):
+    boot = world.boot({"acme": world.acme("acme::mul")}, plugins=(name for name in ["acme"]))
+    with boot:
+        boot.kernels.kernel("acme", "mul")
+    assert boot.report.passed
+
+
+def test_warnings_of_a_boot_that_passes_are_logged(world, caplog):
+    manifest = '[expected_absent.acme]\nmul = "not here yet"'
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, manifest)
+    assert outcome.report.passed
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert said.getMessage() == "STALE_WAIVER acme::mul: " + outcome.finding("STALE_WAIVER").why
+    assert (said.code, said.subject, said.model) == ("STALE_WAIVER", "acme::mul", "tiny")
+
+
+def test_late_miss_that_is_counted_is_logged_once(world, caplog):
+    boot = world.boot({"acme": world.acme("acme::mul")}, on_late_miss="count")
+    with boot:
+        boot.kernels.kernel("acme", "mul")
+    for _ in range(3):
+        boot.kernels.try_kernel("acme", "div")
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert said.getMessage().startswith("LATE_MISS: acme::div was looked up at ")
 
 
 @pytest.mark.parametrize("name", ["gpu", "sm_", "sm_95a", "sm_80a", "cuda:", "cuda:x", "CPU", ""])

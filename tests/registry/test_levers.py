@@ -52,6 +52,11 @@ def test_value_outside_the_grammar_is_refused_with_the_grammar(lever, raw):
     assert lever.grammar in str(caught.value)
 
 
+def test_text_with_a_nul_is_refused():
+    with pytest.raises(ValueError, match="has a NUL"):
+        km.Lever(name="MUSTER_X", kind="text", default=None, doc="A file.").parse("a\0b")
+
+
 @pytest.mark.parametrize(
     ("lever", "raw", "value"),
     [(SIZE, "-2", -2), (SIZE, "+64", 64), (SIZE, 7, 7), (SIZE, "007", 7), (OPEN, "-99", -99), (MODE, "tiled", "tiled"),

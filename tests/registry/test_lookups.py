@@ -136,6 +136,14 @@ def test_lookup_records_fold_into_one_row_a_question():
     assert rows[1].when == "gated"
 
 
+def test_conditions_of_one_place_are_all_told(kernels):
+    for condition in ("rows>8", "rows<=8", "rows>8"):
+        kernels.try_kernel("norm", "rms_norm", when=condition)
+    entries = kernels._session.entries("boot")
+    assert [(entry.when, entry.times) for entry in entries] == [("rows>8", 2), ("rows<=8", 1)]
+    assert [row.when for row in fold(entries)] == ["rows<=8 or rows>8"]
+
+
 @pytest.mark.parametrize(
     "name", ["layers.x.1", "", "1", "layers..1", "a.1.b", "layers.\u0661", "layers.\u00b2", "layers." + "9" * 5000]
 )
