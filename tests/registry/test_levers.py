@@ -54,7 +54,7 @@ def test_value_outside_the_grammar_is_refused_with_the_grammar(lever, raw):
 
 def test_text_with_a_nul_is_refused():
     with pytest.raises(ValueError, match="has a NUL"):
-        km.Lever(name="MUSTER_X", kind="text", default=None, doc="A file.").parse("a\0b")
+        Lever(name="MUSTER_X", kind="text", default=None, doc="A file.").parse("a\0b")
 
 
 @pytest.mark.parametrize(
