@@ -10,7 +10,7 @@ from typing import Any
 
 from kernel_muster.MODEL_toml.problems import Path, Problem
 from kernel_muster.MODEL_toml.schema import LEVER_SCOPE_PATTERN
-from kernel_muster.MODEL_toml.waivers import Expectation, scopes_overlap
+from kernel_muster.MODEL_toml.waivers import Expectation, contradicting_levers, scopes_overlap
 from kernel_muster.MODEL_toml.wording import dotted, shown
 from kernel_muster.registry.keys import KernelKey, did_you_mean
 from kernel_muster.registry.levers import Lever
@@ -22,7 +22,8 @@ _TABLES = ("expected_absent", "expected_present")
 def cross_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Say which entries and rows contradict or repeat each other."""
     entries = list(_entries(data))
-    return [*_archs_in_target(data), *_clashes(entries), *_repeated_rows(data), *_huge_integers(data)]
+    found = (_archs_in_target(data), _clashes(entries), _never(entries), _repeated_rows(data), _huge_integers(data))
+    return [problem for one in found for problem in one]
 
 
 def _entries(data: Mapping[str, Any]) -> Iterator[Expectation]:
@@ -59,6 +60,14 @@ def _clashes(entries: list[Expectation]) -> Iterator[Problem]:
         for one, other in combinations(same, 2):
             if scopes_overlap(one, other):
                 yield _clash(key, one, other)
+
+
+def _never(entries: list[Expectation]) -> Iterator[Problem]:
+    for entry in entries:
+        if both := contradicting_levers(entry.levers):
+            path = (*entry.path, "levers")
+            why = f"{dotted(path)}: {' and '.join(map(shown, both))} never hold together"
+            yield Problem(path, why, "keep one of the two")
 
 
 def _clash(key: KernelKey, one: Expectation, other: Expectation) -> Problem:

@@ -1,5 +1,6 @@
 """Waivers and expectations: keys with a reason, and where and until when they apply. Pure functions."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
@@ -10,6 +11,9 @@ from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
 EXPIRING_DAYS = 30
+# The spellings that levers read alike (registry.levers).
+_BOOLEANS = {"true": "1", "on": "1", "false": "0", "off": "0"}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @frozen(kw_only=True)
@@ -100,7 +104,7 @@ def scopes_overlap(one: Expectation, other: Expectation) -> bool:
     return (
         _may_meet(one.archs, other.archs)
         and _may_meet(one.quants, other.quants)
-        and not _levers_contradict(one.levers, other.levers)
+        and not contradicting_levers((*one.levers, *other.levers))
     )
 
 
@@ -108,13 +112,20 @@ def _may_meet(one: Sequence[str], other: Sequence[str]) -> bool:
     return not one or not other or not set(one).isdisjoint(other)
 
 
-def _levers_contradict(one: Sequence[str], other: Sequence[str]) -> bool:
-    wanted = dict(_name_and_value(entry) for entry in one)
-    return any(wanted.get(name, value) != value for name, value in map(_name_and_value, other))
+def contradicting_levers(entries: Sequence[str]) -> tuple[str, ...]:
+    """Return the first two of ``NAME=value`` that no boot can hold at once; nothing where one can."""
+    wanted: dict[str, tuple[str, str]] = {}
+    for entry in entries:
+        name, value = _name_and_value(entry)
+        first, held = wanted.setdefault(name, (entry, value))
+        if held != value:
+            return first, entry
+    return ()
 
 
 def _name_and_value(entry: str) -> tuple[str, str]:
-    # No lever's type is known here, so all spellings of a boolean count as one value.
+    """Write a value in one spelling, as whichever kind of lever may read it: ``on`` and ``+01`` are 1."""
     name, _, text = entry.partition("=")
     text = text.strip()
-    return name, {"true": "1", "on": "1", "false": "0", "off": "0"}.get(text.lower(), text)
+    text = _BOOLEANS.get(text.lower(), text)
+    return name, str(int(text)) if _INTEGER.fullmatch(text) else text

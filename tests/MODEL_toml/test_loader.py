@@ -213,6 +213,26 @@ BAD = [
         "w4::f stands twice: expected_absent.w4.f applies at the same time",
     ),
     (
+        "[expected_absent.w4.f]\nreason = 'why not'\nuntil = 2020-01-01\nlevers = ['MUSTER_X=16']\n"
+        "[target.cpu.expected_absent.w4.f]\nreason = 'again'\nlevers = ['MUSTER_X=016']",
+        "target.cpu.expected_absent.w4.f",
+        8,
+        "w4::f stands twice: expected_absent.w4.f applies at the same time",
+    ),
+    (
+        "[expected_absent.w4.f]\nreason = 'why not'\nlevers = ['MUSTER_X=+16']\n"
+        "[expected_present.w4.f]\nreason = 'always'\nlevers = ['MUSTER_X=016']",
+        "expected_present.w4.f",
+        7,
+        "w4::f is both expected absent and expected present: expected_absent.w4.f applies at the same time",
+    ),
+    (
+        "[expected_absent.w4.f]\nreason = 'why not'\nlevers = ['MUSTER_X=1', 'MUSTER_Y=2', 'MUSTER_X=off']",
+        "expected_absent.w4.f.levers",
+        6,
+        "'MUSTER_X=1' and 'MUSTER_X=off' never hold together",
+    ),
+    (
         "[target.sm_90a.expected_absent.w4.f]\nreason = 'why not'\narchs = ['sm_100a']",
         "target.sm_90a.expected_absent.w4.f.archs",
         6,

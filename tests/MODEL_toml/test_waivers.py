@@ -2,7 +2,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from kernel_muster.MODEL_toml.waivers import Waiver, scopes_overlap
+from kernel_muster.MODEL_toml.waivers import Waiver, contradicting_levers, lever_holds, scopes_overlap
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Lever, Levers, read_levers
@@ -99,6 +99,31 @@ def test_scopes_overlap_sees_two_spellings_of_a_boolean_as_one() -> None:
     assert scopes_overlap(on, true)
     assert not scopes_overlap(on, off)
     assert scopes_overlap(on, waiver(levers=("MUSTER_EDGE=1",)))
+
+
+@pytest.mark.parametrize("value", ["16", "016", "+16", "+0016", " 16"])
+def test_scopes_overlap_sees_every_spelling_of_a_number_as_one(value: str) -> None:
+    edge, same = waiver(levers=("MUSTER_EDGE=16",)), waiver(levers=(f"MUSTER_EDGE={value}",))
+    assert lever_holds(same.levers[0], levers(MUSTER_EDGE=16))
+    assert scopes_overlap(edge, same)
+    assert not scopes_overlap(same, waiver(levers=("MUSTER_EDGE=-16",)))
+
+
+@pytest.mark.parametrize(("one", "other", "meet"), [
+    ("0", "-0", True), ("off", "00", True), ("On", "+1", True), ("1_6", "16", False), ("0x10", "16", False),
+    ("a", "A", False), ("9" * 19, "0" + "9" * 19, False),
+])  # fmt: skip
+def test_scopes_overlap_where_some_lever_reads_both_values_alike(one: str, other: str, meet: bool) -> None:
+    first, second = (waiver(levers=(f"MUSTER_EDGE={value}",)) for value in (one, other))
+    assert scopes_overlap(first, second) is meet
+
+
+def test_scope_that_contradicts_itself_meets_nothing() -> None:
+    never = waiver(levers=("MUSTER_EDGE=1", "MUSTER_EDGE=2"))
+    assert not scopes_overlap(never, waiver(levers=("MUSTER_EDGE=2",)))
+    assert not scopes_overlap(waiver(), never)
+    assert contradicting_levers(never.levers) == never.levers
+    assert contradicting_levers(("MUSTER_EDGE=1", "MUSTER_FAST=0", "MUSTER_EDGE=+1")) == ()
 
 
 def test_scope_in_words_names_every_part() -> None:
