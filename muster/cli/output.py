@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,7 +155,7 @@ def check_writable(path: Path | None) -> None:
     if path is None or _is_special(path):
         return
     try:
-        part = _part(path)
+        part = _part(path.resolve())
         part.touch()
         part.unlink()
     except OSError as error:
@@ -162,16 +163,22 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it; UsageError if it cannot be written."""
+    """Write a file so that nobody ever sees half of it; UsageError if it cannot be written.
+
+    A link stays one, and a file that is there keeps who may read it.
+    """
     if not text.endswith("\n"):
         text += "\n"
     try:
         if _is_special(path):
             path.write_text(text, encoding="utf-8")
             return
+        path = path.resolve()
         part = _part(path)
         try:
             with part.open("w", encoding="utf-8") as stream:
+                if path.exists():
+                    part.chmod(stat.S_IMODE(path.stat().st_mode))
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -229,6 +229,21 @@ def test_written_file_is_whole_or_untouched(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.txt"]
 
 
+def test_link_stays_a_link_and_a_file_keeps_who_may_read_it(tmp_path: Path) -> None:
+    file, link = tmp_path / "report.json", tmp_path / "latest.json"
+    file.write_text("before")
+    file.chmod(0o640)
+    link.symlink_to(file.name)
+    output.check_writable(link)
+    output.write_file(link, "after")
+    assert (link.is_symlink(), file.read_text(), file.stat().st_mode & 0o777) == (True, "after\n", 0o640)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "report.json"]
+    dangling = tmp_path / "new.json"
+    dangling.symlink_to("made.json")
+    output.write_file(dangling, "new")
+    assert (tmp_path / "made.json").read_text() == "new\n"
+
+
 def test_device_is_written_to_and_not_replaced() -> None:
     output.check_writable(Path("/dev/null"))
     output.write_file(Path("/dev/null"), "x")
