@@ -6,6 +6,7 @@ Between a boot and a replay what no trace holds is left out too.
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 
@@ -23,12 +24,12 @@ _LEVERS_OF_A_MACHINE = ("MUSTER_CACHE_DIR",)
 #: What a replay does not know: nothing is built there, no device is at hand, no weight is planned, and its trace has
 #: the levers' values without who set them. Of a part, these rows of the verdict, these fields of others, or all.
 _NOT_IN_A_REPLAY = {
-    "verdict": ("target", "device", "stage reached"),
+    "verdict": ("target", "device", "stage reached", "builder", "below the stage asked", "failure"),
     "kernels": ("stage",),
     "levers": ("origin",),
     "copies of weights": (),
 }
-_LEFT_OUT = ("targets and devices", "stages", "origins of levers", "copies of weights")
+_LEFT_OUT = ("targets and devices", "stages", "builders", "origins of levers", "copies of weights")
 #: Fewer than this are easier to read one by one.
 _FOLD_FROM = 3
 _WIDTH = 110
@@ -134,6 +135,10 @@ def _verdict(report: Report) -> Rows:
         "stage reached": report.stage_reached,
         "set hash": report.set_hash,
         "kernel-muster": report.muster_version,
+        "builder": f"{report.builder} ({report.maturity})" if report.builder else "",
+        "below the stage asked": "yes" if report.below_stage_asked else "no",
+        "failure": report.failure.partition(" (at ")[0],
+        "lookups": str(report.counts.lookups),
     }
     return {name: {"": value} for name, value in facts.items()}
 
@@ -149,9 +154,11 @@ def _findings(report: Report) -> Rows:
 
 
 def _kernels(report: Report) -> Rows:
+    names = [" > ".join(row.chain) or row.key for row in report.kernels]
+    several = {name for name, count in Counter(names).items() if count > 1}
     return _folded(
         (
-            " > ".join(row.chain) or row.key,
+            f"{name} ({row.kind})" if name in several else name,
             {
                 "kind": row.kind,
                 "outcome": row.outcome,
@@ -163,10 +170,11 @@ def _kernels(report: Report) -> Rows:
                 "archs": " ".join(row.archs),
                 "contract": row.contract,
                 "stage": row.stage,
+                "when": row.when,
                 "layers": fold_layers(row.layers),
             },
         )
-        for row in report.kernels
+        for name, row in zip(names, report.kernels, strict=True)
     )
 
 

@@ -49,6 +49,8 @@ def report_schema() -> dict[str, Any]:
         table["required"] = list(table["properties"])
         for field in table["properties"].values():
             field.pop("default", None)
+            if field.get("type") == "integer":
+                field["minimum"] = 0  # every number of a report counts something
     return {"$schema": _DIALECT, **schema, "title": "kernel-muster report", "description": "One audit."}
 
 
@@ -82,10 +84,13 @@ def parse_report(data: object, name: str) -> Report:
     if not isinstance(version, str) or not re.fullmatch(rf"{_MAJOR}\.[0-9]{{1,6}}", version):
         raise UsageError(f"{name}: version is {str(version)[:40]!r}; this program reads {_MAJOR}.x")
     try:
-        return _adapter().validate_json(json.dumps(data), strict=True)
+        report = _adapter().validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)[:10]]
         raise UsageError(f"{name}: {error.error_count()} problems:\n  " + "\n  ".join(problems)) from None
+    if negative := [label for label, count in vars(report.counts).items() if count < 0]:
+        raise UsageError(f"{name}: counts.{negative[0]} is below 0")
+    return report
 
 
 if __name__ == "__main__":

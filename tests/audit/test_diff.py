@@ -86,6 +86,16 @@ def test_diff_sees_one_of_two_questions_about_a_key_change(one: Report) -> None:
     found = next(row for row in one.kernels if row.served_by)
     twice = (found, replace(found, kind="required"))
     assert not compare(replace(one, kernels=(found,)), replace(one, kernels=twice)).equal
+    apart = [replace(row, layers=(f"layers.{i}",)) for i, row in enumerate(twice)]
+    exchanged = [replace(row, layers=other.layers) for row, other in zip(apart, reversed(apart), strict=True)]
+    assert not compare(replace(one, kernels=tuple(apart)), replace(one, kernels=tuple(exchanged))).equal
+    conditional = (replace(found, when="rows<=8"),)
+    assert not compare(replace(one, kernels=(found,)), replace(one, kernels=conditional)).equal
+
+
+def test_diff_sees_how_often_was_asked(one: Report) -> None:
+    other = replace(one, counts=replace(one.counts, lookups=one.counts.lookups + 1))
+    assert titles(compare(one, other)) == ["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +112,9 @@ def test_diff_sees_one_of_two_questions_about_a_key_change(one: Report) -> None:
         {"stage_reached": "proven"},
         {"muster_version": "9"},
         {"model": "other"},
+        {"builder": "acme", "maturity": "production"},
+        {"below_stage_asked": True},
+        {"failure": "ValueError: no such file (at model.py:3)"},
     ],
 )
 def test_diff_sees_every_fact_of_the_verdict(one: Report, change: dict[str, Any]) -> None:
@@ -145,7 +158,9 @@ def test_diff_of_a_boot_and_its_replay_leaves_out_what_no_trace_holds(world: Any
     for difference in (compare(live, again), compare(again, live)):
         assert difference.equal
         assert "copies of weights" in difference.left_out
-        said = "left out, as one is a replay: targets and devices, stages, origins of levers, copies of weights"
+        said = (
+            "left out, as one is a replay: targets and devices, stages, builders, origins of levers, copies of weights"
+        )
         assert render_diff(difference) == f"EQUAL: the reports say the same ({said})"
     other = replace(again, kernels=tuple(replace(row, tier="reference", version="9") for row in again.kernels))
     text = render_diff(compare(live, other)).splitlines()

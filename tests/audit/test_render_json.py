@@ -74,6 +74,15 @@ def test_real_reports_are_valid_and_come_back_unchanged(reports: list[Report]) -
         assert document == json.loads(json.dumps(asdict(made)))
 
 
+def test_count_below_zero_is_no_report(refused: Report) -> None:
+    document = json.loads(render_json(refused))
+    document["counts"]["lookups"] = -1
+    with pytest.raises(jsonschema.ValidationError):
+        validate(document)
+    with pytest.raises(UsageError, match=r"counts\.lookups is below 0"):
+        parse_report(document, "x")
+
+
 @pytest.mark.parametrize(
     "change",
     [
