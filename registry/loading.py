@@ -13,6 +13,7 @@ from kernel_muster.registry import hookspecs
 from kernel_muster.registry.arch import CPU
 from kernel_muster.registry.builders import ModelBuilder
 from kernel_muster.registry.contracts import Contract, Tolerance
+from kernel_muster.registry.copies import copy_of
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import Lever
@@ -209,28 +210,37 @@ def _collect(name: str, where: str, hook: str, function: Callable[[], Any], find
     if len(items) > _MOST_ITEMS:
         findings.append(_bad_spec(name, where, f"{hook} returned more than {_MOST_ITEMS} items"))
         return []
+    kept = []
     for position, item in enumerate(items):
-        problems = _item_problems(hook, position, item)
+        copy, problems = _checked(hook, position, item)
         findings.extend(_bad_spec(name, where, why, _MANUAL.get(hook, "write-a-plugin.md")) for why in problems)
-    return items
+        if copy is not None:
+            kept.append(copy)
+    return kept
 
 
-def _item_problems(hook: str, position: int, item: Any) -> list[str]:
+def _checked(hook: str, position: int, item: Any) -> tuple[Any, list[str]]:
+    """Return a copy of an item (None where there can be none), and what is wrong with it."""
     kind = _ITEMS[hook]
     label = f"{hook}()[{position}]"
-    if not isinstance(item, kind):
-        return [f"{label}: expected {kind.__name__}, got {type(item).__name__}"]
+    try:
+        if not isinstance(item, kind):
+            return None, [f"{label}: expected {kind.__name__}, got {type(item).__name__}"]
+        item = copy_of(item, kind)
+    except Exception as error:  # noqa: BLE001  (what a plugin's class does when it is looked at)
+        return None, [f"{label}: {error if isinstance(error, TypeError) else f'malformed: {one_line(error)}'}"]
     if isinstance(item, Contract | KernelSpec | ModelBuilder | Lever):
         title = item.key if isinstance(item, KernelSpec) else item.name
+        label = f"{label} {title if isinstance(title, str) else type(title).__name__}"
         try:
             problems = list(_mistyped(item)) or item.problems()
         except Exception as error:  # noqa: BLE001  (fields may be of any type)
             problems = [f"malformed: {one_line(error)}"]
-        return [f"{label} {title}: {problem}" for problem in problems]
+        return item, [f"{label}: {problem}" for problem in problems]
     if isinstance(item, Path) and not item.is_dir():
         why = "the usual cause is a wheel without it: declare its files as package data, in pyproject.toml"
-        return [f"{label}: {item} is no folder; {why}"]
-    return []
+        return item, [f"{label}: {item} is no folder; {why}"]
+    return item, []
 
 
 #: Fields whose types the rules rely on, and the reports; what else is malformed the items say themselves.
@@ -261,8 +271,10 @@ def _mistyped(item: Any) -> Iterator[str]:
             yield f"{name} is {value!r}, expected a tuple of text"
     for kind, fields in _FIELDS.items():
         for name, (types, words) in fields.items() if isinstance(item, kind) else ():
-            if not isinstance(getattr(item, name), types):
-                yield f"{name} is {getattr(item, name)!r}, expected {words}"
+            value = getattr(item, name)
+            # A class of a plugin's own would judge in the place of ours.
+            if not isinstance(value, types) or (types in (Signature, Tolerance) and type(value) is not types):
+                yield f"{name} is {value!r}, expected {words}"
     is_for_host = isinstance(item, KernelSpec) and isinstance(item.archs, tuple) and CPU in item.archs
     if is_for_host and is_backend(item.backend) and not is_host_backend(item.backend):
         yield f"archs names {CPU}, but backend {type(item.backend).__name__} does not run on the host"

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import field, fields, is_dataclass
 from functools import cached_property
 from types import ModuleType
@@ -45,12 +46,15 @@ def is_backend(value: object) -> bool:
     )
 
 
-def source_digest(backend: Backend) -> tuple[str, Exception | None]:
+def source_digest(backend: Backend) -> tuple[str, BaseException | None]:
     """Return the digest of a backend's source, or an empty one and why the source cannot be read."""
     try:
-        return backend.source_sha256, None
-    except Exception as error:  # noqa: BLE001  (files of a plugin's, or code of its own)
+        digest = backend.source_sha256
+        if type(digest) is not str:
+            raise TypeError(f"source_sha256 is {type(digest).__name__}, expected text")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (files of a plugin's, or code of its own)
         return "", error
+    return digest, None
 
 
 def is_host_backend(backend: Backend) -> TypeGuard[HostBackend]:
@@ -129,10 +133,13 @@ class KernelSpec:
 
         What is compiled is not in it; a spec that is known from a trace alone has the trace's.
         """
-        known = getattr(self.backend, "host_sha256", None)
-        if isinstance(known, str):
-            return known
-        return digest_of_values({"backend": _without_sources(self.backend), "prepare": self.prepare})
+        backend: object = type(self.backend)
+        with suppress(Exception):  # a plugin's backend may be anything
+            known = getattr(self.backend, "host_sha256", None)
+            if isinstance(known, str):
+                return known
+            backend = _without_sources(self.backend)
+        return digest_of_values({"backend": backend, "prepare": self.prepare})
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
@@ -159,6 +166,8 @@ class KernelSpec:
             kind = type(self.backend).__name__
             shown = f"the class {self.backend.__name__}" if isinstance(self.backend, type) else kind
             found.append(f"backend is {shown}, expected a Backend such as PythonKernel(function)")
+        elif named := _name_problem(self.backend):
+            found.append(f"backend: {named}")
         elif isinstance(self.backend, PythonKernel) and not inspect.isroutine(self.backend.function):
             found.append(f"backend: function is {type(self.backend.function).__name__}, expected a function")
         elif callable(check := getattr(self.backend, "problems", None)):
@@ -168,6 +177,15 @@ class KernelSpec:
         if self.replaces_module is not None and not _is_text_pair(self.replaces_module):
             found.append(f"replaces_module is {self.replaces_module!r}, expected (module, distribution)")
         return found
+
+
+def _name_problem(backend: Backend) -> str:
+    """Say why a backend's name is none that a report can hold."""
+    try:
+        name = backend.name
+    except Exception as error:  # noqa: BLE001  (a plugin's backend may be anything)
+        return f"its name cannot be asked for: {type(error).__name__}"
+    return "" if type(name) is str and name.strip() else f"name is {name!r}, expected text"
 
 
 def _without_sources(backend: Backend) -> object:

@@ -3,13 +3,14 @@
 import itertools
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import ModuleType
 
 import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.specs import source_digest
 
 
 def contract(name="acme_c"):
@@ -435,3 +436,82 @@ def test_opt_in_may_be_a_lever_of_another_plugin_and_one_that_did_not_load_is_na
     found = next(f for f in discover(path=[path], local={"acme": opting()}).findings if f.code == "BAD_SPEC")
     assert "what base (failed) registers is not known" in found.why
     assert found.remedies[0] == "first have those plugins load which did not"
+
+
+class Answering(str):
+    """Text that is equal to anything."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        return True
+
+
+def derived(item, **more):
+    kind = type(f"Own{type(item).__name__}", (type(item),), more)
+    return kind(**{one.name: getattr(item, one.name) for one in fields(item)})
+
+
+def raising_key(spec):
+    raise RuntimeError("no key")
+
+
+LIARS = {
+    "key that raises": ("muster_kernels", lambda: derived(spec(), kernel_key=property(raising_key)), "OwnKernelSpec"),
+    "no problems": ("muster_kernels", lambda: derived(spec(archs=()), problems=lambda self: []), "OwnKernelSpec"),
+    "contract": ("muster_contracts", lambda: derived(contract()), "OwnContract"),
+    "tolerance": (
+        "muster_contracts", lambda: replace(contract(), tolerance=derived(contract().tolerance)), "expected a Tolerance"
+    ),
+    "lever": ("muster_levers", lambda: derived(turbo()), "OwnLever"),
+    "builder": ("muster_models", lambda: derived(km.ModelBuilder("a", ("b",), "partial", lambda *a: None)), "OwnModel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hook", "item", "why"), LIARS.values(), ids=LIARS)
+def test_item_of_a_class_of_the_plugins_own_is_refused(hook, item, why):
+    catalog = look(acme=plugin(**{hook: [item()]}))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert f"{hook}()[0]" in catalog.findings[0].why
+    assert why in catalog.findings[0].why
+
+
+def backend(**members):
+    return type("Backend", (), {"source_sha256": "00", "launch": lambda *given: None} | members)()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (property(lambda self: 1 / 0), "its name cannot be asked for: ZeroDivisionError"),
+        (["x"], "name is ['x'], expected text"),
+        (" ", "name is ' ', expected text"),
+        (Answering("x"), "name is 'x', expected text"),
+    ],
+    ids=repr,
+)
+def test_backend_without_a_name_is_refused(name, why):
+    catalog = look(acme=plugin(muster_contracts=[contract()], muster_kernels=[spec(backend=backend(name=name))]))
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert catalog.findings[0].why == f"muster_kernels()[0] acme::mul: backend: {why}"
+
+
+@pytest.mark.parametrize("digest", [b"\xff", None, property(lambda self: 1 / 0), property(lambda self: sys.exit())])
+def test_backend_whose_digest_is_no_text_has_none_and_says_why(digest):
+    digest, error = source_digest(backend(name="x", source_sha256=digest))
+    assert (digest, error is None) == ("", False)
+
+
+def test_item_is_what_it_was_when_it_was_returned_and_its_text_is_text():
+    given = contract(Answering("acme_c"))
+    one = spec(Answering("acme::mul"), contract=Answering("acme_c"), aliases=(Answering("acme::old"),))
+
+    def kernels():
+        yield one
+        vars(given).update(cases=(), tolerance=None, signature=None)
+
+    catalog = look(acme=plugin(muster_contracts=[given], muster_kernels=kernels))
+    assert (said(catalog), len(catalog.contracts["acme_c"].cases)) == ([], 1)
+    (found,) = catalog.kernels
+    assert {type(text) for text in (found.spec.key, found.spec.contract, *found.spec.aliases)} == {str}
