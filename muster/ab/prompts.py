@@ -18,6 +18,8 @@ Prompt = tuple[int, ...]
 #: reads rows one by one, so that others are short.
 MADE_TOKENS = (72, 20, 40, 20)
 _MOST_BYTES = 1 << 20
+#: A vocabulary that takes every id, where no model is known yet.
+_ANY = 1 << 31
 
 
 @frozen
@@ -60,14 +62,14 @@ def read_prompts(texts: Sequence[str], vocab: int, whole: int | None = None) -> 
 
 def check_count(texts: Sequence[str], sequences: int) -> None:
     """Refuse more prompts than sequences: some would not be decoded."""
-    count = len(read_prompts(texts, 1 << 31).prompts) if texts else 0
+    count = len(read_prompts(texts, _ANY).prompts) if texts else 0
     if count > sequences:
         raise UsageError(f"--prompt: {count} prompts for {sequences} sequences: raise --sequences, or drop prompts")
 
 
 def longest_prompt(texts: Sequence[str]) -> int:
     """Return the tokens of the longest prompt, given or made, whatever the vocabulary; UsageError as for reading."""
-    return max(map(len, read_prompts(texts, 1 << 31).prompts)) if texts else max(MADE_TOKENS)
+    return max(map(len, read_prompts(texts, _ANY).prompts)) if texts else max(MADE_TOKENS)
 
 
 def _read(text: str, vocab: int, hint: str) -> list[Prompt]:
@@ -133,4 +135,5 @@ def _from_row(row: object, at: int, path: Path, vocab: int, hint: str) -> Prompt
         return _from_text(row, vocab, where)
     if isinstance(row, list) and row and all(type(one) is int and 0 <= one < vocab for one in row):
         return tuple(row)
-    raise UsageError(f"{where}: expected text, or ids from 0 to {vocab - 1}, at least one{hint}")
+    ids = "from 0 on" if vocab == _ANY else f"from 0 to {vocab - 1}"
+    raise UsageError(f"{where}: expected text, or ids {ids}, at least one{hint}")

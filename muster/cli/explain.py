@@ -47,7 +47,7 @@ def explain(
     from kernel_muster.registry.selection import Selector
 
     wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
-    catalog = find_plugins(wanted)
+    catalog = find_plugins(wanted, output)
     try:
         parsed = None if is_site(key) else parse_key(key)
     except ValueError as error:

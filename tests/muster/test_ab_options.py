@@ -140,7 +140,7 @@ def test_prompt_file_that_makes_no_sense_is_a_usage_error(ab: Callable[..., Any]
     file.write_text(text)
     ran = ab("--prompt", file)
     assert (ran.code, ran.out) == (2, "")
-    assert ("--full" in ran.err) is (text in ("[[]]", "[[999]]", "[[true]]", "[1.5]"))
+    assert ("--full" in ran.err) is (text == "[[999]]")
 
 
 def test_output_and_markdown_say_the_same(ab: Callable[..., Any], cli: Any) -> None:
