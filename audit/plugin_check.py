@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from kernel_muster.audit.plugin_code import EntryRow, WarningRow
@@ -176,14 +177,14 @@ def check_plugin(
     plugin: str | None = None,
     stage: StageAsked | None = None,
     cache_dir: str | None = None,
-    is_installed: bool = True,
+    unpacked: Path | None = None,
     progress: Progress | None = None,
     printed: Callable[[str], None] | None = None,
 ) -> PluginReport:
     """Check the plugins of a distribution that ``path`` leads to, or one of them; each step may take so many seconds.
 
     With ``stage``, what keeps a kernel from it refuses, be it only that a compiler or a device is not here. ``printed``
-    gets what plugins print, as they do.
+    gets what plugins print, as they do. ``unpacked`` is the folder that a wheel was only put into to be looked at.
     """
     collected = _Collected()
     asked = _Asked(distribution, plugin, path, seconds, cache_dir, progress, printed)
@@ -205,16 +206,30 @@ def check_plugin(
             what = f"loading it again, for what follows {collected.done[-1]},"
             collected.add(step, [_died(step, ended, round(ended.seconds), collected.loading, what)], ended.seconds)
             break
-    if not is_installed:
-        collected.findings = [(_for_a_wheel(finding), target) for finding, target in collected.findings]
+    if unpacked is not None:
+        collected.findings = [(_for_a_wheel(finding, unpacked), target) for finding, target in collected.findings]
     return _report(distribution, version, collected, stage, plugin)
 
 
-def _for_a_wheel(finding: Finding) -> Finding:
-    """Return a finding whose remedies say when muster explain will know the wheel: it knows what is installed."""
+def _for_a_wheel(finding: Finding, folder: Path) -> Finding:
+    """Return a finding with the paths that files have in the wheel: the folder is gone when somebody looks.
+
+    Its remedies say when muster explain will know the wheel: it knows what is installed.
+    """
+    roots = "|".join(re.escape(f"{root}{os.sep}") for root in {str(folder), os.path.realpath(folder)})
+
+    def inside(text: str) -> str:
+        return re.sub(roots, "", text)
+
     command = "muster explain "
     remedies = (one.replace(command, f"once the wheel is installed, {command}") for one in finding.remedies)
-    return replace(finding, remedies=tuple(remedies))
+    return replace(
+        finding,
+        why=inside(finding.why),
+        where=tuple(map(inside, finding.where)),
+        remedies=tuple(map(inside, remedies)),
+        log=inside(finding.log),
+    )
 
 
 def _report(

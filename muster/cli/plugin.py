@@ -105,7 +105,7 @@ def check(
                 plugin=named,
                 stage=stage.value if stage else None,
                 cache_dir=cache_dir,
-                is_installed=not is_wheel,
+                unpacked=folder if is_wheel else None,
                 progress=progress,
                 printed=say_printed,
             )

@@ -13,6 +13,7 @@ _NO_HEADER = re.compile(r"^(.*?\(\d+\)): catastrophic error: (?:cannot|could not
 _ERROR = re.compile(
     r"^(?:.*?\(\d+\): (?:catastrophic )?error: .*|ptxas .*(?:error|fatal)\s*: .*|nvrtc: error: .*)$", re.MULTILINE
 )
+_AT = re.compile(r"([^<(]+)\((\d+)\): ")
 # What stands behind a source. An error in its first line means that the source does not end; one in another line is a
 # macro of the source.
 _BEHIND = re.compile(r"<(?:declared parameters|entry point [^>\n]*)>\(")
@@ -53,9 +54,10 @@ def failure(log: str, arch: Arch, toolkit: Toolkit, source: str) -> BuildFailure
         errors = [error for error in errors if not _BEHIND.match(error)] or [unended]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     first = errors[0] if errors else "the compiler failed and gave no reason"
-    return BuildFailure(
-        "COMPILE_FAILED", f"for {arch}: {first}{more}", log, ("correct the source: the log is the compiler's own",)
-    )
+    at = _AT.match(first)
+    where = (f"{at[1]}:{at[2]}",) if at else ()
+    remedies = ("correct the source: the log is the compiler's own",)
+    return BuildFailure("COMPILE_FAILED", f"for {arch}: {first}{more}", log, remedies, where)
 
 
 def over_limit(log: str, arch: Arch) -> BuildFailure | None:

@@ -29,7 +29,7 @@ def build_failure(error: BaseException, what: str, files: Collection[str], funct
     at = f"{place[0]}:{place[1]}" if place else ""
     why = f"{what}: {type(error).__name__}: {_reason(str(error))}{f' (at {at})' if at else ''}"
     remedy = f"correct the source{f' at {at}' if at else ''}: the log says more"
-    return BuildFailure(code, why, "".join(_log(error, place)), (remedy,))
+    return BuildFailure(code, why, "".join(_log(error, place)), (remedy,), (at,) if at else ())
 
 
 def blamed(error: BaseException, files: Collection[str]) -> Place | None:

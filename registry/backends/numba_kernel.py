@@ -254,16 +254,16 @@ class NumbaWork:
             remedy = "correct the name in the NumbaEntry, or mark the function @cuda.jit, without device=True"
             raise BuildFailure("NO_DEVICE_CODE", why, remedies=(remedy,))
         code = dispatcher.py_func.__code__
-        at = f"(at {code.co_filename}:{code.co_firstlineno})"
+        at = f"{code.co_filename}:{code.co_firstlineno}"
         if refused := [name for name in _NOT_CARRIED if options.get(name)]:
-            why = f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried; what is: {_CARRIED} {at}"
-            raise BuildFailure("COMPILE_FAILED", why, remedies=(f"take {', '.join(refused)} out of @cuda.jit",))
+            why = f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried; what is: {_CARRIED}"
+            raise BuildFailure("COMPILE_FAILED", why, "", (f"take {', '.join(refused)} out of @cuda.jit",), (at,))
         names = code.co_varnames[: code.co_argcount]
         if len(names) != len(kernel.parameters):
             why = f"{len(kernel.parameters)} parameters are declared, the kernel takes {len(names)}"
-            why = f"{kernel.name}: {why}: {', '.join(names) or 'none'} {at}"
+            why = f"{kernel.name}: {why}: {', '.join(names) or 'none'} (at {at})"
             remedy = f"declare one type for each in the NumbaEntry of {kernel.name}"
-            raise BuildFailure("NO_DEVICE_CODE", why, remedies=(remedy,))
+            raise BuildFailure("NO_DEVICE_CODE", why, "", (remedy,), (at,))
         arch = self.request.arch
         with self._failing_with(f"{kernel.name}: for {arch}", (code.co_filename, code.co_firstlineno)):
             codes, _ = numba.cuda.compile_all(

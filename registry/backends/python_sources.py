@@ -37,7 +37,7 @@ def _imports(path: Path, text: bytes) -> list[str]:
     except SyntaxError as error:
         at = f"{path}:{error.lineno}" if error.lineno else str(path)
         why, log = f"{at}: {error.msg}", "".join(traceback.format_exception_only(error)).rstrip()
-        raise BuildFailure("COMPILE_FAILED", why, log, (f"correct the source at {at}",)) from None
+        raise BuildFailure("COMPILE_FAILED", why, log, (f"correct the source at {at}",), (at,)) from None
     except ValueError as error:
         raise BuildFailure("COMPILE_FAILED", f"{path}: {error}", remedies=("write it as UTF-8 text",)) from None
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

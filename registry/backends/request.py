@@ -158,14 +158,19 @@ class Built:
 
 
 class BuildFailure(MusterError):
-    """A build that gave no usable code. ``code`` is a finding code of group build; ``log`` is the compiler's."""
+    """A build that gave no usable code. ``code`` is a finding code of group build; ``log`` is the compiler's.
 
-    def __init__(self, code: str, why: str, log: str = "", remedies: tuple[str, ...] = ()) -> None:
+    ``where`` is the line of the source, as far as it is known.
+    """
+
+    def __init__(
+        self, code: str, why: str, log: str = "", remedies: tuple[str, ...] = (), where: tuple[str, ...] = ()
+    ) -> None:
         if code not in CODES or CODES[code].group != "build":
             raise ValueError(f"{code!r} is not a finding code of group build")
         super().__init__(f"{code}: {why}")
-        self.code, self.why, self.log, self.remedies = code, why, log, remedies
+        self.code, self.why, self.log, self.remedies, self.where = code, why, log, remedies, where
 
     def finding(self, subject: str, where: tuple[str, ...] = ()) -> Finding:
         """Return this failure as a finding about a key."""
-        return Finding(self.code, subject, self.why, where, self.remedies, log=self.log)
+        return Finding(self.code, subject, self.why, where or self.where, self.remedies, log=self.log)

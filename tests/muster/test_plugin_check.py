@@ -339,3 +339,11 @@ def test_remedy_for_a_wheel_says_first_to_install_it(cli, tmp_path):
     ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::a", wrong)')), "--format", "json")
     (found,) = ran.json["findings"]
     assert found["remedies"][0].startswith("repair the kernel: once the wheel is installed, muster explain acme::a ")
+
+
+@pytest.mark.install
+def test_places_of_a_wheel_are_those_in_the_wheel(cli, tmp_path):
+    ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::a", crash)')), "--format", "json")
+    (found,) = ran.json["findings"]
+    assert found["where"][0].startswith("acme_wheel.py:")
+    assert "muster-check-" not in json.dumps(ran.json["findings"])

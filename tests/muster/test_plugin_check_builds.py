@@ -217,7 +217,7 @@ def test_findings_about_device_kernels_say_where(check, monkeypatch, tmp_path):
         head=CUDA.replace("return km.LaunchPlan(", "return ("),
     )
     where = {row["subject"]: row["where"] for row in check(made)["findings"]}
-    assert where["acme::b"][0].endswith("/other.cu")
+    assert where["acme::b"][0].endswith("/other.cu:1")
     assert where["acme::a"][0].rpartition(":")[0].endswith(".py")
 
 
