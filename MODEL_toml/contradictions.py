@@ -6,7 +6,7 @@ Only what both of them state is compared. What a manifest has no word for (an ac
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kernel_muster.MODEL_toml.schema import ModelTable
+from kernel_muster.MODEL_toml.schema import ModelTable, RopeTable
 from kernel_muster.MODEL_toml.wording import shown
 
 #: Each key of a manifest's [model] by its name in configs.
@@ -41,7 +41,13 @@ _ROPE_KEYS = {
     "yarn_factor": "factor",
     "yarn_original_context": "original_max_position_embeddings",
 }
+_ROPE_TABLES = ("rope_parameters", "rope_scaling")
 _YARN, _NOT_YARN = "yarn", ("default", "mrope")
+#: What YaRN's kernel has built in (plugins/rope); None: it follows from the factor.
+_YARN_OPTIONS: Mapping[str, Any] = {
+    "beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None, "mscale": None, "mscale_all_dim": None,
+}  # fmt: skip
+_GDN, _ATTENTION = "linear_attention", ("full_attention", "sliding_attention")
 #: Whether norms multiply by 1 + weight, by model type. Configs do not say; the classes of Hugging Face transformers do
 #: (Qwen3NextRMSNorm and its successors; Qwen2RMSNorm, Qwen3RMSNorm, LlamaRMSNorm).
 _ZERO_CENTRED = {
@@ -93,6 +99,9 @@ def _plain(model: ModelTable, get: Get) -> Iterator[str]:
         yield from _compared(key, model.intermediate_size, key, get(key))
         if experts := get("num_experts"):
             yield f"num_experts is {shown(experts)}, expected none (ffn = 'dense')"
+    key = "shared_expert_intermediate_size"
+    if model.moe is not None and model.moe.shared_intermediate_size is None and (size := get(key)):
+        yield f"{key} is {shown(size)}, expected none (moe.shared_intermediate_size)"
 
 
 def _norms(model: ModelTable, get: Get) -> Iterator[str]:
@@ -142,13 +151,21 @@ def _layers(model: ModelTable, get: Get) -> Iterator[str]:
     if not kinds:
         return
     if isinstance(stated, list):
-        theirs = tuple("gdn" if kind == "linear_attention" else "full" for kind in stated)
-        if theirs != kinds:
+        theirs = tuple("gdn" if kind == _GDN else "full" for kind in stated)
+        if unknown := next((shown(kind) for kind in stated if kind != _GDN and kind not in _ATTENTION), None):
+            yield f"layer_types has {unknown}, expected {' or '.join((_GDN, *_ATTENTION))}"
+        elif theirs != kinds:
             yield f"layer_types are {_counted(theirs)}, expected {_counted(kinds)} (layer_pattern)"
-    elif isinstance(every, int) and every > 0:
-        theirs = tuple("gdn" if (at + 1) % every else "full" for at in range(len(kinds)))
-        if theirs != kinds:
-            yield f"full_attention_interval is {shown(every)}, expected {_counted(kinds)} (layer_pattern)"
+    elif stated is not None:
+        yield f"layer_types is {shown(stated)}, expected a list of the kind of each layer"
+    if every is None:
+        return
+    if isinstance(every, bool) or not isinstance(every, int | float) or every < 1 or every != every // 1:
+        yield f"full_attention_interval is {shown(every)}, expected a positive integer"
+        return
+    theirs = tuple("gdn" if (at + 1) % every else "full" for at in range(len(kinds)))
+    if theirs != kinds:
+        yield f"full_attention_interval is {shown(every)}, expected {_counted(kinds)} (layer_pattern)"
 
 
 def _counted(kinds: tuple[str, ...]) -> str:
@@ -160,31 +177,48 @@ def _counted(kinds: tuple[str, ...]) -> str:
 
 
 def _rope(model: ModelTable, get: Get) -> Iterator[str]:
-    if model.rope is None:
-        return
-    table = _rope_table(get)
+    """Compare rope parameters wherever they stand: which of two tables a loader takes depends on its release."""
+    tables = tuple(_rope_tables(get))
+    for key in _ROPE_TABLES:
+        if (table := get(key)) is not None and not isinstance(table, Mapping):
+            yield f"{key} is {shown(table)}, expected an object"
+    if model.rope is not None:
+        found = (text for table in tables for text in _one_rope(model.rope, table))
+        plain = {key: get(key) for name, key in _ROPE_KEYS.items() if not name.startswith(_YARN)}
+        yield from dict.fromkeys((*found, *_rope_values(model.rope, plain)))
+
+
+def _one_rope(rope: RopeTable, table: Mapping[str, Any]) -> Iterator[str]:
+    yield from _rope_values(rope, table)
+    is_yarn, factor = rope.yarn_factor is not None, table.get("factor")
+    kinds = [kind for key in ("rope_type", "type") if (kind := table.get(key)) is not None]
+    for kind in kinds:
+        if kind != _YARN and kind not in _NOT_YARN:
+            yield f"rope_type is {shown(kind)}, expected {' or '.join((*_NOT_YARN, _YARN))}"
+        elif (kind == _YARN) is not is_yarn:
+            yield f"rope_type is {shown(kind)}, expected {'another' if kind == _YARN else _YARN} (rope.yarn_factor)"
+    if not kinds and factor is not None and not _is_same(1, factor):
+        yield f"rope factor is {shown(factor)} and rope_type is missing, expected {_YARN if is_yarn else 'no factor'}"
+    if is_yarn:
+        for key, built_in in _YARN_OPTIONS.items():
+            if (value := table.get(key)) is not None and (built_in is None or not _is_same(built_in, value)):
+                wanted = "none" if built_in is None else shown(built_in)
+                yield f"rope {key} is {shown(value)}, expected {wanted}, which the YaRN kernel has built in"
+
+
+def _rope_values(rope: RopeTable, table: Mapping[str, Any]) -> Iterator[str]:
     for name, key in _ROPE_KEYS.items():
-        mine, theirs = getattr(model.rope, name), table.get(key)
-        if theirs is None and not name.startswith("yarn"):
-            theirs = get(key)
-        yield from _compared(f"rope.{name}", None if mine == () else mine, key, theirs)
-    kind = table.get("rope_type", table.get("type"))
-    if kind is None:
-        return
-    if kind != _YARN and kind not in _NOT_YARN:
-        yield f"rope_type is {shown(kind)}, expected {' or '.join((*_NOT_YARN, _YARN))}"
-    elif (kind == _YARN) != (model.rope.yarn_factor is not None):
-        yield f"rope_type is {shown(kind)}, expected {'another' if kind == _YARN else _YARN} (rope.yarn_factor)"
+        mine = getattr(rope, name)
+        yield from _compared(f"rope.{name}", None if mine == () else mine, key, table.get(key))
 
 
-def _rope_table(get: Get) -> Mapping[str, Any]:
-    """Return the rope parameters, of full attention where there are some for each kind of layer."""
-    for name in ("rope_parameters", "rope_scaling"):
-        table = get(name)
+def _rope_tables(get: Get) -> Iterator[Mapping[str, Any]]:
+    """Yield the tables of rope parameters, and those in them for a kind of attention."""
+    for key in _ROPE_TABLES:
+        table = get(key)
         if isinstance(table, Mapping):
-            own = table.get("full_attention")
-            return own if isinstance(own, Mapping) else table
-    return {}
+            yield table
+            yield from (own for kind in _ATTENTION if isinstance(own := table.get(kind), Mapping))
 
 
 def _quant(model: ModelTable, get: Get) -> Iterator[str]:

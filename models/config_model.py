@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernel_muster.MODEL_toml.contradictions import contradictions
 from kernel_muster.MODEL_toml.hf_config import config_facts
 from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.registry.errors import UsageError
@@ -42,6 +43,9 @@ def config_model(config: Mapping[str, Any], name: str, target: str | None = None
     except ValidationError as error:
         why = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'model'}: {one['msg']}" for one in error.errors())
         raise UsageError(f"{name}: the config.json cannot be built from: {why}") from None
+    # What was read is one of the places that state it: the others must agree (two tables of rope parameters).
+    if found := contradictions(model, config):
+        raise UsageError(f"{name}: the config.json cannot be built from, it contradicts itself: {'; '.join(found)}")
     return ConfigModel(model, dflash, bool(config.get("vision_config")))
 
 

@@ -45,6 +45,11 @@ def nested(text: dict[str, Any], **more: Any) -> dict[str, Any]:
     (nested(DENSE, quantization_config={"quant_method": "modelopt"}), "qwen3.6-27b"),
     ({**DENSE, "rope_parameters": {"full_attention": ROPE, "linear_attention": {"rope_theta": 1}}}, "qwen3.6-27b"),
     ({**DENSE, "max_position_embeddings": 262144}, "qwen3.6-27b"),
+    ({**DENSE, "full_attention_interval": 4}, "qwen3.6-27b"),
+    ({**DENSE, "layer_types": None, "full_attention_interval": 4.0}, "qwen3.6-27b"),
+    ({**DENSE, "rope_theta": 1e7, "rope_scaling": {"type": "mrope", "mrope_section": [11, 11, 10]}}, "qwen3.6-27b"),
+    ({**DENSE, "rope_scaling": {"rope_type": None, "factor": 1.0}}, "qwen3.6-27b"),
+    ({**DENSE, "rope_parameters": {**ROPE, "beta_fast": 16}}, "qwen3.6-27b"),
     ({**DENSE, "max_position_embeddings": 1010000}, "qwen3.6-27b"),
 ])  # fmt: skip
 def test_config_that_says_the_same_or_less_is_no_contradiction(
@@ -81,6 +86,29 @@ def test_config_that_says_the_same_or_less_is_no_contradiction(
     ({"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}},
      "rope_type is 'yarn', expected another (rope.yarn_factor)"),
     ({"rope_parameters": {**ROPE, "rope_type": "llama3"}}, "rope_type is 'llama3', expected default or mrope or yarn"),
+    ({"layer_types": None, "full_attention_interval": 3.0}, "full_attention_interval is 3.0, expected 48 gdn and 16"),
+    ({"layer_types": None, "full_attention_interval": "4"},
+     "full_attention_interval is '4', expected a positive integer"),
+    ({"full_attention_interval": 2}, "full_attention_interval is 2, expected 48 gdn and 16 full"),
+    ({"full_attention_interval": 4.5}, "full_attention_interval is 4.5, expected a positive integer"),
+    ({"full_attention_interval": 0}, "full_attention_interval is 0, expected a positive integer"),
+    ({"full_attention_interval": True}, "full_attention_interval is true, expected a positive integer"),
+    ({"full_attention_interval": float("nan")}, "full_attention_interval is nan, expected a positive integer"),
+    ({"layer_types": "full_attention"}, "layer_types is 'full_attention', expected a list of the kind of each layer"),
+    ({"layer_types": [*["linear_attention"] * 3, "mamba"] * 16},
+     "layer_types has 'mamba', expected linear_attention or full_attention or sliding_attention"),
+    ({"layer_types": [["x"], {}, None]}, "layer_types has a list, expected linear_attention or"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn', expected another"),
+    ({"rope_scaling": {"rope_theta": 1e4}}, "rope_theta is 10000.0, expected 10000000.0"),
+    ({"rope_theta": 1e4}, "rope_theta is 10000.0, expected 10000000.0"),
+    ({"rope_parameters": None, "rope_scaling": {"rope_type": None, "type": "linear", "factor": 8.0}},
+     "rope_type is 'linear', expected default or mrope or yarn"),
+    ({"rope_parameters": {**ROPE, "type": "yarn"}}, "rope_type is 'yarn', expected another"),
+    ({"rope_parameters": {"rope_theta": 1e7, "factor": 8.0}},
+     "rope factor is 8.0 and rope_type is missing, expected no factor"),
+    ({"rope_scaling": {"factor": "8"}}, "rope factor is '8' and rope_type is missing"),
+    ({"rope_parameters": {**ROPE, "full_attention": {"rope_theta": 5}}}, "rope_theta is 5, expected 10000000.0"),
+    ({"rope_parameters": {**ROPE, "sliding_attention": {"rope_theta": 5}}}, "rope_theta is 5, expected 10000000.0"),
     ({"max_position_embeddings": 262143}, "max_position_embeddings is 262143, expected at least 262144"),
     ({"max_position_embeddings": "262144"}, "max_position_embeddings is '262144', expected at least 262144"),
     ({"max_position_embeddings": True}, "max_position_embeddings is true, expected at least 262144"),
@@ -148,6 +176,39 @@ def test_context_that_yarn_stretches_may_be_longer_than_the_config_says() -> Non
         assert len(contradictions(model, {"max_position_embeddings": 1000})) == count
 
 
+YARN = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(("rope", "said"), [
+    (YARN, ()),
+    ({**YARN, "beta_fast": 32.0, "beta_slow": 1, "truncate": True, "attention_factor": None}, ()),
+    ({"rope_theta": 1e4}, ()),
+    ({**YARN, "beta_fast": 16}, ("rope beta_fast is 16, expected 32, which the YaRN kernel has built in",)),
+    ({**YARN, "truncate": False}, ("rope truncate is false, expected true, which the YaRN kernel has built in",)),
+    ({**YARN, "mscale": 1.0}, ("rope mscale is 1.0, expected none, which the YaRN kernel has built in",)),
+    ({**YARN, "rope_type": None, "type": "default"}, ("rope_type is 'default', expected yarn (rope.yarn_factor)",)),
+    ({**YARN, "rope_type": None}, ("rope factor is 64.0 and rope_type is missing, expected yarn",)),
+    ({**YARN, "factor": 32}, ("factor is 32, expected 64.0 (rope.yarn_factor)",)),
+])  # fmt: skip
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_stretched_rope_is_compared_with_its_options(key: str, rope: dict[str, Any], said: tuple[str, ...]) -> None:
+    table = {"theta": 1e4, "yarn_factor": 64.0, "yarn_original_context": 4096}
+    assert contradictions(ModelTable.model_validate({**SMALL, "rope": table}), {key: rope}) == said
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_rope_parameters_that_are_no_table_are_said(key: str) -> None:
+    assert contradictions(ModelTable(**SMALL), {key: [1]}) == (f"{key} is a list, expected an object",)
+
+
+def test_shared_expert_that_a_manifest_does_not_have_is_a_contradiction() -> None:
+    moe = {"experts": 8, "top_k": 2, "intermediate_size": 64}
+    model = ModelTable.model_validate({**SMALL, "ffn": "moe", "moe": moe})
+    assert contradictions(model, {"shared_expert_intermediate_size": 0}) == ()
+    said = "shared_expert_intermediate_size is 64, expected none (moe.shared_intermediate_size)"
+    assert contradictions(model, {"shared_expert_intermediate_size": 64}) == (said,)
+
+
 def test_many_contradictions_are_counted(shipped: Catalogue) -> None:
     # another hidden size would be another model of the type, and is said as that
     config = {**DENSE, **dict.fromkeys(_KEYS.values(), 7), "hidden_size": DENSE["hidden_size"]}
@@ -164,7 +225,8 @@ JSON = st.recursive(
 )
 NAMES = st.sampled_from(sorted({
     *_KEYS.values(), *_ROPE_KEYS.values(), "layer_types", "full_attention_interval", "rope_parameters", "rope_scaling",
-    "rope_type", "type", "quantization_config", "quant_method", "text_config", "full_attention", "num_experts",
+    "rope_type", "type", "quantization_config", "quant_method", "text_config", "full_attention", "sliding_attention",
+    "num_experts", "beta_fast", "truncate",
 }))  # fmt: skip
 
 

@@ -142,6 +142,8 @@ def test_vision_tower_is_refused_clearly_and_is_a_finding(make_session: Make) ->
     ({"rope_parameters": {}}, "rope_theta is missing"),
     ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0, "beta_fast": 16,
                           "original_max_position_embeddings": 64}}, "rope beta_fast is 16, which the YaRN kernel"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "it contradicts itself: rope_type is 'yarn', expected"),
+    ({"rope_scaling": {"factor": 4.0}}, "it contradicts itself: rope factor is 4.0 and rope_type is missing"),
     ({"num_attention_heads": "two"}, "attention.heads: Input should be a valid integer"),
     ({"model_type": None}, "it has no model_type"),
     ({"dflash_config": {}}, "a drafter's config does not name its target; block_size is missing"),

@@ -290,18 +290,26 @@ def small_manifest(folder: Path, more: str = "") -> Path:
 def test_tensors_of_a_checkpoint_that_nothing_reads_are_named(cli: Any) -> None:
     folder = cli.folder / "checkpoint"
     vision = [f"model.visual.blocks.{at}.attn.qkv.weight" for at in range(3)]
-    write_checkpoint(folder, "model.layers.0.mlp.extra.weight", *vision)
+    write_checkpoint(folder, "mtp.fc.weight", *vision)
     common = ("boot", "--manifest", small_manifest(cli.folder), *CPU, "--weights", folder, "--tokens", "2")
     ran = cli(*common)
     assert ran.code == 0, ran.out
     told = ran.out[ran.out.index("Checkpoint: ") :].partition("\n\n")[0].splitlines()
     assert told == [
         "Checkpoint: 4 tensors that the model did not ask for",
-        "  model.layers.0.mlp.extra.weight",
         "  model.visual.blocks.*.attn.qkv.weight (3)",
+        "  mtp.fc.weight",
     ]
-    assert cli(*common, "--format", "json").json["decode"]["unused"] == ["model.layers.0.mlp.extra.weight", *vision]
+    assert cli(*common, "--format", "json").json["decode"]["unused"] == [*vision, "mtp.fc.weight"]
     assert "Checkpoint: " not in cli("boot", "qwen3.6-27b", *CPU, "--tokens", "2").out
+
+
+def test_tensor_of_a_layer_that_nothing_reads_is_refused(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    write_checkpoint(folder, "model.layers.0.mlp.extra.weight")
+    ran = cli("boot", "--manifest", small_manifest(cli.folder), *CPU, "--weights", folder, "--tokens", "2")
+    assert (ran.code, ran.out) == (2, "")
+    assert "model.layers.0.mlp.extra.weight: expected only tensors that the model's layers read" in ran.err
 
 
 def test_model_whose_norms_are_read_by_the_wrong_rule_is_refused_before_it_decodes(cli: Any) -> None:
