@@ -199,7 +199,10 @@ def _catalog(trace: Trace) -> Catalog:
 
 
 def _malformed(registered: Registered) -> Finding | None:
-    problems = registered.spec.problems()
+    spec, backend = registered.spec, registered.spec.backend
+    if isinstance(backend, TracedKernel) and not backend.name:  # which a trace need not say
+        spec = replace(spec, backend=replace(backend, name="unknown"))
+    problems = spec.problems()
     if not problems:
         return None
     why = f"{registered.spec.key}: {'; '.join(problems)}"
