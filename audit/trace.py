@@ -5,6 +5,7 @@ Strict within a major version: an unknown key is refused, unless the trace says 
 
 import re
 import reprlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -314,18 +315,21 @@ def _lever(lever: Lever) -> TraceLever:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace; UsageError says everything that is wrong with it."""
-    return parse_trace(read_document(path), str(path))
+    """Read a trace, ``-`` from standard input; UsageError says everything that is wrong with it."""
+    return parse_trace(read_document(path), "stdin" if str(path) == "-" else str(path))
 
 
 def read_document(path: str | Path) -> Any:
     """Read the JSON of a trace; UsageError for what is no such file."""
-    file = Path(path)
+    file = Path("stdin" if str(path) == "-" else path)
     try:
-        if not file.is_file():
+        if str(path) == "-":
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1) if sys.stdin is not None else b""
+        elif not file.is_file():
             raise UsageError(f"{file}: is no regular file" if file.exists() else f"{file}: there is no such file")
-        with file.open("rb") as stream:
-            raw = stream.read(MOST_BYTES + 1)
+        else:
+            with file.open("rb") as stream:
+                raw = stream.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise UsageError(f"{file}: larger than {MOST_BYTES} bytes, which no trace is")
         text = raw.decode("utf-8-sig")

@@ -7,7 +7,7 @@ import typer
 from kernel_muster.cli import options
 from kernel_muster.registry.errors import UsageError
 
-TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace, as JSON.", exists=True, dir_okay=False)]
+TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace, as JSON; - reads standard input.")]
 TraceTarget = Annotated[
     str | None, typer.Option("--target", help="The trace's own target; any other is an error.", show_default=False)
 ]
