@@ -113,11 +113,12 @@ class Desk:
         chip = {"name": device, "arch": arch, "multiprocessors": sms, "driver": "13.0", "cuda": "NVRTC 13.0"}
         edge = {"lever": "MUSTER_QKV_TIER_ROWS", "value": 3, "built_in": 3, "below": "one GEMV tier"}
         edge |= {"above": "tiles of 3 rows", "loss": 0.0, "spread": 0.01, "figures": ["M=16 2.00x"]}
+        times = {"gemv": 1.0, "tiles3": 2.0}
         places = [dict.fromkeys(("features", "depth", "rows"), size) for size in span.values()]
         table = {
             "schema": "kernel-muster/tuning", "version": "1.0", "device": chip, "date": "2026-11-29", "command": "",
             "method": "", "muster_version": "1", "kernels": kernels, "edges": [edge],
-            "timings": [{**place, "us": {"gemv": 1.0}, "spread": {"gemv": 0.01}} for place in places],
+            "timings": [{**place, "us": times, "spread": dict.fromkeys(times, 0.01)} for place in places],
             "covers": {"rows": span, "features": span, "depth": span},
         }  # fmt: skip
         (self.folder / "table.json").write_text(json.dumps(table), encoding="utf-8")

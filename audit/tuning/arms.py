@@ -14,6 +14,8 @@ _KERNELS = {
     "m128": r"w4a16::w4a16_gemm_t_m128",
     "hopper": r"w4a16_hopper::w4a16_hopper_gemm",
 }
+#: A contestant that no table chooses: what it would take without us.
+_OTHERS = ("cublas_bf16",)
 #: Thresholds in rows, with the arms on both sides.
 _OF_ROWS = {
     "MUSTER_QKV_TIER_ROWS": (("gemv",), ("tiles3",)),
@@ -41,6 +43,21 @@ def kernels_behind(arm: str, keys: Iterable[str]) -> list[str]:
     """Return those of the keys that stand behind an arm of ours."""
     pattern = _KERNELS.get(arm)
     return [] if pattern is None else [key for key in keys if re.fullmatch(pattern, key)]
+
+
+def is_arm(name: str) -> bool:
+    """Whether a timing may be of an arm of this name."""
+    return name in _KERNELS or name in _OTHERS
+
+
+def untimed(levers: Iterable[str], timed: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Say which edges rest on no timing: of arms on both sides none were timed at one point."""
+    points = [frozenset(arms) for arms in timed]
+    for lever in levers:
+        sides = _SIDES.get(lever, ())
+        if sides and not any(all(not point.isdisjoint(arms) for arms in sides) for point in points):
+            names = " and ".join(" or ".join(arms) for arms in sides)
+            yield f"{lever} divides {names}, and no timing is of both"
 
 
 def missing_behind(levers: Iterable[str], keys: Iterable[str]) -> Iterator[str]:

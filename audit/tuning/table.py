@@ -5,13 +5,14 @@ Strict: an unknown key, another type or a number that cannot be is refused, with
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from kernel_muster.audit.tuning.arms import missing_behind
+from kernel_muster.audit.tuning.arms import is_arm, missing_behind, untimed
 from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import parse_key
@@ -118,6 +119,8 @@ class Timing(_Strict):
     def _a_spread_a_time(self) -> Self:
         if not self.us:
             raise ValueError("us: no arm has a time")
+        if unknown := sorted(arm for arm in self.us if not is_arm(arm)):
+            raise ValueError(f"us: nobody knows an arm {', '.join(arm[:60] for arm in unknown[:5])}")
         if differing := sorted(self.us.keys() ^ self.spread.keys()):
             raise ValueError(f"us and spread are of other arms: {', '.join(differing)} in one of them alone")
         return self
@@ -143,6 +146,13 @@ class Table(_Strict):
         names = [edge.lever for edge in self.edges]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"edges: {', '.join(twice)} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _one_timing_a_point(self) -> Self:
+        points = Counter((timing.features, timing.depth, timing.rows) for timing in self.timings)
+        if twice := [f"{n} x {k} of {m} rows" for (n, k, m), count in points.items() if count > 1]:
+            raise ValueError(f"timings: {', '.join(twice[:5])} stand twice")
         return self
 
     @model_validator(mode="after")
@@ -172,8 +182,9 @@ class Table(_Strict):
         return {edge.lever: f"{head}, {edge.below} / {edge.above}: {'; '.join(edge.figures)}" for edge in self.edges}
 
     def problems(self) -> list[str]:
-        """Say why it decides nothing that one may rest on: it has no edges, or no kernels behind them."""
+        """Say why it decides nothing that one may rest on: it has no edges, or no times or kernels behind them."""
         found = [] if self.edges else ["edges: it sets nothing"]
+        found += untimed(self.values(), (timing.us for timing in self.timings))
         if not self.kernels:
             return [*found, "kernels: it names none, so that nothing says whether they are still the measured ones"]
         return [*found, *missing_behind(self.values(), self.kernels)]
@@ -236,7 +247,8 @@ def parse_table(text: str, name: str) -> Table:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:
         problems = [_problem(one) for one in error.errors(include_url=False)[:10]]
-        raise UsageError(f"{name}: {error.error_count()} problems: {'; '.join(problems)}") from None
+        count = error.error_count()
+        raise UsageError(f"{name}: {count} problem{'s' * (count > 1)}: {'; '.join(problems)}") from None
 
 
 def _once(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def acme(*keys: str, **options: Any) -> ModuleType:
 def tuning_table(kernels: dict[str, str], edges: dict[str, int], **more: Any) -> dict[str, Any]:
     """Return a table as ``muster tune`` writes it, of a device that has no kernel of its own."""
     span = {"least": 16, "most": 1024}
+    arms = ("gemv", "t", "hopper")
     places = [dict.fromkeys(("features", "depth", "rows"), size) for size in span.values()]
     edge = {"built_in": 32, "below": "t", "above": "k64", "loss": 0.01, "spread": 0.002, "figures": ["16 x 64: 2 / 1"]}
     return {
@@ -82,7 +83,7 @@ def tuning_table(kernels: dict[str, str], edges: dict[str, int], **more: Any) ->
         "kernels": kernels or {"acme::mul": "0" * 64},
         "covers": {"rows": span, "features": span, "depth": span},
         "edges": [{"lever": name, "value": value, **edge} for name, value in edges.items()],
-        "timings": [{**place, "us": {"t": 1.5}, "spread": {"t": 0.01}} for place in places],
+        "timings": [{**place, "us": dict.fromkeys(arms, 1.5), "spread": dict.fromkeys(arms, 0.01)} for place in places],
     } | more  # fmt: skip
 
 

@@ -109,6 +109,8 @@ def timings(**changes):
         ({"timings": []}, "timings: nothing was measured"),
         ({"timings": timings(us={"t": 1.0, "m128": 2.0})}, "timings.0: .*other arms: m128 in one of them alone"),
         ({"timings": timings(spread={})}, "timings.0: .*other arms: t in one of them alone"),
+        ({"timings": timings(us={"nope": 1.0}, spread={"nope": 0.1})}, "timings.0: us: nobody knows an arm nope"),
+        ({"timings": timings() + timings(us={"t": 150.0})[:1]}, "timings: 16 x 16 of 16 rows stand twice"),
         ({"timings": timings(us={}, spread={})}, "timings.0: .*us: no arm has a time"),
         ({"timings": timings(rows=64)}, "covers.rows: 16 to 1024, timings hold 64 to 64"),
         ({"timings": timings(features=16)}, "covers.features: 16 to 1024, timings hold 16 to 16"),
@@ -119,6 +121,33 @@ def timings(**changes):
 def test_malformed_table_says_where_and_what(world, change, why):
     with pytest.raises(UsageError, match=why):
         parse_table(json.dumps(world.tuning_table({}, {}) | change), "t.json")
+
+
+HOPPER = {"MUSTER_W4A16_HOPPER_FROM": 33}
+HOPPER_KERNELS = dict.fromkeys(("w4a16_gemv::w4a16_gemv", "w4a16_hopper::w4a16_hopper_gemm"), "0" * 64)
+
+
+@pytest.mark.parametrize(("us", "is_timed"), [
+    ({"gemv": 1.0, "hopper": 2.0}, True), ({"gemv": 1.0, "t": 2.0}, False), ({"cublas_bf16": 1.0}, False),
+])  # fmt: skip
+def test_edge_rests_on_a_timing_of_both_its_arms(world, us, is_timed):
+    rows = timings(us=us, spread=dict.fromkeys(us, 0.1))
+    table = parse_table(json.dumps(world.tuning_table(HOPPER_KERNELS, HOPPER) | {"timings": rows}), "t.json")
+    said = "MUSTER_W4A16_HOPPER_FROM divides gemv and hopper, and no timing is of both"
+    assert table.problems() == ([] if is_timed else [said])
+
+
+def test_arms_of_an_edge_must_be_timed_at_one_point(world):
+    rows = [
+        one | {"us": {arm: 1.0}, "spread": {arm: 0.1}} for one, arm in zip(timings(), ("gemv", "hopper"), strict=True)
+    ]
+    table = parse_table(json.dumps(world.tuning_table(HOPPER_KERNELS, HOPPER) | {"timings": rows}), "t.json")
+    assert len(table.problems()) == 1
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_table_has_nothing_to_say_against_it(name):
+    assert read_table(choose.SHIPPED / f"{name}.json").problems() == []
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,24 @@ def test_edges_are_found_again_from_a_tables_times_without_a_device(kernels, cli
     assert cli("tune", "--from", tmp_path / "nowhere.json").code == 2
 
 
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda us: {"gemv": us["gemv"]}, "the new table: no boot would take it: edges: it sets nothing"),
+    (lambda us: {"nope": 1.0}, "nobody knows an arm nope"),
+])  # fmt: skip
+def test_times_from_which_no_edge_follows_give_no_table(kernels, cli, tmp_path, change, said):
+    file, again = tmp_path / "a1.json", tmp_path / "again.json"
+    tune_with(kernels, FakeSource(h200_like), SHAPES, ROWS, Format.TEXT, file)
+    table = json.loads(file.read_text())
+    for row in table["timings"]:
+        row["us"] = change(row["us"])
+        row["spread"] = dict.fromkeys(row["us"], 0.01)
+    file.write_text(json.dumps(table))
+    ran = cli("tune", "--from", file, "--output", again)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert not again.exists()
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -11,6 +11,7 @@ from kernel_muster.bench.tuning.edges import FoundEdge, find_edges
 from kernel_muster.bench.tuning.picks import Pick, picks
 from kernel_muster.bench.tuning.questions import with_values
 from kernel_muster.bench.tuning.source import Source, Timing
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.target import Device
 
@@ -53,14 +54,24 @@ def make_table(
         "edges": [_edge(edge) for edge in edges],
         "timings": [_timing(timing) for timing in timings],
     }
-    return parse_table(json.dumps(document), "the new table")
+    return _sound(document)
+
+
+def _sound(document: dict[str, Any]) -> Table:
+    """Make the table; UsageError if a boot would refuse it."""
+    table = parse_table(json.dumps(document), "the new table")
+    if problems := table.problems():
+        raise UsageError(f"the new table: no boot would take it: {'; '.join(problems)}")
+    return table
 
 
 def refitted(table: Table, levers: Levers, command: str) -> Table:
-    """Return a table with its edges found again from its times; device, date and kernels are those of the times."""
+    """Return a table with its edges found again from its times; device, date and kernels are those of the times.
+
+    UsageError if no edge follows from them, or one that no boot would take.
+    """
     edges = [_edge(edge) for edge in find_edges(timings_of(table), levers)]
-    document = table.model_dump(mode="json", by_alias=True) | {"edges": edges, "command": command}
-    return parse_table(json.dumps(document), "the new table")
+    return _sound(table.model_dump(mode="json", by_alias=True) | {"edges": edges, "command": command})
 
 
 def _edge(edge: FoundEdge) -> dict[str, Any]:
