@@ -70,20 +70,25 @@ def digest_of_values(values: Mapping[str, object]) -> str:
     """Return the digest of functions, and of what holds some, with the code that they run.
 
     It covers the source of the modules in which the functions and the classes of such objects stand, and of all modules
-    of the same top-level package that these import, be it only where they run; and what functions were made with. Text
-    and paths that begin at the root of a file system differ between machines, and are left out. Nothing is imported.
+    of the same top-level package that these import, be it only where they run; and what functions were made with. Of
+    other packages, which come in by a closure, say, it has names alone. Text and paths that begin at the root of a file
+    system differ between machines, and are left out. Nothing is imported.
     """
-    described = _Described()
+    described = _Described(frozenset(_root(module) for value in values.values() for module in _homes(value)))
     text = {name: described.of(value) for name, value in sorted(values.items())}
     parts = [(name, digest.hex()) for name, digest in sorted(_sources(described.modules).items())]
     return hashlib.sha256(repr((sorted(text.items()), parts)).encode()).hexdigest()
 
 
 class _Described:
-    """Values as text that is the same in every process, and the modules of the functions and classes among them."""
+    """Values as text that is the same in every process, and the modules of the functions and classes among them.
 
-    def __init__(self) -> None:
+    ``packages`` are those whose code counts; of others only names do.
+    """
+
+    def __init__(self, packages: frozenset[str]) -> None:
         self.modules: set[str] = set()
+        self._packages = packages - {""}
         self._open: list[object] = []
 
     def of(self, value: object) -> str:
@@ -122,14 +127,18 @@ class _Described:
         return self._object(value)
 
     def _in(self, module: str, name: str) -> str:
+        if _root(module) not in self._packages:  # where a class of another package stands may differ between versions
+            return name
         self.modules.add(module)
-        # Where Python's own classes stand differs between its versions.
-        return f"{module}:{name}" if _root(module) else name
+        return f"{module}:{name}"
 
     def _function(self, function: FunctionType) -> str:
         # A decorator's function has the name of what it wraps, and the globals of its own module.
         module = str(function.__globals__.get("__name__", ""))
-        name = f"{self._in(module, function.__qualname__)}:{function.__code__.co_firstlineno}"
+        name = self._in(module, function.__qualname__)
+        if _root(module) not in self._packages:
+            return f"{name}({self.of(_own(function).get('__wrapped__'))})"
+        name += f":{function.__code__.co_firstlineno}"
         if _digests(module) is None:
             name += f" {code_digest_of(function).hex()}"
         made_with = dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=False))
@@ -149,7 +158,25 @@ class _Described:
             return f"{kind}({self.of({item.name: getattr(value, item.name) for item in fields(value)})})"
         # A cached property, say, stands among an object's own values too, once it was asked for.
         own = {name: one for name, one in _own(value).items() if not hasattr(type(value), name)}
-        return f"{kind}({self.of(own)})" if own else kind
+        return f"{kind}({self.of(own)})"
+
+
+def _homes(value: Any) -> Iterator[str]:
+    """Yield the modules in which the functions stand that a value is, or holds, whoever decorated or bound them."""
+    if isinstance(value, tuple):
+        yield from (module for one in value for module in _homes(one))
+    elif isinstance(value, dict):
+        yield from (module for one in value.values() for module in _homes(one))
+    elif isinstance(value, partial):
+        yield from _homes(value.func)
+    elif isinstance(value, MethodType):
+        yield from _homes(value.__func__)
+    elif (inner := _own(value).get("__wrapped__")) is not None and inner is not value:
+        yield from _homes(inner)
+    elif isinstance(value, FunctionType):
+        yield str(value.__globals__.get("__name__", ""))
+    elif callable(value):
+        yield str((value if isinstance(value, type) else type(value)).__module__)
 
 
 def _own(value: object) -> Mapping[str, object]:
@@ -169,14 +196,14 @@ def _root(module: str) -> str:
     if module == _HOST_PLUGINS or module.startswith(f"{_HOST_PLUGINS}."):
         return _HOST_PLUGINS
     top = module.partition(".")[0]
-    return "" if top == _HOST or top in sys.stdlib_module_names else top
+    return "" if top == _HOST or top in sys.stdlib_module_names else top or "(nowhere)"
 
 
 def _sources(modules: Iterable[str]) -> dict[str, bytes]:
     """Return the digests of modules, and of what they import of their own packages, as far as there is a source."""
     found: dict[str, bytes] = {}
     seen: set[str] = set()
-    waiting = [name for name in modules if _root(name)]
+    waiting = list(modules)
     while waiting:
         name = waiting.pop()
         if name not in seen:

@@ -191,7 +191,7 @@ def _name_problem(backend: Backend) -> str:
 def _without_sources(backend: Backend) -> object:
     """Return what of a backend its own digest does not hold, or only in part."""
     if not is_dataclass(backend):
-        return backend
+        return type(backend), backend
     names = (item.name for item in fields(backend) if item.name not in ("source", "include_dirs", "options", "shares"))
     return type(backend), {name: getattr(backend, name) for name in names}
 

@@ -164,3 +164,43 @@ def test_what_holds_itself_or_raises_when_it_is_looked_at_has_a_digest(package):
     circle.append(circle)
     values = [made(circle), made(Raising()), made(cache(len)), made(sys.intern), made(sys)]
     assert len({of(value) for value in values}) == len(values)
+
+
+OTHER = """
+from functools import wraps
+
+
+def other():
+    return 1
+
+
+class Other:
+    pass
+
+
+def decorated(function):
+    @wraps(function)
+    def both(bound, entries):
+        return function(bound, entries)
+    return both
+"""
+
+
+def test_code_of_other_packages_counts_by_name_alone(package, tmp_path, monkeypatch):
+    (tmp_path / "acme_other.py").write_text(OTHER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import acme_other
+
+    made = package().made
+    before = [of(made(one)) for one in (acme_other.other, acme_other.Other, acme_other.Other())]
+    assert len(set(before)) == 3
+    (tmp_path / "acme_other.py").write_text("VERSION = 2\n" + (tmp_path / "acme_other.py").read_text())
+    monkeypatch.delitem(sys.modules, "acme_other")
+    import acme_other
+
+    assert [of(made(one)) for one in (acme_other.other, acme_other.Other, acme_other.Other())] == before
+    assert of((made(4), acme_other.other)) != of((made(4), made(4)))
+    one, more = (of(acme_other.decorated(package(f"at{size}").made(size))) for size in (4, 8))
+    assert one != more
+    changed = package("two", **{"tiles.py": "ROWS = 5\n"})
+    assert of(acme_other.decorated(changed.made(4))) != one
