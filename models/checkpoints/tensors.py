@@ -20,6 +20,8 @@ from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+#: Size and time of the last change.
+FileState = tuple[int, int]
 _LENGTH_BYTES = 8
 #: Element types of the format that a weight of ours can have, and the NumPy type that carries each.
 CARRIERS = {"U8": "u8", "BF16": "bf16", "F8_E4M3": "e4m3", "F32": "f32"}
@@ -27,7 +29,7 @@ CARRIERS = {"U8": "u8", "BF16": "bf16", "F8_E4M3": "e4m3", "F32": "f32"}
 
 @frozen
 class TensorEntry:
-    """Where a tensor lies: type as the format names it, shape, and its bytes in the file."""
+    """Where a tensor lies: type as the format names it, shape, its bytes in the file, and which state of the file."""
 
     name: str
     file: Path
@@ -35,6 +37,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     start: int
     size_bytes: int
+    state: FileState
 
     def described(self) -> str:
         """Say type and shape."""
@@ -48,17 +51,23 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         with safe_open(file, framework="np"):
             pass
         with file.open("rb") as stream:
+            state = _state(stream.fileno())
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             table = json.loads(stream.read(length), object_pairs_hook=unique)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(file, None, "a whole safetensors file", str(error)) from None
     table.pop("__metadata__", None)
-    return {name: _entry(name, file, row, _LENGTH_BYTES + length) for name, row in table.items()}
+    return {name: _entry(name, file, row, _LENGTH_BYTES + length, state) for name, row in table.items()}
 
 
-def _entry(name: str, file: Path, row: dict[str, Any], base: int) -> TensorEntry:
+def _entry(name: str, file: Path, row: dict[str, Any], base: int, state: FileState) -> TensorEntry:
     begin, end = row["data_offsets"]
-    return TensorEntry(name, file, row["dtype"], tuple(row["shape"]), base + begin, end - begin)
+    return TensorEntry(name, file, row["dtype"], tuple(row["shape"]), base + begin, end - begin, state)
+
+
+def _state(handle: int) -> FileState:
+    status = os.fstat(handle)
+    return status.st_size, status.st_mtime_ns
 
 
 class MappedFile:
@@ -67,6 +76,7 @@ class MappedFile:
     def __init__(self, file: Path) -> None:
         handle = open_regular(file)  # what stood there when its header was read may be a pipe by now
         try:
+            self._state = _state(handle)
             self._map = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(handle)
@@ -74,9 +84,9 @@ class MappedFile:
 
     def view(self, entry: TensorEntry) -> NDArray[Any]:
         """Return a tensor, read-only; only one that the file holds unaligned is copied."""
-        if entry.start + entry.size_bytes > len(self._map):
-            got = f"a file of {len(self._map)} bytes: it changed since it was opened"
-            raise CheckpointError(self.file, entry.name, f"{entry.size_bytes} bytes at {entry.start}", got)
+        if self._state != entry.state:
+            wanted, got = (f"{size} bytes last written at {at / 1e9:.6f}" for size, at in (entry.state, self._state))
+            raise CheckpointError(self.file, entry.name, wanted, f"{got}: the file changed since it was opened")
         dtype = numpy_dtype(CARRIERS[entry.dtype])
         count = entry.size_bytes // dtype.itemsize
         flat = np.frombuffer(self._map, dtype, count, entry.start) if count else np.empty(0, dtype)

@@ -96,8 +96,19 @@ def test_file_that_shrank_after_opening_is_refused(disk: Any) -> None:
     checkpoint = open_checkpoint(disk.write(two(disk)))
     file = disk.folder / "model.safetensors"
     os.truncate(file, file.stat().st_size - 4)
-    with pytest.raises(CheckpointError, match="it changed since it was opened"):
+    with pytest.raises(CheckpointError, match="the file changed since it was opened"):
         [checkpoint.tensor(name, ("BF16",)) for name in (A, B)]
+
+
+def test_file_that_was_replaced_by_one_of_its_size_after_opening_is_refused(disk: Any) -> None:
+    checkpoint = open_checkpoint(disk.write(two(disk)))
+    file = disk.folder / "model.safetensors"
+    before = file.stat()
+    disk.write({name: -value for name, value in two(disk).items()})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert file.stat().st_size == before.st_size
+    with pytest.raises(CheckpointError, match="the file changed since it was opened"):
+        checkpoint.tensor(A, ("BF16",))
 
 
 def test_index_with_a_missing_shard_is_refused(disk: Any) -> None:
