@@ -22,6 +22,7 @@ from kernel_muster.ab.logits import (
     distance,
     first_difference,
     gap,
+    is_flat,
     margin,
     not_finite,
     unrelated_kl,
@@ -266,12 +267,14 @@ class _Comparing:
         )
 
     def _generate(self, name: str, prompts: Sequence[Prompt], **options: Any) -> Decoded:
-        """Decode in one arm; ArmStopped where it does not, or where logits that are kept are no finite numbers."""
+        """Decode in one arm; ArmStopped where it does not, or where logits that are kept say nothing."""
         booted = self._a if name == A else self._b
         with stops(name, f"C={len(prompts)}"):
             found = booted.decoder.generate(prompts, self._plan.tokens, **options)
             if why := not_finite(found.logits):  # of equal garbage the bits are equal too
                 raise MusterError(why)
+            if is_flat(found.logits):
+                raise MusterError("all logits of a row are equal, at every token")
             return found
 
     def _prepare(self) -> None:

@@ -58,7 +58,7 @@ def is_flat(rows: Sequence[Sequence[Any]]) -> bool:
 
     What is no number is told by itself.
     """
-    every = [np.asarray(values).astype(np.float64) for row in rows for values in row]
+    every = [np.asarray(values) for row in rows for values in row]
     return bool(every) and all(len(values) > 1 and bool((values == values[0]).all()) for values in every)
 
 

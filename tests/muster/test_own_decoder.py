@@ -311,6 +311,13 @@ def test_logits_of_another_length_in_one_arm_stop_it(counts: Any, vocab: str, sa
     assert said in stopped["text"]
 
 
+def test_logits_that_say_nothing_in_both_arms_are_not_called_equal(counts: Any) -> None:
+    what = "logits = [[0 * row for row in rows] for rows in logits]"
+    ran = counts("ab", "--sequences", "1", "--format", "json", what=what)
+    assert (ran.code, ran.json["verdict"]) == (1, "differ")
+    assert "arm A stopped: MusterError: all logits of a row are equal, at every token" in ran.out
+
+
 def test_rows_that_depend_on_their_number_are_caught(counts: Any) -> None:
     ran = counts("ab", "--sequences", "2", "--format", "json", what="logits[0][1][3] += len(prompts)")
     checks = {check["name"]: check["outcome"] for check in ran.json["models"][0]["checks"]}
