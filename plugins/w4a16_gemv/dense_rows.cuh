@@ -91,17 +91,25 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
         __syncwarp();
         cluster_arrive_relaxed();
     }
-    wait_for_previous_launch();
     auto row = [&](int m) { return opaque(x + (size_t)(m0 + min(m, rows - 1)) * x_stride + k); };
     const uint4 *const low = row(g), *const high = row(g + 8);
     Rows16 xs[DEPTH];
+    auto load_low = [&] {
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d)
-        if (is_whole(d)) load_half(xs[d].low, low, d);
+        for (int d = 0; d < DEPTH; ++d)
+            if (is_whole(d)) load_half(xs[d].low, low, d);
+    };
+    // Each way waits for itself. Behind one wait ptxas took the loads of all rows before the branch, and moved what they bring
+    // there, too: the other rows were asked for when the first had come. H200, 16 x 96 x 5120, us: 2.80, and 2.60 without.
     if (rows > 8) {
+        wait_for_previous_launch();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d)
             if (is_whole(d)) load_half(xs[d].high, high, d);
+        load_low();
+    } else {
+        wait_for_previous_launch();
+        load_low();
     }
     if (IS_SHARED) cluster_wait();  // all blocks have begun
     float c[4][GROUPS][4] = {};
