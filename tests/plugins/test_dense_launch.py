@@ -1,12 +1,16 @@
 """What the launcher of the dense products decides, and what it reads the sizes of its Hopper forms from."""
 
 import re
+import sys
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from kernel_muster.plugins import w4a16_gemv
 from kernel_muster.plugins.w4a16_gemv import contracts, dense_launch
+from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.contracts import Case
 from kernel_muster.registry.errors import ContractError
@@ -156,3 +160,19 @@ def test_hopper_has_every_entry_that_the_plan_can_name_there():
     forms = {f"dense_gemm_{form}" for form in dense_launch._WGMMA}
     assert names(HOPPER) - names(OTHERS) == {*forms, "dense_gemm_split", "dense_gemv_m16_brought"}
     assert names(OTHERS) - names(HOPPER) == {f"dense_gemm_{tile}" for tile in ("narrow", "spread", "wide")}
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="NVIDIA ships no disassembler for macOS")
+def test_few_features_ask_for_all_rows_before_they_use_any(machine_code, build_cache, tmp_path):
+    built = Builder(build_cache).build(HOPPER.request(parse_arch("sm_90a")))
+    (code,) = machine_code.read_entries("sm_90a", [built], tmp_path)
+    for entry in ("dense_gemv_few_n8", "dense_gemv_few_n16"):
+        brought, uses, asked = set(), [], []
+        for one in takewhile(lambda one: one.base != "HMMA", code[entry]):
+            first, *others = [int(number) for number in re.findall(r"\bR(\d+)\b", one.operands)] or [-1]
+            if one.base == "LDG":
+                brought.update(range(first, first + 4))
+                asked.append(one.place)
+            elif brought & set(others):
+                uses.append(one.place)
+        assert max(asked) < min(uses), entry
