@@ -93,6 +93,10 @@ class _Described:
 
     def of(self, value: object) -> str:
         """Describe a value; what it is alone says nothing is its type's name."""
+        if type(value) in _NUMBERS:
+            return repr(value)
+        if type(value) is str:
+            return "(a path)" if ("/" in value or "\\" in value) and os.path.isabs(value) else repr(value)
         if any(value is one for one in self._open):
             return "(itself)"
         self._open.append(value)
@@ -104,10 +108,6 @@ class _Described:
             self._open.pop()
 
     def _of(self, value: Any) -> str:
-        if type(value) in _NUMBERS:
-            return repr(value)
-        if type(value) is str:
-            return "(a path)" if os.path.isabs(value) else repr(value)
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, MethodType):
@@ -237,8 +237,8 @@ def _digests_in(file: str, loader: Any, name: str, package: str | None) -> tuple
     if source is None:
         return None
     root = _root(name)
-    imported = (one for one in _imports(source, package or "") if _root(one) == root)
-    return hashlib.sha256(source).digest(), tuple(dict.fromkeys(imported))
+    imported = (one for one in dict.fromkeys(_imports(source, package or "")) if _root(one) == root)
+    return hashlib.sha256(source).digest(), tuple(one for one in imported if one in sys.modules or _found(one))
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
