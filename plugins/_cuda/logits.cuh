@@ -49,6 +49,7 @@ struct Share {
 
 using Pair = __nv_bfloat162;
 __device__ __forceinline__ Pair pair_of(u32 bits) { return *reinterpret_cast<const Pair*>(&bits); }
+__device__ __forceinline__ u32 bits_of(Pair pair) { return *reinterpret_cast<const u32*>(&pair); }
 __device__ __forceinline__ Pair pair_of_key(u32 key) { return pair_of(bits_of(key) * 0x10001u); }
 
 // Two of which one is the largest; NaN is passed over.

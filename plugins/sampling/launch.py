@@ -14,11 +14,11 @@ _FOLDER = Path(__file__).parent
 _SEQUENCES_A_BLOCK = 4
 # All masses of a row together stay below 2^62; the largest logit has 2^62 over the next power of two of V.
 _MASS_BITS = 62
-# ranking.cuh and largest.cuh: what a list is made for, the words that a block posts, and the sums of a row.
-_MOST_WANTED, _THREADS, _POSTS_A_BLOCK = 128, 256, 8 * 4
+# ranking.cuh and largest.cuh: what a list is made for, words that a lane of all warps reads, and the sums of a row.
+_MOST_WANTED, _THREADS, _POSTS_A_LANE = 128, 256, 8 * 4
 _JOINT_BYTES = 16 + 3 * 256 * 8
-# A warp of the merging block reads what one warp of up to 32 blocks has posted; four blocks fit on a multiprocessor.
-_MOST_BLOCKS, _BLOCKS_A_MULTIPROCESSOR = 32, 4
+# 32 lanes of the merging block read what a warp of one block posted, or of two; four blocks fit on a multiprocessor.
+_LANES, _MOST_BLOCKS, _BLOCKS_A_MULTIPROCESSOR = 32, 64, 4
 
 
 def _check_logits(bound: Bound) -> None:
@@ -30,11 +30,13 @@ def _check_logits(bound: Bound) -> None:
 def row_bits_of(rows: int, width: int, multiprocessors: int) -> int:
     """Return the logarithm to base 2 of the blocks of a row of ``width`` logits: all run at once, of a piece a thread.
 
-    A block waits for what others of its row have found, so that none may wait for its turn to begin.
+    A block waits for what others of its row have found, so that none may wait for its turn to begin. More than 32
+    share a row only where a multiprocessor has one block, and a thread two vectors at most.
     """
     at_once = multiprocessors * _BLOCKS_A_MULTIPROCESSOR
     pieces = ceil_div(width // width_of(width), _THREADS)
-    return max(min(_MOST_BLOCKS, at_once // max(rows, 1), pieces), 1).bit_length() - 1
+    is_thin = width_of(width) > 1 and pieces <= 2 * _MOST_BLOCKS and rows * _MOST_BLOCKS <= multiprocessors
+    return max(min(_MOST_BLOCKS >> (not is_thin), at_once // max(rows, 1), pieces), 1).bit_length() - 1
 
 
 def _shared_out(
@@ -43,22 +45,22 @@ def _shared_out(
     _check_logits(bound)
     rows, views = bound.dims["M"], bound.views
     bits = row_bits_of(rows, bound.dims["V"], multiprocessors_of(views["logits"].device))
-    posts = Counters(8 * _POSTS_A_BLOCK * rows << bits, "posts")
+    posts = Counters(8 * _POSTS_A_LANE * rows * min(1 << bits, _LANES), "posts")
     sums = Counters(_JOINT_BYTES * rows * joint, "joint")
-    arguments = (*(views[name] for name in names), posts, sums, *numbers, bits)
-    return LaunchPlan(entry, (rows << bits, 1, 1), arguments)
+    others = (views[name] for name in names)
+    return LaunchPlan(entry, (rows << bits, 1, 1), (views["logits"], posts, bits, *numbers, *others, sums))
 
 
 def _plan_sample(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     width = bound.dims["V"]
     unit = 2.0 ** (_MASS_BITS - width.bit_length())
-    names = ("logits", "temperature", "top_k", "top_p", "uniform", "out")
-    return _shared_out(bound, "sample_top_k_top_p", names, (unit, width), True)
+    names = ("temperature", "top_k", "top_p", "uniform", "out")
+    return _shared_out(bound, "sample_top_k_top_p", names, (width, unit), True)
 
 
 def _plan_topk(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     k = bound.dims["k"]
-    return _shared_out(bound, "topk_bf16", ("logits", "out_values", "out_ids"), (bound.dims["V"], k), k > _MOST_WANTED)
+    return _shared_out(bound, "topk_bf16", ("out_values", "out_ids"), (bound.dims["V"], k), k > _MOST_WANTED)
 
 
 def _plan_verify(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -70,12 +72,12 @@ def _plan_verify(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchP
 
 SAMPLE = cuda_kernel(
     _FOLDER / "sample.cu",
-    (EntryPoint("sample_top_k_top_p", ("ptr",) * 8 + ("f32", "i32", "i32")),),
+    (EntryPoint("sample_top_k_top_p", ("ptr", "ptr", "i32", "i32", "f32") + ("ptr",) * 6),),
     _plan_sample,
 )
 TOPK = cuda_kernel(
     _FOLDER / "topk.cu",
-    (EntryPoint("topk_bf16", ("ptr",) * 5 + ("i32",) * 3),),
+    (EntryPoint("topk_bf16", ("ptr", "ptr", "i32", "i32", "i32", "ptr", "ptr", "ptr")),),
     _plan_topk,
 )
 VERIFY_GREEDY = cuda_kernel(

@@ -41,6 +41,7 @@ struct Shared {
     u64 sorted[MOST_WANTED];
     u32 tops[WARPS];
     __align__(16) unsigned short few[32], few_keys[32];  // the largest of each warp, and their keys
+    u64 sums[WARPS][32];  // parts of sums up to each of a few
     u64 of_warp[WARPS];
     u64 rest;
     u32 bin, index, listed, has_more;
@@ -69,8 +70,8 @@ __device__ __forceinline__ bool list_up(u64 order) {
     return place < LISTED;
 }
 
-// The sum over all threads up to and with this one; ``all`` is that over all.
-__device__ __forceinline__ u64 sum_up_to_thread(u64 sum, u64& all) {
+// The sum over all threads up to and with this one, and that over all.
+__device__ __noinline__ ulonglong2 sums_up_to_thread(u64 sum) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -80,14 +81,13 @@ __device__ __forceinline__ u64 sum_up_to_thread(u64 sum, u64& all) {
     __syncthreads();
     if (lane == 31) shared.of_warp[warp] = sum;
     __syncthreads();
-    u64 before = 0;
-    all = 0;
+    u64 before = 0, all = 0;
 #pragma unroll 1
     for (int other = 0; other < WARPS; ++other) {
         if (other == warp) before = all;
         all += shared.of_warp[other];
     }
-    return sum + before;
+    return make_ulonglong2(sum + before, all);
 }
 
 // Of sums of bins, one a thread: the first bin whose sum, with those before, reaches ``wanted``, how much of it is wanted, and
@@ -97,13 +97,13 @@ struct Found {
     u64 rest, all;
 };
 __device__ __noinline__ Found search(u64 own, u64 wanted) {
-    u64 all;
-    const u64 up_to = sum_up_to_thread(own, all);
+    const ulonglong2 sums = sums_up_to_thread(own);
+    const u64 up_to = sums.x;
     if (threadIdx.x == BINS - 1) shared.bin = BINS - 1, shared.rest = 1;  // where there is none: no such row is right
     __syncthreads();
     if (up_to - own < wanted && wanted <= up_to) shared.bin = threadIdx.x, shared.rest = wanted - (up_to - own);
     __syncthreads();
-    return {shared.bin, shared.rest, all};
+    return {shared.bin, shared.rest, sums.y};
 }
 
 // Which logits a pass sums, and into which bins: those whose key is in ``lowest .. highest``, by the ``shift``-th bits of it,

@@ -2,8 +2,8 @@
 //
 // In this order: the first top_k stay (0: all), softmax of logit / temperature over them, the shortest run of them whose
 // sum reaches top_p stays, and the first whose cumulative sum exceeds uniform times their total is the token. Temperature
-// 0 takes the largest. With a top_k of up to 128 these are listed and sorted (largest.cuh); else nothing is sorted, and all
-// blocks of the row find where the limits lie (ranking.cuh). Both ways give the same token: all sums are exact.
+// 0 takes the largest. With a top_k of up to 128 these are listed (largest.cuh), and sorted unless they are few; else nothing
+// is sorted, and all blocks of the row find where the limits lie (ranking.cuh). Each way gives the same token: all sums are exact.
 //
 // Numerics: exponentials FP32 (2 units in the last place), summed exactly as whole numbers; limits are multiplied in FP64.
 // One ``uniform`` always gives one token, whatever other rows there are. Parameters out of range and rows without a finite
@@ -18,6 +18,17 @@ struct Limits {
     float temperature;
     int top_k;
     float top_p, uniform;
+
+    // By a warp, of which a lane loads each: what is the same in all lanes the compiler moves to where it waits for it at once.
+    __device__ __forceinline__ static u32 loaded(u32 m, const float* temperature, const int* top_k, const float* top_p, const float* uniform) {
+        const u32 lane = threadIdx.x % 4;
+        const void* const even = lane < 2 ? temperature : top_p;
+        const void* const odd = lane < 2 ? static_cast<const void*>(top_k) : uniform;
+        return static_cast<const u32*>(lane & 1 ? odd : even)[m];
+    }
+    __device__ __forceinline__ explicit Limits(u32 loaded)
+        : temperature(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 0))), top_k((int)__shfl_sync(ALL_LANES, loaded, 1)),
+          top_p(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 2))), uniform(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 3))) {}
 
     __device__ __forceinline__ bool are_valid() const {
         return temperature >= 0.0f && isfinite(temperature) && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f &&
@@ -34,16 +45,16 @@ struct Limits {
 // By a warp: the token, of the ``listed`` logits that top_k keeps, sorted.
 __device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax& softmax, u32 listed) {
     u64* const sums = shared.list;  // of all up to each
-    u64 kept = 0, own = 0;
+    u64 kept = 0;
 #pragma unroll 1
     for (u32 at = threadIdx.x; at - threadIdx.x < listed; at += 32) {
         u64 sum = at < listed ? softmax.mass(key_in(shared.sorted[at])) : 0;
-#pragma unroll
+#pragma unroll 1
         for (u32 distance = 1; distance < 32; distance *= 2) {
             const u64 lower = __shfl_up_sync(ALL_LANES, sum, distance);
             if (threadIdx.x >= distance) sum += lower;
         }
-        sums[at] = own = sum += kept;
+        sums[at] = sum += kept;
         kept = __shfl_sync(ALL_LANES, sum, 31);
     }
     __syncwarp();
@@ -52,11 +63,6 @@ __device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax
     for (int limit = TOP_P; limit < LIMITS; ++limit) {
         if (!limits.has(limit)) continue;
         const u64 wanted = limits.wanted(limit, kept);
-        if (listed <= 32) {
-            place = __ffs(__ballot_sync(ALL_LANES, own >= wanted)) - 1;
-            kept = __shfl_sync(ALL_LANES, own, place);
-            continue;
-        }
         u32 found = 0;
 #pragma unroll 1
         for (u32 first = 0; found == 0; first += 32) {
@@ -114,45 +120,89 @@ __device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, float unit, u32
     return index_of(row, key, place, is_asked);
 }
 
+// So many logits that the masses of MOST_DRAWN sum up to at most 2^53: their sums are FP64 as well. A sum has a count above it.
+constexpr int LEAST_EXACT = 8192, MOST_DRAWN = 32;
+constexpr u64 ONE = 1ull << 58;
+
+// By the merging block: the token, of up to MOST_DRAWN that are listed; nothing is sorted. A lane has one, and a warp sums
+// for all lanes EACH of those that may be ahead.
+__device__ __forceinline__ void draw_of_few(u32 listed, const Limits& limits, const Softmax& softmax, bool is_drawn, u32 wanted, int* out) {
+    constexpr u32 EACH = MOST_DRAWN / WARPS;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u64 order = lane < listed ? shared.list[lane] : 0;
+    const u64 mass = lane < listed && is_drawn ? softmax.mass(key_in(order)) : 0;
+    u64 sum = 0;
+#pragma unroll
+    for (u32 i = warp * EACH; i < warp * EACH + EACH; ++i) {
+        const u64 more = __shfl_sync(ALL_LANES, mass, i) + ONE;
+        if (i < listed && shared.list[i] > order) sum += more;
+    }
+    shared.sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0) return;
+    u64 sums[2] = {};
+#pragma unroll
+    for (u32 i = 0; i < WARPS; ++i) sums[i % 2] += shared.sums[i][lane];
+    sum = sums[0] + sums[1];
+    const u32 ahead = (u32)(sum / ONE);
+    if (!is_drawn) {
+        if (lane < listed && ahead == 0) *out = index_in(order);
+        return;
+    }
+    const double before = __ull2double_rn(sum % ONE), up_to = __ull2double_rn(sum % ONE + mass);
+    double kept = __shfl_sync(ALL_LANES, up_to, __ffs(__ballot_sync(ALL_LANES, ahead + 1 == wanted)) - 1);
+    if (limits.has(TOP_P)) {
+        const double least = (double)limits.top_p * kept;
+        kept = __shfl_sync(ALL_LANES, up_to, __ffs(__ballot_sync(ALL_LANES, before < least && least <= up_to)) - 1);
+    }
+    const double passed = (double)limits.uniform * kept;
+    if (before <= passed && passed < up_to) *out = index_in(order);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     // Not restrict: the launch before may write them, and loads of what is restrict may be moved before the wait.
     const bf16* logits,        // [M, V]
+    u64* all_posts,            // [M, lanes * WARPS * WORDS] with up to 32 lanes, one a block, zeros before and after
+    int row_bits, int V, float unit,
     const float* temperature,  // [M]
     const int* top_k,          // [M]
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    u64* posts,                // [M, blocks * WARPS * SLOTS], zeros before and after
-    Joint* joint,              // [M], zeros before and after
-    float unit, int V, int row_bits) {
+    Joint* joint) {            // [M], zeros before and after
     allow_next_launch();
     wait_for_previous_launch();
-    const size_t m = blockIdx.x >> row_bits;
+    const u32 m = blockIdx.x >> row_bits;
     const int block = blockIdx.x & ((1 << row_bits) - 1);
-    const bf16* row = logits + m * V;
+    const bf16* row = logits + (size_t)m * V;
     const Share share(V, row_bits, block);
-    posts += m * (WARPS * SLOTS) << row_bits;
-    Limits limits{temperature[m], top_k[m], top_p[m], uniform[m]};
-    Pieces last;
-    int at;
+    u64* const posts = posts_of_row(all_posts, m, row_bits);
+    const bool merges = block + 1 == share.blocks();
     if (threadIdx.x == 0) shared.listed = shared.has_more = shared.meetings = shared.passes = 0;
-    const u32 own = largest_key(row, V, share, block, last, at);
-    const bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
+    if (merges) fetch_posts(posts, row_bits);
+    u32 loaded;
+    const u32 own = post_largest(posts, row, V, share, block, [&] { loaded = Limits::loaded(m, temperature, top_k, top_p, uniform); });
+    Limits limits(loaded);
+    bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
     const int wanted = is_drawn ? limits.top_k : 1;
-    const bool is_last = block + 1 == share.blocks();
     if (wanted == 0 || wanted > MOST_WANTED) {
+        if (merges) leave_posts(posts, row_bits);
         const Row all{row, joint + m, V, row_bits, block};
-        const u32 token = drawn_of_all(all, limits, unit, own, is_last);
-        if (is_last && threadIdx.x == 0) out[m] = token;
+        const u32 token = drawn_of_all(all, limits, unit, own, merges);
+        if (merges && threadIdx.x == 0) out[m] = token;
         is_last_of(all);
         return;
     }
-    post_largest(posts, row, V, share, block, own, last, at);
     // Where blocks begin in order, all that the last of a row waits for have begun.
-    if (!is_last) return;
+    if (!merges) return;
     const float rate = rate_of(limits.temperature);
-    const u32 listed = list_largest(posts, row, V, share, wanted);
+    u32 largest;
+    const u32 listed = list_largest(posts, row, V, row_bits, wanted, &largest);
+    if (listed <= MOST_DRAWN && wanted <= MOST_FEW && V >= LEAST_EXACT) {
+        const Softmax softmax{value_of(largest), rate, unit};
+        return draw_of_few(listed, limits, softmax, is_drawn && isfinite(softmax.largest), wanted, out + m);
+    }
     each_listed(listed, [&](u32 place, u64 order) {
         if (place < (u32)wanted) shared.sorted[place] = order;
     });

@@ -23,28 +23,30 @@ __device__ __forceinline__ void sort(int length, At at, Exchange exchange) {
         }
 }
 
-// By one block.
+// By one block; ``list`` has room for LISTED.
 __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* ids, float* values, u64* list) {
     auto order = [&](int i) { return order_of(key_at(logits, ids[i]), ids[i]); };
-    if (k <= LISTED) {
+    const bool is_listed = k <= LISTED;
+    if (is_listed) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < k; i += THREADS) list[i] = order(i);
         __syncthreads();
-        sort(k, [&](int i) { return list[i]; },
-             [&](int i, int j) {
+    }
+    sort(k, [&](int i) { return is_listed ? list[i] : order(i); },
+         [&](int i, int j) {
+             if (is_listed) {
                  const u64 kept = list[i];
                  list[i] = list[j], list[j] = kept;
-             });
+             } else {
+                 const int kept = ids[i];
+                 ids[i] = ids[j], ids[j] = kept;
+             }
+         });
 #pragma unroll 1
-        for (int i = threadIdx.x; i < k; i += THREADS) ids[i] = index_in(list[i]);
-    } else {
-        sort(k, order, [&](int i, int j) {
-            const int kept = ids[i];
-            ids[i] = ids[j], ids[j] = kept;
-        });
+    for (int i = threadIdx.x; i < k; i += THREADS) {
+        if (is_listed) ids[i] = index_in(list[i]);
+        values[i] = __bfloat162float(logits[ids[i]]);
     }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < k; i += THREADS) values[i] = __bfloat162float(logits[ids[i]]);
 }
 
 __device__ __forceinline__ void select(const Row& row, int k, int* ids, float* values) {
@@ -63,9 +65,9 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids, float* v
             ++own;
         });
         if (stage == 3) break;
-        u64 all;
-        at = (u32)sum_up_to_thread(own, all) - own;
-        if (threadIdx.x == 0) shared.listed = row.row_bits ? atomicAdd(&row.joint->selected, (u32)all) : 0;
+        const ulonglong2 sums = sums_up_to_thread(own);
+        at = (u32)sums.x - own;
+        if (threadIdx.x == 0) shared.listed = row.row_bits ? atomicAdd(&row.joint->selected, (u32)sums.y) : 0;
         __syncthreads();
         at += shared.listed;
     }
@@ -76,32 +78,31 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids, float* v
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     const bf16* logits,  // [M, V], not restrict: the launch before may write it
+    u64* all_posts,      // [M, lanes * WARPS * WORDS] with up to 32 lanes, one a block, zeros before and after
+    int row_bits, int V, int k,
     float* out_values,   // [M, k]
     int* out_ids,        // [M, k], written and read by all blocks of a row
-    u64* posts,          // [M, blocks * WARPS * SLOTS], zeros before and after
-    Joint* joint,        // [M], zeros before and after; only where k > MOST_WANTED
-    int V, int k, int row_bits) {
+    Joint* joint) {      // [M], zeros before and after; only where k > MOST_WANTED
     allow_next_launch();
     wait_for_previous_launch();
-    const size_t m = blockIdx.x >> row_bits;
+    const u32 m = blockIdx.x >> row_bits;
     const int block = blockIdx.x & ((1 << row_bits) - 1);
-    const bf16* row = logits + m * V;
-    int* ids = out_ids + m * k;
-    float* values = out_values + m * k;
+    const bf16* row = logits + (size_t)m * V;
+    int* ids = out_ids + (size_t)m * k;
+    float* values = out_values + (size_t)m * k;
     const Share share(V, row_bits, block);
     if (threadIdx.x == 0) shared.listed = shared.has_more = shared.meetings = shared.passes = 0;
     if (k > MOST_WANTED) {
         select({row, joint + m, V, row_bits, block}, k, ids, values);
         return;
     }
-    posts += m * (WARPS * SLOTS) << row_bits;
-    Pieces last;
-    int at;
-    const u32 own = largest_key(row, V, share, block, last, at);
-    post_largest(posts, row, V, share, block, own, last, at);
+    u64* const posts = posts_of_row(all_posts, m, row_bits);
+    const bool merges = block + 1 == share.blocks();
+    if (merges) fetch_posts(posts, row_bits);
+    post_largest(posts, row, V, share, block, [] {});
     // The last of a row: where blocks begin in order, all that it waits for have begun.
-    if (block + 1 < share.blocks()) return;
-    const u32 listed = list_largest(posts, row, V, share, k);
+    if (!merges) return;
+    const u32 listed = list_largest(posts, row, V, row_bits, k);
     each_listed(listed, [&](int place, u64 order) {
         if (place < k) ids[place] = index_in(order), values[place] = value_of(key_in(order));
     });

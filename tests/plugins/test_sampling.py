@@ -159,7 +159,11 @@ def test_verify_with_a_negative_target_is_refused():
 @pytest.mark.parametrize(
     ("rows", "width", "blocks"),
     [
-        (1, 248_320, 32),
+        (1, 248_320, 64),
+        (2, 248_320, 64),
+        (3, 248_320, 32),
+        (1, 248_321, 32),  # logits are read one by one
+        (1, 262_152, 32),  # more than two vectors a thread of 64 blocks
         (16, 248_320, 32),  # all blocks run at once
         (17, 248_320, 16),
         (132, 248_320, 4),
