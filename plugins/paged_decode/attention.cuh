@@ -31,13 +31,6 @@ constexpr int LARGEST_SLOTS = 3;
 #else
 constexpr int LARGEST_SLOTS = 2;
 #endif
-// Of 128 registers the compiler has none left for queries of blocks of 8 warps, elsewhere than on Hopper: they are loaded anew
-// in each step.
-#if (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000)
-constexpr bool KEEPS_QUERIES = true;
-#else
-constexpr bool KEEPS_QUERIES = false;
-#endif
 // What a block has in shared memory beside them, at most (launch.py).
 constexpr int BESIDE_BYTES = 12 * 1024;
 
@@ -59,7 +52,6 @@ __device__ __forceinline__ void wait_for_copies() {
 // --- device functions ---
 
 __device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ float low_part(float p) { return __fsub_rn(p, __bfloat162float(__float2bfloat16_rn(p))); }
 
 // Rows of D values of tokens or heads in shared memory: pieces of 16 bytes, twisted so that the same piece of eight rows,
 // which an ldmatrix reads, lies in different banks.
@@ -163,8 +155,10 @@ struct Softmax {
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            high[i] = transposed(bf16_pair(s[2 * i], s[2 * i + 1]));
-            low[i] = transposed(bf16_pair(low_part(s[2 * i]), low_part(s[2 * i + 1])));
+            const u32 pair = bf16_pair(s[2 * i], s[2 * i + 1]);
+            high[i] = transposed(pair);
+            low[i] = transposed(bf16_pair(__fsub_rn(s[2 * i], __uint_as_float(pair << 16)),
+                                          __fsub_rn(s[2 * i + 1], __uint_as_float(pair & 0xffff0000u))));
         }
         kept = make_float2(keep[0], keep[1]);
         return make_uint4(high[0], high[1], low[0], low[1]);
@@ -302,28 +296,32 @@ struct Shared {
     Told told;
 };
 
-// Of heads 2t and 2t + 1.
-__device__ __forceinline__ void read_stats(Stats (&stats)[2], const Stats (&of_heads)[HEADS]) {
-    const float4 both = *reinterpret_cast<const float4*>(&of_heads[2 * (threadIdx.x & 3)]);
-    stats[0] = make_float2(both.x, both.y), stats[1] = make_float2(both.z, both.w);
+// What tiles count, and all of them, of heads 2t and 2t + 1.
+__device__ __forceinline__ void take_tiles(Tiles (&tiles)[2], Running (&all)[2], const Stats (&of_tile)[WARPS][HEADS]) {
+    Stats even[WARPS], odd[WARPS];
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+        const float4 both = *reinterpret_cast<const float4*>(&of_tile[w][2 * (threadIdx.x & 3)]);
+        even[w] = make_float2(both.x, both.y), odd[w] = make_float2(both.z, both.w);
+    }
+    all[0] = tiles[0].take(even), all[1] = tiles[1].take(odd);
 }
 
 // A piece from the warps of a block, whose results lie in their tiles at ``slot``.
 template <int D>
 __device__ __forceinline__ void combine_warps(Held<D / 64>& piece, const Stats (&of_tile)[WARPS][HEADS], const float4* slot) {
     const int lane = threadIdx.x & 31, first = threadIdx.x / 32 * (D / 64);
+    Tiles tiles[2];
+    take_tiles(tiles, piece.of_head, of_tile);
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-        Stats stats[2];
-        read_stats(stats, of_tile[w]);
-        Columns<D / 64> part;
+    for (int w = 0; w < WARPS; ++w)
 #pragma unroll
         for (int j = 0; j < D / 64; ++j) {
             const float4 v = slot[w * (Rows<D>::RING_BYTES / 16) + (first + j) * 32 + lane];
-            part[j][0] = v.x, part[j][1] = v.y, part[j][2] = v.z, part[j][3] = v.w;
+            const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) piece.total[j][i] = tiles[i & 1].add(piece.total[j][i], values[i], w);
         }
-        piece.take(part, stats);
-    }
 }
 
 // One row, of many. Launch: THREADS threads, and dynamic shared memory for Shared; all threads of a block come here once their
@@ -465,10 +463,21 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
 // Meets one other warp.
 __device__ __forceinline__ void meet_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory"); }
 
-// One row, of few: like attend_many, but this block has one piece, or combines columns of all; Spread<D>::THREADS threads. Warps
-// share tiles: a warp has scores of one of them, or half of what makes them, and then some columns of all of them.
+// A block without a piece: columns of all of them.
+template <int D>
+__device__ __forceinline__ void combine_pieces(const Cache& cache, const Row& row, const Team& team) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const Cut cut(checked_length(row.length, cache, row.entries), team.most);
+    if (cut.pieces > 1)
+        combine_columns<D>(reinterpret_cast<Groups*>(memory), row.out, row.gate, row.heads, team.zeros, team.sharing, cut.pieces,
+                           team.index - team.sharing);
+}
+
+// One row, of few: like attend_many, but this block has one piece; Spread<D>::THREADS threads. Warps share tiles: a warp has
+// scores of one of them, or half of what makes them, and then some columns of all of them. ``entries``: the steps after the
+// first are those of a context of as many pieces as there may be, which has them; so nobody waits for its length.
 template <int D, class Source>
-__device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entry, float scale, const Team& team,
+__device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries entries, float scale, const Team& team,
                                            Source& source) {
     constexpr int SLOTS = Rows<D>::SLOTS, TILE_BYTES = Rows<D>::TILE_BYTES, RING_BYTES = Rows<D>::RING_BYTES;
     constexpr int HALVES = Spread<D>::HALVES, J = Spread<D>::J;
@@ -479,19 +488,9 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
     const int own_token = TILE * tile + (lane & 15);
     int now = team.index * TOKENS;  // where a step begins
-    // What the table says of the step after this one, which is there in a context of as many pieces as there may be: so nothing
-    // needs its length.
-    const int following = entry_of(cache, row.table, row.entries, now + team.most * TOKENS + own_token);
     source.begin(shared.q, row);  // before anybody waits for the length
     commit_copies();
-    if (team.index >= team.sharing) {
-        const Cut cut(checked_length(row.length, cache, row.entries), team.most);
-        wait_for_copies<0>();
-        if (cut.pieces > 1)
-            combine_columns<D>(reinterpret_cast<Groups*>(shared.tiles), row.out, row.gate, row.heads, team.zeros, team.sharing,
-                               cut.pieces, team.index - team.sharing);
-        return;
-    }
+    __syncwarp();  // loads stay ahead of the copies that follow, behind which they would come when these have
 
     // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
     // while it comes.
@@ -501,7 +500,10 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     const uint4* const keys = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
     const uint4* const values = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
     u32 place = 0, there = 0;  // where the next copy comes from
+    int entry = entries.first;
     bool is_bad = false, has_tile = true;
+    hold(row.length);
+    hold(entry);
     auto find = [&](int first) {
         const int token = first + own_token;
         const bool exists = token < row.length, is_there = (u32)entry < (u32)cache.pages;
@@ -526,8 +528,9 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     const Cut cut(row.length, team.most);
     const int step = cut.pieces * TOKENS;
     // Sends keys of the step that begins there, or the same step's values, to a place in the ring. What the table says of the step
-    // after is asked for before: behind these copies it would come when they have.
-    auto fetch = [&](bool is_value, u32 to, int first) {
+    // after is asked for before: behind these copies it would come when they have. Who makes queries would wait for that of the
+    // third step with what these are made of, and so with the copies: it is there.
+    auto fetch = [&](bool is_value, u32 to, int first, bool is_second) {
         if (is_value) {
             copy(values, to);
             return;
@@ -535,19 +538,19 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         has_tile = first < row.length;
         if (has_tile) find(first);
         const int later = first + step + own_token;
-        entry = load_entry_if(later < row.length, row.table + cache.page_of(later));
+        if (Source::IS_FRESH && is_second) entry = entries.third;
+        else entry = load_entry_if(later < row.length, row.table + cache.page_of(later));
         copy(keys, to);
     };
-    entry = following;
+    entry = entries.second;
     // The block that has the newest token.
     const int newest = row.length - 1;
     const bool is_owner = cut.pieces == 0 || newest / TOKENS % cut.pieces == team.index;
     OwnQueries<D, HALVES> q;
 #pragma unroll 1
-    for (int i = 2; i < SLOTS; ++i) fetch(i & 1, i * TILE_BYTES, now + i / 2 * step);
+    for (int i = 2; i < SLOTS; ++i) fetch(i & 1, i * TILE_BYTES, now + i / 2 * step, i == 2);
     source.make(shared.q, shared.fresh, row, is_owner);
     source.template end<SLOTS>();
-    q.load(shared.q, half);
     const bool replaces = Source::IS_FRESH && source.has_token();
 
     // Stage 2: step after step.
@@ -558,7 +561,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
     u32 used = 0;  // where the next tile is
 #pragma unroll 1
     while (now < row.length) {
-        if constexpr (!KEEPS_QUERIES) q.load(shared.q, half);
+        q.load(shared.q, half);  // of 128 registers none are left for them from step to step
         const int token = now + TILE * tile;
         const bool has_newest = replaces && (u32)(row.length - 1 - token) < TILE, is_last_step = now + step >= row.length;
         const bool is_first_step = now == team.index * TOKENS;
@@ -571,7 +574,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         score<D, HALVES>(s, q, ring + used, half);
         __syncwarp();
         if (HALVES > 1) shared.told.half_scores[warp][lane] = make_float4(s[0], s[1], s[2], s[3]);
-        fetch(SLOTS & 1, used, now + SLOTS / 2 * step);
+        fetch(SLOTS & 1, used, now + SLOTS / 2 * step, false);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
         if (HALVES > 1) {
             meet_pair(tile);
@@ -587,16 +590,11 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
             if (lane < 4) *reinterpret_cast<float2*>(&shared.told.keep[tile][2 * lane]) = keep;
             if (is_last_step) softmax.tell(shared.of_tile[tile], __any_sync(0xffffffffu, is_bad));
         }
-        Held<J> whole;            // of the last step only, so that nothing of it stays in registers meanwhile
-        float2 shares[WARPS][2];  // of tiles
+        Held<J> whole;  // of the last step only, so that nothing of it stays in registers meanwhile
+        Tiles shares[2];
         if (is_last_step) {
             __syncthreads();
-#pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                Stats stats[2];
-                read_stats(stats, shared.of_tile[w]);
-                shares[w][0] = whole.of_head[0].take(stats[0]), shares[w][1] = whole.of_head[1].take(stats[1]);
-            }
+            take_tiles(shares, whole.of_head, shared.of_tile);
             if (cut.pieces > 1) sending.send(whole.of_head);
         }
 
@@ -618,7 +616,12 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         add_values<D, WARPS, J>(of_tile, all_weights, tiles + used, RING_BYTES, warp * J);
         if (is_last_step) {
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) mix_columns<J>(whole.total, of_tile[w], shares[w]);
+            for (int w = 0; w < WARPS; ++w)
+#pragma unroll
+                for (int j = 0; j < J; ++j)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        whole.total[j][i] = shares[i & 1].add(whole.total[j][i], of_tile[w][j][i], w);
             if (cut.pieces == 1) {
                 result = whole;
                 break;
@@ -628,19 +631,20 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, int entr
         }
         now += step;
         __syncthreads();
-        fetch((SLOTS + 1) & 1, used, now + SLOTS / 2 * step);
+        fetch((SLOTS + 1) & 1, used, now + SLOTS / 2 * step, false);
         used = used + TILE_BYTES == RING_BYTES ? 0 : used + TILE_BYTES;
     }
     result.write(row, D);
 }
 
 template <int D, bool SPREAD>
-__device__ __forceinline__ void attend(const Cache& cache, const Row& row, int entry, float scale, const Team& team) {
+__device__ __forceinline__ void attend(const Cache& cache, const Row& row, const Entries& entries, float scale,
+                                       const Team& team) {
     if constexpr (SPREAD) {
         Stored<D, Spread<D>::WARPS> source;
-        attend_few<D>(cache, row, entry, scale, team, source);
+        attend_few<D>(cache, row, entries, scale, team, source);
     } else {
         Stored<D, WARPS> source;
-        attend_many<D>(cache, row, entry, scale, team, source);
+        attend_many<D>(cache, row, entries.first, scale, team, source);
     }
 }

@@ -23,6 +23,10 @@ __device__ __forceinline__ int load_entry_if(bool exists, const int* p) {
     return v;
 }
 
+// Has a value made where this stands: the compiler makes it where it is needed, while others wait there.
+__device__ __forceinline__ void hold(int& v) { asm volatile("" : "+r"(v)); }
+__device__ __forceinline__ void hold(u32*& p) { asm volatile("" : "+l"(p)); }
+
 // --- device functions ---
 
 // A paged cache: k, v [pages, page_size, key_heads, D]. A token's page is token * factor >> shift (launch.py): a division
@@ -62,6 +66,11 @@ __device__ __forceinline__ int checked_length(int length, const Cache& cache, in
     const bool fits = length > 0 && cache.pages > 0 && length <= (long long)entries * cache.page_size;
     return fits ? length : 0;
 }
+
+// What the table says of this thread's tokens of the first steps.
+struct Entries {
+    int first, second, third;
+};
 
 // What the table says of a token that the context may not have: nothing needs its length yet. The last entry stands for
 // what lies beyond the table.

@@ -25,22 +25,29 @@
         int shift, int Hk, int per_key, int sharing, int most) {                                                    \
         Fresh<D, SPREAD ? Spread<D>::WARPS : WARPS> source(q_weight, k_weight, log2_step);                          \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace at(per_key);                                                                               \
-        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
-        const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
-        const int* const table = block_table + (size_t)at.row * L;                                                  \
+        const int* const table = block_table + (size_t)blockIdx.x * L;                                              \
         wait_for_previous_launch();                                                                                 \
-        const int slot = slots[at.row];                                                                             \
-        const int entry = entry_of(cache, table, L, at.first_token<D, SPREAD>());                                   \
+        const BlockPlace at(per_key);                                                                               \
+        auto row_of = [&](int length) {                                                                             \
+            const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                     \
+            return Row{q + first, out + first, table, L, at.heads, at.key_head, length,                             \
+                       gate ? gate + first : nullptr};                                                              \
+        };                                                                                                          \
+        if (SPREAD && (int)blockIdx.z >= sharing) {                                                                 \
+            combine_pieces<D>(cache, row_of(load_entry(context_lens + at.row)),                                     \
+                              at.team_of<D, true>(sharing, most, scratch, zeros));                                  \
+            return;                                                                                                 \
+        }                                                                                                           \
+        const Entries entries = at.entries_of<D, SPREAD, true>(cache, table, L, most);                              \
+        const Row row = row_of(load_entry(context_lens + at.row));                                                  \
+        const int slot = load_entry(slots + at.row), position = load_entry(positions + at.row);                     \
+        const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
         const long long place = is_kept ? (long long)slot * Hk + at.key_head : -1;                                  \
-        source.row = {q + first, k + of_key, v + of_key, k_cache, v_cache, place, positions[at.row], eps,           \
-                      weight_offset, half};                                                                         \
-        const Row row{q + first, out + first, table, L, at.heads, at.key_head, context_lens[at.row],                \
-                      gate ? gate + first : nullptr};                                                               \
+        source.row = {row.q, k + of_key, v + of_key, k_cache, v_cache, place, position, eps, weight_offset, half};  \
         const Team team = at.team_of<D, SPREAD>(sharing, most, scratch, zeros);                                     \
-        if constexpr (SPREAD) attend_few<D>(cache, row, entry, scale, team, source);                                \
-        else attend_many<D>(cache, row, entry, scale, team, source);                                                \
+        if constexpr (SPREAD) attend_few<D>(cache, row, entries, scale, team, source);                              \
+        else attend_many<D>(cache, row, entries.first, scale, team, source);                                        \
     }
 
 PAGED_DECODE_FRESH(paged_decode_fresh, 64, false, ATTENTION_BOUNDS)

@@ -45,16 +45,23 @@ struct Prefix {
         float* scratch, u32* zeros, /* where several share a row */                                                 \
         float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) { \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        const BlockPlace at(per_key);                                                                               \
-        const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                         \
         wait_for_previous_launch();                                                                                 \
-        const Prefix prefix(cu_rows, S, at.row);                                                                    \
+        const Prefix prefix(cu_rows, S, blockIdx.x);                                                                \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
-        const int length = prefix.length(context_lens, S);                                                          \
-        const int entry = entry_of(cache, table, S > 0 ? L : 0, at.first_token<D, SPREAD>());                       \
-        const Row row{q + first, out + first, table, L, at.heads, at.key_head, length,                              \
-                      gate ? gate + first : nullptr};                                                               \
-        attend<D, SPREAD>(cache, row, entry, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));          \
+        const BlockPlace at(per_key);                                                                               \
+        auto row_of = [&](int length) {                                                                             \
+            const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                     \
+            return Row{q + first, out + first, table, L, at.heads, at.key_head, length,                             \
+                       gate ? gate + first : nullptr};                                                              \
+        };                                                                                                          \
+        if (SPREAD && (int)blockIdx.z >= sharing) {                                                                 \
+            combine_pieces<D>(cache, row_of(prefix.length(context_lens, S)),                                        \
+                              at.team_of<D, true>(sharing, most, scratch, zeros));                                  \
+            return;                                                                                                 \
+        }                                                                                                           \
+        const Entries entries = at.entries_of<D, SPREAD, false>(cache, table, S > 0 ? L : 0, most);                 \
+        const Row row = row_of(prefix.length(context_lens, S));                                                     \
+        attend<D, SPREAD>(cache, row, entries, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));        \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)

@@ -1,7 +1,7 @@
 // How a context is cut into pieces, who has which, and how their results become one row.
 //
 // A context is cut by its length alone: its steps go round pieces, GROUP pieces that follow each other are a group. The
-// warps of a piece are taken in one after the other, then pieces within a group, then groups. A row has the same bits
+// warps of a piece are taken in at once, then pieces within a group one after the other, then groups. A row has the same bits
 // however it is shared out:
 //   one piece   the block that has it writes the result
 //   few rows    a block a piece, which sends its result to blocks that have none; those wait for it, each for some columns
@@ -123,6 +123,26 @@ __device__ __forceinline__ void write_columns(bf16* out, bool exists, float2 of_
 template <int J>
 using Columns = float[J][4];
 
+// The tiles of a piece, of one head, taken in at once: what each counts.
+struct Tiles {
+    float shares[WARPS];
+
+    __device__ __forceinline__ Running take(const Stats (&tiles)[WARPS]) {
+        Running all;
+        all.top = fmaxf(fmaxf(tiles[0].x, tiles[1].x), fmaxf(tiles[2].x, tiles[3].x));
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            shares[w] = power(__fsub_rn(tiles[w].x, all.top));
+            all.weight = w == 0 ? __fmul_rn(shares[0], tiles[0].y) : __fmaf_rn(shares[w], tiles[w].y, all.weight);
+            all.is_bad |= tiles[w].y < 0.0f;
+        }
+        return all;
+    }
+    __device__ __forceinline__ float add(float total, float value, int w) const {
+        return w == 0 ? __fmul_rn(shares[0], value) : __fmaf_rn(shares[w], value, total);
+    }
+};
+
 template <int J>
 __device__ __forceinline__ void mix_columns(Columns<J>& total, const Columns<J>& part, const float2 (&shares)[2]) {
 #pragma unroll
@@ -234,7 +254,9 @@ struct Sending {
     u32* own;
 
     __device__ __forceinline__ explicit Sending(const Team& team)
-        : own(Mail::at(team.zeros, D, team.index, (threadIdx.x >> 5) * PARTS)) {}
+        : own(Mail::at(team.zeros, D, team.index, (threadIdx.x >> 5) * PARTS)) {
+        hold(own);
+    }
     // Statistics, which are known before the values: whoever combines knows then what each piece counts.
     __device__ __forceinline__ void send(const Running (&of_head)[2]) const {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -268,16 +290,19 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int warps = sharing > 4 * OWN ? 8 : sharing > 2 * OWN ? 4 : sharing > OWN ? 2 : 1;
     const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = pieces - first;
-    const int head = lane % HEADS, place = head * D + part / 2 * 16 + part % 2 * 4 + lane / HEADS;
+    const int head = lane % HEADS;
     const bool is_first = first == 0, exists = is_first && head < heads;
-    u32* const own = Mail::at(mail, D, first, part);
+    int place = head * D + part / 2 * 16 + part % 2 * 4 + lane / HEADS;
+    u32* own = Mail::at(mail, D, first, part);
+    hold(place);
+    hold(own);
     bf16 gates[Mail::A_LANE] = {};
     if (exists && gate != nullptr)
 #pragma unroll
         for (int c = 0; c < Mail::A_LANE; ++c) gates[c] = gate[place + 8 * c];
 
     // Stage 1: what each piece counts, while its values are not there. Mail has room for whole groups: what is beyond the
-    // pieces is looked at too, since with a branch a look would wait for the one before.
+    // pieces is looked at too, since with a branch a look would wait for the one before; it is zero.
     float2 shares[OWN];
     if (count > 0) {
         uint2 stats[OWN];
@@ -298,15 +323,21 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
             for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) {
                 const bool is_there = i < count;
                 shares[i] = of_group.take(make_float2(is_there ? __uint_as_float(stats[i].x) : NO_TOP,
-                                                      is_there ? __uint_as_float(stats[i].y) : 0.0f));
+                                                      __uint_as_float(stats[i].y)));
             }
             groups->stats[warp * OWN_GROUPS + g][lane] = of_group.stats();
         }
+    } else {
+#pragma unroll
+        for (int g = 0; g < OWN_GROUPS; ++g) {
+            groups->stats[warp * OWN_GROUPS + g][lane] = make_float2(NO_TOP, 0.0f);
+            groups->total[warp * OWN_GROUPS + g][lane] = make_float2(0.0f, 0.0f);
+        }
     }
     __syncthreads();
-    // Stage 2: the values, and zeros in their place. What each group counts is made while they are on their way; what is beyond
-    // the groups is read too, and left.
-    const int all = (pieces + GROUP - 1) / GROUP, from = is_first ? warp * OWN_GROUPS : 0;
+    // Stage 2: the values, and zeros in their place. What each group counts is made while they are on their way; what other
+    // warps have is read too, and left.
+    const int all = warps * OWN_GROUPS, from = is_first ? warp * OWN_GROUPS : 0;
     // Looked for sooner most would not be there, and what was not in L2 either is fetched in vain.
     uint2 values[OWN];
     auto look_at_values = [&] {
@@ -324,7 +355,7 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         for (int g = 0; g < MOST_GROUPS; ++g) of_groups[g] = groups->stats[from + g][lane];
 #pragma unroll
         for (int g = 0; g < MOST_GROUPS; ++g)
-            group_shares[g] = whole.take(make_float2(g < all ? of_groups[g].x : NO_TOP, g < all ? of_groups[g].y : 0.0f));
+            group_shares[g] = whole.take(g < all ? of_groups[g] : make_float2(NO_TOP, 0.0f));
         inverse = __frcp_rn(whole.weight), is_zero = whole.stats().y <= 0.0f;
 #pragma unroll
         for (int c = 0; c < Mail::A_LANE; ++c) factors[c] = sigmoid(__bfloat162float(gates[c]));
@@ -342,8 +373,8 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
             float2 total = {};
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) {
-                total.x = mix(total.x, i < count ? __uint_as_float(values[i].x) : 0.0f, shares[i]);
-                total.y = mix(total.y, i < count ? __uint_as_float(values[i].y) : 0.0f, shares[i]);
+                total.x = mix(total.x, __uint_as_float(values[i].x), shares[i]);
+                total.y = mix(total.y, __uint_as_float(values[i].y), shares[i]);
             }
             groups->total[warp * OWN_GROUPS + g][lane] = total;
         }
@@ -382,11 +413,15 @@ struct BlockPlace {
         heads = min(HEADS, per_key - group * HEADS);
     }
 
-    // The first token of this thread's tile.
-    template <int D, bool SPREAD>
-    __device__ __forceinline__ static int first_token() {
-        const int tile = threadIdx.x / (SPREAD ? 32 * Spread<D>::HALVES : 32);
-        return (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + tile * TILE + threadIdx.x % TILE;
+    // With SPREAD there are ``most`` pieces.
+    template <int D, bool SPREAD, bool IS_FRESH>
+    __device__ __forceinline__ static Entries entries_of(const Cache& cache, const int* table, int count, int most) {
+        const int tile = threadIdx.x / (SPREAD ? 32 * Spread<D>::HALVES : 32), step = most * TOKENS;
+        const int token = (int)blockIdx.z * (SPREAD ? 1 : GROUP) * TOKENS + tile * TILE + threadIdx.x % TILE;
+        Entries found{entry_of(cache, table, count, token), NOWHERE, NOWHERE};
+        if (SPREAD) found.second = entry_of(cache, table, count, token + step);
+        if (SPREAD && IS_FRESH) found.third = entry_of(cache, table, count, token + 2 * step);
+        return found;
     }
 
     // This block's team; where several share a row it has mail, or scratch memory for ``most`` pieces and a counter.
