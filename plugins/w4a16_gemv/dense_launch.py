@@ -28,7 +28,9 @@ FEW_FEATURES = 512
 #: dense_split.cuh and with mma.sync: 64 x 256 x 2048 5.0, 4.8, 6.0; 64 x 96 x 5120 4.1, 5.5, 7.7; 128 x 96 x 5120 6.6,
 #: 5.6, 7.7.
 GEMV_ROWS, FEW_GEMV_ROWS, GEMV_DEPTH = 16, 64, 16
-_GEMV = ("few_n8", "few_n16", "m8", "m16")
+_GEMV = ("few_n8", "few_n16", "few_any", "m8", "m16")
+# What the forms for few features have on their way at once, in blocks of k: others go through ``any``.
+FEW_DEPTH, FEW_BLOCK = 6144, 64
 # dense_gemm.cu: rows and features of a tile, and its shared memory.
 _TILES = {"narrow": (32, 64), "spread": (32, 64), "wide": (128, 128), "any": (16, 16)}
 _SHARED_BYTES = 96 * 1024
@@ -103,20 +105,24 @@ def even_tile(form: _Bulk, rows: int, features: int) -> tuple[int, int]:
     return tile_rows, ceil_div(tile_features, VECTOR) * VECTOR
 
 
-def few_form(rows: int, features: int, multiprocessors: int, entries: Entries) -> tuple[str, tuple[int, int, int]]:
+def few_form(
+    rows: int, features: int, depth: int, multiprocessors: int, entries: Entries
+) -> tuple[str, tuple[int, int, int]]:
     """Return entry point and grid for few features: tiles of 8 where two multiprocessors have three blocks at most.
 
     H200, us of 8 and of 16: 16 x 96 x 5120 2.68, 3.11; 17 x 96 x 5120 2.89, 3.19; 64 x 96 x 5120 4.18, 4.01;
     16 x 256 x 2048 2.62, 2.53; 16 x 64 x 2048 1.77, 1.82.
     """
 
-    def form(width: int) -> tuple[str, tuple[int, int, int]]:
-        entry = f"dense_gemv_few_n{width}"
+    def form(name: str, width: int) -> tuple[str, tuple[int, int, int]]:
+        entry = f"dense_gemv_few_{name}"
         cluster = entries[entry].cluster
         return entry, (ceil_div(features, width) * (cluster[0] if cluster else 1), ceil_div(rows, GEMV_ROWS), 1)
 
-    entry, grid = form(8)
-    return (entry, grid) if 2 * grid[0] * grid[1] <= 3 * multiprocessors else form(16)
+    if depth % FEW_BLOCK or depth > FEW_DEPTH:
+        return form("any", 8)
+    entry, grid = form("n8", 8)
+    return (entry, grid) if 2 * grid[0] * grid[1] <= 3 * multiprocessors else form("n16", 16)
 
 
 def _matrices(bound: Bound) -> tuple[ArrayView, int, ArrayView]:
@@ -150,7 +156,7 @@ def _plan_gemv(bound: Bound, entries: Entries, has_bulk: bool = False) -> Launch
     arguments = (weight, x, bound.views["out"], stride, rows, features, depth)
     if features > FEW_FEATURES:
         return LaunchPlan(f"dense_gemv_m{8 if rows <= 8 else 16}", (tiles, ceil_div(rows, GEMV_ROWS), 1), arguments)
-    entry, grid = few_form(rows, features, multiprocessors, entries)
+    entry, grid = few_form(rows, features, depth, multiprocessors, entries)
     return LaunchPlan(entry, grid, arguments)
 
 

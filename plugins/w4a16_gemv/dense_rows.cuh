@@ -8,9 +8,14 @@
 // ``few``: too few features for a device. K is shared by the 4 warps of each of the 8 blocks of a cluster (by 8 warps below
 // sm_90); each block adds up some of the rows of all, counted by an mbarrier: a barrier of the cluster would order all
 // memory of the device, too. Such a kernel takes as long as one of its warps has instructions: nothing is cleared that is
-// loaded, and all of K up to 6144 is on its way at once. x is the A operand, so that a tile may be of 8 features: half of
-// what a multiprocessor reads of the weight, and 16 rows take no more instructions than one. Which operand is which changes
-// no bit. Grid: ceil(N / features of a tile) clusters, groups of 16 rows.
+// loaded, and all of K is on its way at once: whole blocks, up to 6144, else ``any``, whose loop makes ptxas move what the
+// first rows bring before the last are asked for (16 x 96 x 5120 2.80 us, 2.60 without). x is the A operand, so that a tile
+// may be of 8 features: half of what a multiprocessor reads of the weight, and 16 rows take no more instructions than one.
+// Which operand is which changes no bit. Grid: ceil(N / features of a tile) clusters, groups of 16 rows.
+// Figures (H200, us, in one run), 16 x 96 x 5120: the weight as A 3.10; this 2.60; results that each go to a place of their
+// own 0.15 more, as do lanes that wait for the launch ahead in two branches (launches that overlap); x asked for before the
+// weight 0.05 less, 0.5 more where launches overlap; 16 blocks a cluster, 8 warps a block, x or the weight brought into L2
+// first, spinning for an mbarrier: no gain.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
@@ -47,12 +52,12 @@ __device__ __forceinline__ void put_sums(const float (&c)[4][NT][4], Place place
             place(n * 8 + 2 * t + (i & 1), g + 8 * (i >> 1)) = (c[0][n][i] + c[1][n][i]) + (c[2][n][i] + c[3][n][i]);
 }
 
-template <int GROUPS>
+template <int GROUPS, bool IS_ANY>
 __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* x,
                                          __nv_bfloat16* __restrict__ out, int x_stride, int all_rows, int N, int K) {
     constexpr int ROWS = 16, FEATURES = GROUPS * 8, RANKS = Few::RANKS, DEPTH = Few::DEPTH, EACH = ROWS / RANKS;
     constexpr int STEP = RANKS * Few::WARPS * BLOCK_K, PIECES = STEP / 8;
-    constexpr bool IS_SHARED = RANKS > 1;
+    constexpr bool IS_SHARED = RANKS > 1, HAS_MORE = IS_ANY || !IS_SHARED;  // K than what is on its way at once
     __shared__ __align__(16) float partial[Few::WARPS][ROWS][FEATURES + 4];  // so that lanes meet no bank twice
     __shared__ float of_rank[RANKS][EACH * FEATURES];
     __shared__ Arrival arrival;
@@ -91,25 +96,17 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
         __syncwarp();
         cluster_arrive_relaxed();
     }
+    wait_for_previous_launch();
     auto row = [&](int m) { return opaque(x + (size_t)(m0 + min(m, rows - 1)) * x_stride + k); };
     const uint4 *const low = row(g), *const high = row(g + 8);
     Rows16 xs[DEPTH];
-    auto load_low = [&] {
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
-            if (is_whole(d)) load_half(xs[d].low, low, d);
-    };
-    // Each way waits for itself. Behind one wait ptxas took the loads of all rows before the branch, and moved what they bring
-    // there, too: the other rows were asked for when the first had come. H200, 16 x 96 x 5120, us: 2.80, and 2.60 without.
+    for (int d = 0; d < DEPTH; ++d)
+        if (is_whole(d)) load_half(xs[d].low, low, d);
     if (rows > 8) {
-        wait_for_previous_launch();
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d)
             if (is_whole(d)) load_half(xs[d].high, high, d);
-        load_low();
-    } else {
-        wait_for_previous_launch();
-        load_low();
     }
     if (IS_SHARED) cluster_wait();  // all blocks have begun
     float c[4][GROUPS][4] = {};
@@ -117,17 +114,19 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
         if (is_whole(d)) multiply<GROUPS>(c, xs[d], ws[d]), ++round;
+    if constexpr (HAS_MORE) {
 #pragma unroll 1
-    for (; first + round * STEP < K; ++round) {  // what is left of K; in the last block some lanes may have none
-        Rows16 a = {};
-        uint4 b[GROUPS][2] = {};
-        if (k + round * STEP < K) {
-            load_weights(b, round);
-            load_half(a.low, low, round);
-            if (rows > 8) load_half(a.high, high, round);
+        for (; first + round * STEP < K; ++round) {  // in the last block some lanes may have no k
+            Rows16 a = {};
+            uint4 b[GROUPS][2] = {};
+            if (k + round * STEP < K) {
+                load_weights(b, round);
+                load_half(a.low, low, round);
+                if (rows > 8) load_half(a.high, high, round);
+            }
+            __syncwarp();
+            multiply<GROUPS>(c, a, b);
         }
-        __syncwarp();
-        multiply<GROUPS>(c, a, b);
     }
     put_sums<GROUPS>(c, [&](int feature, int m) -> float& { return partial[warp][m][feature]; });
 
@@ -228,7 +227,8 @@ __device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weig
 #define FEW_BOUNDS FEW_CLUSTER __launch_bounds__(Few::THREADS, 2)
 #define MANY_BOUNDS(BLOCKS) __launch_bounds__(Many::THREADS, BLOCKS)
 
-DENSE_GEMV(few_n8, few_tile<1>, FEW_BOUNDS)
-DENSE_GEMV(few_n16, few_tile<2>, FEW_BOUNDS)
+DENSE_GEMV(few_n8, (few_tile<1, false>), FEW_BOUNDS)
+DENSE_GEMV(few_n16, (few_tile<2, false>), FEW_BOUNDS)
+DENSE_GEMV(few_any, (few_tile<1, true>), FEW_BOUNDS)
 DENSE_GEMV(m8, many_tile<1>, MANY_BOUNDS(3))
 DENSE_GEMV(m16, many_tile<2>, MANY_BOUNDS(2))

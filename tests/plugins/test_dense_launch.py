@@ -88,8 +88,10 @@ def test_tiles_are_even_and_cover_all_rows_and_features(form, rows, features, ti
 @pytest.mark.parametrize(
     ("dims", "entry", "grid"),
     [
-        ((1, 512, 32), "few_n8", (64, 1, 1)),
-        ((16, 17, 32), "few_n8", (3, 1, 1)),
+        ((1, 512, 64), "few_n8", (64, 1, 1)),
+        ((16, 17, 6144), "few_n8", (3, 1, 1)),
+        ((16, 17, 6208), "few_any", (3, 1, 1)),
+        ((9, 512, 32), "few_any", (64, 1, 1)),
         ((8, 513, 32), "m8", (33, 1, 1)),
         ((16, 513, 32), "m16", (33, 1, 1)),
         ((16, 4225, 32), "m16_brought", (89, 1, 1)),
@@ -114,12 +116,20 @@ def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
 )
 def test_tiles_of_eight_features_are_for_few_blocks(rows, features, form):
     entries = dict.fromkeys(names(HOPPER), EntryResources(1, 0, 0, 128, (8, 1, 1), (), 3))
-    entry, grid = dense_launch.few_form(rows, features, 132, entries)
+    entry, grid = dense_launch.few_form(rows, features, 2048, 132, entries)
     assert (entry.removeprefix("dense_gemv_few_"), grid) == form
 
 
+def test_few_features_have_all_of_k_on_its_way_that_the_source_says():
+    text = (SOURCE / "dense_gemv.cuh").read_text()
+    (sharing,) = re.findall(r"using Few = Sharing<(\d+), (\d+), (\d+)>;", text)
+    warps, ranks, rounds = map(int, sharing)
+    assert f"constexpr int BLOCK_K = {dense_launch.FEW_BLOCK};" in text
+    assert warps * ranks * rounds * dense_launch.FEW_BLOCK == dense_launch.FEW_DEPTH
+
+
 def test_more_rows_of_few_features_are_groups_of_rows_of_the_gemv_on_hopper():
-    dims = {"M": 40, "N": 96, "K": 32}
+    dims = {"M": 40, "N": 96, "K": 64}
     planned = plan(HOPPER, contracts.DENSE_GEMM, dims)
     assert (planned.entry, planned.grid) == ("dense_gemv_few_n8", (12, 3, 1))
     assert plan(OTHERS, contracts.DENSE_GEMM, dims).entry == "dense_gemm_spread"
