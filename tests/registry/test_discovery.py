@@ -489,7 +489,7 @@ def backend(**members):
         (" ", "name is ' ', expected text"),
         (Answering("x"), "name is 'x', expected text"),
     ],
-    ids=repr,
+    ids=["raises", "list", "blank", "lies"],
 )
 def test_backend_without_a_name_is_refused(name, why):
     catalog = look(acme=plugin(muster_contracts=[contract()], muster_kernels=[spec(backend=backend(name=name))]))
