@@ -287,6 +287,19 @@ __device__ __noinline__ void leave_posts(u64* posts, int row_bits) {
     take_posts(posts, row_bits, words);
 }
 
+// Of some pieces of a row: lists up what is above ``last``, or else returns how many equal it, and puts those in the list that
+// come to lie below ``end_of_list``, from ``at`` on.
+__device__ __noinline__ u32 find_from(const bf16* row, int V, int first, int step, int end, u32 last, bool above, u32 at, u32 end_of_list) {
+    u32 count = 0;
+    each_logit(row, piece_width(V), first, step, end, last + above, [&](u32 key, int index) {
+        if (above ? key <= last : key != last) return;
+        if (above) list_up(order_of(key, index));
+        else if (at + count < end_of_list) shared.list[at + count] = order_of(key, index);
+        ++count;
+    });
+    return count;
+}
+
 // Lists at least the ``wanted`` largest, exactly, in the merging block, where what is listed of all that reach ``reach`` is too
 // much, or too little for NaN, or has not all that are equal to it: what is above the last key, and as many as are wanted of the
 // last by index. Returns the number.
@@ -304,33 +317,21 @@ __device__ __noinline__ u32 settle(const bf16* row, int V, u32 reach, u32 listed
         if (is_listed) {
             if (key_in(own) > last) list_up(own);
         } else {
-            each_logit(row, share.width, share.first, share.step, share.pieces, last + 1, [&](u32 key, int index) {
-                if (key > last) list_up(order_of(key, index));
-            });
+            find_from(row, V, share.first, share.step, share.pieces, last, true, 0, 0);
         }
         __syncthreads();
         above = shared.listed;
         if (above <= LONGEST) break;
         last = place_of({row, nullptr, V, 0, 0}, wanted, last + 1).key;
     }
-    u64 before = above;
+    u32 before = above;
 #pragma unroll 1
     for (int first = 0; first < share.pieces && before < wanted; first += PARALLEL * THREADS) {
         const int begin = first + PARALLEL * threadIdx.x, end = min(begin + PARALLEL, share.pieces);
-        u64 all = 0, at = 0;
-#pragma unroll 1
-        for (int turn = 0; turn < 2; ++turn) {  // first they are counted
-            u64 count = 0;
-            each_logit(row, share.width, begin, 1, end, last, [&](u32 key, int index) {
-                if (key != last) return;
-                if (turn > 0 && at + count < wanted) shared.list[at + count] = order_of(key, index);
-                ++count;
-            });
-            if (turn > 0) break;
-            const ulonglong2 sums = sums_up_to_thread(count);
-            at = before + sums.x - count, all = sums.y;
-        }
-        before += all;
+        const u32 count = find_from(row, V, begin, 1, end, last, false, 0, 0);  // first they are counted
+        const ulonglong2 sums = sums_up_to_thread(count);
+        find_from(row, V, begin, 1, end, last, false, before + sums.x - count, wanted);
+        before += sums.y;
     }
     __syncthreads();
     return max(above, wanted);
@@ -430,8 +431,10 @@ __device__ __forceinline__ u32 list_largest(u64* posts, const bf16* row, int V, 
     // Seldom more than one of a lane.
     const bool is_first = words[0] >= words[2];
     const u64 head = is_first ? words[0] : words[2];
+    const u32 heads = __ballot_sync(ALL_LANES, key_in(head) >= reach);
+    const u32 place = count_up_of_warp(shared.listed, __popc(heads)) + __popc(heads & ((1u << lane) - 1));
     if (key_in(head) >= reach) {
-        list_up(head | 0xFFFFu);
+        if (place < LISTED) shared.list[place] = head | 0xFFFFu;
         if (max(key_in(is_first ? words[2] : words[0]), max(key_in(words[1]), key_in(words[3]))) >= reach) {
 #pragma unroll 1
             for (int i = 0; i < 3; ++i) {
