@@ -27,9 +27,9 @@ def top_k(launched, logits, k):
 
 
 @pytest.mark.parametrize("k", [1, 20, 50, 128, 129, 1000])
-@pytest.mark.parametrize("rows", [1, 18])
-def test_top_k_of_tokens_side_by_side(launched, rows, k):
-    logits = np.random.default_rng(k).normal(0, 2, (rows, 50_256)).astype(BF16)
+@pytest.mark.parametrize(("rows", "width"), [(1, 50_256), (18, 50_256), (2, 248_320)])
+def test_top_k_of_tokens_side_by_side(launched, rows, width, k):
+    logits = np.random.default_rng(k).normal(0, 2, (rows, width)).astype(BF16)
     for row in range(rows):  # as digits are: more of a warp's share, and of a thread's, than it posts
         logits[row, 24_000 + row : 24_030 + row] = np.linspace(9, 12, 30)
     top_k(launched, logits, k)
@@ -54,6 +54,7 @@ def test_top_k_of_rows_with_few_numbers(launched, width, k):
     logits[0, 7], logits[1, width - 1] = 1, -5
     logits[2, : 40 * 500 : 500] = np.arange(40) % 7
     top_k(launched, logits, k)
+    top_k(launched, logits[2:], k)  # shared by more blocks
 
 
 @pytest.mark.parametrize("k", [3, 24, 25, 100])
