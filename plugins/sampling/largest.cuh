@@ -421,27 +421,18 @@ __device__ __forceinline__ u32 list_largest(u64* posts, const bf16* row, int V, 
     }
     u32 bound = max((u32)words[0] & 0xFFFFu, (u32)words[1] & 0xFFFFu), further = max((u32)words[2] & 0xFFFFu, (u32)words[3] & 0xFFFFu);
     if (row_bits <= WIDE_BITS) bound = max(bound, further), further = 0;  // all of one block
+    uint2 least = make_uint2(reach, reach);
     if (__any_sync(ALL_LANES, max(bound, further) >= reach)) {
-        uint2 least = list_short(row, V, row_bits, reach, bound, further);
+        least = list_short(row, V, row_bits, reach, bound, further);
         if (row_bits <= WIDE_BITS) least.y = least.x;
-#pragma unroll
-        for (int i = 0; i < WORDS; ++i)
-            if (key_in(words[i]) < (i < 2 ? least.x : least.y)) words[i] = 0;
     }
-    // Seldom more than one of a lane.
-    const bool is_first = words[0] >= words[2];
-    const u64 head = is_first ? words[0] : words[2];
-    const u32 heads = __ballot_sync(ALL_LANES, key_in(head) >= reach);
-    const u32 place = count_up_of_warp(shared.listed, __popc(heads)) + __popc(heads & ((1u << lane) - 1));
-    if (key_in(head) >= reach) {
-        if (place < LISTED) shared.list[place] = head | 0xFFFFu;
-        if (max(key_in(is_first ? words[2] : words[0]), max(key_in(words[1]), key_in(words[3]))) >= reach) {
-#pragma unroll 1
-            for (int i = 0; i < 3; ++i) {
-                const u64 word = i == 0 ? words[1] : i == 1 ? words[3] : is_first ? words[2] : words[0];
-                if (key_in(word) >= reach) list_up(word | 0xFFFFu);
-            }
-        }
+    if (key_in(words[0]) >= least.x) {
+        list_up(words[0] | 0xFFFFu);
+        if (key_in(words[1]) >= least.x) list_up(words[1] | 0xFFFFu);
+    }
+    if (key_in(words[2]) >= least.y) {
+        list_up(words[2] | 0xFFFFu);
+        if (key_in(words[3]) >= least.y) list_up(words[3] | 0xFFFFu);
     }
     __syncthreads();
     u32 listed = shared.listed;

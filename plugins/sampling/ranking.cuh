@@ -63,19 +63,6 @@ __device__ __forceinline__ u32 count_up(u32& counter) {
     asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"((u32)__cvta_generic_to_shared(&counter)) : "memory");
     return before;
 }
-// What ``counter`` was, in all lanes of a warp, of which one adds ``count``: of an elected lane the compiler knows that it is one.
-__device__ __forceinline__ u32 count_up_of_warp(u32& counter, u32 count) {
-    u32 before = 0, lane = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{ .reg .pred one; elect.sync %1|one, 0xFFFFFFFF; @one atom.shared.add.u32 %0, [%2], %3; }"
-                 : "+r"(before), "=r"(lane)
-                 : "r"((u32)__cvta_generic_to_shared(&counter)), "r"(count)
-                 : "memory");
-#else
-    if (threadIdx.x % 32 == 0) before = atomicAdd(&counter, count);
-#endif
-    return __shfl_sync(ALL_LANES, before, lane);
-}
 // True as long as the list has room.
 __device__ __forceinline__ bool list_up(u64 order) {
     const u32 place = count_up(shared.listed);
