@@ -31,6 +31,8 @@ GEMV_ROWS, FEW_GEMV_ROWS, GEMV_DEPTH = 16, 64, 16
 _GEMV = ("few_n8", "few_n16", "few_any", "m8", "m16")
 # What the forms for few features have on their way at once, in blocks of k: others go through ``any``.
 FEW_DEPTH, FEW_BLOCK = 6144, 64
+# So much of x, in bytes, is little to read once more.
+_LITTLE_X = 64 * 1024
 # dense_gemm.cu: rows and features of a tile, and its shared memory.
 _TILES = {"narrow": (32, 64), "spread": (32, 64), "wide": (128, 128), "any": (16, 16)}
 _SHARED_BYTES = 96 * 1024
@@ -108,10 +110,10 @@ def even_tile(form: _Bulk, rows: int, features: int) -> tuple[int, int]:
 def few_form(
     rows: int, features: int, depth: int, multiprocessors: int, entries: Entries
 ) -> tuple[str, tuple[int, int, int]]:
-    """Return entry point and grid for few features: tiles of 8 where two multiprocessors have three blocks at most.
+    """Return entry point and grid for few features: tiles of 8 up to a block a multiprocessor, two of little x.
 
-    H200, us of 8 and of 16: 16 x 96 x 5120 2.68, 3.11; 17 x 96 x 5120 2.89, 3.19; 64 x 96 x 5120 4.18, 4.01;
-    16 x 256 x 2048 2.62, 2.53; 16 x 64 x 2048 1.77, 1.82.
+    H200, us of 8 and of 16: 16 x 96 x 5120 2.29, 2.45; 32 x 96 x 5120 2.85, 2.65; 64 x 96 x 5120 4.17, 3.72;
+    1 x 256 x 2048 2.26, 2.31; 16 x 256 x 2048 2.53, 2.55; 17 x 256 x 2048 3.31, 2.86; 16 x 200 x 5120 3.22, 3.07.
     """
 
     def form(name: str, width: int) -> tuple[str, tuple[int, int, int]]:
@@ -122,7 +124,8 @@ def few_form(
     if depth % FEW_BLOCK or depth > FEW_DEPTH:
         return form("any", 8)
     entry, grid = form("n8", 8)
-    return (entry, grid) if 2 * grid[0] * grid[1] <= 3 * multiprocessors else form("n16", 16)
+    blocks = 2 if 2 * rows * depth <= _LITTLE_X else 1
+    return (entry, grid) if grid[0] * grid[1] <= blocks * multiprocessors else form("n16", 16)
 
 
 def _matrices(bound: Bound) -> tuple[ArrayView, int, ArrayView]:

@@ -12,10 +12,10 @@
 // first rows bring before the last are asked for (16 x 96 x 5120 2.80 us, 2.60 without). x is the A operand, so that a tile
 // may be of 8 features: half of what a multiprocessor reads of the weight, and 16 rows take no more instructions than one.
 // Which operand is which changes no bit. Grid: ceil(N / features of a tile) clusters, groups of 16 rows.
-// Figures (H200, us, in one run), 16 x 96 x 5120: the weight as A 3.10; this 2.60; results that each go to a place of their
-// own 0.15 more, as do lanes that wait for the launch ahead in two branches (launches that overlap); x asked for before the
-// weight 0.05 less, 0.5 more where launches overlap; 16 blocks a cluster, 8 warps a block, x or the weight brought into L2
-// first, spinning for an mbarrier: no gain.
+// Figures (H200, us), 16 x 96 x 5120: the weight as A 2.77, this 2.29. In a run where these are 3.10 and 2.60: results that each
+// go to a place of their own 0.15 more; x asked for before the weight 0.05 less, but 0.5 more where launches overlap, as where
+// lanes wait for the launch ahead in two branches. No gain: 16 blocks a cluster, 8 warps a block, x or the weight brought
+// into L2 first, spinning for the mbarrier, lanes that have two runs of 8 k, warps that store to a rank without a block's sum.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"

@@ -106,17 +106,20 @@ def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
 
 
 @pytest.mark.parametrize(
-    ("rows", "features", "form"),
+    ("rows", "features", "depth", "form"),
     [
-        (16, 96, ("n8", (96, 1, 1))),
-        (32, 96, ("n8", (96, 2, 1))),
-        (33, 96, ("n16", (48, 3, 1))),
-        (1, 256, ("n16", (128, 1, 1))),
+        (16, 96, 5120, ("n8", (96, 1, 1))),
+        (17, 96, 5120, ("n16", (48, 2, 1))),
+        (16, 256, 2048, ("n8", (256, 1, 1))),
+        (17, 256, 2048, ("n16", (128, 2, 1))),
+        (1, 264, 2048, ("n8", (264, 1, 1))),
+        (1, 265, 2048, ("n16", (136, 1, 1))),
+        (1, 8, 80, ("any", (8, 1, 1))),
     ],
 )
-def test_tiles_of_eight_features_are_for_few_blocks(rows, features, form):
+def test_tiles_of_eight_features_are_for_few_blocks(rows, features, depth, form):
     entries = dict.fromkeys(names(HOPPER), EntryResources(1, 0, 0, 128, (8, 1, 1), (), 3))
-    entry, grid = dense_launch.few_form(rows, features, 2048, 132, entries)
+    entry, grid = dense_launch.few_form(rows, features, depth, 132, entries)
     assert (entry.removeprefix("dense_gemv_few_"), grid) == form
 
 
