@@ -1,5 +1,5 @@
-// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, or for tiles of 8 features and of 16, with
-// the same bits for each row. Rows and features that are missing are read as the last ones; their results are not stored.
+// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, or for tiles of 8 features and of 16,
+// with the same bits for each row. Rows and features that are missing are read as the last ones, and not stored.
 //
 // ``many``: K is shared by the 8 warps of a block. x is loaded a block of k ahead: of a multiprocessor's few warps all would
 // wait for it. H200, us, without / with: 16 x 4096 x 2048 7.8 / 6.9, 1 x 4096 x 2048 6.9 / 6.5. Grid: ceil(N / 16). More
@@ -12,10 +12,11 @@
 // first rows bring before the last are asked for (16 x 96 x 5120 2.80 us, 2.60 without). x is the A operand, so that a tile
 // may be of 8 features: half of what a multiprocessor reads of the weight, and 16 rows take no more instructions than one.
 // Which operand is which changes no bit. Grid: ceil(N / features of a tile) clusters, groups of 16 rows.
-// Figures (H200, us), 16 x 96 x 5120: the weight as A 2.77, this 2.29. In a run where these are 3.10 and 2.60: results that each
-// go to a place of their own 0.15 more; x asked for before the weight 0.05 less, but 0.5 more where launches overlap, as where
-// lanes wait for the launch ahead in two branches. No gain: 16 blocks a cluster, 8 warps a block, x or the weight brought
-// into L2 first, spinning for the mbarrier, lanes that have two runs of 8 k, warps that store to a rank without a block's sum.
+// Figures (H200, us), 16 x 96 x 5120: the weight as A 2.77, this 2.29. In a run where these are 3.10 and 2.60: results that
+// each go to a place of their own 0.15 more; x asked for before the weight 0.05 less, but 0.5 more where launches overlap, as
+// where lanes wait for the launch ahead in two branches; lanes that have two runs of 8 k 0.03 less, with other bits. No gain:
+// 16 blocks a cluster, 8 warps a block, x or the weight brought into L2 first, spinning for the mbarrier, warps that store to
+// a rank without a block's sum.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
@@ -130,8 +131,8 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     }
     put_sums<GROUPS>(c, [&](int feature, int m) -> float& { return partial[warp][m][feature]; });
 
-    // Stage 2: sums over the warps of a rank, in rising order. A rank adds up the next EACH rows: stores of neighbours to one
-    // rank travel together.
+    // Stage 2: sums over the warps of a rank, in rising order. A rank adds up the next EACH rows: stores of neighbours to
+    // one rank travel together.
     __syncthreads();
     auto store = [&](u32 m, u32 feature, float value) {
         if (n0 + (int)feature < N) out[(size_t)(m0 + m) * N + n0 + feature] = __float2bfloat16_rn(value);
