@@ -83,7 +83,7 @@ def test_miss_hints_at_the_same_function_elsewhere_and_at_near_names(world):
 def test_miss_of_a_blocked_plugins_key_names_the_block(world):
     outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul")}, no_plugins=["acme"])
     assert outcome.codes == ["MISSING"]
-    assert any("--no-plugin" in remedy for remedy in outcome.finding("MISSING").remedies)
+    assert any("no_plugins" in remedy for remedy in outcome.finding("MISSING").remedies)
 
 
 def test_misses_of_a_failed_plugin_are_its_findings_consequences(world):
