@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,9 +17,12 @@ def places_of(distribution: Distribution, module: str) -> tuple[str, ...]:
     """
     stem = module.replace(".", "/")
     names = [f"{stem}{inner}{suffix}" for inner in ("/__init__", "") for suffix in all_suffixes()]
-    listed = re.findall(r'^"?([^,\n]*?)"?,', distribution.read_text("RECORD") or "", re.MULTILINE)
-    there = set(names).intersection(listed)
-    found = [str(distribution.locate_file(name)) for name in names if name in there or _is_beside(distribution, name)]
+    record = f"\n{distribution.read_text('RECORD') or ''}"
+    found = [
+        str(distribution.locate_file(name))
+        for name in names
+        if f"\n{name}," in record or f'\n"{name}",' in record or _is_beside(distribution, name)
+    ]
     return (*found, *_project_of(distribution))
 
 
