@@ -1,15 +1,15 @@
 """Proofs: a kernel computes what its contract says, on the device it will serve on.
 
-Each case runs between guard bands, twice, on outputs that are poisoned, in the second run integers with other bits; and
-small cases once more, with other numbers of the same sizes. Checked: every output is written; nothing outside is;
-inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and claims of bit identity
-hold. A kernel with an output that no case can tell from zeros is not proven. A case that does not end is left where it
-runs; if it runs on a device, nothing else runs there.
+Each case runs between guard bands, twice, on outputs that are poisoned, in the second run integers with other bits; the
+first small one runs once more, with other numbers of the same sizes. Checked: every output is written; nothing outside
+is; inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and claims of bit
+identity hold. A kernel with an output that no case can tell from zeros is not proven. A case that does not end is left
+where it runs; if it runs on a device, nothing else runs there.
 """
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from kernel_muster.registry.watch import Outcome, Worker, cause_chain, is_interr
 # Elements before and after each output: more than a tile's overhang in any direction.
 _GUARD = 4096
 _GUARD_BYTE = 0xA5
-# Cases whose arguments have no more elements run once more, with other numbers.
+# The first case whose arguments have no more elements runs once more, with other numbers.
 _FEW_ELEMENTS = 1 << 16
 
 
@@ -80,7 +80,6 @@ class CaseResult:
     findings: tuple[Finding, ...]
     is_last: bool = False  # the device has stopped: nothing more can be proven in this process
     is_hanging: bool = False  # the kernel was left where it runs: it gets no more cases
-    checked: frozenset[str] = frozenset()  # the outputs of which this case can tell a wrong result
 
 
 def prove(
@@ -98,25 +97,36 @@ def prove(
     each case before it runs. ``seconds`` is the time that a case may take: one that takes longer has not passed, and
     its kernel gets no other. A device where that happens is given up: whatever comes there later is UNCHECKED.
     """
-    results = []
+    proof, results = _Proof(handle, memory, find), []
     for case in filter(keep, handle.contract.cases):
         if why := why_stuck(memory.device):
             yield _unproven(handle, case, why)
             return
         begin(case)
-        result = _tried(handle, case, memory, find, seconds)
+        result = _tried(proof, case, seconds)
         results.append(result)
         if len(results) == len(handle.contract.cases) and not any(one.findings for one in results):
-            result = replace(result, findings=_unchecked(handle, results))
+            result = replace(result, findings=_unchecked(handle, proof.checked))
         yield result
         if result.is_last or result.is_hanging:
             return
 
 
-def _unchecked(handle: Handle, results: list[CaseResult]) -> tuple[Finding, ...]:
+@dataclass
+class _Proof:
+    """What the cases of a kernel share: of which outputs one could tell a wrong result, and whether one ran again."""
+
+    handle: Handle
+    memory: Memory
+    find: FindHandle
+    checked: set[str] = field(default_factory=set)
+    has_run_again: bool = False
+
+
+def _unchecked(handle: Handle, checked: set[str]) -> tuple[Finding, ...]:
     """Say of which outputs no case can tell a wrong result: they are empty or absent, or zeros would pass too."""
     names = [param.name for param in handle.contract.signature.outputs]
-    left = ", ".join(name for name in names if not any(name in result.checked for result in results))
+    left = ", ".join(name for name in names if name not in checked)
     if not left:
         return ()
     checks = f"no case of contract {handle.contract.name} checks {left}"
@@ -130,15 +140,16 @@ def _unproven(handle: Handle, case: Case, why: str) -> CaseResult:
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
 
 
-def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds: float | None) -> CaseResult:
+def _tried(proof: _Proof, case: Case, seconds: float | None) -> CaseResult:
     """Prove a case, with a limit in a thread of its own, which is left behind if it does not end.
 
     Python cannot end a thread, and nothing takes a launch back. Whatever the thread does with a device is bounded so:
     waiting, copying, a launch that finds no place in the queue.
     """
     if seconds is None:
-        return _judged(handle, case, memory, find)
-    outcome = memory.watched(lambda: _judged(handle, case, memory, find), seconds, f"proof of {handle.key}")
+        return _judged(proof, case)
+    handle, memory = proof.handle, proof.memory
+    outcome = memory.watched(lambda: _judged(proof, case), seconds, f"proof of {handle.key}")
     if outcome.error is not None:
         raise outcome.error
     if isinstance(outcome.value, CaseResult):
@@ -156,15 +167,16 @@ def _tried(handle: Handle, case: Case, memory: Memory, find: FindHandle, seconds
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_hanging=True)
 
 
-def _judged(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
+def _judged(proof: _Proof, case: Case) -> CaseResult:
+    handle = proof.handle
     try:
-        return _prove_case(handle, case, memory, find)
+        return _prove_case(proof, case)
     except BaseException as error:  # (a plugin's code prepares and launches)
         if is_interrupt(error):
             raise
         code, what, is_last = "NUMERICS_FAILED", "it failed on arguments that its contract allows", False
         try:
-            memory.wait()
+            proof.memory.wait()
         except Exception:  # noqa: BLE001  (whatever the driver says, it says it to every call from now on)
             code, what, is_last = "OUT_OF_BOUNDS", "the device stopped, and kernels after this one are not proven", True
         why = f"case {case.name}: {what}: {one_line(error)}"
@@ -172,8 +184,8 @@ def _judged(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> Cas
         return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_last)
 
 
-def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) -> CaseResult:
-    contract = handle.contract
+def _prove_case(proof: _Proof, case: Case) -> CaseResult:
+    handle, memory, contract = proof.handle, proof.memory, proof.handle.contract
     given = _drawn(handle, case)
     expected, problems = contract.expected(case, given)
     problems += contract.case_problems(case, contract.signature.bind(contract.name, (), given).dims)
@@ -194,12 +206,14 @@ def _prove_case(handle: Handle, case: Case, memory: Memory, find: FindHandle) ->
         findings.append(_finding("NUMERICS_FAILED", handle, f"case {case.name}: {said}"))
     if handle.spec.deterministic and not _are_same(handle, given, first, other, second):
         findings.append(_finding("NOT_DETERMINISTIC", handle, f"case {case.name}: two runs differ"))
-    if not findings:
+    proof.checked |= {name for name in first if name not in proof.checked and _tells(contract, case, name, expected)}
+    is_filled = any(result.size for result in first.values())
+    if not findings and not proof.has_run_again and is_filled and _elements(given) <= _FEW_ELEMENTS:
+        proof.has_run_again = True
         findings += _of_other_numbers(handle, case, memory)
     if not findings:
-        findings += check_claims(handle, case, given, first, find, lambda o, a: _run(o, case, a, memory)[0])
-    checked = frozenset(name for name in first if _tells(contract, case, name, expected))
-    return CaseResult(handle.key, case.name, worst, relative_l2, tuple(findings), checked=checked)
+        findings += check_claims(handle, case, given, first, proof.find, lambda o, a: _run(o, case, a, memory)[0])
+    return CaseResult(handle.key, case.name, worst, relative_l2, tuple(findings))
 
 
 def _drawn(handle: Handle, case: Case, draw: str = "") -> Arguments:
@@ -224,10 +238,8 @@ def _tells(contract: Contract, case: Case, output: str, expected: Mapping[str, A
 
 
 def _of_other_numbers(handle: Handle, case: Case, memory: Memory) -> list[Finding]:
-    """Run a small case on other numbers of the same sizes: a kernel may remember what it gave for them."""
+    """Run a case on other numbers of the same sizes: a kernel may remember what it gave for them."""
     given = _drawn(handle, case, "/again")
-    if sum(value.size for value in given.values() if isinstance(value, np.ndarray)) > _FEW_ELEMENTS:
-        return []
     expected, problems = handle.contract.expected(case, given)
     if problems:
         return list(_faulty(handle, case, problems).findings)
@@ -296,6 +308,11 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
             why = f"case {case.name}: changed its input {name}"
             findings.append(_finding("OUT_OF_BOUNDS", handle, why, _LEAVE_INPUTS))
     return results, findings
+
+
+def _elements(given: Arguments) -> int:
+    weights = (array for value in given.values() for _, array in _arrays_of(value))
+    return sum(array.size for array in (*given.values(), *weights) if isinstance(array, np.ndarray))
 
 
 def _arrays_of(weight: Any) -> list[tuple[str, Any]]:
