@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel_muster.audit import plugin_check
+from kernel_muster.audit import plugin_check, plugin_child
+from kernel_muster.audit.plugin_steps import MARK
 from plugin_texts import codes, source, steps
 
 
@@ -214,7 +215,7 @@ def test_step_whose_end_was_written_over_is_not_taken_for_a_sound_one():
     collected = plugin_check._Collected()
     head = {"event": "start", "name": "prove acme::a cpu", "kind": "prove", "subject": "acme::a", "target": "cpu"}
     lines = [json.dumps(head | {"where": []}).encode(), b'{"event": "dohello\n', b'{"event": "end"}']
-    for event in plugin_check._events(plugin_check.MARK + line for line in lines):
+    for event in plugin_child.events_in(MARK + line for line in lines):
         collected.take(event)
     assert [(step.subject, step.outcome) for step in collected.steps] == [("acme::a", "failed")]
     assert (collected.has_ended, collected.open) == (True, None)
