@@ -91,18 +91,18 @@ sys.meta_path.insert(0, Look)
 @pytest.mark.parametrize(
     ("timeout", "said", "remedy"),
     [
-        ("120", "after 1 s", "raise MUSTER_PLUGIN_TIMEOUT_S"),
-        (
-            "1",
-            "after 0.5 s",
-            "raise --timeout: a plugin may load for half of it, and for MUSTER_PLUGIN_TIMEOUT_S (1 s) at most",
+        ("120", "after 3 s", "raise MUSTER_PLUGIN_TIMEOUT_S"),
+        (  # the other half is enough for the built-in plugins, on a slow machine too
+            "5",
+            "after 2.5 s",
+            "raise --timeout: a plugin may load for half of it, and for MUSTER_PLUGIN_TIMEOUT_S (3 s) at most",
         ),
     ],
 )
 def test_limit_of_the_load_is_that_of_a_boot_or_half_of_a_steps_and_the_remedy_says_which(
     cli, check, timeout, said, remedy
 ):
-    cli.monkeypatch.setenv("MUSTER_PLUGIN_TIMEOUT_S", "1")
+    cli.monkeypatch.setenv("MUSTER_PLUGIN_TIMEOUT_S", "3")
     (finding,) = check("import time\ntime.sleep(3600)\n", "--timeout", timeout)["findings"]
     assert finding["why"] == f"still importing, or in a hook, {said}"
     assert finding["remedies"] == ["make its import and hooks quick", remedy]
