@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_muster.audit import strict_json
-from kernel_muster.audit.report import SCHEMA, VERSION, Report
+from kernel_muster.audit.report import SCHEMA, VERSION, Report, check_report
 from kernel_muster.registry.errors import UsageError
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +25,8 @@ def _adapter() -> TypeAdapter[Report]:
 
 
 def render_json(report: Report) -> str:
-    """Return the report as JSON in ASCII."""
+    """Return the report as JSON in ASCII; UsageError for anything else."""
+    check_report(report)
     return json.dumps(_encodable(asdict(report)), indent=1) + "\n"
 
 

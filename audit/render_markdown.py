@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator
 
 from kernel_muster.audit.render_plain import ascii_only
 from kernel_muster.audit.render_sections import Entry, Section, Table, headline, sections
-from kernel_muster.audit.report import Report
+from kernel_muster.audit.report import Report, check_report
 
 _SPECIAL = re.compile(r"([\\`*_<>|\[\]])")
 
 
 def render_markdown(report: Report, *, verbose: bool = False) -> str:
-    """Return the report as Markdown in ASCII."""
+    """Return the report as Markdown in ASCII; UsageError for anything else."""
+    check_report(report)
     return render_markdown_sections(headline(report), sections(report, verbose=verbose))
 
 

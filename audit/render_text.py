@@ -4,11 +4,15 @@ from collections.abc import Iterable, Iterator
 
 from kernel_muster.audit.render_plain import ascii_only, columns
 from kernel_muster.audit.render_sections import Entry, Section, headline, sections
-from kernel_muster.audit.report import Report
+from kernel_muster.audit.report import Report, check_report
 
 
 def render_text(report: Report, *, verbose: bool = False) -> str:
-    """Return the report as plain ASCII: the verdict, what to do about it, and the verdict again."""
+    """Return the report as plain ASCII: the verdict, what to do about it, and the verdict again.
+
+    UsageError for anything else.
+    """
+    check_report(report)
     return render_sections(sections(report, verbose=verbose), headline(report), headline(report))
 
 

@@ -3,6 +3,7 @@
 from dataclasses import field
 from typing import Literal
 
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/report"
@@ -159,3 +160,9 @@ class Report:
     def is_refused(self) -> bool:
         """Whether a finding refuses the boot. One whose model was not built to its end may be neither."""
         return self.verdict == "refused"
+
+
+def check_report(given: object) -> None:
+    """UsageError for what is no report: the exception that holds one, say."""
+    if not isinstance(given, Report):
+        raise UsageError(f"{type(given).__name__} is no report: expected boot.report, or that of a BootRefused")

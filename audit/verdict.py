@@ -48,7 +48,8 @@ def judge_boot(evidence: Evidence) -> Verdict:
     found = [finding for rule in RULES for finding in rule(evidence)]
     causes, found = link_consequences(evidence.catalog, evidence.opening, found)
     allowed = evidence.asked.allow_unresolved
-    idle = [key for key in allowed if evidence.is_complete and not _is_absent(evidence, key)]
+    waived = allowed.intersection(evidence.waivers).difference(_key(f) for f in found if f.code in ABSENCE_CODES)
+    idle = [key for key in allowed if evidence.is_complete and (key in waived or not _is_absent(evidence, key))]
     return judge((*causes, *found, *map(_idle_allowance, idle)), evidence.asked.profile, allowed)
 
 
@@ -81,11 +82,11 @@ def _is_allowed(finding: Finding, allowed: frozenset[KernelKey]) -> bool:
 
 
 def _idle_allowance(key: KernelKey) -> Finding:
-    """Return what to say of a key that may be absent and is not: the allowance would hide that it goes missing."""
+    """Return what to say of an allowance that nothing needs: it would hide that kernel or waiver goes missing."""
     return Finding(
         "UNUSED_WAIVER",
         str(key),
-        "--dangerously-allow-unresolved names it, and it is there, or nothing asked for it",
+        "--dangerously-allow-unresolved names it, and it is there, or waived, or nothing asked for it",
         where=("--dangerously-allow-unresolved",),
         remedies=("take it out of --dangerously-allow-unresolved",),
     )

@@ -179,10 +179,11 @@ def whole(dtype, *values):
         (remembers, copies("f32"), "NUMERICS_FAILED", "case few, with other numbers: the result is not exact"),
         (raises, copies("f32", optional=True, inputs=lambda dims, rng: {"out": None}), "UNCHECKED", "checks out: "),
         (lambda x, out: out.fill(0), copies("f32", tolerance=km.Tolerance(1, 1e30, "anything")), "UNCHECKED", "zeros"),
+        (lambda x, out: out.fill(0), copies("i32", whole(np.int32, 0)), "UNCHECKED", "checks out: "),
         (good, copies("f32", lambda d, rng: {"x": np.ones(0, "f4"), "out": np.ones(0, "f4")}), "NUMERICS_FAILED",
          "inputs gives M = 0, the case says 8"),
     ],
-    ids=["largest", "true", "neighbours", "remembers", "absent", "loose", "empty"],
+    ids=["largest", "true", "neighbours", "remembers", "absent", "loose", "zeros", "empty"],
 )  # fmt: skip
 def test_proof_that_could_not_fail_passes_nothing(world, function, made, code, said):
     SEEN.clear()
