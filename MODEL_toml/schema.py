@@ -8,7 +8,7 @@ from datetime import date
 from typing import Annotated, Any, Literal, Self
 
 from kernel_muster.MODEL_toml.wording import reason_problem, shown, tidy, type_name
-from kernel_muster.registry.arch import CPU, parse_arch
+from kernel_muster.registry.hardware.arch import CPU, parse_arch
 from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import is_lever_noise
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
 from kernel_muster.MODEL_toml.wording import PathPart, dotted
-from kernel_muster.registry.arch import CPU, Arch
+from kernel_muster.registry.hardware.arch import CPU, Arch
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen

@@ -7,18 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.registry.contracts import Case
-from kernel_muster.registry.entered import entered
+from kernel_muster.registry.contract.contracts import Case
+from kernel_muster.registry.contract.specs import STAGES, KernelSpec, Stage
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.lookups import LookupSession
-from kernel_muster.registry.running import BuildState, Progress, Runner
-from kernel_muster.registry.specs import STAGES, KernelSpec, Stage
+from kernel_muster.registry.launch.runners import BuildState, Progress, Runner
+from kernel_muster.registry.plugin_code.entered import entered
+from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
+from kernel_muster.registry.selection.lookups import LookupSession
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain, one_line
 
 if TYPE_CHECKING:
-    from kernel_muster.audit.proofs import CaseResult
+    from kernel_muster.audit.proof.proofs import CaseResult
 
 #: For one case. It is what plugin check gives all cases of a kernel together, unless it is told otherwise.
 CASE_S = 120.0
@@ -66,7 +66,7 @@ def _planned(session: LookupSession, spec: KernelSpec, state: BuildState) -> Bui
     """
     if state.failure is not None or not state.resources or spec.backend.name != "numba_cuda":
         return state
-    from kernel_muster.audit.plan_check import elements_finding
+    from kernel_muster.audit.proof.plan_check import elements_finding
 
     failure = elements_finding(spec, session.catalog.contracts[spec.contract], state.resources)
     return replace(state, failure=failure) if failure is not None else state
@@ -92,7 +92,11 @@ def check_kernels(
     of_builds = session.runner.findings()
     if stage != "proven":
         return Checked(states, of_builds)
-    from kernel_muster.audit.proofs import device_memory, host_memory, prove  # an audit without proofs starts faster
+    from kernel_muster.audit.proof.proofs import (  # an audit without proofs starts faster
+        device_memory,
+        host_memory,
+        prove,
+    )
 
     results: list[CaseResult] = []
     device = session.target.device

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 
-from kernel_muster.audit.render_plain import ascii_only, fold_layers, plural
-from kernel_muster.audit.render_sections import value_text
+from kernel_muster.audit.render.plain import ascii_only, fold_layers, plural
+from kernel_muster.audit.render.sections import value_text
 from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 

@@ -9,17 +9,17 @@ from typing import TypeVar
 from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Expectation, Waiver
-from kernel_muster.registry.builders import ModelBuilder
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.contract.builders import ModelBuilder
+from kernel_muster.registry.contract.layouts import WeightCopy
+from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.findings import Finding, Profile
+from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.layouts import WeightCopy
+from kernel_muster.registry.launch.runners import BuildState
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.records import FailedRequest, LateRegistration, LookupEntry, LookupRow, fold
-from kernel_muster.registry.running import BuildState
-from kernel_muster.registry.selection import Decision, Selector
-from kernel_muster.registry.specs import Stage
-from kernel_muster.registry.target import Target
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.records import FailedRequest, LateRegistration, LookupEntry, LookupRow, fold
+from kernel_muster.registry.selection.select import Decision, Selector
 from kernel_muster.registry.values import frozen
 
 _Entry = TypeVar("_Entry", bound=Expectation)

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from kernel_muster.audit.render_plain import plural
-from kernel_muster.audit.render_sections import Section, Table
+from kernel_muster.audit.render.plain import plural
+from kernel_muster.audit.render.sections import Section, Table
 from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 
-from kernel_muster.audit.python_words import for_program
-from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.render.python_words import for_program
+from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.reporting import opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.tuning.choose import Chosen, read_tuned_levers
@@ -13,12 +13,12 @@ from kernel_muster.audit.verdict import judge_opening
 from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.resolve import Catalogue, has_config, misfit
-from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware.target import Target, resolve_target
 from kernel_muster.registry.levers import CORE_LEVERS, Levers, Origin, read_levers
-from kernel_muster.registry.target import Target, resolve_target
+from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.values import frozen
 
 

@@ -15,11 +15,11 @@ from kernel_muster.audit.report import (
 from kernel_muster.audit.sethash import set_hash
 from kernel_muster.audit.stages import is_below, reached_stage, stage_of
 from kernel_muster.audit.verdict import Judged, Verdict
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.findings import CODES, Profile, Severity
-from kernel_muster.registry.layouts import LayoutPlan
 from kernel_muster.registry.levers import Levers, Setting
-from kernel_muster.registry.records import LookupRow
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.records import LookupRow
 
 
 def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layouts: LayoutPlan | None = None) -> Report:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from kernel_muster.registry.builders import ModelBuilder
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.contract.builders import ModelBuilder
+from kernel_muster.registry.selection.catalog import Catalog
 
 REQUEST = "serving (on_late_miss=abort)"
 

@@ -13,8 +13,8 @@ from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
 from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Opening, Wanted, open_boot
-from kernel_muster.audit.python_words import for_program
-from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.render.python_words import for_program
+from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
 from kernel_muster.audit.rules import late
@@ -22,21 +22,21 @@ from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
-from kernel_muster.registry.backends.choose import choose_runner
+from kernel_muster.registry.contract.specs import STAGES
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
-from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.launch.choose import choose_runner
+from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
-from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
-from kernel_muster.registry.records import FailedRequest
-from kernel_muster.registry.running import Progress, Runner
-from kernel_muster.registry.sites import site_name
-from kernel_muster.registry.specs import STAGES
-from kernel_muster.registry.target import Target
+from kernel_muster.registry.plugin_code.watch import cause_chain, watched
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.selection.records import FailedRequest
+from kernel_muster.registry.selection.sites import site_name
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import cause_chain, watched
 
 _OBSERVER_TIMEOUT_S = 10.0
 _T = TypeVar("_T")
@@ -174,7 +174,7 @@ class BootSession:
 
     def trace(self) -> dict[str, Any]:
         """Return what ``muster replay`` needs to judge this boot again, as plain data for JSON."""
-        from kernel_muster.audit.trace import trace_document  # its schema takes 15 ms to build
+        from kernel_muster.audit.replay.trace import trace_document  # its schema takes 15 ms to build
 
         return trace_document(self._evidence())
 

@@ -4,8 +4,8 @@ import hashlib
 import json
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.contract.specs import Registered, source_digest
 from kernel_muster.registry.levers import Setting
-from kernel_muster.registry.specs import Registered, source_digest
 
 
 def set_hash(evidence: Evidence) -> str:

@@ -1,9 +1,9 @@
 """How far the chosen kernels have been proven."""
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.registry.contract.specs import STAGES, Stage
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.running import BuildState
-from kernel_muster.registry.specs import STAGES, Stage
+from kernel_muster.registry.launch.runners import BuildState
 
 _REGISTERED = BuildState("registered")
 

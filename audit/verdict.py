@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
 from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
-from kernel_muster.registry.builders import NO_BUILDER
-from kernel_muster.registry.catalog import Catalog, PluginRow
+from kernel_muster.registry.contract.builders import NO_BUILDER
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.values import frozen
 
 

@@ -23,9 +23,9 @@ from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.decode.floor import step_bytes
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.manifest_dims import model_dims
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
-from kernel_muster.models.random_weights import RandomWeights
-from kernel_muster.models.state import StateSizes
+from kernel_muster.models.weights.random_weights import RandomWeights
 from record import header
 
 PROMPT, PAGE = 16, 64
@@ -141,7 +141,7 @@ def runs(options: argparse.Namespace, counts: Sequence[int], bytes_us: float) ->
 def device_line() -> str:
     """Name the device and what drives it."""
     import cupy
-    from kernel_muster.registry.target import read_devices
+    from kernel_muster.registry.hardware.target import read_devices
 
     device = read_devices()[0]
     return f"device: {device.name}, driver {device.driver}, CuPy {cupy.__version__}"

@@ -25,8 +25,8 @@ def launch(shape: str, rows: list[int]) -> list[dict[str, int]]:
     import cupy
     import kernel_muster as km
     from kernel_muster.bench import plugin
-    from kernel_muster.bench.moe import Block, parse_shape
-    from kernel_muster.bench.moe_data import make_moe_data
+    from kernel_muster.bench.data.experts import make_moe_data
+    from kernel_muster.bench.families.moe import Block, parse_shape
 
     _, *sizes = parse_shape(shape)
     data = make_moe_data(*sizes)

@@ -18,14 +18,14 @@ from pathlib import Path
 import kernel_muster as km
 import numpy as np
 from kernel_muster.bench.contestants import copied, found, launch_of, poisoned
-from kernel_muster.bench.data import DenseData, make_dense_data
-from kernel_muster.bench.gemv import LARGEST_ERROR
+from kernel_muster.bench.data.nvfp4 import DenseData, make_dense_data
+from kernel_muster.bench.data.shapes import parse_shape
+from kernel_muster.bench.families.gemv import LARGEST_ERROR
 from kernel_muster.bench.race import free_memory
-from kernel_muster.bench.shapes import parse_shape
 from kernel_muster.bench.timing import Timer, copies_of, repeats_of
 from kernel_muster.plugins.w4a16_hopper import launch
 from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, counts_of, ways
-from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.selection.handles import Handle
 from numpy.typing import NDArray
 from record import header
 

@@ -12,8 +12,8 @@ from importlib.metadata import distributions
 
 import kernel_muster as km
 import pluggy
-from kernel_muster.registry.entrypoints import scan
-from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.discovery.entry_points import scan
+from kernel_muster.registry.selection.lookups import Lookups
 from record import header
 from rich.console import Console
 from rich.table import Table

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from decode import PAGE, build, device_line
 from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
-from kernel_muster.models.state import StateSizes
 from record import header
 
 

@@ -24,15 +24,15 @@ from kernel_muster.bench.contestants import (
     poisoned,
     size_of,
 )
-from kernel_muster.bench.data import DenseData, make_dense_data
-from kernel_muster.bench.gemv import LARGEST_ERROR
-from kernel_muster.bench.peers import cublas_bf16
+from kernel_muster.bench.data.nvfp4 import DenseData, make_dense_data
+from kernel_muster.bench.families.gemv import LARGEST_ERROR
+from kernel_muster.bench.peers.peers import cublas_bf16
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.race import Row, free_memory, race
 from kernel_muster.bench.timing import Timer, copies_of
 from kernel_muster.plugins.w4a16 import ONE_ORDER
 from kernel_muster.plugins.w4a16.launch import TILES
-from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.selection.handles import Handle
 from record import header
 
 SHAPES = {"qkv": (14336, 5120), "gate_up": (17408, 5120), "down": (5120, 17408), "o_proj": (5120, 6144)}

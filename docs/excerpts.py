@@ -16,18 +16,19 @@ from unittest import mock
 import kernel_muster as km
 from desk import PLUGIN, Desk, desk, engine
 from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.render_sections import finding_sections
-from kernel_muster.audit.render_text import entry_lines
-from kernel_muster.audit.replay import replay
+from kernel_muster.audit.render.sections import finding_sections
+from kernel_muster.audit.render.text import entry_lines
+from kernel_muster.audit.replay.replay import replay
+from kernel_muster.audit.replay.trace import parse_trace
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
-from kernel_muster.audit.trace import parse_trace
 from kernel_muster.audit.verdict import judge
-from kernel_muster.registry import levers, target
+from kernel_muster.registry import levers
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.request import Compiled
+from kernel_muster.registry.hardware import target
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.running import HostRunner
+from kernel_muster.registry.launch.runners import HostRunner
 
 
 def excerpt(code: str) -> tuple[str, str]:

@@ -16,15 +16,15 @@ from typing import Any, get_args, get_type_hints
 import kernel_muster as km
 import tomli
 import typer
-from kernel_muster.audit import trace
+from kernel_muster.audit.replay import trace
 from kernel_muster.cli.app import _app as make_app
 from kernel_muster.MODEL_toml.generate import manifest_schema
 from kernel_muster.registry import hookspecs
-from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.entrypoints import scan
+from kernel_muster.registry.discovery.discover import discover
+from kernel_muster.registry.discovery.entry_points import scan
+from kernel_muster.registry.discovery.loading import HOOKS
 from kernel_muster.registry.findings import CODES, Code
 from kernel_muster.registry.levers import Lever
-from kernel_muster.registry.loading import HOOKS
 from typer.models import ArgumentInfo
 
 DOCS = Path(__file__).resolve().parent

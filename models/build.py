@@ -7,30 +7,30 @@ from typing import Any
 from kernel_muster.MODEL_toml.contradictions import contradictions
 from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME
 from kernel_muster.MODEL_toml.wording import shown
+from kernel_muster.models.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.dims import ModelDims
+from kernel_muster.models.ffn.dense_ffn import DenseFfn
+from kernel_muster.models.ffn.ffn import FfnComponent, NoneFfn
+from kernel_muster.models.ffn.moe_ffn import MoeFfn
+from kernel_muster.models.heads.embedding import Embedding
+from kernel_muster.models.heads.lm_head import LmHead
+from kernel_muster.models.heads.mtp import MtpHead
+from kernel_muster.models.heads.sampler import Sampler
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
-from kernel_muster.models.layers.dense_ffn import DenseFfn
-from kernel_muster.models.layers.embedding import Embedding
-from kernel_muster.models.layers.ffn import FfnComponent, NoneFfn
 from kernel_muster.models.layers.gdn import Gdn
-from kernel_muster.models.layers.lm_head import LmHead
-from kernel_muster.models.layers.moe_ffn import MoeFfn
-from kernel_muster.models.layers.mtp import MtpHead
-from kernel_muster.models.layers.sampler import Sampler
-from kernel_muster.models.layout import WeightPlanner
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
-from kernel_muster.models.memory import HostMemory, Memory, enough_memory, memory_of, need_device
+from kernel_muster.models.memory.memory import HostMemory, Memory, enough_memory, memory_of, need_device
+from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
+from kernel_muster.models.memory.state import is_int
 from kernel_muster.models.model import Model
-from kernel_muster.models.random_weights import in_memory
-from kernel_muster.models.scratch import Scratch, ScratchPlan
-from kernel_muster.models.state import is_int
-from kernel_muster.models.weights import GivenWeights, PlanOnly, WeightSource
-from kernel_muster.registry.builders import Maturity
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.random_weights import in_memory
+from kernel_muster.models.weights.source import GivenWeights, PlanOnly, WeightSource
+from kernel_muster.registry.contract.builders import Maturity
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.lookups import Lookups
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.registry.selection.lookups import Lookups
 
 # Decodes on cpu and on a device, text alone. What serves requests must be production: that takes checkpoints of full
 # size seen on a device, and every test of tests/gpu passed on it.

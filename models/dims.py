@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from kernel_muster.registry.nvfp4 import GROUP
+from kernel_muster.registry.contract.nvfp4 import GROUP
 from kernel_muster.registry.values import frozen
 
 LayerKind = Literal["attn", "gdn"]

@@ -3,23 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_checkpoint, check_requests, open_context
+from kernel_muster.models.decoder import OutputNorm
 from kernel_muster.models.dims import DrafterDims, ModelDims
+from kernel_muster.models.heads.dflash import DrafterContext, DrafterLayer, drafter_layer
+from kernel_muster.models.heads.embedding import Embedding
+from kernel_muster.models.heads.lm_head import LmHead
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layers.decoder import OutputNorm
-from kernel_muster.models.layers.dflash import DrafterContext, DrafterLayer, drafter_layer
-from kernel_muster.models.layers.embedding import Embedding
-from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
-from kernel_muster.models.memory import Memory
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.memory import Memory
+from kernel_muster.models.memory.scratch import Scratch
+from kernel_muster.models.memory.state import ModelState
 from kernel_muster.models.model import Model
-from kernel_muster.models.scratch import Scratch
-from kernel_muster.models.state import ModelState
-from kernel_muster.models.weights import WeightSource
-from kernel_muster.registry.builders import Maturity
+from kernel_muster.models.weights.source import WeightSource
+from kernel_muster.registry.contract.builders import Maturity
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.values import frozen
 
 DRAFTER_TYPES = ("dflash",)

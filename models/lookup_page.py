@@ -11,16 +11,16 @@ from itertools import chain
 from pathlib import Path
 
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.builders import choose_builder
-from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.contract.builders import choose_builder
+from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import read_levers
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.records import LookupEntry
-from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.records import LookupEntry
 
 #: Settings that change what is asked for, each beside the manifests' own.
 LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
+from kernel_muster.models.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.dims import ModelDims
-from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
-from kernel_muster.models.layers.embedding import Embedding
+from kernel_muster.models.heads.embedding import Embedding
+from kernel_muster.models.heads.lm_head import LmHead
+from kernel_muster.models.heads.mtp import MtpHead
+from kernel_muster.models.heads.sampler import Sampler
 from kernel_muster.models.layers.gdn import Gdn
-from kernel_muster.models.layers.lm_head import LmHead
-from kernel_muster.models.layers.mtp import MtpHead
-from kernel_muster.models.layers.sampler import Sampler
-from kernel_muster.models.layout import PlannedWeight
-from kernel_muster.models.memory import Memory, copy_rows
-from kernel_muster.models.scratch import Scratch
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes
-from kernel_muster.registry.builders import Maturity
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.memory import Memory, copy_rows
+from kernel_muster.models.memory.scratch import Scratch
+from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes
+from kernel_muster.models.weights.layout import PlannedWeight
+from kernel_muster.registry.contract.builders import Maturity
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 

@@ -7,7 +7,7 @@ from kernel_muster.MODEL_toml import manifest_folder
 from kernel_muster.models.build import MATURITY, MODEL_TYPES, build_model
 from kernel_muster.models.drafter import DRAFTER_TYPES, build_drafter
 from kernel_muster.models.levers import MODEL_LEVERS
-from kernel_muster.registry.builders import ModelBuilder
+from kernel_muster.registry.contract.builders import ModelBuilder
 from kernel_muster.registry.hookspecs import hookimpl
 from kernel_muster.registry.levers import Lever
 

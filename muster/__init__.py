@@ -10,18 +10,19 @@ from kernel_muster._version import __version__
 
 if TYPE_CHECKING:
     from kernel_muster.api import boot, build_model, open_registry
-    from kernel_muster.audit.render_json import render_json
-    from kernel_muster.audit.render_markdown import render_markdown
-    from kernel_muster.audit.render_text import render_text
+    from kernel_muster.audit.render.json_report import render_json
+    from kernel_muster.audit.render.markdown import render_markdown
+    from kernel_muster.audit.render.text import render_text
     from kernel_muster.audit.report import Report
     from kernel_muster.audit.session import BootSession
-    from kernel_muster.models.weights import WeightSpec
+    from kernel_muster.models.weights.source import WeightSpec
     from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
-    from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
+    from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel
     from kernel_muster.registry.backends.request import EntryPoint
-    from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
-    from kernel_muster.registry.builders import DecodesItself, ModelBuilder
-    from kernel_muster.registry.contracts import Case, Contract, Tolerance
+    from kernel_muster.registry.contract.builders import DecodesItself, ModelBuilder
+    from kernel_muster.registry.contract.contracts import Case, Contract, Tolerance
+    from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam
+    from kernel_muster.registry.contract.specs import KernelSpec, PythonKernel
     from kernel_muster.registry.errors import (
         BootRefused,
         ContractError,
@@ -33,30 +34,29 @@ if TYPE_CHECKING:
         UsageError,
     )
     from kernel_muster.registry.findings import Finding
-    from kernel_muster.registry.handles import Handle, NullHandle
+    from kernel_muster.registry.hardware.target import Target
     from kernel_muster.registry.hookspecs import hookimpl
     from kernel_muster.registry.keys import KernelKey
+    from kernel_muster.registry.launch.workspace import Counters, Scratch, TensorMap
     from kernel_muster.registry.levers import Lever
-    from kernel_muster.registry.lookups import Lookups
-    from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
-    from kernel_muster.registry.sites import track_caller
-    from kernel_muster.registry.specs import KernelSpec, PythonKernel
-    from kernel_muster.registry.target import Target
+    from kernel_muster.registry.selection.handles import Handle, NullHandle
+    from kernel_muster.registry.selection.lookups import Lookups
+    from kernel_muster.registry.selection.sites import track_caller
 
 _HOME = {
     "api": ("boot", "build_model", "open_registry"),
-    "audit.render_json": ("render_json",),
-    "audit.render_markdown": ("render_markdown",),
-    "audit.render_text": ("render_text",),
+    "audit.render.json_report": ("render_json",),
+    "audit.render.markdown": ("render_markdown",),
+    "audit.render.text": ("render_text",),
     "audit.report": ("Report",),
     "audit.session": ("BootSession",),
-    "models.weights": ("WeightSpec",),
+    "models.weights.source": ("WeightSpec",),
     "registry.backends.cuda_kernel": ("CudaKernel", "LaunchPlan"),
-    "registry.backends.workspace": ("Counters", "Scratch", "TensorMap"),
-    "registry.backends.numba_kernel": ("NumbaEntry", "NumbaKernel"),
+    "registry.launch.workspace": ("Counters", "Scratch", "TensorMap"),
+    "registry.backends.numba.numba_kernel": ("NumbaEntry", "NumbaKernel"),
     "registry.backends.request": ("EntryPoint",),
-    "registry.builders": ("DecodesItself", "ModelBuilder"),
-    "registry.contracts": ("Case", "Contract", "Tolerance"),
+    "registry.contract.builders": ("DecodesItself", "ModelBuilder"),
+    "registry.contract.contracts": ("Case", "Contract", "Tolerance"),
     "registry.errors": (
         "BootRefused",
         "ContractError",
@@ -68,15 +68,15 @@ _HOME = {
         "UsageError",
     ),
     "registry.findings": ("Finding",),
-    "registry.handles": ("Handle", "NullHandle"),
+    "registry.selection.handles": ("Handle", "NullHandle"),
     "registry.hookspecs": ("hookimpl",),
     "registry.keys": ("KernelKey",),
     "registry.levers": ("Lever",),
-    "registry.lookups": ("Lookups",),
-    "registry.signature": ("ScalarParam", "Signature", "TensorParam", "WeightParam"),
-    "registry.sites": ("track_caller",),
-    "registry.specs": ("KernelSpec", "PythonKernel"),
-    "registry.target": ("Target",),
+    "registry.selection.lookups": ("Lookups",),
+    "registry.contract.signature": ("ScalarParam", "Signature", "TensorParam", "WeightParam"),
+    "registry.selection.sites": ("track_caller",),
+    "registry.contract.specs": ("KernelSpec", "PythonKernel"),
+    "registry.hardware.target": ("Target",),
 }
 _MODULE_OF = {name: f"kernel_muster.{module}" for module, names in _HOME.items() for name in names}
 

@@ -39,7 +39,7 @@ def _interrupt_once() -> None:
 
 def _print_version() -> int:
     from kernel_muster._version import __version__
-    from kernel_muster.cli.output import say
+    from kernel_muster.cli.process.output import say
     from kernel_muster.registry.errors import UsageError
 
     try:
@@ -65,7 +65,7 @@ def main() -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from kernel_muster.cli.app import run
-        from kernel_muster.cli.guard import in_child
+        from kernel_muster.cli.process.guard import in_child
 
         code = run(sys.argv[1:], in_child)
     except KeyboardInterrupt:  # while the command was still being imported
@@ -80,7 +80,7 @@ def main() -> int:
 
 def _has_stuck() -> bool:
     """Whether a device is stuck. What never came near one has not imported the module that knows."""
-    module = sys.modules.get("kernel_muster.registry.stuck")
+    module = sys.modules.get("kernel_muster.registry.hardware.stuck")
     return module is not None and bool(module.has_stuck())
 
 

@@ -12,13 +12,13 @@ from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted, open_registry_catalog
 from kernel_muster.audit.session import BootOptions, BootSession, abort_process
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.registry.backends.choose import choose_runner
-from kernel_muster.registry.builders import choose_builder
+from kernel_muster.registry.contract.builders import choose_builder
+from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import parse_key
-from kernel_muster.registry.lookups import Lookups, LookupSession, OnLateMiss
-from kernel_muster.registry.specs import Stage
+from kernel_muster.registry.launch.choose import choose_runner
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession, OnLateMiss
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.signature import Dim, Signature, TensorParam, WeightParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import Dim, Signature, TensorParam, WeightParam
 from numpy.typing import NDArray
 
 Array = NDArray[Any]

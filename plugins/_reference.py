@@ -11,11 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Contract
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.specs import KernelSpec, PythonKernel
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.specs import KernelSpec, PythonKernel
 from numpy.typing import NDArray
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._sequences import PADDING
-from kernel_muster.registry.contracts import Arguments, ByRows, Run
+from kernel_muster.registry.contract.contracts import Arguments, ByRows, Run
 
 Names = tuple[str, ...]
 Dims = Mapping[str, int]

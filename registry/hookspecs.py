@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.levers import Lever
-from kernel_muster.registry.specs import KernelSpec
 
 if TYPE_CHECKING:
-    from kernel_muster.registry.builders import ModelBuilder
+    from kernel_muster.registry.contract.builders import ModelBuilder
 
 PROJECT = "kernel_muster"
 #: The host API version is part of the group's name: plugins of another version are reported, never imported.

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.contract.specs import source_digest
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.records import LookupRow
-from kernel_muster.registry.specs import source_digest
-from kernel_muster.registry.watch import one_line
+from kernel_muster.registry.plugin_code.watch import one_line
+from kernel_muster.registry.selection.records import LookupRow
 
 # One cause for all kernels of a boot, whichever was built first.
 _TOOLCHAIN = {"TOOLCHAIN_MISSING": "toolchain", "TOOLCHAIN_TOO_OLD": "toolchain"}

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.render_plain import plural
+from kernel_muster.audit.render.plain import plural
 from kernel_muster.audit.sethash import set_hash as compute_set_hash
 from kernel_muster.audit.stages import is_below, reached_stage
-from kernel_muster.registry.arch import canonical_arch
 from kernel_muster.registry.findings import Finding, Severity
+from kernel_muster.registry.hardware.arch import canonical_arch
 
 _MOST_KEYS = 8
 

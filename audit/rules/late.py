@@ -1,11 +1,11 @@
 """Rules about what happened after the seal."""
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.render_plain import plural
+from kernel_muster.audit.render.plain import plural
 from kernel_muster.audit.rules.lookups import declare, merge
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.records import LookupRow
+from kernel_muster.registry.selection.records import LookupRow
 
 _LOOK_UP_EARLY = "look the kernel up while the model is built, and keep the handle"
 

@@ -9,7 +9,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, did_you_mean, named
 from kernel_muster.registry.levers import PREFIX, Levers
-from kernel_muster.registry.selection import parse_key_list, parse_prefer
+from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
 
 #: Where levers that a boot was given come from.
 GIVEN = "boot(levers=...)"

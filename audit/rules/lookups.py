@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.registry.catalog import HOST_DISTRIBUTION, Catalog
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, keys_like
-from kernel_muster.registry.records import LookupRow
-from kernel_muster.registry.selection import Decision, is_host_only
+from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog
+from kernel_muster.registry.selection.records import LookupRow
+from kernel_muster.registry.selection.select import Decision, is_host_only
 
 GATE = "or gate the lookup on the model's configuration, so that it is never issued"
 

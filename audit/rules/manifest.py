@@ -6,8 +6,8 @@ from datetime import date
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Waiver
-from kernel_muster.registry.arch import CPU, canonical_arch, parse_arch
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware.arch import CPU, canonical_arch, parse_arch
 from kernel_muster.registry.keys import keys_like, named
 
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.render_plain import plural
-from kernel_muster.registry.catalog import PluginRow
+from kernel_muster.audit.render.plain import plural
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import near
-from kernel_muster.registry.selection import Decision
+from kernel_muster.registry.selection.catalog import PluginRow
+from kernel_muster.registry.selection.select import Decision
 
 
 def _decisions(evidence: Evidence) -> Iterator[Decision]:

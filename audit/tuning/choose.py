@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.levers import Lever, Levers, Origin, read_levers
-from kernel_muster.registry.target import Target
 from kernel_muster.registry.values import frozen
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from kernel_muster.audit.tuning.arms import decides_rows
 from kernel_muster.audit.tuning.choose import Chosen
+from kernel_muster.registry.contract.layouts import WeightCopy
+from kernel_muster.registry.contract.specs import source_digest
+from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import parse_key
-from kernel_muster.registry.layouts import WeightCopy
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.selection import Selector
-from kernel_muster.registry.specs import source_digest
-from kernel_muster.registry.target import Target
+from kernel_muster.registry.selection.select import Selector
 from kernel_muster.registry.values import frozen
 
 

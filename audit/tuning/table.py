@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from kernel_muster.audit.tuning.arms import is_arm, missing_behind, untimed
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import Lever
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator

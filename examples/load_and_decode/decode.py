@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 import kernel_muster as km
-from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.render.text import render_text
 from kernel_muster.cli.remedies import fitted
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.checkpoints import CheckpointWeights, open_checkpoint
 from kernel_muster.models.decode import DecodeEngine, Sampling
 from kernel_muster.models.manifest_dims import model_dims
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
 from kernel_muster.models.proposers.mtp import MtpProposer
 from kernel_muster.models.reduced import reduced
-from kernel_muster.models.state import StateSizes
 from kernel_muster.registry.levers import Levers
 
 PAGE = 16

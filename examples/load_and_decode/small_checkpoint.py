@@ -18,10 +18,10 @@ from kernel_muster.models.checkpoints import open_checkpoint
 from kernel_muster.models.checkpoints.names import Names
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.manifest_dims import model_dims
-from kernel_muster.models.random_weights import RandomWeights
 from kernel_muster.models.reduced import reduced
-from kernel_muster.models.weights import WeightSpec
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
+from kernel_muster.models.weights.random_weights import RandomWeights
+from kernel_muster.models.weights.source import WeightSpec
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 from safetensors.numpy import save_file
 
 FORMATS = ("compressed-tensors", "modelopt")

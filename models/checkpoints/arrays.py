@@ -7,8 +7,8 @@ import numpy as np
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.models.checkpoints.finite import check_finite
-from kernel_muster.models.weights import WeightSpec
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.models.weights.source import WeightSpec
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 from numpy.typing import NDArray
 
 # Kernels read these in FP32 (a BF16 value is one exactly); the gated norm's weight they read in either type.

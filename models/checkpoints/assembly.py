@@ -10,9 +10,9 @@ from kernel_muster.models.checkpoints.gdn_rows import GdnHeads, Rows, gdn_heads
 from kernel_muster.models.checkpoints.modules import LogicalWeights, Weight
 from kernel_muster.models.checkpoints.names import Recipe
 from kernel_muster.models.checkpoints.quant_config import PLAIN
-from kernel_muster.models.weights import WeightSpec, stack_experts
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.models.weights.source import WeightSpec, stack_experts
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 
 _GATE_UP = "gate_up_proj"
 

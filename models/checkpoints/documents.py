@@ -7,7 +7,7 @@ from typing import Any
 
 from kernel_muster.MODEL_toml.wording import shown, type_name
 from kernel_muster.models.checkpoints.errors import CheckpointError
-from kernel_muster.registry.regular_files import read_regular
+from kernel_muster.registry.plugin_code.regular_files import read_regular
 
 # An index of 35B parameters in 256 experts a layer names 120,000 tensors in about 13 MB.
 MOST_BYTES = 64 * 1024 * 1024

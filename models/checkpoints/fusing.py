@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from kernel_muster.models.checkpoints.modules import Weight
-from kernel_muster.models.weights import fuse_rows
+from kernel_muster.models.weights.source import fuse_rows
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
-from kernel_muster.registry.weights import Bf16Weight
 
 
 def fuse_problem(parts: Mapping[str, Weight]) -> str | None:

@@ -7,9 +7,9 @@ from kernel_muster.models.checkpoints.errors import CheckpointError, Unsupported
 from kernel_muster.models.checkpoints.finite import check_finite
 from kernel_muster.models.checkpoints.packed import read_packed
 from kernel_muster.models.checkpoints.quant_config import PLAIN, Style, quant_config
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.weights import Bf16Weight
 
 Weight = Nvfp4Weight | Bf16Weight
 #: What is read of a module, by how its tensors are stored; None: plain. A scale beside a plain weight is a stranger.

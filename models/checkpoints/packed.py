@@ -12,7 +12,7 @@ import numpy as np
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.models.checkpoints.quant_config import Style
-from kernel_muster.registry.nvfp4 import GROUP, U8, Nvfp4Weight
+from kernel_muster.registry.contract.nvfp4 import GROUP, U8, Nvfp4Weight
 from numpy.typing import NDArray
 
 _PACKED = {"compressed-tensors": "weight_packed", "modelopt": "weight"}

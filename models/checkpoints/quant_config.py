@@ -16,7 +16,7 @@ from kernel_muster.models.checkpoints.checkpoint import CONFIG, Checkpoint
 from kernel_muster.models.checkpoints.documents import read_object
 from kernel_muster.models.checkpoints.errors import CheckpointError, plain
 from kernel_muster.models.checkpoints.patterns import Patterns, compressed_tensors_patterns, modelopt_patterns
-from kernel_muster.registry.nvfp4 import GROUP
+from kernel_muster.registry.contract.nvfp4 import GROUP
 from kernel_muster.registry.values import frozen
 
 Style = Literal["compressed-tensors", "modelopt"]

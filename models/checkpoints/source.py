@@ -13,12 +13,12 @@ from kernel_muster.models.checkpoints.errors import CheckpointError, MissingTens
 from kernel_muster.models.checkpoints.modules import ACTIVATION_LEAVES, LogicalWeights, Weight
 from kernel_muster.models.checkpoints.names import Names, Recipe
 from kernel_muster.models.checkpoints.strangers import Strangers
-from kernel_muster.models.weights import WeightSpec, stack_experts
-from kernel_muster.registry import nvfp4
+from kernel_muster.models.weights.source import WeightSpec, stack_experts
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.weights import Bf16Weight
 
 
 @frozen

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.checkpoints.documents import regular_size, unique
 from kernel_muster.models.checkpoints.errors import CheckpointError
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.regular_files import open_regular
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.plugin_code.regular_files import open_regular
 from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.decode.sampling import Sampling
 from kernel_muster.models.decode.transfer import download_from, upload_to
-from kernel_muster.models.memory import Memory
-from kernel_muster.models.state import ModelState, SequenceState
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.memory import Memory
+from kernel_muster.models.memory.state import ModelState, SequenceState
 from kernel_muster.registry.errors import UsageError
 
 _INTEGERS = ("positions", "kv_slots", "context_lens", "state_slots", "top_k")

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.decode.recording import FixedInputs, let_go, new_tape, replay_of
-from kernel_muster.models.memory import copy_rows
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.memory import copy_rows
+from kernel_muster.models.memory.state import ModelState, SequenceState
 from kernel_muster.models.model import Model
-from kernel_muster.models.state import ModelState, SequenceState
 from kernel_muster.registry.errors import UsageError
 
 _WORDS = 4

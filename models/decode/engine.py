@@ -9,19 +9,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from kernel_muster.models.decode.buffers import StepBuffers
+from kernel_muster.models.decode.generate import Gate, Generated, GreedyDecoder, check_run
 from kernel_muster.models.decode.plain_run import PlainRun
 from kernel_muster.models.decode.prefill import Prefill
+from kernel_muster.models.decode.proposer import Proposer
 from kernel_muster.models.decode.recording import Replay
 from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, check_uniform
 from kernel_muster.models.decode.transfer import DEPTH
 from kernel_muster.models.decode.verify import VerifyStep
-from kernel_muster.models.generate import Gate, Generated, GreedyDecoder, check_run
-from kernel_muster.models.memory import enough_memory
+from kernel_muster.models.memory.memory import enough_memory
+from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes, is_int
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import padded_rows
-from kernel_muster.models.proposers.interface import Proposer
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes, is_int
 from kernel_muster.registry.errors import UsageError
 
 _GREEDY = Sampling()

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from kernel_muster.models.decode.generate import Generated
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
-from kernel_muster.models.generate import Generated
-from kernel_muster.models.state import SequenceState, i32
+from kernel_muster.models.memory.state import SequenceState, i32
 
 if TYPE_CHECKING:
     from kernel_muster.models.decode.engine import DecodeEngine

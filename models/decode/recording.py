@@ -5,8 +5,8 @@ from math import prod
 from typing import Any, Protocol
 
 from kernel_muster.models.decode.transfer import upload_to
-from kernel_muster.models.memory import DeviceMemory, Memory
-from kernel_muster.registry.tape import Tape
+from kernel_muster.models.memory.memory import DeviceMemory, Memory
+from kernel_muster.registry.launch.tape import Tape
 
 # Arrays begin at multiples of 16 bytes, which kernels demand.
 _WORDS = 4

@@ -4,9 +4,9 @@ from typing import Any
 
 from kernel_muster.models.decode.buffers import StepBuffers
 from kernel_muster.models.decode.recording import Replay, let_go, new_tape, replay_of
+from kernel_muster.models.memory.state import ModelState
 from kernel_muster.models.model import Model
-from kernel_muster.models.state import ModelState
-from kernel_muster.registry.tape import Tape
+from kernel_muster.registry.launch.tape import Tape
 
 
 class Rung:

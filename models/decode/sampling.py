@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.state import is_int
+from kernel_muster.models.memory.state import is_int
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 

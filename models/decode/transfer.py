@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Protocol
 
 import numpy as np
-from kernel_muster.models.memory import DeviceMemory, Memory
+from kernel_muster.models.memory.memory import DeviceMemory, Memory
 
 #: Copies in flight: one that runs, one that is enqueued, one that the host fills.
 DEPTH = 3

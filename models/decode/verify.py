@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.decode.recording import FixedInputs, let_go, new_tape, replay_of
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.state import ModelState
 from kernel_muster.models.model import Model, Pass
-from kernel_muster.models.state import ModelState
 
 _NOWHERE = -1
 

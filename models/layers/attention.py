@@ -8,15 +8,15 @@ tiers are); so is one of a prefill that is attended row by row. In tiles of rows
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims
 from kernel_muster.models.layers.attention_projections import GATED, AttentionProjections, QkvRows
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.norm import RmsNorm
 from kernel_muster.models.layers.rotary import NormTurnAppend, Rotary
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.state import KvCache
 from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PrefillArm, prefill_arm
-from kernel_muster.models.state import KvCache
-from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.selection.handles import AnyHandle
 
 __all__ = ["Attention", "QkvRows"]
 

@@ -13,12 +13,12 @@ from kernel_muster.models.layers.attention_weights import AttentionLinears, fuse
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
-from kernel_muster.models.memory import copy_rows
+from kernel_muster.models.memory.memory import copy_rows
 from kernel_muster.models.policy.attention import BUILT_IN_EDGES, QKV_TILE, QkvArm, QkvEdges, qkv_arm, qkv_edges
 from kernel_muster.models.policy.gemv import WIDE_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import covers_rows, hopper_from
-from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
 GATED = "attention is gated"

@@ -8,9 +8,9 @@ from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.layers.requantise import requantise
-from kernel_muster.models.weights import fuse_rows
+from kernel_muster.models.weights.source import fuse_rows
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.layout import WeightPlanner
-from kernel_muster.models.memory import Memory
-from kernel_muster.models.scratch import Scratch
-from kernel_muster.models.weights import WeightSpec
-from kernel_muster.registry.arch import CPU
+from kernel_muster.models.memory.memory import Memory
+from kernel_muster.models.memory.scratch import Scratch
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.source import WeightSpec
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.values import frozen
 
 

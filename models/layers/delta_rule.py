@@ -7,10 +7,11 @@ launches. Long prompts go in chunks of rows, with bits of their own.
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
-from kernel_muster.models.memory import copy_rows
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.memory import copy_rows
+from kernel_muster.models.memory.state import Recurrent
 from kernel_muster.models.policy.gdn import (
     FUSED_VERIFY_ROWS,
     GdnArm,
@@ -19,9 +20,8 @@ from kernel_muster.models.policy.gdn import (
     prefill_arm,
     verify_arm,
 )
-from kernel_muster.models.state import Recurrent
-from kernel_muster.registry.handles import AnyHandle
-from kernel_muster.registry.tape import Beside
+from kernel_muster.registry.launch.tape import Beside
+from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
 

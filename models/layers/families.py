@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from kernel_muster.models.policy.tile import TileName
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.handles import AnyHandle
-from kernel_muster.registry.lookups import Lookups
-from kernel_muster.registry.sites import track_caller
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.selection.handles import AnyHandle
+from kernel_muster.registry.selection.lookups import Lookups
+from kernel_muster.registry.selection.sites import track_caller
 from kernel_muster.registry.values import frozen
 
 _TILE = "w4a16"

@@ -8,19 +8,19 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims, ModelDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.layers.delta_rule import DeltaRule, GdnInputs
 from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers, bf16_kernels, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.layers.norm import GatedRmsNorm, RmsNorm
-from kernel_muster.models.memory import Memory
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.memory import Memory
+from kernel_muster.models.memory.state import Recurrent
 from kernel_muster.models.policy.gdn import is_one_launch
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.state import Recurrent
-from kernel_muster.registry.handles import AnyHandle
-from kernel_muster.registry.tape import beside
+from kernel_muster.registry.launch.tape import beside
+from kernel_muster.registry.selection.handles import AnyHandle
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
 # Inputs that a convolution of the fused input launch has: three states and the newest.

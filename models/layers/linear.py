@@ -10,14 +10,14 @@ from typing import Any
 
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
-from kernel_muster.models.layout import PlannedWeight
 from kernel_muster.models.policy.gemv import bf16_arm, chunk_tier, gemv_chunks
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
 from kernel_muster.models.policy.tile import GemmShape, choose_tile, reachable_tiles
-from kernel_muster.models.weights import WeightSpec
+from kernel_muster.models.weights.layout import PlannedWeight
+from kernel_muster.models.weights.source import WeightSpec
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.selection.handles import AnyHandle
 
 DECODE, TILE, HOPPER = "decode GEMV", "tile GEMM", "Hopper GEMM"
 

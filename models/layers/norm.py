@@ -3,7 +3,7 @@
 from typing import Any
 
 from kernel_muster.models.layers.context import needed
-from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.selection.handles import AnyHandle
 
 
 class RmsNorm:

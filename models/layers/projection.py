@@ -3,7 +3,7 @@
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
-from kernel_muster.registry.sites import track_caller
+from kernel_muster.registry.selection.sites import track_caller
 
 _NVFP4, _BF16 = "its weight is NVFP4", "its weight is BF16"
 

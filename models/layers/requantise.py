@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from kernel_muster.registry.handles import AnyHandle
-from kernel_muster.registry.nvfp4 import GROUP, Nvfp4Weight
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.registry.contract.nvfp4 import GROUP, Nvfp4Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
+from kernel_muster.registry.selection.handles import AnyHandle
 
 
 def requantise(quantize: AnyHandle, weight: Bf16Weight) -> Nvfp4Weight:

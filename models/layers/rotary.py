@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
 from kernel_muster.models.layers.context import LayerContext, needed
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.state import KvCache
 from kernel_muster.models.policy.attention import FRESH_HEAD_DIMS
-from kernel_muster.models.state import KvCache
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.handles import AnyHandle
+from kernel_muster.registry.selection.handles import AnyHandle
 
 _YARN, _PLAIN, _MROPE = "rope is stretched by YaRN", "rope is not stretched by YaRN", "rope is interleaved mrope"
 _NORMED = "queries and keys are normalised"

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.batch import Batch
+from kernel_muster.models.decode.proposer import Committed
 from kernel_muster.models.drafter import Drafter
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes, i32
 from kernel_muster.models.policy.rows import verify_rows
-from kernel_muster.models.proposers.interface import Committed
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.decode.drafts import CommitStep, DraftSteps
+from kernel_muster.models.decode.proposer import Committed
+from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes, i32
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.rows import verify_rows
-from kernel_muster.models.proposers.interface import Committed
-from kernel_muster.models.state import ModelState, SequenceState, StateSizes, i32
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from kernel_muster.audit.opening import Wanted
-from kernel_muster.registry.entrypoints import scan
+from kernel_muster.registry.discovery.entry_points import scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
 from kernel_muster.registry.levers import PREFIX, is_lever_noise

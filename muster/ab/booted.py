@@ -10,11 +10,11 @@ from traceback import walk_tb
 from typing import Any
 
 from kernel_muster._version import __version__
-from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.decoders import Decoder, decoder_of, is_model, undecodable
-from kernel_muster.ab.metering import Meter, Recorded
-from kernel_muster.ab.nudging import Nudger
-from kernel_muster.ab.weights import unread_tensors, weights_of
+from kernel_muster.ab.decoding.decoders import Decoder, decoder_of, is_model, undecodable
+from kernel_muster.ab.decoding.weights import unread_tensors, weights_of
+from kernel_muster.ab.measure.metering import Meter, Recorded
+from kernel_muster.ab.nudge import nudge_plugin
+from kernel_muster.ab.nudge.nudging import Nudger
 from kernel_muster.api import build_model
 from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted
@@ -22,17 +22,17 @@ from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.models.build import build_model as build_hybrid
-from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.contract.specs import Stage, source_digest
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
-from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.keys import KernelKey, named, near, parse_key
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.running import Progress, Runner
-from kernel_muster.registry.selection import near_keys
-from kernel_muster.registry.specs import Stage, source_digest
+from kernel_muster.registry.launch.runners import Progress, Runner
+from kernel_muster.registry.plugin_code.watch import located
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.select import near_keys
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import located
 
 Sized = Callable[[Manifest], Manifest]
 _PACKAGE = "kernel_muster."

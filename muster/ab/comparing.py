@@ -9,13 +9,16 @@ from typing import Any
 
 from kernel_muster.ab.arms import A, Arm, B, wanted_for
 from kernel_muster.ab.booted import ArmRefused, Booted, boot_arm
-from kernel_muster.ab.coherence import coherence
-from kernel_muster.ab.decoders import NO_DRAFTS, Decoded, is_model
+from kernel_muster.ab.decoding.decoders import NO_DRAFTS, Decoded, is_model
+from kernel_muster.ab.decoding.prompts import Prompt, Prompts, made_prompts, read_prompts
+from kernel_muster.ab.decoding.sizes import size_text
+from kernel_muster.ab.decoding.weights import weights_text
 from kernel_muster.ab.drafting import boot_drafter
 from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
 from kernel_muster.ab.kernel_times import device_kernels, host_kernels
 from kernel_muster.ab.locating import locate
-from kernel_muster.ab.logits import (
+from kernel_muster.ab.measure.coherence import coherence
+from kernel_muster.ab.measure.logits import (
     NEAR_TIE,
     Distance,
     digests,
@@ -27,9 +30,8 @@ from kernel_muster.ab.logits import (
     not_finite,
     unrelated_kl,
 )
-from kernel_muster.ab.metering import KernelUse, Uses, differing_kernels, uses_of
+from kernel_muster.ab.measure.metering import KernelUse, Uses, differing_kernels, uses_of
 from kernel_muster.ab.plan import DRAFTS, Plan
-from kernel_muster.ab.prompts import Prompt, Prompts, made_prompts, read_prompts
 from kernel_muster.ab.refusals import told
 from kernel_muster.ab.result import (
     Allowed,
@@ -45,16 +47,14 @@ from kernel_muster.ab.result import (
     Thresholds,
 )
 from kernel_muster.ab.runs import FLOOR, ArmStopped, Run, Timed, stops
-from kernel_muster.ab.sizes import size_text
-from kernel_muster.ab.weights import weights_text
 from kernel_muster.audit.diff import compare
 from kernel_muster.audit.later import judged_late
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import KernelRow, Report
 from kernel_muster.registry.errors import MusterError, UsageError
+from kernel_muster.registry.hardware.stuck import has_stuck
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
-from kernel_muster.registry.selection import Selector
-from kernel_muster.registry.stuck import has_stuck
+from kernel_muster.registry.selection.select import Selector
 
 
 def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
@@ -420,7 +420,7 @@ class _Comparing:
     def _proofs(self) -> Iterator[Proof]:
         """Hold each kernel that is other work in the arms against its contract: it is the first suspect."""
         from kernel_muster.audit.checking import CASE_S
-        from kernel_muster.audit.proofs import device_memory, host_memory, prove
+        from kernel_muster.audit.proof.proofs import device_memory, host_memory, prove
 
         for key, arms in sorted(self._suspects().items()):
             for name, booted in arms:

@@ -16,9 +16,9 @@ from kernel_muster.ab.booted import (
     kernels_of,
     refused_arm,
 )
-from kernel_muster.ab.decoders import EngineDecoder
-from kernel_muster.ab.sizes import Limits, fitted_drafter
-from kernel_muster.ab.weights import drafter_weights_of, weights_text
+from kernel_muster.ab.decoding.decoders import EngineDecoder
+from kernel_muster.ab.decoding.sizes import Limits, fitted_drafter
+from kernel_muster.ab.decoding.weights import drafter_weights_of, weights_text
 from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.session import BootOptions, BootSession

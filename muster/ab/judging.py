@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.ab.logits import LEAST, MARGIN, SPREAD, Distance
+from kernel_muster.ab.measure.logits import LEAST, MARGIN, SPREAD, Distance
 from kernel_muster.ab.result import Allowed, Check, Proof, Row, Side, Thresholds
-from kernel_muster.audit.render_plain import plural
+from kernel_muster.audit.render.plain import plural
 
 #: Greedy texts this much more repetitive than the reference's are worth a look.
 _MORE_REPETITIVE = 0.2

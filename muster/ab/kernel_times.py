@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from kernel_muster.ab.metering import Recorded
+from kernel_muster.ab.measure.metering import Recorded
 from kernel_muster.ab.result import Kernels
 
 HOST = "host seconds in their launches, after the prefill, median of the repeats"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.ab.booted import Booted
-from kernel_muster.ab.decoders import is_model
-from kernel_muster.ab.logits import digest
-from kernel_muster.ab.prompts import Prompt
-from kernel_muster.models.generate import GreedyDecoder
-from kernel_muster.models.state import StateSizes
+from kernel_muster.ab.decoding.decoders import is_model
+from kernel_muster.ab.decoding.prompts import Prompt
+from kernel_muster.ab.measure.logits import digest
+from kernel_muster.models.decode.generate import GreedyDecoder
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.registry.values import frozen
 
 _NORM = "norm::rms_norm_residual"

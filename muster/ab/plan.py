@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernel_muster.ab.booted import Building, Sized
+from kernel_muster.ab.decoding.prompts import longest_prompt
 from kernel_muster.ab.drafting import DrafterWish
-from kernel_muster.ab.prompts import longest_prompt
 from kernel_muster.ab.result import Thresholds
-from kernel_muster.registry.running import Progress
-from kernel_muster.registry.specs import Stage
+from kernel_muster.registry.contract.specs import Stage
+from kernel_muster.registry.launch.runners import Progress
 from kernel_muster.registry.values import frozen
 
 #: Drafts a step where a model has a head for them and nobody says how many.

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from kernel_muster.ab.logits import MARGIN, SPREAD
+from kernel_muster.ab.measure.logits import MARGIN, SPREAD
 from kernel_muster.ab.result import Comparison, ModelResult, Row
 from kernel_muster.audit.diff import render_diff
-from kernel_muster.audit.render_plain import plural
-from kernel_muster.audit.render_sections import Section, Table, finding_sections
+from kernel_muster.audit.render.plain import plural
+from kernel_muster.audit.render.sections import Section, Table, finding_sections
 from kernel_muster.audit.report import Report
 
 _SPEED = ("C", "A tok/s", "B tok/s", "A sum", "B sum", "B/A", "range", "kernels B/A")

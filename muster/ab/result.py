@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Literal
 
-from kernel_muster.ab.logits import Distance
+from kernel_muster.ab.measure.logits import Distance
 from kernel_muster.audit.diff import Difference
 from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen

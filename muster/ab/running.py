@@ -11,17 +11,17 @@ from kernel_muster._version import __version__
 from kernel_muster.ab.arms import GATE, Arm
 from kernel_muster.ab.booted import Sized
 from kernel_muster.ab.comparing import compare_model
+from kernel_muster.ab.decoding.prompts import check_count, read_prompts
+from kernel_muster.ab.decoding.sizes import DEVICE, HOST, Limits, sizing
 from kernel_muster.ab.drafting import DrafterWish
 from kernel_muster.ab.plan import Plan
-from kernel_muster.ab.prompts import check_count, read_prompts
 from kernel_muster.ab.result import Comparison, Thresholds
-from kernel_muster.ab.sizes import DEVICE, HOST, Limits, sizing
 from kernel_muster.audit.opening import Wanted, discover_for, find_manifest
-from kernel_muster.registry.arch import CPU
+from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.arch import CPU
+from kernel_muster.registry.launch.runners import Progress
 from kernel_muster.registry.levers import PREFIX, is_lever_noise
-from kernel_muster.registry.running import Progress
-from kernel_muster.registry.specs import Stage
 from kernel_muster.registry.values import frozen
 
 _PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc")

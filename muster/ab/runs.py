@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kernel_muster.ab.decoders import Decoded
+from kernel_muster.ab.decoding.decoders import Decoded
+from kernel_muster.registry.plugin_code.watch import foreign_place, one_line
 from kernel_muster.registry.values import frozen
-from kernel_muster.registry.watch import foreign_place, one_line
 
 #: The reference arm once more, with the results of some kernels moved.
 FLOOR = "A, booted again to measure rounding,"

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kernel_muster.ab.booted import ArmRefused, Booted, Building, boot_arm
-from kernel_muster.ab.decoders import is_model
-from kernel_muster.ab.logits import is_flat, not_finite
-from kernel_muster.ab.prompts import made_prompts, read_prompts
+from kernel_muster.ab.decoding.decoders import is_model
+from kernel_muster.ab.decoding.prompts import made_prompts, read_prompts
+from kernel_muster.ab.decoding.sizes import size_text
+from kernel_muster.ab.decoding.weights import folded_names, weights_text
+from kernel_muster.ab.measure.logits import is_flat, not_finite
 from kernel_muster.ab.runs import raised_text
-from kernel_muster.ab.sizes import size_text
-from kernel_muster.ab.weights import folded_names, weights_text
 from kernel_muster.audit.later import judged_late, late_report, late_rows
 from kernel_muster.audit.opening import Wanted
 from kernel_muster.audit.report import FindingRow

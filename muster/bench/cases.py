@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.audit.checking import CASE_S
-from kernel_muster.audit.proofs import Memory, device_memory, host_memory, prove, weight_in
+from kernel_muster.audit.proof.proofs import Memory, device_memory, host_memory, prove, weight_in
 from kernel_muster.bench import floor
 from kernel_muster.bench.contestants import Contestant, Entry, found, launch_of
-from kernel_muster.bench.families import BenchFamily
+from kernel_muster.bench.families.small import MOST_COPIES, mover
+from kernel_muster.bench.measure import BenchFamily
 from kernel_muster.bench.problem import Problem, Request, Shape
-from kernel_muster.bench.small import MOST_COPIES, mover
 from kernel_muster.bench.timing import copies_of
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
-from kernel_muster.registry.contracts import Arguments, Case
+from kernel_muster.registry.contract.contracts import Arguments, Case
 from kernel_muster.registry.errors import DeviceStuck, MusterError, UsageError
-from kernel_muster.registry.handles import Handle
+from kernel_muster.registry.hardware.stuck import why_stuck
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.lookups import Lookups
-from kernel_muster.registry.stuck import why_stuck
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups
 
 _SEED = 7
 

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from kernel_muster.bench.timing import copies_of
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups
 
 Role = Literal["floor", "ours", "peer"]
 Launch = Callable[[], Any]  # what it returns nobody reads
@@ -107,7 +107,7 @@ def size_of(weight: Any) -> int:
 def poisoned(shape: tuple[int, ...], dtype: str = "bf16") -> Any:
     """Return a CuPy array full of NaN: BF16 or FP32."""
     import cupy
-    from kernel_muster.registry.dtypes import numpy_dtype
+    from kernel_muster.registry.contract.dtypes import numpy_dtype
 
     bits, carrier = (0x7FC0, cupy.uint16) if dtype == "bf16" else (0x7FC00000, cupy.uint32)
     return cupy.full(shape, bits, carrier).view(numpy_dtype(dtype))

@@ -6,10 +6,10 @@ from typing import Any
 
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import Bound, ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.signature import Bound, ScalarParam, Signature, TensorParam
-from kernel_muster.registry.specs import KernelSpec
 
 NAME = "muster_floor"
 VECTOR_BYTES = 16

@@ -9,8 +9,8 @@ from kernel_muster.bench.contestants import Absent, Contestant, Entry, Role
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.timing import ROUNDS, Graph, Timed, Timer, repeats_of
 from kernel_muster.registry.errors import DeviceStuck
-from kernel_muster.registry.stuck import mark_stuck, why_stuck
-from kernel_muster.registry.watch import watched
+from kernel_muster.registry.hardware.stuck import mark_stuck, why_stuck
+from kernel_muster.registry.plugin_code.watch import watched
 
 #: For the launches of one contestant over all its copies, which take milliseconds; what tunes itself has done so.
 LONGEST_WAIT_S = 120.0

@@ -9,9 +9,9 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.bench.contestants import installed
-from kernel_muster.bench.peers import PACKAGES
+from kernel_muster.bench.peers.peers import PACKAGES
 from kernel_muster.bench.race import Row
-from kernel_muster.registry.target import Target
+from kernel_muster.registry.hardware.target import Target
 
 SCHEMA = "kernel-muster/bench"
 #: 2.0: rows of any family, with a role and a size text; 1.0 had the GEMV's only.

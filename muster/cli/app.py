@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from kernel_muster._version import __version__
-from kernel_muster.cli.exits import INTERRUPTED, USAGE, command, complain, here
-from kernel_muster.cli.output import discard_stdout
+from kernel_muster.cli.process.exits import INTERRUPTED, USAGE, command, complain, here
+from kernel_muster.cli.process.output import discard_stdout
 from typer.core import TyperGroup
 
 RunBody = Callable[[Callable[[], int]], int]

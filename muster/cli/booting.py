@@ -10,17 +10,17 @@ from kernel_muster._version import __version__
 from kernel_muster.api import build_model
 from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted
-from kernel_muster.audit.render_sections import failure_is_told
+from kernel_muster.audit.render.sections import failure_is_told
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
-from kernel_muster.cli.output import only_results_on_stdout
+from kernel_muster.cli.process.output import only_results_on_stdout
 from kernel_muster.MODEL_toml.resolve import has_config
-from kernel_muster.registry.entered import entered
+from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import KernelKey, parse_key
-from kernel_muster.registry.running import Progress
-from kernel_muster.registry.specs import Stage
+from kernel_muster.registry.launch.runners import Progress
+from kernel_muster.registry.plugin_code.entered import entered
 from kernel_muster.registry.values import frozen
 
 

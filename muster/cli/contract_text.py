@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kernel_muster.registry.signature import ScalarParam, WeightParam
+from kernel_muster.registry.contract.signature import ScalarParam, WeightParam
 
 if TYPE_CHECKING:
-    from kernel_muster.audit.render_sections import Section
-    from kernel_muster.registry.contracts import Case, Contract, Tolerance
-    from kernel_muster.registry.signature import Param
+    from kernel_muster.audit.render.sections import Section
+    from kernel_muster.registry.contract.contracts import Case, Contract, Tolerance
+    from kernel_muster.registry.contract.signature import Param
 
 
 def contract_data(contract: "Contract") -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _tolerance_data(tolerance: "Tolerance") -> dict[str, Any]:
 
 def contract_section(contract: "Contract", *, verbose: bool) -> "Section":
     """Return a contract as a section: what it says, its parameters in call order, its bounds and its cases."""
-    from kernel_muster.audit.render_sections import Section, Table
+    from kernel_muster.audit.render.sections import Section, Table
 
     signature = contract.signature
     lines = [contract.summary]

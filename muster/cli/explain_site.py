@@ -4,18 +4,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kernel_muster.audit.render_plain import plural
-from kernel_muster.audit.render_sections import Section, lever_text
+from kernel_muster.audit.render.plain import plural
+from kernel_muster.audit.render.sections import Section, lever_text
 from kernel_muster.audit.reporting import lever_row
-from kernel_muster.cli.exits import complain, describe
-from kernel_muster.cli.output import only_results_on_stdout
+from kernel_muster.cli.process.exits import complain, describe
+from kernel_muster.cli.process.output import only_results_on_stdout
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-from kernel_muster.registry.builders import choose_builder
+from kernel_muster.registry.contract.builders import choose_builder
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.levers import Levers, Setting
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.records import LookupEntry
-from kernel_muster.registry.selection import Selector
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.records import LookupEntry
+from kernel_muster.registry.selection.select import Selector
 from kernel_muster.registry.values import frozen
 
 _SITE = re.compile(r"[^:]+\.py:\d+\Z")

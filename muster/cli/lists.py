@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from kernel_muster.audit.opening import Wanted, discover_for
-from kernel_muster.audit.render_sections import Section, finding_sections
-from kernel_muster.audit.render_text import render_sections
+from kernel_muster.audit.render.sections import Section, finding_sections
+from kernel_muster.audit.render.text import render_sections
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.tuning.choose import read_tuned_levers
 from kernel_muster.audit.verdict import judge
-from kernel_muster.cli.exits import PASSED, REFUSED
 from kernel_muster.cli.options import Format
-from kernel_muster.cli.output import check_writable, is_terminal, only_results_on_stdout, say, write_file
+from kernel_muster.cli.process.exits import PASSED, REFUSED
+from kernel_muster.cli.process.output import check_writable, is_terminal, only_results_on_stdout, say, write_file
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware.target import Target, resolve_target
 from kernel_muster.registry.levers import Levers, Origin
-from kernel_muster.registry.target import Target, resolve_target
+from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.values import frozen
 
 VERSION = "1.0"
@@ -71,7 +71,7 @@ def _document(listing: Listing) -> dict[str, Any]:
 
 
 def _coloured(parts: Iterable[Section]) -> str:
-    from kernel_muster.audit.render_terminal import print_sections
+    from kernel_muster.audit.render.terminal import print_sections
     from kernel_muster.cli.reports import TerminalText
 
     stream = TerminalText()

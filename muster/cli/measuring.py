@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kernel_muster.cli.exits import complain
-from kernel_muster.cli.output import only_results_on_stdout, say
+from kernel_muster.cli.process.exits import complain
+from kernel_muster.cli.process.output import only_results_on_stdout, say
 from kernel_muster.registry.errors import BootRefused
 
 if TYPE_CHECKING:
-    from kernel_muster.registry.lookups import Lookups
+    from kernel_muster.registry.selection.lookups import Lookups
 
 
 def open_to_measure(
@@ -37,9 +37,9 @@ def open_to_measure(
 
 def say_refused(what: str, refused: BootRefused, *, is_json: bool) -> None:
     """Say why nothing began, with what helps."""
-    from kernel_muster.audit.render_json import render_json
-    from kernel_muster.audit.render_sections import finding_sections
-    from kernel_muster.audit.render_text import render_sections
+    from kernel_muster.audit.render.json_report import render_json
+    from kernel_muster.audit.render.sections import finding_sections
+    from kernel_muster.audit.render.text import render_sections
     from kernel_muster.audit.report import Report
     from kernel_muster.cli.remedies import fitted
 

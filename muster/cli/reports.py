@@ -4,12 +4,12 @@ import io
 import sys
 from pathlib import Path
 
-from kernel_muster.audit.render_plain import ascii_only
-from kernel_muster.audit.render_sections import headline
+from kernel_muster.audit.render.plain import ascii_only
+from kernel_muster.audit.render.sections import headline
 from kernel_muster.audit.report import Report
-from kernel_muster.cli.exits import INTERNAL, PASSED, REFUSED
 from kernel_muster.cli.options import ReportFormat
-from kernel_muster.cli.output import is_terminal, say, write_file
+from kernel_muster.cli.process.exits import INTERNAL, PASSED, REFUSED
+from kernel_muster.cli.process.output import is_terminal, say, write_file
 
 
 def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
@@ -28,20 +28,20 @@ def show_report(report: Report, format: ReportFormat, output: Path | None, *, ve
 def rendered(report: Report, format: ReportFormat, *, verbose: bool) -> str:
     """Return a report in one of the formats for files."""
     if format is ReportFormat.JSON:
-        from kernel_muster.audit.render_json import render_json
+        from kernel_muster.audit.render.json_report import render_json
 
         return render_json(report)
     if format is ReportFormat.MARKDOWN:
-        from kernel_muster.audit.render_markdown import render_markdown
+        from kernel_muster.audit.render.markdown import render_markdown
 
         return render_markdown(report, verbose=verbose)
-    from kernel_muster.audit.render_text import render_text
+    from kernel_muster.audit.render.text import render_text
 
     return render_text(report, verbose=verbose)
 
 
 def _coloured(report: Report, *, verbose: bool) -> str:
-    from kernel_muster.audit.render_terminal import print_report
+    from kernel_muster.audit.render.terminal import print_report
 
     stream = TerminalText()
     print_report(report, stream, verbose=verbose)

@@ -3,26 +3,26 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernel_muster.audit.render_plain import ascii_only
-from kernel_muster.audit.render_sections import Section
+from kernel_muster.audit.render.plain import ascii_only
+from kernel_muster.audit.render.sections import Section
 from kernel_muster.cli.options import ReportFormat
-from kernel_muster.cli.output import is_terminal, say, write_file
+from kernel_muster.cli.process.output import is_terminal, say, write_file
 
 
 def rendered(first: str, parts: Iterable[Section], format: ReportFormat, *, coloured: bool, is_good: bool) -> str:
     """Return sections between two verdicts, as Markdown, for a terminal, or as plain text."""
     if format is ReportFormat.MARKDOWN:
-        from kernel_muster.audit.render_markdown import render_markdown_sections
+        from kernel_muster.audit.render.markdown import render_markdown_sections
 
         return render_markdown_sections(first, parts)
     if coloured:
-        from kernel_muster.audit.render_terminal import print_sections
+        from kernel_muster.audit.render.terminal import print_sections
         from kernel_muster.cli.reports import TerminalText
 
         stream = TerminalText()
         print_sections(parts, stream, first, first, "bold green" if is_good else "bold red")
         return stream.getvalue()
-    from kernel_muster.audit.render_text import render_sections
+    from kernel_muster.audit.render.text import render_sections
 
     return render_sections(parts, first, first)
 

@@ -8,11 +8,11 @@ from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
-from kernel_muster.registry.catalog import HOST_DISTRIBUTION
-from kernel_muster.registry.entrypoints import HOST_MODULE
+from kernel_muster.registry.discovery.entry_points import HOST_MODULE
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION
 
 #: What Python imports whenever it starts, if it is there.
 _AT_START = frozenset({"sitecustomize", "usercustomize"})

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from functools import cache, partial
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
-from kernel_muster.registry.arrays import HOST, ArrayView
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, row_stride
+from kernel_muster.registry.contract.arrays import HOST, ArrayView
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.specs import KernelSpec
-from kernel_muster.registry.target import read_devices
+from kernel_muster.registry.hardware.target import read_devices
 from kernel_muster.registry.values import frozen
 
 #: BF16 values in the widest load, 16 bytes.

@@ -15,8 +15,8 @@ one after the other.
 from typing import Any
 
 import numpy as np
+from kernel_muster.registry.contract.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
 from kernel_muster.registry.values import frozen
 
 LAYOUT = "nvfp4_mma_16x256"

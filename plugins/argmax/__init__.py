@@ -7,9 +7,9 @@ from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.argmax import launch
 from kernel_muster.plugins.argmax.contracts import ARGMAX
 from kernel_muster.plugins.argmax.cpu import argmax_bf16
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 
 @hookimpl

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import EXACT, Dims, f64
-from kernel_muster.registry.contracts import Arguments, Case, Contract
-from kernel_muster.registry.signature import Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract
+from kernel_muster.registry.contract.signature import Signature, TensorParam
 
 
 def _exact_argmax(arguments: Arguments, dims: Dims) -> dict[str, Any]:

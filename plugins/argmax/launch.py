@@ -6,9 +6,9 @@ from pathlib import Path
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Counters
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.launch.workspace import Counters
 
 # argmax.cu: loads of a block that are on their way together; a warp waits for the words of 32 blocks at once.
 _LOADS_A_BLOCK, _MOST_BITS = 1024, 5

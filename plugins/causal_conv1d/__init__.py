@@ -8,9 +8,9 @@ from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.causal_conv1d import cpu, launch
 from kernel_muster.plugins.causal_conv1d.contracts import PREFILL, UPDATE, VERIFY
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _host_spec = partial(host_spec, shares=(_sequences,))
 

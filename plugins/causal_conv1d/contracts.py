@@ -15,8 +15,8 @@ from kernel_muster.plugins._contracts import (
     random_slots,
 )
 from kernel_muster.plugins._rows import after_each_row, rows_of_sequences
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.signature import Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import Signature, TensorParam
 
 _WEIGHT = TensorParam("weight", "bf16", ("C", "W"))
 _STATE = TensorParam("state", "bf16", ("R", "C", "W - 1"), "inout")

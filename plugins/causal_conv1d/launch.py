@@ -7,7 +7,7 @@ from pathlib import Path
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.contract.signature import Bound
 
 # causal_conv1d.cu: threads a block, and the taps that its vector form is written for.
 _THREADS, _TAPS = 64, 4

@@ -13,9 +13,9 @@ from kernel_muster.plugins import _sequences
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.gated_delta_rule import contracts, cpu, launch
 from kernel_muster.plugins.norm import cpu as norm_cpu
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _DECODE, _PREFILL = "gated_delta_rule::gated_delta_rule_decode", "gated_delta_rule::gated_delta_rule_prefill"
 _host_spec = partial(host_spec, shares=(_sequences, norm_cpu))

@@ -16,8 +16,8 @@ from kernel_muster.plugins._contracts import (
 )
 from kernel_muster.plugins._rows import after_each_row, row_after_row, rows_of_sequences, single_rows
 from kernel_muster.plugins.ssm_preprocess.contracts import HEAD_SCALARS, KEYS, VALUES, head_dims
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.signature import Dim, Param, ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import Dim, Param, ScalarParam, Signature, TensorParam
 
 _POOL = ("value_heads", "key_dim", "value_dim")
 _STATE = TensorParam("state", "f32", ("R", *_POOL), "inout")

@@ -7,10 +7,10 @@ from pathlib import Path
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Scratch
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.launch.workspace import Scratch
 
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]

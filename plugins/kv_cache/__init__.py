@@ -9,9 +9,9 @@ from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.kv_cache import launch
 from kernel_muster.plugins.kv_cache.contracts import APPEND
 from kernel_muster.plugins.kv_cache.cpu import kv_cache_append
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _host_spec = partial(host_spec, shares=(_sequences,))
 

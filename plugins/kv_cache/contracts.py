@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import EXACT, F64, Array, Dims, f64
-from kernel_muster.registry.contracts import Arguments, Case, Contract
-from kernel_muster.registry.signature import Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract
+from kernel_muster.registry.contract.signature import Signature, TensorParam
 
 _ROWS, _PAGES = ("M", "Hk", "D"), ("P", "B", "Hk", "D")
 

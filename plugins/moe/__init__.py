@@ -23,11 +23,11 @@ from kernel_muster.plugins.moe import (
 )
 from kernel_muster.plugins.moe import router_contracts as router
 from kernel_muster.plugins.silu.launch import SILU_MUL
-from kernel_muster.registry import nvfp4, weights
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract import nvfp4, weights
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _expert_host_spec = partial(host_spec, shares=(router_cpu,))
 _expert_spec = partial(device_spec, weight_layout=nvfp4_layout.LAYOUT, prepare=nvfp4_layout.to_mma_layout)

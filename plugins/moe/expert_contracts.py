@@ -16,10 +16,10 @@ from kernel_muster.plugins._contracts import (
     silu_mul_contract,
 )
 from kernel_muster.plugins.moe.router_contracts import exact_sort, exact_work, random_ids
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 _DEEPEST = 272
 _IDS = TensorParam("ids", "i32", ("M", "T"))

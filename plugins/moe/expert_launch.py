@@ -8,15 +8,15 @@ from pathlib import Path
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
-from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.arrays import HOST, ArrayView, view_of
+from kernel_muster.registry.backends.cubin.limits import KIB, LIMITS
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
-from kernel_muster.registry.backends.limits import KIB, LIMITS
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Scratch
+from kernel_muster.registry.contract.arrays import HOST, ArrayView, view_of
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.target import read_devices
+from kernel_muster.registry.hardware.arch import Arch
+from kernel_muster.registry.hardware.target import read_devices
+from kernel_muster.registry.launch.workspace import Scratch
 from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent

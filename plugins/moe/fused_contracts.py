@@ -7,10 +7,10 @@ import numpy as np
 from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, Dims, exact_sigmoid, exact_weight, f64
 from kernel_muster.plugins.moe import expert_contracts as experts
 from kernel_muster.plugins.moe import router_contracts as router
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.nvfp4 import GROUP
-from kernel_muster.registry.signature import Signature, TensorParam, WeightParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.nvfp4 import GROUP
+from kernel_muster.registry.contract.signature import Signature, TensorParam, WeightParam
 
 #: What the kernels are for: tokens, experts, and choices of each token.
 MOST_TOKENS, MOST_EXPERTS, MOST_CHOICES = 4, 256, 32

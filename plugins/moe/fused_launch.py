@@ -7,11 +7,11 @@ from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multipr
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.plugins.moe.expert_launch import PAIRWISE_WARPS, SPLITS, Split, split_of, weights_of
 from kernel_muster.plugins.w4a16_gemv import launch as gemv
-from kernel_muster.registry.arrays import view_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.contract.arrays import view_of
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent

@@ -16,9 +16,9 @@ from kernel_muster.plugins._contracts import (
     exact_sigmoid,
     f64,
 )
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 _LOGITS = TensorParam("logits", "bf16|f32", ("M", "E"))
 _TOP_K = ScalarParam("top_k", "i32", minimum=1)

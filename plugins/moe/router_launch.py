@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
-from kernel_muster.registry.arrays import view_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract.arrays import view_of
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
 
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]

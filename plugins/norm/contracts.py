@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, F64, Dims, exact_sigmoid, f64
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam
 
 _WIDEST = 1030
 _X = TensorParam("x", "bf16", ("M", "H"))

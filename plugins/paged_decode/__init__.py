@@ -11,9 +11,9 @@ from kernel_muster.plugins.paged_decode.contracts import DECODE, DECODE_FRESH, D
 from kernel_muster.plugins.paged_decode.cpu import paged_decode_attn, paged_decode_attn_gated
 from kernel_muster.plugins.paged_decode.cpu_fresh import paged_decode_attn_fresh
 from kernel_muster.plugins.rope import cpu as rope_cpu
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _SHARES = (_sequences, cpu, norm_cpu, rope_cpu, kv_cache_cpu)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import BF16_ROUNDING, EXACT, F32_ROUNDING, F64, Array, Dims, exact_sigmoid, f64
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import Dim, ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import Dim, ScalarParam, Signature, TensorParam
 
 CACHES = tuple(TensorParam(name, "bf16", ("P", "B", "Hk", "D")) for name in ("k_cache", "v_cache"))
 CONTEXT_LENS = TensorParam("context_lens", "i32", ("S",))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div
-from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.arrays import HOST
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Counters, Scratch
+from kernel_muster.registry.contract.arrays import HOST
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.target import read_devices
+from kernel_muster.registry.hardware.arch import Arch
+from kernel_muster.registry.hardware.target import read_devices
+from kernel_muster.registry.launch.workspace import Counters, Scratch
 from kernel_muster.registry.values import frozen
 
 FOLDER = Path(__file__).parent

@@ -18,9 +18,9 @@ from kernel_muster.plugins.paged_decode.launch import ROWS
 from kernel_muster.plugins.prefill_paged import launch
 from kernel_muster.plugins.prefill_paged.contracts import PREFILL, PREFILL_MMA
 from kernel_muster.plugins.prefill_paged.cpu import prefill_paged_attn
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _host_spec = partial(host_spec, shares=(_sequences, paged_decode_cpu))
 

@@ -18,8 +18,8 @@ from kernel_muster.plugins.paged_decode.contracts import (
     exact_attention,
     paged_context,
 )
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Run, Tolerance
-from kernel_muster.registry.signature import Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Run, Tolerance
+from kernel_muster.registry.contract.signature import Signature, TensorParam
 
 
 def _exact_prefill(arguments: Arguments, dims: Dims) -> dict[str, Any]:

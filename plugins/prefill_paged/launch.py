@@ -6,14 +6,14 @@ from pathlib import Path
 
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins.paged_decode.launch import Entries, cache_sizes, in_base_two
-from kernel_muster.registry.arrays import HOST
+from kernel_muster.registry.backends.cubin.limits import KIB, LIMITS
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
-from kernel_muster.registry.backends.limits import KIB, LIMITS
 from kernel_muster.registry.backends.request import EntryPoint
-from kernel_muster.registry.backends.workspace import Scratch
+from kernel_muster.registry.contract.arrays import HOST
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.target import read_devices
+from kernel_muster.registry.hardware.target import read_devices
+from kernel_muster.registry.launch.workspace import Scratch
 from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent

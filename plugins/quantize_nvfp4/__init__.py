@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.quantize_nvfp4 import contracts, cpu, launch
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _KERNELS = (
     (contracts.QUANTIZE, cpu.quantize_bf16_to_nvfp4, launch.QUANTIZE),

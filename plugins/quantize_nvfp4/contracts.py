@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import EXACT, F64, Array, Dims, f64
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case, Contract
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import Signature, TensorParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import Signature, TensorParam
 
 #: All magnitudes of E2M1, and of E4M3 by its exponent and mantissa bits: 0 to 448.
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -1,7 +1,7 @@
 """Host kernels of the quantize_nvfp4 family."""
 
 from kernel_muster.plugins._reference import Array
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
 
 
 def quantize_bf16_to_nvfp4(values: Array, out_packed: Array, out_block_scale: Array, out_global_scale: Array) -> None:

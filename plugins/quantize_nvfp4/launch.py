@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
-from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
+from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel
 from kernel_muster.registry.backends.request import EntryResources
+from kernel_muster.registry.contract.arrays import ArrayView
+from kernel_muster.registry.contract.nvfp4 import GROUP
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.nvfp4 import GROUP
-from kernel_muster.registry.signature import Bound
 
 # As in kernels.py, which imports Numba and is therefore not imported here; a test compares.
 THREADS, TILE, TILE_GROUPS = 256, 32, 8

@@ -3,8 +3,8 @@
 from typing import Any
 
 from kernel_muster.plugins._contracts import BF16_ROUNDING, F32_ROUNDING, Dims, exact_sigmoid, f64
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.signature import Dim, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import Dim, Signature, TensorParam
 
 _X = TensorParam("x", "bf16", ("M", "H"))
 _ONE_ROW = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from kernel_muster.plugins._cuda.launching import cuda_kernel, row_grid
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.contract.signature import Bound
 
 Entries = Mapping[str, EntryResources]
 

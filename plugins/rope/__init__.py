@@ -9,9 +9,9 @@ from kernel_muster.plugins.kv_cache import cpu as kv_cache_cpu
 from kernel_muster.plugins.norm import cpu as norm_cpu
 from kernel_muster.plugins.rope import cpu, launch
 from kernel_muster.plugins.rope.contracts import FORWARD, MROPE_INTERLEAVED, QK_NORM_ROPE_APPEND, YARN
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _SHARES = (_sequences, norm_cpu, kv_cache_cpu)
 

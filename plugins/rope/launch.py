@@ -8,8 +8,8 @@ from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_o
 from kernel_muster.plugins.rope.cpu import yarn_ramp, yarn_scale
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
 
 Entries = Mapping[str, EntryResources]
 

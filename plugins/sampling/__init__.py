@@ -6,9 +6,9 @@ from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.sampling import cpu, launch
 from kernel_muster.plugins.sampling.contracts import SAMPLE, TOPK, VERIFY_GREEDY
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 
 @hookimpl

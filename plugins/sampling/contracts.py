@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import EXACT, F64, Array, Dims, f64
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam
 
 _LOGITS = TensorParam("logits", "bf16", ("M", "V"))
 _WIDEST = 4097

@@ -7,9 +7,9 @@ from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.silu import launch
 from kernel_muster.plugins.silu.contracts import SILU_MUL
 from kernel_muster.plugins.silu.cpu import silu_mul_rows
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 
 @hookimpl

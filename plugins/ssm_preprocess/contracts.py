@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from kernel_muster.plugins._contracts import EXACT, F32_ROUNDING, Dims, exact_sigmoid, f64
 from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam
 
 HEADS = ("key_heads", "key_dim", "value_heads", "value_dim")
 HEAD_SCALARS = tuple(ScalarParam(name, "i32", minimum=1) for name in HEADS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, row_blocks, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.contract.signature import Bound
 
 Entries = Mapping[str, EntryResources]
 

@@ -7,10 +7,10 @@ from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.w4a16 import launch, layouts
 from kernel_muster.plugins.w4a16.contracts import W4A16_GEMM
 from kernel_muster.plugins.w4a16.cpu import w4a16_gemm
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 ONE_ORDER = "w4a16::w4a16_gemm_t"  # every variant adds K in this kernel's order
 _OPT_IN = {"w4a16_v2::w4a16_gemm_t_m128_v2": "MUSTER_W4A16_VARIANT"}

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 from kernel_muster.plugins._contracts import Dims, projection, projection_cases
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case
-from kernel_muster.registry.signature import WeightParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Arguments, Case
+from kernel_muster.registry.contract.signature import WeightParam
 
 # Tiles have 32, 64 or 128 rows, 64 to 256 features, and stages of 32, 64 or 128 k; rows of the transposed copy are
 # whole vectors where N is a multiple of 16, those of scales in the row-major weight where K is one of 64.

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel
-from kernel_muster.registry.arrays import view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.contract.arrays import view_of
+from kernel_muster.registry.contract.nvfp4 import GROUP
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.nvfp4 import GROUP
-from kernel_muster.registry.signature import Bound
 from kernel_muster.registry.values import frozen
 
 _SOURCE = Path(__file__).parent / "gemm.cu"

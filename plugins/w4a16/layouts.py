@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._cuda.nvfp4_layout import module_of
+from kernel_muster.registry.contract.nvfp4 import ROW_MAJOR, TRANSPOSED, Nvfp4Weight
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.nvfp4 import ROW_MAJOR, TRANSPOSED, Nvfp4Weight
 
 _NAN, _NEGATIVE_ZERO = 0x7F, 0x80
 

@@ -9,10 +9,10 @@ from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.causal_conv1d import cpu as convolution
 from kernel_muster.plugins.w4a16_gemv import contracts, cpu, dense_launch, launch, rows
 from kernel_muster.plugins.w4a16_gemv.gdn_in import GDN_IN
-from kernel_muster.registry import nvfp4, weights
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract import nvfp4, weights
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 _FORMS = (
     (contracts.GEMV, cpu.w4a16_gemv, launch.GEMV8),

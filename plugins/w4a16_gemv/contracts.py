@@ -15,10 +15,10 @@ from kernel_muster.plugins._contracts import (
     projection_cases,
 )
 from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 #: Rows of the launch that takes 32 at a time.
 WIDE_ROWS = 256

@@ -7,7 +7,7 @@ from kernel_muster.plugins._gates import gdn_gates
 from kernel_muster.plugins._reference import Array, bf16, project, silu_mul
 from kernel_muster.plugins.causal_conv1d.cpu import causal_conv1d_update
 from kernel_muster.plugins.w4a16_gemv.rows import split_qg, split_qkvz
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 
 
 def w4a16_gemv(x: Array, w: Any, out: Array) -> None:

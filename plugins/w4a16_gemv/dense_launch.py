@@ -12,12 +12,12 @@ from typing import Any
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
-from kernel_muster.registry.arrays import ArrayView, view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import TensorMap
+from kernel_muster.registry.contract.arrays import ArrayView, view_of
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.launch.workspace import TensorMap
 from kernel_muster.registry.values import frozen
 
 Entries = Mapping[str, EntryResources]

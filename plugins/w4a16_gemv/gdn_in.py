@@ -15,9 +15,9 @@ from kernel_muster.plugins._contracts import (
 )
 from kernel_muster.plugins.w4a16_gemv.contracts import DEPTHS, scaled_dot_error, scaled_x
 from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Arguments, Case, Contract, Tolerance
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam
 
 #: Inputs of a channel that an output is made of: the newest, and those that its state holds.
 TAPS = 4

@@ -6,10 +6,10 @@ from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.w4a16_hopper import launch, layout
 from kernel_muster.plugins.w4a16_hopper.contracts import W4A16_HOPPER_GEMM
 from kernel_muster.plugins.w4a16_hopper.cpu import w4a16_hopper_gemm
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Contract
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
-from kernel_muster.registry.specs import KernelSpec
 
 KEY = "w4a16_hopper::w4a16_hopper_gemm"
 

@@ -1,8 +1,8 @@
 """The contract of the Hopper GEMM: that of the w4a16 family, with cases for its tiles and for shared work."""
 
 from kernel_muster.plugins._contracts import dot_tolerance, projection, projection_cases
-from kernel_muster.registry.contracts import Case
-from kernel_muster.registry.signature import WeightParam
+from kernel_muster.registry.contract.contracts import Case
+from kernel_muster.registry.contract.signature import WeightParam
 
 # Token tiles are 32 to 256, row tiles 128 to 512, K steps 64. Few rows of weights and much K: every tile is shared by
 # many workers. Many rows and little K: workers have several whole tiles, and share the rest.

@@ -7,12 +7,12 @@ from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import multiprocessors_of
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_K
 from kernel_muster.plugins.w4a16_hopper.work import FORMS, lines_of, work_of
-from kernel_muster.registry.arrays import view_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
-from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
+from kernel_muster.registry.contract.arrays import view_of
+from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
+from kernel_muster.registry.launch.workspace import Counters, Scratch, TensorMap
 
 _FOLDER = Path(__file__).parent
 

@@ -11,8 +11,8 @@ How the word of (h, p, e) holds a code, and what a scale's byte means: :mod:`ker
 from typing import Any
 
 from kernel_muster.plugins._cuda.nvfp4_layout import MmaWeight, code_words, e5m3_table, module_of, padded
+from kernel_muster.registry.contract.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
 
 LAYOUT = "nvfp4_wgmma_64x64"
 BLOCK_N = 64

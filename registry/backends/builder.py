@@ -3,16 +3,15 @@
 from dataclasses import replace
 from functools import cached_property
 
-from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.backends import compiler_log, compiler_process
 from kernel_muster.registry.backends.cache import BuildCache, cache_key
-from kernel_muster.registry.backends.closure import read_closure
-from kernel_muster.registry.backends.cubin import BadCubin, Cubin, inspect_cubin
-from kernel_muster.registry.backends.declared import declaration_checks, undeclared
-from kernel_muster.registry.backends.headers import Toolkit, find_toolkit
-from kernel_muster.registry.backends.limits import check_limits
-from kernel_muster.registry.backends.nvrtc import CompileInput
-from kernel_muster.registry.backends.options import normalise_options
+from kernel_muster.registry.backends.cubin.cubin import BadCubin, Cubin, inspect_cubin
+from kernel_muster.registry.backends.cubin.limits import check_limits
+from kernel_muster.registry.backends.nvrtc import compiler_log, compiler_process
+from kernel_muster.registry.backends.nvrtc.closure import read_closure
+from kernel_muster.registry.backends.nvrtc.compiler import CompileInput
+from kernel_muster.registry.backends.nvrtc.declared import declaration_checks, undeclared
+from kernel_muster.registry.backends.nvrtc.headers import Toolkit, find_toolkit
+from kernel_muster.registry.backends.nvrtc.options import normalise_options
 from kernel_muster.registry.backends.request import (
     PARAMETER_TYPES,
     BuildFailure,
@@ -24,6 +23,7 @@ from kernel_muster.registry.backends.request import (
     Work,
 )
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware.arch import Arch
 from kernel_muster.registry.values import frozen
 
 # An empty kernel is the set-up of the stack pointer and EXIT.

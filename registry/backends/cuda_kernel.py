@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
-from kernel_muster.registry.arch import Arch
-from kernel_muster.registry.arrays import ArrayView
-from kernel_muster.registry.backends.closure import read_closure
+from kernel_muster.registry.backends.nvrtc.closure import read_closure
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
+from kernel_muster.registry.contract.arrays import ArrayView
+from kernel_muster.registry.contract.signature import Bound
+from kernel_muster.registry.contract.specs import Backend
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import Bound
-from kernel_muster.registry.specs import Backend
+from kernel_muster.registry.hardware.arch import Arch
 from kernel_muster.registry.values import frozen
 
 _LONGEST_NAME = 200

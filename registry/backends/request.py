@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.findings import CODES, Finding
+from kernel_muster.registry.hardware.arch import Arch
 from kernel_muster.registry.values import frozen
 
 

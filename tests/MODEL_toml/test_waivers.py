@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from kernel_muster.MODEL_toml.waivers import Waiver, contradicting_levers, lever_holds, scopes_overlap
-from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Lever, Levers, read_levers
 

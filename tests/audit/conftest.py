@@ -14,9 +14,9 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.replay import replay
+from kernel_muster.audit.replay.replay import replay
+from kernel_muster.audit.replay.trace import parse_trace
 from kernel_muster.audit.report import FindingRow, Report
-from kernel_muster.audit.trace import parse_trace
 from kernel_muster.registry.findings import CODES
 from kernel_muster.registry.keys import parse_key
 

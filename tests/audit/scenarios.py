@@ -12,7 +12,8 @@ from typing import Any
 
 import kernel_muster as km
 import pytest
-from kernel_muster.registry import levers, target
+from kernel_muster.registry import levers
+from kernel_muster.registry.hardware import target
 
 SITE = r"^tests/audit/(scenarios|conftest)\.py:\d+ in .*build$"
 LATE_SITE = r"^tests/audit/scenarios\.py:\d+ in late_"

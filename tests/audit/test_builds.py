@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import kernel_muster as km
 import pytest
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
-from kernel_muster.registry.backends.compiler_process import Compilers, compilers
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel
-from kernel_muster.registry.backends.nvrtc import compile_cubin
+from kernel_muster.registry.backends.nvrtc.compiler import compile_cubin
+from kernel_muster.registry.backends.nvrtc.compiler_process import Compilers, compilers
 
 PARAMETERS = ("ptr", "i32", "ptr")
 GOOD = """\

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.render_text import render_text
-from kernel_muster.audit.replay import replay
-from kernel_muster.audit.trace import parse_trace, read_trace
+from kernel_muster.audit.render.text import render_text
+from kernel_muster.audit.replay.replay import replay
+from kernel_muster.audit.replay.trace import parse_trace, read_trace
 
 #: A trace with every key there is.
 TRACE = {

@@ -5,8 +5,8 @@ import json
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.replay import replay
-from kernel_muster.audit.trace import parse_trace, read_trace
+from kernel_muster.audit.replay.replay import replay
+from kernel_muster.audit.replay.trace import parse_trace, read_trace
 
 
 def test_trace_of_a_boot_survives_json_and_a_file(world, tmp_path):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.plan_check import plan_findings
-from kernel_muster.registry.arch import parse_arch
+from kernel_muster.audit.proof.plan_check import plan_findings
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
+from kernel_muster.registry.hardware.arch import parse_arch
 
 ENTRY = EntryPoint("twice", ("ptr", "i32", "ptr"), dynamic_shared_bytes=64)
 RESOURCES = EntryResources(16, 0, 0, 128, None, (), 1)

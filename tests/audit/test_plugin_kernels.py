@@ -1,10 +1,10 @@
 """``muster plugin check`` about keys that several equal kernels offer."""
 
 import pytest
-from kernel_muster.audit.plugin_kernels import equal_kernels
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.audit.plugin_check.kernels import equal_kernels
+from kernel_muster.registry.discovery.discover import discover
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 
 TARGETS = (CPU_TARGET, *(Target(arch, parse_arch(arch)) for arch in ("sm_80", "sm_90a", "sm_100a")))
 

@@ -2,8 +2,8 @@
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.plugin_models import manifest_findings
-from kernel_muster.registry.discovery import discover
+from kernel_muster.audit.plugin_check.models import manifest_findings
+from kernel_muster.registry.discovery.discover import discover
 
 LAYERS = """hidden_size = 4
 num_layers = 1

@@ -5,8 +5,8 @@ from dataclasses import replace
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import host_memory, prove
-from kernel_muster.registry.discovery import discover
+from kernel_muster.audit.proof.proofs import host_memory, prove
+from kernel_muster.registry.discovery.discover import discover
 from sums import ONE, SUM, backwards, contract, good, raises, run, total
 
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit import proofs
-from kernel_muster.audit.proofs import host_memory, prove
-from kernel_muster.registry import stuck
-from kernel_muster.registry.watch import Worker
+from kernel_muster.audit.proof import proofs
+from kernel_muster.audit.proof.proofs import host_memory, prove
+from kernel_muster.registry.hardware import stuck
+from kernel_muster.registry.plugin_code.watch import Worker
 
 
 def test_device_that_stops_ends_the_proofs(handle_of):

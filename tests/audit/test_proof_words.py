@@ -3,7 +3,7 @@
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.proof_words import errors_of, touched
+from kernel_muster.audit.proof.proof_words import errors_of, touched
 
 CASE = km.Case("one", {"M": 2, "N": 3})
 CONTRACT = km.Contract(

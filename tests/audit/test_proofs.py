@@ -7,7 +7,7 @@ from itertools import count
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import host_memory, prove
+from kernel_muster.audit.proof.proofs import host_memory, prove
 from numpy.lib.stride_tricks import as_strided
 from sums import LONGEST, ONE, backwards, contract, good, raises, run, total
 
@@ -334,7 +334,7 @@ def test_replay_of_a_proof_says_that_it_proved_nothing(world):
 
 
 def test_report_of_a_failed_proof_is_plain_json(world):
-    from kernel_muster.audit.render_json import render_json
+    from kernel_muster.audit.render.json_report import render_json
 
     report = json.loads(render_json(run(world, almost_parallel).report))
     assert report["findings"][0]["code"] == "NUMERICS_FAILED"

@@ -2,7 +2,7 @@
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.python_words import PARAMETERS, _said
+from kernel_muster.audit.render.python_words import PARAMETERS, _said
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernel_muster.audit.render_json import render_json
-from kernel_muster.audit.render_markdown import render_markdown
-from kernel_muster.audit.render_plain import ascii_only, fold_layers, printable, size_text
-from kernel_muster.audit.render_sections import (
+from kernel_muster.audit.render.json_report import render_json
+from kernel_muster.audit.render.markdown import render_markdown
+from kernel_muster.audit.render.plain import ascii_only, fold_layers, printable, size_text
+from kernel_muster.audit.render.sections import (
     MOST_LINES,
     Section,
     Table,
@@ -18,8 +18,8 @@ from kernel_muster.audit.render_sections import (
     lever_text,
     tone_of,
 )
-from kernel_muster.audit.render_terminal import print_report, print_sections
-from kernel_muster.audit.render_text import render_text
+from kernel_muster.audit.render.terminal import print_report, print_sections
+from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Counts, FindingRow, KernelRow, LayoutRow, LeverRow, Report, WaiverRow
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from kernel_muster.audit.render_json import (
+from kernel_muster.audit.render.json_report import (
     SCHEMA_FILE,
     parse_report,
     read_report,
@@ -52,7 +52,9 @@ def validate(document: object) -> None:
 
 
 def test_schema_file_is_current() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run python -m kernel_muster.audit.render_json"
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), (
+        "run python -m kernel_muster.audit.render.json_report"
+    )
 
 
 def test_schema_is_a_valid_schema() -> None:

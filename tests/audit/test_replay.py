@@ -6,9 +6,9 @@ from datetime import date
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.render_text import render_text
-from kernel_muster.audit.replay import replay
-from kernel_muster.audit.trace import parse_trace
+from kernel_muster.audit.render.text import render_text
+from kernel_muster.audit.replay.replay import replay
+from kernel_muster.audit.replay.trace import parse_trace
 
 WAIVER = '[expected_absent.acme]\nmul = "not ported to this chip yet"'
 

@@ -6,8 +6,8 @@ from datetime import date
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.rules.lookups import owner_contract
-from kernel_muster.registry.catalog import Catalog, PluginRow
-from kernel_muster.registry.specs import Provider, Registered
+from kernel_muster.registry.contract.specs import Provider, Registered
+from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 
 WHY = "not ported to this chip yet"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from kernel_muster.audit.trace import parse_trace, read_trace
-from kernel_muster.audit.trace_schema import SCHEMA_FILE, schema_text, trace_schema
+from kernel_muster.audit.replay.trace import parse_trace, read_trace
+from kernel_muster.audit.replay.trace_schema import SCHEMA_FILE, schema_text, trace_schema
 from kernel_muster.registry.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

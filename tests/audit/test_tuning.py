@@ -6,21 +6,21 @@ from pathlib import Path
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.render_sections import foreign_evidence
+from kernel_muster.audit.render.sections import foreign_evidence
 from kernel_muster.audit.reporting import lever_rows
 from kernel_muster.audit.tuning import choose
 from kernel_muster.audit.tuning.choose import Chosen, choose_table, read_tuned_levers, shipped_names
 from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.tuning.table import parse_table, read_table, slug, table_text
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.contract.layouts import LayoutPlan
+from kernel_muster.registry.contract.specs import Provider, Registered
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Severity
-from kernel_muster.registry.layouts import LayoutPlan
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Device, Target
 from kernel_muster.registry.levers import CORE_LEVERS
-from kernel_muster.registry.selection import Selector
-from kernel_muster.registry.specs import Provider, Registered
-from kernel_muster.registry.target import CPU_TARGET, Device, Target
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.select import Selector
 
 EDGE = km.Lever(name="MUSTER_EDGE", kind="int", default=32, minimum=1, doc="an edge", tuning="same_bits")
 OTHER = km.Lever(name="MUSTER_OTHER", kind="int", default=17, doc="an edge", tuning="other_bits")

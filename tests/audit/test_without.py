@@ -3,8 +3,8 @@
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.replay import replay
-from kernel_muster.audit.trace import parse_trace
+from kernel_muster.audit.replay.replay import replay
+from kernel_muster.audit.replay.trace import parse_trace
 
 MUL = km.KernelKey("acme", "mul")
 EXPECTED = '[expected_present.acme]\nmul = "the main path of this model"'

@@ -7,9 +7,9 @@ from pathlib import Path
 import kernel_muster as km
 import pytest
 from kernel_muster.audit.report import Counts, FindingRow, KernelRow, Report
-from kernel_muster.registry.dtypes import DTYPE_NAMES
+from kernel_muster.registry.contract.dtypes import DTYPE_NAMES
+from kernel_muster.registry.contract.specs import STAGES
 from kernel_muster.registry.findings import CODES
-from kernel_muster.registry.specs import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -9,8 +9,8 @@ from typing import Any
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import Memory, device_memory
-from kernel_muster.registry.target import read_devices
+from kernel_muster.audit.proof.proofs import Memory, device_memory
+from kernel_muster.registry.hardware.target import read_devices
 
 
 def _has_device() -> bool:

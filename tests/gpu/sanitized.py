@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 import kernel_muster as km
 import numpy as np
 from kernel_muster import plugins
-from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.audit.proof.proofs import device_memory, prove
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import MusterError
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import kernel_muster as km
 import pytest
-from kernel_muster.ab import nudge_plugin
 from kernel_muster.ab.arms import Arm
+from kernel_muster.ab.nudge import nudge_plugin
 from kernel_muster.ab.rendering import document
 from kernel_muster.ab.running import Wish, run
 from kernel_muster.audit.opening import Wanted
-from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.audit.proof.proofs import device_memory, prove
 from kernel_muster.registry.backends import EntryPoint
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine, Sampling
+from kernel_muster.models.decode.generate import Generated
 from kernel_muster.models.drafter import drafter_from_dims
-from kernel_muster.models.generate import Generated
 from kernel_muster.models.manifest_dims import model_dims
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
 from kernel_muster.models.proposers.dflash import DflashProposer
 from kernel_muster.models.proposers.mtp import MtpProposer
-from kernel_muster.models.random_weights import RandomWeights
 from kernel_muster.models.reduced import reduced
-from kernel_muster.models.state import StateSizes
-from kernel_muster.models.weights import WeightSpec
+from kernel_muster.models.weights.random_weights import RandomWeights
+from kernel_muster.models.weights.source import WeightSpec
+from kernel_muster.registry.contract.nvfp4 import ROW_MAJOR, Nvfp4Weight
 from kernel_muster.registry.errors import BootRefused
-from kernel_muster.registry.lookups import Lookups
-from kernel_muster.registry.nvfp4 import ROW_MAJOR, Nvfp4Weight
+from kernel_muster.registry.selection.lookups import Lookups
 
 pytestmark = pytest.mark.gpu
 

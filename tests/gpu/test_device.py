@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends import builder
+from kernel_muster.registry.hardware.arch import parse_arch
 from twice import GOOD, HEAD, INDEX, THREADS, boot, codes, plugin
 
 pytestmark = pytest.mark.gpu

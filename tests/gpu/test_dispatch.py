@@ -11,14 +11,14 @@ from kernel_muster.bench.tuning.edges import find_edges
 from kernel_muster.bench.tuning.source import TILE_ARMS
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.projection import projection
-from kernel_muster.models.layout import WeightPlanner
-from kernel_muster.models.memory import memory_of
-from kernel_muster.models.random_weights import in_memory
-from kernel_muster.models.scratch import Scratch, ScratchPlan
-from kernel_muster.models.weights import SyntheticWeights, WeightSpec
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.models.memory.memory import memory_of
+from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.random_weights import in_memory
+from kernel_muster.models.weights.source import SyntheticWeights, WeightSpec
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.levers import read_levers
 
 pytestmark = pytest.mark.gpu

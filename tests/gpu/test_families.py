@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from families import MODULES
 from kernel_muster.audit.checking import CASE_S
-from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.audit.proof.proofs import device_memory, prove
 from kernel_muster.plugins.sampling.cpu import sample_top_k_top_p
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
-from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.contract.contracts import Case
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import MusterError
-from kernel_muster.registry.weights import Bf16Weight
 
 pytestmark = pytest.mark.gpu
 

@@ -31,7 +31,7 @@ def same(one, other):
 
 @pytest.mark.parametrize(("features", "depth"), DUAL)
 def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(cupy, kernels, features, depth):
-    from kernel_muster.bench.data import make_dense_data
+    from kernel_muster.bench.data.nvfp4 import make_dense_data
 
     gate, up = (make_dense_data(features, depth, 8, seed) for seed in (0, 1))
     dual, silu = kernels.kernel("w4a16_gemv", "w4a16_gemv_dual"), kernels.kernel("silu", "silu_mul")
@@ -51,7 +51,7 @@ def test_gate_up_and_silu_in_one_launch_have_the_bits_of_two(cupy, kernels, feat
 
 @pytest.mark.parametrize(("queries", "keys", "depth"), QGKV)
 def test_query_gate_key_and_value_in_one_launch_have_the_bits_of_two(cupy, kernels, queries, keys, depth):
-    from kernel_muster.bench.data import make_dense_data
+    from kernel_muster.bench.data.nvfp4 import make_dense_data
 
     data = [make_dense_data(features, depth, 3, seed) for seed, features in enumerate((2 * queries, keys, keys + 16))]
     x = data[0].x
@@ -73,8 +73,8 @@ class GdnInputs:
 
     def __init__(self, kernels, key_heads, key_dim, value_heads, value_dim, depth, rows=6):
         import cupy
-        from kernel_muster.bench.data import make_dense_data
-        from kernel_muster.registry.weights import Bf16Weight
+        from kernel_muster.bench.data.nvfp4 import make_dense_data
+        from kernel_muster.registry.contract.weights import Bf16Weight
 
         self.kernels, self.cupy, self.heads = kernels, cupy, value_heads
         self.shape = {"key_heads": key_heads, "key_dim": key_dim, "value_heads": value_heads, "value_dim": value_dim}

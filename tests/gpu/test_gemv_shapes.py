@@ -1,7 +1,7 @@
 """GEMVs at sizes whose entry point depends on the number of rows: right, and the same bits for each row."""
 
 import pytest
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ def multiply(cupy, handle, weight, x):
 
 @pytest.mark.parametrize(("features", "depth"), SHAPES)
 def test_rows_have_the_bits_of_one_row_whatever_serves_them(cupy, kernels, features, depth):
-    from kernel_muster.bench.data import make_dense_data
+    from kernel_muster.bench.data.nvfp4 import make_dense_data
 
     data = make_dense_data(features, depth, 16)
     one = kernels.kernel("w4a16_gemv", "w4a16_gemv")
@@ -51,7 +51,7 @@ def test_rows_have_the_bits_of_one_row_whatever_serves_them(cupy, kernels, featu
     ],
 )
 def test_rows_of_the_wide_tier_have_the_bits_of_one_row(cupy, kernels, features, depth):
-    from kernel_muster.bench.data import make_dense_data
+    from kernel_muster.bench.data.nvfp4 import make_dense_data
 
     data = make_dense_data(features, depth, 100)
     one, wide = (kernels.kernel("w4a16_gemv", f"w4a16_gemv{tier}") for tier in ("", "_batch256"))

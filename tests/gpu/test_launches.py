@@ -5,8 +5,8 @@ from dataclasses import replace
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
-from kernel_muster.registry.arrays import view_of
+from kernel_muster.audit.proof.proofs import device_memory
+from kernel_muster.registry.contract.arrays import view_of
 
 pytestmark = pytest.mark.gpu
 

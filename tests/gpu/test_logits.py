@@ -17,9 +17,9 @@ import pytest
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.manifest_dims import model_dims
-from kernel_muster.models.random_weights import RandomWeights
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.reduced import reduced
-from kernel_muster.models.state import StateSizes
+from kernel_muster.models.weights.random_weights import RandomWeights
 
 pytestmark = pytest.mark.gpu
 MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")

@@ -3,9 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
-from kernel_muster.registry.contracts import random_weight
-from kernel_muster.registry.signature import WeightParam
+from kernel_muster.audit.proof.proofs import device_memory
+from kernel_muster.registry.contract.contracts import random_weight
+from kernel_muster.registry.contract.signature import WeightParam
 
 pytestmark = pytest.mark.gpu
 BF16 = ml_dtypes.bfloat16

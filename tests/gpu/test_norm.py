@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
+from kernel_muster.audit.proof.proofs import device_memory
 
 pytestmark = pytest.mark.gpu
 

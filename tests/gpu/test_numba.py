@@ -3,8 +3,8 @@
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.gpu
 

@@ -10,13 +10,13 @@ import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory, prove
+from kernel_muster.audit.proof.proofs import device_memory, prove
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.manifest_dims import model_dims
-from kernel_muster.models.random_weights import RandomWeights
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.reduced import reduced
-from kernel_muster.models.state import StateSizes
+from kernel_muster.models.weights.random_weights import RandomWeights
 from kernel_muster.plugins.prefill_paged import launch
 
 pytestmark = pytest.mark.gpu

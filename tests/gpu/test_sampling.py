@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import device_memory
+from kernel_muster.audit.proof.proofs import device_memory
 from kernel_muster.plugins.sampling.cpu import sample_top_k_top_p
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_muster.plugins.w4a16.contracts import W4A16_GEMM
 from kernel_muster.plugins.w4a16.launch import TILES
-from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.contract.contracts import Case
 
 pytestmark = pytest.mark.gpu
 KEYS = pytest.mark.parametrize("key", sorted(TILES))

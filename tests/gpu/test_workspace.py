@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kernel_muster.registry.backends import EntryPoint
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
-from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
+from kernel_muster.registry.launch.workspace import Counters, Scratch, TensorMap
 
 pytestmark = pytest.mark.gpu
 

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
-from kernel_muster.registry.entrypoints import scan
+from kernel_muster.registry.discovery.entry_points import scan
 
-LISTED = "from kernel_muster.registry.entrypoints import scan; print({e.distribution for e in scan().entries})"
+LISTED = (
+    "from kernel_muster.registry.discovery.entry_points import scan; print({e.distribution for e in scan().entries})"
+)
 
 
 def _child(**environment):

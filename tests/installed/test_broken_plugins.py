@@ -456,7 +456,7 @@ def test_plugins_that_need_a_failed_plugins_contract_are_its_consequences(found)
 def test_plugin_blocked_is_not_imported_and_has_no_finding(environment):
     script = (
         "import json, sys\n"
-        "from kernel_muster.registry.discovery import discover\n"
+        "from kernel_muster.registry.discovery.discover import discover\n"
         f"names = {[broken.name for broken in BROKEN]!r}\n"
         "catalog = discover(blocked=[*names, 'gives_all', 'twin', 'chain_a', 'chain_b', 'chain_c'], timeout_s=1)\n"
         "print(json.dumps([[f.code for f in catalog.findings], [n for n in names if n in sys.modules]]))\n"

@@ -190,7 +190,7 @@ import json
 import ml_dtypes
 import numpy as np
 import kernel_muster as km
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 
 rng = np.random.default_rng(3)
 H, I, V = 64, 96, 256

@@ -15,19 +15,19 @@ from kernel_muster.models.decode import DecodeEngine
 from kernel_muster.models.dims import AttentionDims, DrafterDims, GdnDims, ModelDims, MoeDims, RopeDims, YarnDims
 from kernel_muster.models.drafter import Drafter, drafter_from_dims
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layout import WeightPlanner
+from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
-from kernel_muster.models.scratch import Scratch, ScratchPlan
-from kernel_muster.models.state import StateSizes
-from kernel_muster.models.weights import GivenWeights, PlanOnly, SyntheticWeights
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.discovery import discover
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.source import GivenWeights, PlanOnly, SyntheticWeights
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.weights import Bf16Weight
+from kernel_muster.registry.discovery.discover import discover
+from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.levers import Levers, read_levers
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.records import LookupRow, fold
-from kernel_muster.registry.target import CPU_TARGET
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.records import LookupRow, fold
 
 ROUNDING = 2.0**-8  # of BF16, relative, twice the half ulp
 F32 = 2.0**-24

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
-from kernel_muster.models.state import StateSizes
 
 Make = Callable[..., Model]
 SIZES = StateSizes(4, 64, 4)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
-from kernel_muster.models.weights import WeightSpec
-from kernel_muster.registry import nvfp4
+from kernel_muster.models.weights.source import WeightSpec
+from kernel_muster.registry.contract import nvfp4
 
 ROUNDING = 2.0**-8
 # FP32 sums and functions inside a kernel, before it rounds: far below a BF16 rounding.

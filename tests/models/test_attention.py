@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import AttentionDims, ModelDims, RopeDims
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.rotary import NormTurnAppend
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.state import KvCache
 from kernel_muster.models.policy.attention import PREFILL_MMA_ROWS, QKV_ARMS
-from kernel_muster.models.state import KvCache
-from kernel_muster.models.weights import SyntheticWeights, WeightSpec, fuse_rows
-from kernel_muster.registry import nvfp4
+from kernel_muster.models.weights.source import SyntheticWeights, WeightSpec, fuse_rows
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]

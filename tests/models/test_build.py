@@ -11,16 +11,16 @@ from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.models.build import MODEL_TYPES, build_from_dims, build_model
 from kernel_muster.models.dims import ModelDims
-from kernel_muster.models.layers.ffn import NoneFfn
+from kernel_muster.models.ffn.ffn import NoneFfn
 from kernel_muster.models.manifest_dims import model_dims
-from kernel_muster.models.state import StateSizes
-from kernel_muster.models.weights import SyntheticWeights
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.models.memory.state import StateSizes
+from kernel_muster.models.weights.source import SyntheticWeights
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 Make = Callable[..., LookupSession]
 TINY: dict[str, Any] = {

@@ -10,10 +10,10 @@ from kernel_muster.models.build import build_model
 from kernel_muster.models.config_model import config_differences, config_model
 from kernel_muster.models.drafter import build_drafter
 from kernel_muster.models.manifest_dims import model_dims
-from kernel_muster.models.state import StateSizes
-from kernel_muster.models.weights import SyntheticWeights
+from kernel_muster.models.memory.state import StateSizes
+from kernel_muster.models.weights.source import SyntheticWeights
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 Make = Callable[..., LookupSession]
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}

@@ -9,19 +9,19 @@ from engines import NEW, PROMPTS, SIZES, Make
 from kernel_muster.models.build import build_from_dims
 from kernel_muster.models.decode import DecodeEngine, Sampling
 from kernel_muster.models.decode.floor import reached_share, step_bytes
+from kernel_muster.models.decode.generate import Generated, GreedyDecoder
 from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.dims import ModelDims
-from kernel_muster.models.generate import Generated, GreedyDecoder
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.models.proposers.mtp import MtpProposer
 from kernel_muster.models.reduced import reduced
-from kernel_muster.models.state import StateSizes
-from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.target import CPU_TARGET
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 
 def bits(rows: list[Any]) -> bytes:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from engines import PROMPTS, SIZES, Make
 from kernel_muster.models.decode import DecodeEngine, Sampling
+from kernel_muster.models.decode.generate import GreedyDecoder
 from kernel_muster.models.decode.prefill import Prefill
-from kernel_muster.models.generate import GreedyDecoder
+from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.model import Model
 from kernel_muster.models.proposers.mtp import MtpProposer
-from kernel_muster.models.state import StateSizes
 from kernel_muster.registry.errors import ScratchError, UsageError
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from kernel_muster.models.dims import ModelDims, RopeDims
 from kernel_muster.models.layers.rotary import Rotary
+from kernel_muster.models.memory.state import ModelState, StateSizes
 from kernel_muster.models.model import Model
-from kernel_muster.models.state import ModelState, StateSizes
-from kernel_muster.models.weights import SyntheticWeights
+from kernel_muster.models.weights.source import SyntheticWeights
 from kernel_muster.registry.errors import NullKernelError, UsageError
 
 Make = Callable[..., Model]

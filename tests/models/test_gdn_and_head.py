@@ -4,22 +4,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_muster.models.batch import Batch
 from kernel_muster.models.dims import GdnDims, ModelDims
+from kernel_muster.models.heads.embedding import Embedding
+from kernel_muster.models.heads.lm_head import LmHead
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layers.embedding import Embedding
 from kernel_muster.models.layers.gdn import Gdn
-from kernel_muster.models.layers.lm_head import LmHead
-from kernel_muster.models.layout import WeightPlanner
+from kernel_muster.models.memory.batch import Batch
+from kernel_muster.models.memory.state import Recurrent
 from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
-from kernel_muster.models.state import Recurrent
-from kernel_muster.models.weights import SyntheticWeights, WeightSpec
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.source import SyntheticWeights, WeightSpec
+from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.errors import ContractError, UsageError
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.specs import Registered
-from kernel_muster.registry.tape import Tape
-from kernel_muster.registry.target import CPU_TARGET
+from kernel_muster.registry.hardware.target import CPU_TARGET
+from kernel_muster.registry.launch.tape import Tape
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]

@@ -6,23 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from kernel_muster.models.heads.lm_head import LmHead
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import batch_tiers, exact_tiers, tile_kernels
 from kernel_muster.models.layers.linear import Nvfp4Linear
-from kernel_muster.models.layers.lm_head import LmHead
 from kernel_muster.models.layers.projection import projection
-from kernel_muster.models.layout import WeightPlanner
-from kernel_muster.models.scratch import Scratch, ScratchPlan
-from kernel_muster.models.weights import PlanOnly
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.catalog import Catalog
-from kernel_muster.registry.handles import Handle
+from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.source import PlanOnly
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.specs import KernelSpec, Provider, PythonKernel, Registered
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Target
+from kernel_muster.registry.launch.runners import HostRunner
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel, Registered
-from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 Make = Callable[..., Any]
 KEY = "w4a16_hopper::w4a16_hopper_gemm"

@@ -8,8 +8,8 @@ import pytest
 from kernel_muster.MODEL_toml import load_manifest, manifest_folder
 from kernel_muster.models.build import build_model
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layout import WeightPlanner
-from kernel_muster.models.weights import (
+from kernel_muster.models.weights.layout import WeightPlanner
+from kernel_muster.models.weights.source import (
     GivenWeights,
     PlanOnly,
     SyntheticWeights,
@@ -17,15 +17,15 @@ from kernel_muster.models.weights import (
     fuse_rows,
     stack_experts,
 )
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.layouts import LayoutPlan
+from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.errors import ContractError, NullKernelError, UsageError
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.layouts import LayoutPlan
+from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.levers import read_levers
-from kernel_muster.registry.lookups import Lookups, LookupSession
-from kernel_muster.registry.specs import KernelSpec
-from kernel_muster.registry.target import CPU_TARGET
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 Make = Callable[..., LayerContext]
 SPEC = WeightSpec("layers.0.w", (4, 32), "nvfp4")

@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 from kernel_muster.models.levers import MODEL_LEVERS
-from kernel_muster.registry.catalog import Catalog
 from kernel_muster.registry.levers import Levers, read_levers
+from kernel_muster.registry.selection.catalog import Catalog
 
 BY_NAME = {lever.name: lever for lever in MODEL_LEVERS}
 CARRIED = {

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 from kernel_muster.models.lookup_page import LEVER_SETTINGS, asker_of, page_text, recorded_entries
-from kernel_muster.registry.catalog import Catalog, PluginRow
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 
 PAGE = Path(__file__).parents[2] / "docs" / "lookups.md"
 

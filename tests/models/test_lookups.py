@@ -8,7 +8,7 @@ import pytest
 from kernel_muster.MODEL_toml import load_manifest, manifest_folder
 from kernel_muster.models.build import build_model
 from kernel_muster.models.drafter import build_drafter
-from kernel_muster.registry.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 
 Make = Callable[..., LookupSession]
 

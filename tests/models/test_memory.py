@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_muster.models import memory as memories
-from kernel_muster.models.memory import (
+from kernel_muster.models.memory import memory as memories
+from kernel_muster.models.memory.memory import (
     DeviceMemory,
     HostMemory,
     copy_rows,
@@ -17,11 +17,11 @@ from kernel_muster.models.memory import (
     need_device,
     zero,
 )
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ContractError, UsageError
-from kernel_muster.registry.tape import Tape
-from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Target
+from kernel_muster.registry.launch.tape import Tape
 
 
 def test_rows_are_copied_bit_for_bit_with_gaps_on_either_side() -> None:

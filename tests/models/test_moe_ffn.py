@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.models.dims import MoeDims
+from kernel_muster.models.ffn.moe_ffn import MoeFfn
 from kernel_muster.models.layers.context import LayerContext
-from kernel_muster.models.layers.moe_ffn import MoeFfn
 from kernel_muster.models.policy.ffn import MOE_ARMS
-from kernel_muster.models.weights import SyntheticWeights, WeightSpec
+from kernel_muster.models.weights.source import SyntheticWeights, WeightSpec
 from kernel_muster.registry.errors import NullKernelError, UsageError
-from kernel_muster.registry.records import fold
+from kernel_muster.registry.selection.records import fold
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]

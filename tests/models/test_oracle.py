@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.models.dims import ModelDims
-from kernel_muster.models.state import StateSizes
-from kernel_muster.models.weights import SyntheticWeights
+from kernel_muster.models.memory.state import StateSizes
+from kernel_muster.models.weights.source import SyntheticWeights
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -108,6 +108,6 @@ def test_tile_of_one_row_calls_the_kernels_of_one_row(make_context: Make, exact:
 
 
 def layer_dtype() -> Any:
-    from kernel_muster.registry.dtypes import numpy_dtype
+    from kernel_muster.registry.contract.dtypes import numpy_dtype
 
     return numpy_dtype("bf16")

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from kernel_muster.models import random_weights
-from kernel_muster.models.random_weights import RandomWeights
-from kernel_muster.models.weights import WeightSpec
-from kernel_muster.registry import nvfp4
+from kernel_muster.models.weights import random_weights
+from kernel_muster.models.weights.random_weights import RandomWeights
+from kernel_muster.models.weights.source import WeightSpec
+from kernel_muster.registry.contract import nvfp4
 
 
 def spec(name: str, shape: tuple[int, ...], quant: str) -> WeightSpec:

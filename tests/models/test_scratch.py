@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from kernel_muster.models.scratch import Scratch, ScratchPlan
+from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
 from kernel_muster.registry.errors import ScratchError
 
 

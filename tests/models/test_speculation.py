@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.decode.generate import Gate, Generated, GreedyDecoder
+from kernel_muster.models.decode.proposer import Committed
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.drafter import Drafter, drafter_from_dims
-from kernel_muster.models.generate import Gate, Generated, GreedyDecoder
+from kernel_muster.models.memory.state import SequenceState, StateSizes
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.speculation import speculation_pays
 from kernel_muster.models.proposers.dflash import DflashProposer
-from kernel_muster.models.proposers.interface import Committed
 from kernel_muster.models.proposers.mtp import MtpProposer
-from kernel_muster.models.state import SequenceState, StateSizes
-from kernel_muster.models.weights import SyntheticWeights
+from kernel_muster.models.weights.source import SyntheticWeights
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.target import resolve_target
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.target import resolve_target
 
 Make = Callable[..., Model]
 MakeLevers = Callable[..., Levers]

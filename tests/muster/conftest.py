@@ -20,7 +20,7 @@ from kernel_muster.cli.app import run
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.running import HostRunner
+from kernel_muster.registry.launch.runners import HostRunner
 
 _SERIAL = count()
 BUILT_IN = tuple(e.name for e in distribution("kernel-muster").entry_points if e.group == "kernel_muster.v1")

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_muster.audit import proofs
-from kernel_muster.registry import stuck
+from kernel_muster.audit.proof import proofs
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware import stuck
 
 # A plugin that replaces tiers of the NVFP4 GEMV: right ones, with what a test does to them.
 PLANTED = """
 import numpy as np
 import kernel_muster as km
 from kernel_muster.plugins._reference import project
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
 
 
 def planted(x, w, out):
@@ -218,7 +218,7 @@ def test_logits_of_the_engine_that_are_no_numbers_in_both_arms_are_not_called_eq
 def test_rounding_that_cannot_be_measured_is_inconclusive(
     ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    from kernel_muster.ab import nudging
+    from kernel_muster.ab.nudge import nudging
 
     def fails(*arguments: object) -> None:
         raise error("full")

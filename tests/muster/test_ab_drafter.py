@@ -5,12 +5,12 @@ from typing import Any
 
 import kernel_muster as km
 import pytest
+from kernel_muster.ab.decoding.sizes import HOST, fitted_drafter, sizing
 from kernel_muster.ab.drafting import TARGET_LEVERS
-from kernel_muster.ab.sizes import HOST, fitted_drafter, sizing
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.models.drafter import build_drafter
 from kernel_muster.models.manifest_dims import model_dims
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery.discover import discover
 
 TARGET, DRAFTER = "qwen3.6-35b-a3b", "qwen3.6-35b-a3b-dflash"
 QUICK = ("--target", "cpu", "--repeats", "1", "--tokens", "10", "--sequences", "2", "--prompt", "abc", "--prompt", "bd")

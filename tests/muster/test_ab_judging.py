@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.ab.judging import allowed_of, judge_proofs, judge_rows
-from kernel_muster.ab.logits import MARGIN, SPREAD, Distance, distance
+from kernel_muster.ab.measure.logits import MARGIN, SPREAD, Distance, distance
 from kernel_muster.ab.result import Allowed, Kernels, Proof, Row, Side, Speculation, Speed, Thresholds
 
 SPEED = Speed(per_sequence=10.0, low=9.0, high=11.0, aggregate=40.0, prefill_s=0.1)

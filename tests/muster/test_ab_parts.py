@@ -6,20 +6,20 @@ import kernel_muster as km
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.ab import nudge_plugin
-from kernel_muster.ab.coherence import coherence, loop_at_end
-from kernel_muster.ab.logits import distance, is_near_tie, top_k_kl, unrelated_kl
-from kernel_muster.ab.metering import KernelUse, differing_kernels
-from kernel_muster.ab.nudging import nudged, row_outputs
-from kernel_muster.ab.prompts import longest_prompt, made_prompts
-from kernel_muster.ab.sizes import DEVICE, HOST, reduced, size_text, with_layers
+from kernel_muster.ab.decoding.prompts import longest_prompt, made_prompts
+from kernel_muster.ab.decoding.sizes import DEVICE, HOST, reduced, size_text, with_layers
+from kernel_muster.ab.measure.coherence import coherence, loop_at_end
+from kernel_muster.ab.measure.logits import distance, is_near_tie, top_k_kl, unrelated_kl
+from kernel_muster.ab.measure.metering import KernelUse, differing_kernels
+from kernel_muster.ab.nudge import nudge_plugin
+from kernel_muster.ab.nudge.nudging import nudged, row_outputs
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.models.policy.attention import PREFILL_MMA_ROWS
 from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.arch import parse_arch
 
 BF16 = ml_dtypes.bfloat16
 MANIFESTS = Catalogue.from_folders([manifest_folder()]).manifests

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kernel_muster.cli.options import ProfileName, QuantName, StageName
 from kernel_muster.MODEL_toml import QUANTS
+from kernel_muster.registry.contract.specs import STAGES
 from kernel_muster.registry.findings import PROFILES
-from kernel_muster.registry.specs import STAGES
 
 
 def test_audit_that_finds_every_kernel_passes(cli: Any, audit: Any) -> None:

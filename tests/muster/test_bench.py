@@ -4,18 +4,19 @@ import json
 import math
 
 import pytest
-from kernel_muster.bench import plugin, shapes, timing
+from kernel_muster.bench import plugin, timing
 from kernel_muster.bench.contestants import Absent, Contestant, Entry
-from kernel_muster.bench.families import MODULES, family
-from kernel_muster.bench.gemv import tier_of
+from kernel_muster.bench.data import shapes
+from kernel_muster.bench.families.gemv import tier_of
+from kernel_muster.bench.measure import MODULES, family
 from kernel_muster.bench.problem import Problem, Request
 from kernel_muster.bench.race import Row
 from kernel_muster.bench.record import record_of, to_json, to_markdown
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.target import Device, Target
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import Device, Target
 
 
 def row(contestant, role, us, **other):

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kernel_muster.audit.proofs import host_memory
+from kernel_muster.audit.proof.proofs import host_memory
 from kernel_muster.bench import cases, race
 from kernel_muster.bench.problem import Request
-from kernel_muster.registry import stuck
 from kernel_muster.registry.errors import DeviceStuck, UsageError
+from kernel_muster.registry.hardware import stuck
 
 
 @pytest.fixture

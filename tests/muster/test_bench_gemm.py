@@ -2,7 +2,7 @@
 
 import kernel_muster as km
 import pytest
-from kernel_muster.bench.gemm import ARMS, FAMILY, arms, sizes_of
+from kernel_muster.bench.families.gemm import ARMS, FAMILY, arms, sizes_of
 from kernel_muster.bench.problem import Request
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.errors import UsageError

@@ -1,8 +1,8 @@
 """The MoE family of ``muster bench``: what it measures, without a device."""
 
 import pytest
-from kernel_muster.bench.families import family
-from kernel_muster.bench.moe import FAMILY, parse_shape, shapes_of
+from kernel_muster.bench.families.moe import FAMILY, parse_shape, shapes_of
+from kernel_muster.bench.measure import family
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.errors import UsageError
 

@@ -7,15 +7,18 @@ from functools import partial
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.bench import common_peers, floor, small, workloads
-from kernel_muster.bench.families import family
+from kernel_muster.bench import floor
+from kernel_muster.bench.data import workloads
+from kernel_muster.bench.families import small
+from kernel_muster.bench.measure import family
+from kernel_muster.bench.peers import common_peers
 from kernel_muster.bench.problem import Request
 from kernel_muster.bench.race import Row
 from kernel_muster.bench.record import record_of, to_markdown
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.target import Device, Target
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import Device, Target
 
 CATALOGUE = Catalogue.from_folders([manifest_folder()])
 TINY = replace(workloads.MODELS[0], hidden=128, heads=4, value_heads=4, key_heads=2, intermediate=64, vocabulary=500)

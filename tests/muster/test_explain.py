@@ -5,8 +5,8 @@ from inspect import getsource
 from typing import Any
 
 import pytest
-from kernel_muster.cli import explain
-from kernel_muster.registry import selection
+from kernel_muster.cli.commands import explain
+from kernel_muster.registry.selection import select as selection
 
 
 def test_explain_shows_who_serves_and_why_others_do_not(cli: Any) -> None:

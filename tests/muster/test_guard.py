@@ -84,7 +84,7 @@ def test_thread_that_ends_the_process_while_others_load_is_suspected(cli: Any, o
 
 
 def test_process_that_ends_without_plugins_of_others_gets_a_remedy_too(cli: Any) -> None:
-    before = "from kernel_muster.registry import discovery\ndiscovery.load_plugin = lambda *given: os._exit(0)"
+    before = "from kernel_muster.registry.discovery import discover as discovery\ndiscovery.load_plugin = lambda *given: os._exit(0)"
     done = probed(cli, before, "plugins")
     assert done.returncode == 3
     assert "no plugin of another distribution had begun to load: a library has crashed, or " in done.stderr
@@ -146,7 +146,7 @@ def test_crash_after_the_result_leaves_the_verdict(cli: Any) -> None:
 
 
 def test_thread_that_does_not_end_holds_the_command_for_moments(cli: Any) -> None:
-    before = "import kernel_muster.cli.guard as guard; guard._GRACE_S = guard._LOOK_S = 0.2"
+    before = "import kernel_muster.cli.process.guard as guard; guard._GRACE_S = guard._LOOK_S = 0.2"
     cli.install(IMPORT.format(body="import threading; threading.Thread(target=threading.Event().wait).start()"), "held")
     done = probed(cli, before, "plugins", "--format", "json")
     assert (done.returncode, done.stderr.endswith(" is 0\n")) == (0, True)
@@ -154,7 +154,7 @@ def test_thread_that_does_not_end_holds_the_command_for_moments(cli: Any) -> Non
 
 
 def test_who_hears_whose_code_runs_cannot_say_that_the_result_is_written(cli: Any) -> None:
-    body = "from kernel_muster.registry import entered; entered._listener.__self__.of_end(0)"
+    body = "from kernel_muster.registry.plugin_code import entered; entered._listener.__self__.of_end(0)"
     cli.install(IMPORT.format(body=body), "lying")
     done = cli.process("plugins")
     assert done.returncode == 1
@@ -379,7 +379,7 @@ def test_help_and_usage_errors_start_no_process(cli: Any, arguments: tuple[str, 
 def test_device_that_is_stuck_does_not_hold_the_command(cli: Any) -> None:
     # A thread that is not awaited stands in for what would wait for the device while the interpreter ends.
     after = (
-        "import threading; from kernel_muster.registry.stuck import mark_stuck; mark_stuck(0, 'acme::double'); "
+        "import threading; from kernel_muster.registry.hardware.stuck import mark_stuck; mark_stuck(0, 'acme::double'); "
         "threading.Thread(target=threading.Event().wait).start(); return None"
     )
     cli.acme("acme::gone", after=after)

@@ -149,7 +149,7 @@ def test_matrix_output_goes_to_a_file_whole(cli, matrix):
 
 
 def test_matrix_compiles_each_kernel_once_for_all_models(cli, matrix, monkeypatch, tmp_path):
-    from kernel_muster.registry.backends.compiler_process import compilers
+    from kernel_muster.registry.backends.nvrtc.compiler_process import compilers
 
     compiled = []
     real = compilers.compile

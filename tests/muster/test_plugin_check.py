@@ -288,7 +288,7 @@ def test_progress_knows_how_many_steps_there_are(cli, stage, monkeypatch):
     def shown():
         yield lambda done, total, name: seen.append((done, total, name))
 
-    monkeypatch.setattr("kernel_muster.cli.progress.shown_progress", shown)
+    monkeypatch.setattr("kernel_muster.cli.process.progress.shown_progress", shown)
     cli.install(source('spec("acme::double")', 'spec("acme::b", crash)', 'spec("acme::c")'))
     ran = cli("plugin", "check", "acme", "--format", "json", *stage)
     count = len(ran.json["steps"])

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.target import resolve_target
+from kernel_muster.registry.hardware.target import resolve_target
 from plugin_texts import HEAD, codes, source
 
 CUDA = """

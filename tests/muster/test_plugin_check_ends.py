@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel_muster.audit import plugin_check, plugin_child
-from kernel_muster.audit.plugin_steps import MARK
+from kernel_muster.audit.plugin_check import check as plugin_check
+from kernel_muster.audit.plugin_check import child as plugin_child
+from kernel_muster.audit.plugin_check.steps import MARK
 from plugin_texts import codes, source, steps
 
 

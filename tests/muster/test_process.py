@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kernel_muster import __version__
-from kernel_muster.cli import exits, output
+from kernel_muster.cli.process import exits, output
 from kernel_muster.registry.errors import DeviceStuck, UsageError
 
 

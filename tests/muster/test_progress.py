@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kernel_muster.cli.progress import shown_progress
+from kernel_muster.cli.process.progress import shown_progress
 
 
 class Terminal(io.StringIO):
@@ -52,7 +52,7 @@ def test_audit_without_work_to_wait_for_shows_nothing(audit: Any, cli: Any, at_t
 def test_progress_elsewhere_is_a_line_about_work_that_gets_no_further(
     at_terminal: Any, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, term: str
 ) -> None:
-    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 0.2)
+    monkeypatch.setattr("kernel_muster.cli.process.progress._PATIENCE_S", 0.2)
     at_terminal(stream, term)
     with shown_progress() as progress:
         progress(1, 3, "proof of acme::double, case caf\u00e9")
@@ -70,7 +70,7 @@ def test_progress_elsewhere_is_a_line_about_work_that_gets_no_further(
 
 
 def test_progress_elsewhere_is_silent_once_all_is_done(at_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 0.1)
+    monkeypatch.setattr("kernel_muster.cli.process.progress._PATIENCE_S", 0.1)
     stderr = at_terminal(io.StringIO())
     with shown_progress() as progress:
         progress(3, 3, "gemv.cu")
@@ -81,7 +81,7 @@ def test_progress_elsewhere_is_silent_once_all_is_done(at_terminal: Any, monkeyp
 def test_progress_elsewhere_of_work_that_goes_on_is_a_line_now_and_then(
     at_terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernel_muster.cli.progress._PATIENCE_S", 0.5)
+    monkeypatch.setattr("kernel_muster.cli.process.progress._PATIENCE_S", 0.5)
     stderr = at_terminal(io.StringIO())
     began = time.monotonic()
     with shown_progress() as progress:

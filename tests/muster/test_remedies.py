@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.cli import remedies
-from kernel_muster.registry import target
+from kernel_muster.registry.hardware import target
 
 ROW = FindingRow(
     code="NO_DEVICE", severity="refuse", allowed=False, subject="cuda", title="", why="", where=(), layers=(),

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import kernel_muster as km
 import pytest
-from kernel_muster.registry.builders import ModelBuilder
+from kernel_muster.registry.contract.builders import ModelBuilder
 
 
 def by_the_face(session):

@@ -22,12 +22,12 @@ from kernel_muster.bench.tuning.questions import (
 from kernel_muster.bench.tuning.shapes import ROWS, tuned_shapes
 from kernel_muster.bench.tuning.source import Timing
 from kernel_muster.bench.tuning.write import to_markdown
+from kernel_muster.cli.commands.tune import tune_with
 from kernel_muster.cli.options import Format
-from kernel_muster.cli.tune import tune_with
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import Device, Target
 from kernel_muster.registry.levers import read_levers
-from kernel_muster.registry.target import Device, Target
 
 TARGET = Target("cuda:0", parse_arch("sm_90a"), Device(0, "Acme A1", (9, 0), 100, 1, "13.0"))
 SHAPES = [("a", 4096, 2048), ("b", 4096, 8192), ("c", 32768, 4096)]

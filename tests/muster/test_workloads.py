@@ -5,10 +5,11 @@ from dataclasses import replace
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.bench import floor, workloads
-from kernel_muster.bench.common import lines, main, read_options
+from kernel_muster.bench import floor
+from kernel_muster.bench.data import workloads
+from kernel_muster.bench.families.common import lines, main, read_options
+from kernel_muster.bench.families.small import MODULES
 from kernel_muster.bench.race import Row
-from kernel_muster.bench.small import MODULES
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import BootRefused
 
@@ -86,7 +87,7 @@ def test_line_of_a_place_holds_every_time_that_was_taken():
 def test_options_keep_what_is_wanted_apart_from_where_the_record_goes():
     options = read_options(["norm::", "--record", "here.md", "--no-peers", "--counts", "1,8"])
     assert (options.wanted, options.has_peers, options.record.name) == (("norm::",), False, "here.md")
-    assert options.command == "python -m kernel_muster.bench.common 'norm::' --counts 1,8 --no-peers"
+    assert options.command == "python -m kernel_muster.bench.families.common 'norm::' --counts 1,8 --no-peers"
     request = options.request()
     assert (request.rows, request.peers, request.only) == ((1, 8), False, ("norm::",))
     assert [workloads.sizes_of(manifest).hidden for manifest in request.models] == [2048, 5120]

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 from families import CONTRACTS, SPECS
 from hypothesis import strategies as st
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.specs import Provider
+from kernel_muster.registry.contract.specs import Provider
+from kernel_muster.registry.launch.runners import HostRunner
+from kernel_muster.registry.selection.handles import Handle
 
 BF16 = ml_dtypes.bfloat16
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from kernel_muster.registry.backends.elf import Elf
+from kernel_muster.registry.backends.cubin.elf import Elf
 from kernel_muster.registry.backends.request import Built, EntryPoint
 
 #: Where parameters begin in the constant bank; it differs by architecture.

@@ -2,8 +2,8 @@
 
 import pytest
 from kernel_muster.plugins.paged_decode import launch
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.hardware.arch import parse_arch
 
 # Shared memory of a multiprocessor, of which each block takes 1 KB more than it asks for.
 MULTIPROCESSOR = {"sm_80": 164 * 1024, "sm_90": 228 * 1024, "sm_100a": 228 * 1024, "sm_121a": 100 * 1024}

@@ -2,8 +2,8 @@
 
 import pytest
 from kernel_muster.plugins.gated_delta_rule import launch
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.hardware.arch import parse_arch
 
 # The most shared memory that a block has on every target from sm_80 on, of 99 KiB on some.
 MOST = 99 * 1024

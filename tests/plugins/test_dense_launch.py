@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from kernel_muster.plugins import w4a16_gemv
 from kernel_muster.plugins.w4a16_gemv import contracts, dense_launch
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
-from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.contract.contracts import Case
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.hardware.arch import parse_arch
 
 SOURCE = Path(w4a16_gemv.__file__).parent
 HOPPER, OTHERS = dense_launch.DENSE_GEMM_HOPPER, dense_launch.DENSE_GEMM

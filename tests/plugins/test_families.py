@@ -6,12 +6,12 @@ import pytest
 from kernel_muster.plugins import argmax, embedding, norm, quantize_nvfp4, residual_add, silu, w4a16, w4a16_gemv
 from kernel_muster.plugins._reference import bf16, check_indices, ordered_sum, project, sigmoid
 from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.specs import Provider
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.specs import Provider
-from kernel_muster.registry.weights import Bf16Weight
+from kernel_muster.registry.launch.runners import HostRunner
+from kernel_muster.registry.selection.handles import Handle
 
 BF16 = ml_dtypes.bfloat16
 

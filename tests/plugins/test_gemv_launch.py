@@ -7,11 +7,11 @@ import pytest
 from kernel_muster.plugins import w4a16_gemv
 from kernel_muster.plugins._cuda.nvfp4_layout import MmaWeight
 from kernel_muster.plugins.w4a16_gemv import launch
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, WeightParam, evaluate_dim
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, WeightParam, evaluate_dim
+from kernel_muster.registry.hardware.arch import parse_arch
 
 SHAPES = [(n, k) for n in (1, 2048, 12288, 17408, 248320) for k in (16, 2048, 4096, 5120, 6144, 17408)]
 CONTRACTS = {contract.name: contract for contract in w4a16_gemv.muster_contracts()}

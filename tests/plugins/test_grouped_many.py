@@ -2,9 +2,9 @@
 
 import pytest
 from kernel_muster.plugins.moe import expert_launch
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.backends.limits import LIMITS
+from kernel_muster.registry.backends.cubin.limits import LIMITS
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.hardware.arch import parse_arch
 
 
 @pytest.mark.parametrize(

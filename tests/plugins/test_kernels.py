@@ -7,12 +7,12 @@ from importlib.metadata import entry_points
 import numpy as np
 import pytest
 from families import CONTRACTS, FAMILIES, MODULES, SPECS
-from kernel_muster.registry.contracts import Case, Contract, Tolerance
+from kernel_muster.registry.contract.contracts import Case, Contract, Tolerance
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam, dim_symbols
+from kernel_muster.registry.contract.specs import KernelSpec, Provider, PythonKernel
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, WeightParam, dim_symbols
-from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel
+from kernel_muster.registry.launch.runners import HostRunner
+from kernel_muster.registry.selection.handles import Handle
 
 # Cases that are there for a device's many tiles: host kernels go row by row and take no other path for them, only time.
 LARGEST_HOST_CASE = 2e7

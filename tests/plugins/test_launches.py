@@ -10,11 +10,11 @@ from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.plugins.prefill_paged import launch as prefill_launch
 from kernel_muster.plugins.rope import launch as rope_launch
 from kernel_muster.plugins.w4a16_gemv import launch as gemv_launch
-from kernel_muster.registry.backends.workspace import Counters, Scratch
-from kernel_muster.registry.contracts import Case, random_weight
+from kernel_muster.registry.contract.contracts import Case, random_weight
+from kernel_muster.registry.contract.nvfp4 import transpose
+from kernel_muster.registry.contract.signature import ScalarParam, WeightParam
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.nvfp4 import transpose
-from kernel_muster.registry.signature import ScalarParam, WeightParam
+from kernel_muster.registry.launch.workspace import Counters, Scratch
 
 CONTRACTS = {
     c.name: c

@@ -6,7 +6,7 @@ from host_kernels import BF16, empty, gaussian, ints, kernel, ragged, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.plugins._sequences import check_slots, rows_of
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.errors import ContractError
 
 # Rows of several sequences

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.plugins import moe
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import random_weight
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import random_weight
+from kernel_muster.registry.contract.signature import WeightParam
+from kernel_muster.registry.contract.specs import Provider
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.signature import WeightParam
-from kernel_muster.registry.specs import Provider
+from kernel_muster.registry.launch.runners import HostRunner
+from kernel_muster.registry.selection.handles import Handle
 
 BF16 = ml_dtypes.bfloat16
 EXPERTS, HIDDEN, INTERMEDIATE = 6, 48, 32

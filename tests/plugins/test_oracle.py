@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from families import CONTRACTS, SPECS
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.specs import Provider
+from kernel_muster.registry.contract.specs import Provider
+from kernel_muster.registry.launch.runners import HostRunner
+from kernel_muster.registry.selection.handles import Handle
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

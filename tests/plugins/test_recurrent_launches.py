@@ -7,9 +7,9 @@ from kernel_muster.plugins.causal_conv1d import launch as conv_launch
 from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
 from kernel_muster.plugins.norm import launch as norm_launch
 from kernel_muster.registry.backends.request import EntryResources
-from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.contract.contracts import Case
+from kernel_muster.registry.contract.signature import ScalarParam
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import ScalarParam
 
 CONTRACTS = {c.name: c for family in (causal_conv1d, gated_delta_rule, norm) for c in family.muster_contracts()}
 

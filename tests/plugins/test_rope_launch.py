@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from kernel_muster.plugins import rope
 from kernel_muster.plugins.rope import launch
-from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.contract.contracts import Case
+from kernel_muster.registry.contract.signature import ScalarParam
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import ScalarParam
 
 CONTRACT = next(contract for contract in rope.muster_contracts() if contract.name == "rope_forward")
 

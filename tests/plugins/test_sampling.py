@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from kernel_muster.plugins import argmax, sampling
 from kernel_muster.plugins.sampling import launch as sampling_launch
+from kernel_muster.registry.contract.specs import Provider
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.running import HostRunner
-from kernel_muster.registry.specs import Provider
+from kernel_muster.registry.launch.runners import HostRunner
+from kernel_muster.registry.selection.handles import Handle
 
 BF16 = ml_dtypes.bfloat16
 

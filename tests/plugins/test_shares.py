@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.specs import PythonKernel
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.specs import PythonKernel
+from kernel_muster.registry.discovery.discover import discover
 
 KERNELS = {r.spec.key: r.spec.backend for r in discover().kernels if isinstance(r.spec.backend, PythonKernel)}
 

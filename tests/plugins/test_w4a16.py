@@ -10,10 +10,10 @@ from kernel_muster.plugins import w4a16
 from kernel_muster.plugins.w4a16.contracts import W4A16_GEMM
 from kernel_muster.plugins.w4a16.launch import KERNELS, TILES
 from kernel_muster.plugins.w4a16.layouts import to_transposed
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import Case, random_weight
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Case, random_weight
+from kernel_muster.registry.contract.signature import WeightParam
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import WeightParam
 
 BASE, ONE_ORDER = "w4a16::w4a16_gemm", "w4a16::w4a16_gemm_t"
 KEYS = pytest.mark.parametrize("key", sorted(TILES))

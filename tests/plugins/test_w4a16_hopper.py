@@ -10,10 +10,10 @@ from kernel_muster.plugins.w4a16_hopper import launch
 from kernel_muster.plugins.w4a16_hopper.contracts import W4A16_HOPPER_GEMM
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_BYTES, CODE_BYTES, LAYOUT, to_wgmma_layout
 from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, estimated_us, lines_of, work_of
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.backends.workspace import Counters, Scratch, TensorMap
-from kernel_muster.registry.contracts import Case
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import Case
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.launch.workspace import Counters, Scratch, TensorMap
 
 SOURCE = Path(w4a16_hopper.__file__).parent / "gemm.cu"
 

@@ -8,12 +8,12 @@ import sys
 from fnmatch import fnmatchcase
 
 import pytest
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel
 from kernel_muster.registry.backends.pool import build_all
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery.discover import discover
+from kernel_muster.registry.hardware.arch import parse_arch
 
 ARCH = "sm_90a"
 

@@ -7,12 +7,12 @@ from typing import Any
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.catalog import Catalog
+from kernel_muster.registry.contract.specs import KernelSpec, Provider, PythonKernel, Registered
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.levers import CORE_LEVERS, read_levers
-from kernel_muster.registry.selection import Selector
-from kernel_muster.registry.specs import KernelSpec, Provider, PythonKernel, Registered
-from kernel_muster.registry.target import CPU_TARGET, Target
+from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.select import Selector
 
 
 def nothing() -> None:

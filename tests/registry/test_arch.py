@@ -1,7 +1,7 @@
 """Which code runs where: the rules of the CUDA C++ Programming Guide as one table, written down by hand."""
 
 import pytest
-from kernel_muster.registry.arch import KNOWN_CAPABILITIES, canonical_arch, parse_arch, parse_code_arch
+from kernel_muster.registry.hardware.arch import KNOWN_CAPABILITIES, canonical_arch, parse_arch, parse_code_arch
 
 TARGETS = [
     *("cpu", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100f", "sm_100a"),

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from kernel_muster.registry.contracts import Case, Contract, Tolerance, poison_of
-from kernel_muster.registry.dtypes import numpy_dtype
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam
+from kernel_muster.registry.contract.contracts import Case, Contract, Tolerance, poison_of
+from kernel_muster.registry.contract.dtypes import numpy_dtype
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam
 
 EXACT, LOOSE = Tolerance(0.0, 0.0, "copied"), Tolerance(0.5, 0.0, "one bit")
 CONTRACT = Contract(

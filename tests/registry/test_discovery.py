@@ -9,8 +9,8 @@ from types import ModuleType
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.discovery import discover
-from kernel_muster.registry.specs import source_digest
+from kernel_muster.registry.contract.specs import source_digest
+from kernel_muster.registry.discovery.discover import discover
 
 
 def contract(name="acme_c"):
@@ -318,7 +318,9 @@ def test_hanging_hook_is_abandoned_with_its_stack():
     files = [line.split('"')[1] for line in found.log.splitlines() if line.startswith("  File")]
     assert files[0] == __file__  # the author's line comes first: the rest may be cut
     assert files[-1] == threading.__file__
-    assert files.index(__file__) < next(i for i, file in enumerate(files) if file.endswith("registry/watch.py"))
+    assert files.index(__file__) < next(
+        i for i, file in enumerate(files) if file.endswith("registry/plugin_code/watch.py")
+    )
 
 
 # plugins compared with each other

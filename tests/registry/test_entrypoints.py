@@ -4,7 +4,7 @@ import itertools
 import sys
 
 import pytest
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery.discover import discover
 
 
 def said(catalog):

@@ -5,7 +5,7 @@ from types import ModuleType
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery.discover import discover
 
 
 def found(function, role="out"):

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.loading import load_plugin
+from kernel_muster.registry.discovery.loading import load_plugin
 
 SIGNATURE = km.Signature((km.TensorParam("out", "f32", ("M",), role="out"),))
 CONTRACT = {

@@ -6,7 +6,7 @@ from types import ModuleType
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.records import LookupEntry, fold
+from kernel_muster.registry.selection.records import LookupEntry, fold
 
 
 def triple(x, out):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.errors import ContractError
 
 CODES = np.arange(16, dtype=np.uint8)

@@ -5,8 +5,8 @@ import sys
 import zipfile
 
 import pytest
-from kernel_muster.registry import entrypoints
-from kernel_muster.registry.discovery import discover
+from kernel_muster.registry.discovery import entry_points as entrypoints
+from kernel_muster.registry.discovery.discover import discover
 
 PLUGIN = """
 import kernel_muster as km

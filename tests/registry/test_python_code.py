@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.python_code import digest_of_values
+from kernel_muster.registry.plugin_code.python_code import digest_of_values
 
 PLANNERS = """
 from dataclasses import dataclass
@@ -117,7 +117,7 @@ def test_digest_is_the_same_in_another_process(package):
     planners = package()
     site = Path(planners.__file__).parents[1]
     text = (
-        "import sys; from kernel_muster.registry.python_code import digest_of_values as of; "
+        "import sys; from kernel_muster.registry.plugin_code.python_code import digest_of_values as of; "
         "import acme_digests.planners as p; print(of({'planner': (p.made(4), {'a', 'b', 'c'}, p.Tile(2).plan)}))"
     )
     environment = os.environ | {"PYTHONPATH": str(site), "PYTHONHASHSEED": "7"}

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.selection import parse_key_list, parse_prefer
+from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
 
 KEY = KernelKey("acme", "mul")
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.contracts import WeightParam
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.contracts import WeightParam
+from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, dim_symbols, evaluate_dim
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.signature import ScalarParam, Signature, TensorParam, dim_symbols, evaluate_dim
-from kernel_muster.registry.weights import Bf16Weight
 
 BF16 = ml_dtypes.bfloat16
 

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from kernel_muster.registry.sites import is_marked, line_of, site_name, track_caller
+from kernel_muster.registry.selection.sites import is_marked, line_of, site_name, track_caller
 
 
 def test_mark_stays_with_the_function_and_changes_nothing_else():

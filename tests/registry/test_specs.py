@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.specs import PythonKernel
+from kernel_muster.registry.contract.specs import PythonKernel
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.registry.errors import ContractError, UsageError
-from kernel_muster.registry.tape import Tape, beside, enqueue, open_tape
+from kernel_muster.registry.launch.tape import Tape, beside, enqueue, open_tape
 
 
 def triple(x, out):

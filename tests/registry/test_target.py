@@ -3,10 +3,10 @@
 import sys
 
 import pytest
-from kernel_muster.registry import stuck, target
-from kernel_muster.registry.arch import Arch
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.target import CPU_TARGET, Device, resolve_target
+from kernel_muster.registry.hardware import stuck, target
+from kernel_muster.registry.hardware.arch import Arch
+from kernel_muster.registry.hardware.target import CPU_TARGET, Device, resolve_target
 
 
 def devices(*capabilities):

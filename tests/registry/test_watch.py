@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 
 import kernel_muster as km
 import pytest
-from kernel_muster.registry.watch import Worker, cause_chain, located, one_line, watched
+from kernel_muster.registry.plugin_code.watch import Worker, cause_chain, located, one_line, watched
 
 
 def raising(error):
@@ -125,7 +125,7 @@ def test_place_of_an_import_is_the_line_that_imports(tmp_path, monkeypatch):
 
 def test_place_where_all_code_is_ours_is_the_last_line():
     error = watched(km.Case, 5, "x").error
-    assert "registry/watch.py:" in located(error)
+    assert "registry/plugin_code/watch.py:" in located(error)
 
 
 @pytest.mark.parametrize("end", [ZeroDivisionError, SystemExit])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from kernel_muster.plugins.quantize_nvfp4 import contracts
 from kernel_muster.plugins.quantize_nvfp4.launch import QUANTIZE, QUANTIZE_T, TRANSPOSE
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.arrays import ArrayView
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.arrays import ArrayView
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.sim
 

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from kernel_muster.bench.contestants import Contestant, Entry, Launch, copied, launch_of, poisoned
-from kernel_muster.bench.data import DenseData, make_dense_data
-from kernel_muster.bench.gemv import LARGEST_ERROR
-from kernel_muster.bench.peers import dense_peers
+from kernel_muster.bench.data.nvfp4 import DenseData, make_dense_data
+from kernel_muster.bench.families.gemv import LARGEST_ERROR
+from kernel_muster.bench.peers.peers import dense_peers
 from kernel_muster.bench.problem import Problem
 from kernel_muster.bench.race import Row, free_memory, race
 from kernel_muster.bench.timing import Timer, copies_of
@@ -22,9 +22,9 @@ from kernel_muster.bench.tuning.source import (
     Timing,
 )
 from kernel_muster.models.policy.gemv import TIERS, WIDE_TIER, chunk_tier, gemv_chunks, row_tiles
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.handles import Handle
-from kernel_muster.registry.lookups import Lookups
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.selection.handles import Handle
+from kernel_muster.registry.selection.lookups import Lookups
 
 #: The rows up to which tiles of 3 are a contestant.
 MOST_TILED = 16

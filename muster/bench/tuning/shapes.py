@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.bench.shapes import Shape, distinct, projections_of
+from kernel_muster.bench.data.shapes import Shape, distinct, projections_of
 from kernel_muster.MODEL_toml.manifest import Manifest
 
 #: Both sides of each built-in edge and of 64, the padded ladder's rungs, and one prefill of a few hundred rows. The

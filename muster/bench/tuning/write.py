@@ -12,8 +12,8 @@ from kernel_muster.bench.tuning.picks import Pick, picks
 from kernel_muster.bench.tuning.questions import with_values
 from kernel_muster.bench.tuning.source import Source, Timing
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.target import Device
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.target import Device
 
 METHOD = (
     "CUDA graph replays over copies that exceed the L2 (>= 320 MiB), plain launches, all arms of a shape and row count "

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
 from safetensors.numpy import save_file
 
 Tensors = dict[str, Any]

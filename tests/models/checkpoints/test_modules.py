@@ -12,10 +12,10 @@ from kernel_muster.models.checkpoints import (
     fuse_problem,
     open_checkpoint,
 )
-from kernel_muster.registry import nvfp4
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
+from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
-from kernel_muster.registry.weights import Bf16Weight
 
 Same = Callable[[Nvfp4Weight, Nvfp4Weight], None]
 M = "model.layers.0.mlp.up_proj"

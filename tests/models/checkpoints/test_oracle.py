@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.models.checkpoints import CheckpointError, CheckpointWeights, LogicalWeights, open_checkpoint
-from kernel_muster.models.weights import WeightSpec
-from kernel_muster.registry import nvfp4
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
+from kernel_muster.models.weights.source import WeightSpec
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 HIDDEN, EXPERTS = 32, 4

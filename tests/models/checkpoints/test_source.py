@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from kernel_muster.models.checkpoints import CheckpointError, CheckpointWeights, WeightReport, open_checkpoint
 from kernel_muster.models.checkpoints.names import Names
-from kernel_muster.models.weights import PlanOnly, WeightSpec
-from kernel_muster.registry import nvfp4
+from kernel_muster.models.weights.source import PlanOnly, WeightSpec
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.nvfp4 import Nvfp4Weight
 
 Same = Callable[[Nvfp4Weight, Nvfp4Weight], None]
 H, V, KH, DK, VH, DV = 32, 24, 2, 8, 4, 16

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.models.checkpoints import CheckpointError, CheckpointWeights, open_checkpoint
-from kernel_muster.models.weights import WeightSpec
+from kernel_muster.models.weights.source import WeightSpec
 
 H, V = 32, 24
 LAYER, STYLES = "layers.0.", ("bf16", "compressed-tensors", "modelopt")

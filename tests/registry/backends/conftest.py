@@ -3,9 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
 from kernel_muster.registry.backends.builder import Builder
+from kernel_muster.registry.hardware.arch import parse_arch
 
 SCALE = """\
 extern "C" __global__ void __launch_bounds__(128) scale(const float* __restrict__ x, float factor, int n, float* out) {

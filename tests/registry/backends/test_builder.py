@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.arch import Arch, parse_arch
 from kernel_muster.registry.backends import BuildFailure, BuildRequest, EntryPoint
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
-from kernel_muster.registry.backends.closure import read_closure
-from kernel_muster.registry.backends.cubin import inspect_cubin
-from kernel_muster.registry.backends.nvrtc import CompileInput, compile_cubin
+from kernel_muster.registry.backends.cubin.cubin import inspect_cubin
+from kernel_muster.registry.backends.nvrtc.closure import read_closure
+from kernel_muster.registry.backends.nvrtc.compiler import CompileInput, compile_cubin
+from kernel_muster.registry.hardware.arch import Arch, parse_arch
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
 BODY = "{ out[threadIdx.x] = factor; }"
@@ -361,7 +361,7 @@ def test_bindings_that_do_not_work_are_toolchain_missing(make_request, tmp_path,
     request = make_request()
     code = f"""
 from pathlib import Path
-from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.backends import BuildFailure, BuildRequest, EntryPoint
 from kernel_muster.registry.backends.builder import Builder
 try:

@@ -228,7 +228,7 @@ def test_threads_that_want_one_key_build_it_once(cache):
 WORKER = """
 import sys
 from pathlib import Path
-from kernel_muster.registry.arch import parse_arch
+from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache

@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.backends.closure import MOST_BYTES, read_closure
+from kernel_muster.registry.backends.nvrtc.closure import MOST_BYTES, read_closure
 from kernel_muster.registry.backends.request import BuildFailure
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kernel_muster.registry.backends import compiler_process
 from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.backends.compiler_process import CompilerProcess, Compilers
-from kernel_muster.registry.backends.nvrtc import compile_cubin
+from kernel_muster.registry.backends.nvrtc import compiler_process
+from kernel_muster.registry.backends.nvrtc.compiler import compile_cubin
+from kernel_muster.registry.backends.nvrtc.compiler_process import CompilerProcess, Compilers
 from kernel_muster.registry.backends.request import BuildFailure
 
 
@@ -181,8 +181,9 @@ def test_forked_process_has_compilers_of_its_own(make_request, tmp_path):
     code = f"""
 import os, warnings
 from pathlib import Path
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.backends import BuildRequest, EntryPoint, compiler_process
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.backends import BuildRequest, EntryPoint
+from kernel_muster.registry.backends.nvrtc import compiler_process
 from kernel_muster.registry.backends.builder import Builder
 request = BuildRequest("scale", Path({str(request.source)!r}), parse_arch("sm_90a"), {request.entries!r})
 first = Builder().build(request).digest
@@ -221,8 +222,9 @@ def test_compiler_at_work_ends_with_whoever_asked(make_request, tmp_path):
     code = f"""
 import subprocess, sys
 from pathlib import Path
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.backends import BuildRequest, EntryPoint, compiler_process
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.backends import BuildRequest, EntryPoint
+from kernel_muster.registry.backends.nvrtc import compiler_process
 from kernel_muster.registry.backends.builder import Builder
 start = subprocess.Popen
 compiler_process.subprocess.Popen = lambda *given, **named: start(*given, **named, pass_fds=(int(sys.argv[1]),))

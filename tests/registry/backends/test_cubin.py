@@ -5,11 +5,11 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_muster.registry.arch import parse_arch
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
 from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.backends.cubin import BadCubin, Cubin, inspect_cubin
-from kernel_muster.registry.backends.elf import BadElf, Elf
+from kernel_muster.registry.backends.cubin.cubin import BadCubin, Cubin, inspect_cubin
+from kernel_muster.registry.backends.cubin.elf import BadElf, Elf
+from kernel_muster.registry.hardware.arch import parse_arch
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
 SEVERAL = """\

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.registry.arch import parse_arch
-from kernel_muster.registry.arrays import HOST
 from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.backends.device import DeviceRunner
+from kernel_muster.registry.contract.arrays import HOST
 from kernel_muster.registry.errors import MusterError
-from kernel_muster.registry.running import LaunchOptions
+from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.launch.device import DeviceRunner
+from kernel_muster.registry.launch.runners import LaunchOptions
 
 SIGNATURE = km.Signature(
     (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kernel_muster.registry.backends.builder import Builder
-from kernel_muster.registry.backends.headers import find_toolkit
+from kernel_muster.registry.backends.nvrtc.headers import find_toolkit
 from kernel_muster.registry.backends.request import BuildFailure
 
 

@@ -1,7 +1,7 @@
 import pytest
-from kernel_muster.registry.arch import KNOWN_CAPABILITIES, parse_arch
-from kernel_muster.registry.backends.limits import LIMITS, check_limits
+from kernel_muster.registry.backends.cubin.limits import LIMITS, check_limits
 from kernel_muster.registry.backends.request import BuildFailure, EntryPoint, EntryResources
+from kernel_muster.registry.hardware.arch import KNOWN_CAPABILITIES, parse_arch
 
 NEEDS = {
     "registers": 32,

@@ -8,17 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernel_muster.plugins.quantize_nvfp4 import launch
-from kernel_muster.registry.arch import Arch, parse_arch
-from kernel_muster.registry.arrays import view_of
-from kernel_muster.registry.backends import BuildFailure, numba_kernel
+from kernel_muster.registry.backends import BuildFailure
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
-from kernel_muster.registry.backends.cubin import inspect_cubin
+from kernel_muster.registry.backends.cubin.cubin import inspect_cubin
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
-from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel
+from kernel_muster.registry.backends.numba import numba_kernel
+from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel
 from kernel_muster.registry.backends.pool import build_all
-from kernel_muster.registry.dtypes import numpy_dtype
+from kernel_muster.registry.contract.arrays import view_of
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.hardware.arch import Arch, parse_arch
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
@@ -235,9 +236,9 @@ def test_simulator_is_no_compiler(kernel, tmp_path):
     kernel()
     script = (
         "import sys; from pathlib import Path\n"
-        "from kernel_muster.registry.arch import parse_arch\n"
+        "from kernel_muster.registry.hardware.arch import parse_arch\n"
         "from kernel_muster.registry.backends.builder import Builder\n"
-        "from kernel_muster.registry.backends.numba_kernel import NumbaEntry, NumbaKernel\n"
+        "from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel\n"
         "backend = NumbaKernel(Path(sys.argv[1]), (NumbaEntry('scale', ('f32*', 'f32', 'i32', 'f32*')),), None)\n"
         "Builder().build(backend.request(parse_arch('sm_80')))\n"
     )

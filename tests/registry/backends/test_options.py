@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.backends.options import ALLOWED, normalise_options
+from kernel_muster.registry.backends.nvrtc.options import ALLOWED, normalise_options
 
 EXAMPLES = {"c++NN": "c++20", "true|false": "false", "MODE": "ca", "-O0..3": "-O3", "=N": "=64"}
 

@@ -6,9 +6,9 @@ import pytest
 from filelock import FileLock
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
-from kernel_muster.registry.backends.device import BuildRunner
 from kernel_muster.registry.backends.pool import BuildPool, build_all
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.launch.device import BuildRunner
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from kernel_muster.registry.backends.prepared import _value
 from kernel_muster.registry.backends.request import EntryPoint
 from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.launch.prepared import _value
 
 ENTRY = EntryPoint("scale", ("ptr",))
 ENDS = {"i8": (-128, 127), "u8": (0, 255), "i16": (-32768, 32767), "u16": (0, 65535), "i32": (-(2**31), 2**31 - 1),

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from kernel_muster.registry.arrays import ArrayView
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
-from kernel_muster.registry.backends.workspace import (
+from kernel_muster.registry.contract.arrays import ArrayView
+from kernel_muster.registry.errors import ContractError
+from kernel_muster.registry.launch.runners import LaunchOptions
+from kernel_muster.registry.launch.workspace import (
     Counters,
     Scratch,
     TensorMap,
@@ -13,8 +15,6 @@ from kernel_muster.registry.backends.workspace import (
     place_workspace,
     regions_of,
 )
-from kernel_muster.registry.errors import ContractError
-from kernel_muster.registry.running import LaunchOptions
 
 
 def plans(*arguments):
@@ -49,7 +49,7 @@ def test_plans_without_parts_need_nothing():
     ],
 )
 def test_scratch_that_does_not_serve_is_refused(monkeypatch, view, problem):
-    monkeypatch.setattr("kernel_muster.registry.backends.workspace.view_of", lambda given: given)
+    monkeypatch.setattr("kernel_muster.registry.launch.workspace.view_of", lambda given: given)
     with pytest.raises(ContractError, match=problem):
         check_scratch("acme::mul", view, 256, 0)
     check_scratch("acme::mul", on_device((256,)), 256, 0)

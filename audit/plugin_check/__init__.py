@@ -1,0 +1,1 @@
+"""``muster plugin check``: all steps of the kernel author's kit."""

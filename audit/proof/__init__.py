@@ -1,0 +1,1 @@
+"""Proofs: kernels run on the cases of their contracts."""

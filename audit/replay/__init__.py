@@ -1,0 +1,1 @@
+"""Traces of any engine, and their audit."""

@@ -1,0 +1,150 @@
+"""The MoE FFN: router, routed experts, and a shared expert that every token passes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from kernel_muster.models.dims import MoeDims
+from kernel_muster.models.ffn.ffn import forced_arm
+from kernel_muster.models.ffn.moe_experts import Combine, Experts, Form
+from kernel_muster.models.ffn.moe_fused import FusedExperts, fused_shared_kernels
+from kernel_muster.models.ffn.moe_router import Router
+from kernel_muster.models.ffn.swiglu import nvfp4_swiglu
+from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.layers.families import batch_tiers, dual_silu_tiers, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
+from kernel_muster.models.policy.gemv import row_tiles
+from kernel_muster.models.policy.moe import FUSED_ROWS, moe_grouped_decode
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.launch.tape import beside
+from kernel_muster.registry.selection.handles import AnyHandle
+
+_SHARED = "the model has a shared expert"
+_USER = "moe"
+# Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
+_WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
+# Arms whose rows are two launches where kernels are there, and the rows few.
+_FUSED_ARMS: tuple[FfnArm, ...] = (*_WHOLE_TILES, "batched")
+_FORMS: dict[FfnArm, Form] = {"single": 1, "k2": 2, "k3": 3, "token_major": 1, "batched": 3, "atomic_c4": "atomic"}
+
+
+class SharedExpert:
+    """``out += sigmoid(x . gate) * swiglu(x)``: x, out BF16 ``(M, H)``, gate BF16 ``(H,)``."""
+
+    def __init__(
+        self, ctx: LayerContext, hidden: int, intermediate: int, silu_mul: AnyHandle,
+        others: tuple[AnyHandle, AnyHandle] | None = None,
+    ) -> None:  # fmt: skip
+        kernels = ctx.kernels
+        tiers = {**exact_tiers(kernels, _SHARED), **batch_tiers(kernels, _SHARED)}
+        duals = dual_tiers(kernels, _SHARED)
+        fused = dual_silu_tiers(kernels, _SHARED)
+        tiles = tile_kernels(kernels, _SHARED)
+        self._gate_add = kernels.kernel("moe_shared", "moe_shared_gate_add", when=_SHARED)
+        self._combine = kernels.try_kernel("moe_shared", "moe_unpermute_shared_add", when=_SHARED)
+        sizes = (hidden, intermediate)
+        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused, others)
+        self.gate = ctx.array("shared_expert_gate", hidden)
+        self._scratch = ctx.scratch
+        ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))
+
+    @contextmanager
+    def beside(self, x: Any, out: Any, phase: Phase) -> Iterator[Combine | None]:
+        """Compute the shared expert beside the block, which fills out, and then add it, gated.
+
+        The block may end with what this lends it, where a kernel brings results back and adds in one launch.
+        """
+        with self._scratch.lease("moe.shared", _USER, x.shape) as shared:
+            with beside() as side:
+                self.swiglu.run(x, shared, "auto", phase)
+            is_added = False
+            added = {"x": x, "gate_weight": needed(self.gate, "shared_expert_gate"), "shared": shared, "out": out}
+
+            def combine(y: Any, slots: Any, weights: Any) -> None:
+                nonlocal is_added
+                side.join()
+                self._combine(y=y, slots=slots, weights=weights, **added)
+                is_added = True
+
+            yield combine if self._combine else None
+            if not is_added:
+                side.join()
+                self._gate_add(**added)
+
+
+class MoeFfn:
+    """BF16 rows ``(M, H)`` through top_k of E experts, weighted, plus the shared expert.
+
+    With ``owned``, a range of the experts, it returns its part of the sum, rounded to BF16: the parts of ranges that
+    together are all experts add up to the whole. The shared expert is added by whoever owns the first expert. Every
+    part routes over all experts, so that all of them choose alike.
+    """
+
+    is_none = False
+    is_dense = False
+
+    def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None) -> None:
+        self.router = Router(ctx, hidden, moe)
+        silu_mul = ctx.kernels.kernel("moe", "moe_silu_mul")
+        fused = fused_shared_kernels(ctx.kernels, moe, owned)
+        self.experts = Experts(ctx, hidden, moe, owned, fused)
+        self.shared: SharedExpert | None = None
+        if moe.shared_intermediate > 0 and self.experts.owned.start == 0:
+            self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul, fused)
+        self.fused: FusedExperts | None = None
+        if fused is not None and self.shared is not None:
+            glu, gate = self.shared.swiglu, self.shared.gate
+            self.fused = FusedExperts(ctx, moe, fused, self.router, self.experts, glu, gate)
+        self._fused_rows = FUSED_ROWS if self.fused is not None and self.fused.is_available else 0
+        self.arms: tuple[FfnArm, ...] = tuple(arm for arm in MOE_ARMS if arm != "atomic_c4" or self.experts.atomic)
+        self._forced = forced_arm(ctx, self.arms)
+        self._levers, self._arch, self._moe, self._scratch = ctx.levers, ctx.arch, moe, ctx.scratch
+        self.used: Counter[str] = Counter()
+        ctx.plan_scratch(_USER, "moe.ids", 4 * ctx.max_rows * moe.top_k, (0, 6))
+        ctx.plan_scratch(_USER, "moe.weights", 4 * ctx.max_rows * moe.top_k, (0, 6))
+
+    @property
+    def fp32_routing_active(self) -> bool:
+        """Whether router logits stay in FP32."""
+        return self.router.is_fp32
+
+    def moe_grouped_decode_ok(self, rows: int) -> bool:
+        """Whether decode of these rows is grouped."""
+        return moe_grouped_decode(rows, self._levers, self._arch, fused_rows=self._fused_rows)
+
+    def can_forward_km(self, rows: int) -> bool:
+        """Return False: the batched GEMVs are for one dense FFN."""
+        return False
+
+    def arm(self, rows: int, phase: Phase) -> FfnArm:
+        """Return the forced arm, or the one for these rows."""
+        return self._forced or moe_arm(rows, phase, self.moe_grouped_decode_ok(rows), self._fused_rows)
+
+    def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
+        """Return the FFN of x through an arm; UsageError for an arm that experts do not have."""
+        chosen = self.arm(x.shape[0], phase) if arm is None else arm
+        if chosen not in self.arms:
+            raise UsageError(f"an MoE FFN has no arm {chosen!r} here; it has {', '.join(self.arms)}")
+        out = new_rows(x, x.shape[1])
+        start = 0
+        for size in row_tiles(x.shape[0], _WHOLE_TILES.get(chosen, max(x.shape[0], 1))):
+            self._pass(x[start : start + size], out[start : start + size], chosen, phase)
+            start += size
+        self.used[chosen] += 1
+        return out
+
+    def _pass(self, x: Any, out: Any, arm: FfnArm, phase: Phase) -> None:
+        shape = (x.shape[0], self._moe.top_k)
+        with (
+            self._scratch.lease("moe.ids", _USER, shape, "i32") as ids,
+            self._scratch.lease("moe.weights", _USER, shape, "f32") as weights,
+        ):
+            if arm in _FUSED_ARMS and self.fused is not None and x.shape[0] <= self._fused_rows:
+                self.fused.compute(x, ids, weights, out)
+                return
+            shared = nullcontext() if self.shared is None else self.shared.beside(x, out, phase)
+            with shared as combine:
+                self.router.route(x, ids, weights)
+                self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"), combine)

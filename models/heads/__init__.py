@@ -1,0 +1,1 @@
+"""Both ends of a model: embedding, LM head, draft heads, sampling."""

@@ -1,0 +1,1 @@
+"""Arrays of a model: device memory, state of sequences, scratch."""

@@ -1,0 +1,1 @@
+"""Sources of weights, and the plan of their layouts."""

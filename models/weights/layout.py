@@ -1,0 +1,102 @@
+"""The layout plan as a model fills it: which copies of each weight are built, why, and how many bytes."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from kernel_muster.models.memory.memory import HostMemory, Memory
+from kernel_muster.models.weights.source import WeightSource, WeightSpec, moved_to
+from kernel_muster.registry.contract.layouts import LayoutPlan
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.selection.handles import AnyHandle, Handle
+
+#: Kernels by why they read a weight.
+Readers = Mapping[str, Iterable[AnyHandle]]
+
+
+class PlannedWeight:
+    """One weight in every layout that its kernels read; without values where only a plan was made."""
+
+    def __init__(self, spec: WeightSpec, layouts: frozenset[str], copies: Mapping[str, Any]) -> None:
+        self.spec, self.layouts, self._copies = spec, layouts, dict(copies)
+
+    def serves(self, handle: AnyHandle) -> bool:
+        """Whether a kernel is there and the plan builds the copy that it reads."""
+        return bool(handle) and handle.weight_layout in self.layouts
+
+    def copy_for(self, handle: AnyHandle) -> Any:
+        """Return the copy that a kernel reads; UsageError if there is none, NullKernelError if there is no kernel."""
+        layout = handle.weight_layout
+        if layout in self._copies:
+            return self._copies[layout]
+        if not isinstance(handle, Handle):
+            handle.prepare_weight(None)  # raises NullKernelError with key, reason, waiver and site
+        if layout in self.layouts:
+            raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
+        raise UsageError(f"{self.spec.name}: no copy in layout {layout}, which {handle.key} reads")
+
+    @property
+    def plain(self) -> Any:
+        """The logical weight, for kernels that were planned to read it so; UsageError if there is none."""
+        if self.spec.logical_layout not in self._copies:
+            raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
+        return self._copies[self.spec.logical_layout]
+
+
+class WeightPlanner:
+    """Asks a source for weights, and builds of each, in ``memory``, the copies that the chosen kernels declare."""
+
+    def __init__(self, layouts: LayoutPlan, source: WeightSource, memory: Memory | None = None) -> None:
+        self._layouts, self.source = layouts, source
+        self.memory = memory or HostMemory()
+        self.planned: list[PlannedWeight] = []
+
+    def plan(
+        self, spec: WeightSpec, readers: Readers, value: Any = None, plain: Readers = MappingProxyType({})
+    ) -> PlannedWeight:
+        """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
+
+        A copy that no kernel can make out of the logical weight is not built, and the audit says LAYOUT_MISSING.
+        ``value`` is the logical weight where it is made here and not found in the source. ``plain`` are kernels that
+        take the logical weight's values as an array, beside a weight that has their layout.
+        """
+        logical = moved_to(self.memory, self.source.find(spec) if value is None else value)
+        wanted: dict[str, list[KernelKey]] = {}
+        reasons: dict[str, dict[str, None]] = {}  # by layout, each once and in order
+        makers: dict[str, Handle] = {}
+        for reason, handles in readers.items():
+            for handle in handles:
+                layout = handle.weight_layout
+                if layout is None or not isinstance(handle, Handle):
+                    continue
+                wanted.setdefault(layout, []).append(handle.key)
+                if _makes(handle, layout, spec):
+                    makers.setdefault(layout, handle)
+                    reasons.setdefault(layout, {})[reason] = None
+        is_plain = False
+        for reason, handles in plain.items():
+            for handle in handles:
+                if not handle:
+                    continue
+                is_plain = True
+                wanted.setdefault(spec.logical_layout, []).append(handle.key)
+                reasons.setdefault(spec.logical_layout, {})[reason] = None
+        for layout, keys in wanted.items():
+            self._layouts.want(spec.name, layout, *keys)
+        for layout, why in reasons.items():
+            self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why), spec.shape)
+        copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
+        if is_plain and logical is not None:
+            copies.setdefault(spec.logical_layout, logical)
+        planned = PlannedWeight(spec, frozenset(reasons), copies)
+        self.planned.append(planned)
+        return planned
+
+    def array(self, name: str, *shape: int) -> Any | None:
+        """Return a small BF16 array (a norm's or a gate's weight), or None in a plan."""
+        return moved_to(self.memory, self.source.find(WeightSpec(name, shape, "array")))
+
+
+def _makes(handle: Handle, layout: str, spec: WeightSpec) -> bool:
+    return handle.spec.prepare is not None or layout == spec.logical_layout

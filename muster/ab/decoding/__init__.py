@@ -1,0 +1,1 @@
+"""The decoders of a comparison, their prompts and weights."""

@@ -1,0 +1,284 @@
+"""What a comparison asks of a decoder; the decode engine as one, and a model that decodes itself."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.decode.generate import Gate
+from kernel_muster.models.decode.proposer import Proposer
+from kernel_muster.models.decode.rung import Rung
+from kernel_muster.models.drafter import Drafter
+from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes
+from kernel_muster.models.model import Model, Pass
+from kernel_muster.models.proposers.dflash import DflashProposer
+from kernel_muster.models.proposers.mtp import MtpProposer
+from kernel_muster.registry.contract.builders import DecodesItself
+from kernel_muster.registry.errors import MusterError, UsageError
+from kernel_muster.registry.levers import Levers
+from kernel_muster.registry.values import frozen
+from ml_dtypes import finfo
+
+PAGE = 16
+NO_DRAFTS = "--drafts: this model decodes itself, and nothing drafts for it: leave it out, or give 0"
+
+
+@frozen(kw_only=True)
+class Decoded:
+    """Greedy tokens of each prompt, the BF16 rows ``(V,)`` on the host that chose them (if kept), and wall seconds.
+
+    ``step_s`` are steps after the prefill, all sequences together; ``verify_s`` those that drafted and verified.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    logits: tuple[tuple[Any, ...], ...] = ()
+    prefill_s: float = 0.0
+    step_s: tuple[float, ...] = ()
+    verify_s: tuple[float, ...] = ()
+    verify_steps: int = 0
+    accepted: int = 0
+    drafted: int = 0
+
+
+class Decoder(Protocol):
+    """Decodes some prompts together, greedily, plain or with so many drafts a step."""
+
+    def prepare(self, sequences: int) -> None:
+        """Make the step for so many sequences ready, once."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
+    ) -> Decoded:
+        """Return so many new tokens behind each prompt."""
+
+    def close(self) -> None:
+        """Give memory back."""
+
+
+class ReadsAlone(Model):
+    """A model that reads each prompt in passes of its own, whose kernels therefore do not depend on other prompts.
+
+    So that what C sequences change, they change in decode.
+    """
+
+    def prefill(
+        self,
+        state: ModelState,
+        sequences: Sequence[SequenceState],
+        prompts: Sequence[Sequence[int]],
+        reads: Sequence[int] = (),
+    ) -> Iterator[Pass]:
+        """Yield the passes of each prompt, one prompt after the other."""
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            yield from super().prefill(state, [sequence], [prompt], reads)
+
+
+def is_model(built: object) -> bool:
+    """Whether a builder made what the built-in one makes. Of any other object nothing is asked but one method."""
+    return issubclass(type(built), Model)
+
+
+def decodes_itself(built: object) -> bool:
+    """Whether a builder made a model that decodes without the engine: ``DecodesItself``."""
+    try:
+        return callable(getattr(built, "decode_greedily", None))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  (attributes of somebody else's object may raise anything)
+        return False
+
+
+def undecodable(built: object) -> str:
+    """Say why commands cannot decode what a builder made, whose plan will do; empty if they can."""
+    if is_model(built) or decodes_itself(built):
+        return ""
+    if issubclass(type(built), Drafter):
+        return "it drafts for another model: it decodes nothing by itself"
+    return (
+        f"the builder made a {type(built).__name__}, which decodes nothing by itself: this command decodes what the "
+        f"built-in builder makes ({Model.__module__}.{Model.__name__}), and models that have the method "
+        "decode_greedily(prompts, new_tokens); give it one, or run this model with code of its own, and judge it with "
+        "muster audit"
+    )
+
+
+def _reads_alone(model: Model) -> ReadsAlone:
+    """Return a model that reads prompts one by one."""
+    return ReadsAlone(**{item.name: getattr(model, item.name) for item in fields(model)})
+
+
+def decoder_of(
+    model: Any, levers: Levers, sequences: int, context: int, vocab: int | None, on_steps: Callable[[], None]
+) -> "tuple[Any, Decoder]":
+    """Return a built model as it decodes, and what decodes with it; MusterError if nothing does.
+
+    ``on_steps`` is called when a run's prefill is over; a model that decodes itself is all steps. ``vocab`` is how many
+    logits its rows have; None where its manifest does not say.
+    """
+    if why := undecodable(model):
+        raise MusterError(why)
+    if not is_model(model):
+        return model, OwnDecoder(model, vocab, on_steps)
+    alone = _reads_alone(model)
+    return alone, EngineDecoder(alone, levers, sequences, context, on_steps)
+
+
+class OwnDecoder:
+    """A model that decodes itself. What it returns is checked; its time, prompts included, counts as its steps'."""
+
+    def __init__(self, model: DecodesItself, vocab: int | None, on_steps: Callable[[], None]) -> None:
+        self._model, self._vocab, self._on_steps = model, vocab, on_steps
+
+    def prepare(self, sequences: int) -> None:
+        """Do nothing: nothing is recorded."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
+    ) -> Decoded:
+        """Return so many new tokens behind each prompt; MusterError for what is not what the protocol says."""
+        if drafts:
+            raise UsageError(NO_DRAFTS)
+        self._on_steps()
+        start = time.perf_counter()
+        made = self._model.decode_greedily([list(prompt) for prompt in prompts], new_tokens)
+        seconds = time.perf_counter() - start
+        tokens, logits = _checked(made, len(prompts), new_tokens, self._vocab)
+        step_s = (seconds / new_tokens,) * new_tokens
+        return Decoded(tokens=tokens, logits=logits if keep_logits else (), step_s=step_s)
+
+    def close(self) -> None:
+        """Do nothing: the model holds what it has."""
+
+
+def _checked(
+    made: Any, prompts: int, new_tokens: int, vocab: int | None
+) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
+    """Return tokens and logits as tuples; MusterError if they are not as many, or no likeliest tokens."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise MusterError(f"decode_greedily returned a {type(made).__name__}, expected a tuple (tokens, logits)")
+    try:
+        tokens, logits = (_taken(part, prompts, new_tokens) for part in made)
+    except TypeError as error:
+        raise MusterError(f"decode_greedily: tokens or logits are no sequences for each prompt: {error}") from None
+    for name, part in (("tokens", tokens), ("logits", logits)):
+        counts = [len(row) for row in part]
+        if counts != [new_tokens] * prompts:
+            raise MusterError(f"decode_greedily: {name} of lengths {counts}, expected {prompts} of {new_tokens}")
+    for sequence, (ids, rows) in enumerate(zip(tokens, logits, strict=True)):
+        for at, (token, row) in enumerate(zip(ids, rows, strict=True)):
+            if why := _unlikely(token, row, vocab):
+                raise MusterError(f"decode_greedily: sequence {sequence}, token {at}: {why}")
+    return tuple(tuple(map(int, ids)) for ids in tokens), logits
+
+
+def _taken(part: Any, prompts: int, new_tokens: int) -> tuple[tuple[Any, ...], ...]:
+    """Return what is there for each prompt, and one more where there is too much: an iterator may have no end.
+
+    Rows are copied as they come: a model may write the next ones, or another run's, into the same memory.
+    """
+    return tuple(
+        tuple(np.array(one) if _is_array(one) else one for one in islice(row, new_tokens + 1))
+        for row in islice(part, prompts + 1)
+    )
+
+
+def _is_array(row: Any) -> bool:
+    """Whether it is an array of which every value counts."""
+    return isinstance(row, np.ndarray) and not isinstance(row, np.ma.MaskedArray)
+
+
+def _is_floats(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is one of floats, ml_dtypes' too, that FP64 holds."""
+    try:
+        finfo(dtype)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return False
+    return bool(np.can_cast(dtype, np.float64))
+
+
+def _unlikely(token: Any, row: Any, vocab: int | None) -> str:
+    """Say why a token is not the likeliest of a row of logits; empty if it is, or if some are no numbers."""
+    if not _is_array(row) or row.ndim != 1 or not len(row) or not _is_floats(row.dtype):
+        shown = f"{row.dtype} {row.shape}" if _is_array(row) else type(row).__name__
+        return f"logits are {shown}, expected a NumPy array (V,) of floats"
+    if vocab is not None and len(row) != vocab:
+        return f"{len(row)} logits, expected {vocab}: the manifest's vocab_size, at the size that decodes"
+    if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer) or not 0 <= token < len(row):
+        return f"{token!r} is no token from 0 to {len(row) - 1}"
+    values = row.astype(np.float64)
+    if np.isfinite(values).all() and values[token] != values.max():
+        return f"{token} is not the likeliest, which is {int(values.argmax())}"
+    return ""
+
+
+class EngineDecoder:
+    """Decodes with the engine: one recorded step a number of sequences, a graph on a device.
+
+    ``on_steps`` is called when the prefill of a plain run is over.
+    """
+
+    def __init__(
+        self, model: Model, levers: Levers, sequences: int, context: int, on_steps: Callable[[], None]
+    ) -> None:
+        self._levers = levers
+        self._drafter: tuple[Drafter, Levers] | None = None
+        self._sizes = StateSizes(sequences, sequences * -(-context // PAGE), PAGE)
+        self._engine = _Watched(model, self._sizes, context)
+        self._engine.on_steps = on_steps
+
+    def draft_with(self, drafter: Drafter, levers: Levers) -> None:
+        """Let a drafter draft in the place of the MTP head, as many tokens a step as it makes."""
+        self._drafter = drafter, levers
+
+    def _proposer(self, drafts: int) -> Proposer | None:
+        if not drafts:
+            return None
+        if self._drafter is None:
+            return MtpProposer(self._engine.model, self._levers, drafts, self._sizes)
+        drafter, levers = self._drafter
+        return DflashProposer(drafter, levers, self._sizes)
+
+    def prepare(self, sequences: int) -> None:
+        """Record the step for so many sequences."""
+        self._engine.prepare([sequences])
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
+    ) -> Decoded:
+        """Return so many new tokens behind each prompt."""
+        engine = self._engine
+        engine.has_begun = False
+        found = engine.generate(
+            prompts, new_tokens, keep_logits=keep_logits, proposer=self._proposer(drafts), gate=Gate(is_forced=True)
+        )
+        return Decoded(
+            tokens=tuple(map(tuple, found.tokens)),
+            logits=tuple(map(tuple, found.logits)) if keep_logits else (),
+            prefill_s=found.prefill_s,
+            step_s=tuple(found.step_s),
+            verify_s=tuple(found.verify_s),
+            verify_steps=found.verify_steps,
+            accepted=found.accepted,
+            drafted=found.drafted,
+        )
+
+    def close(self) -> None:
+        """Give the engine's memory back."""
+        self._engine.close()
+
+
+class _Watched(DecodeEngine):
+    """An engine that says when the first step of a run begins."""
+
+    on_steps: Callable[[], None] = staticmethod(lambda: None)
+    has_begun = False
+
+    def enqueue(self, *arguments: Any, **options: Any) -> Rung:
+        """Enqueue a step, as the engine does."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.on_steps()
+        return super().enqueue(*arguments, **options)

@@ -1,0 +1,1 @@
+"""Measurements of an arm: logits, kernel times, launches."""

@@ -1,0 +1,84 @@
+"""Data of a measurement: NVFP4 weights that look like quantised Gaussian ones, made on the device from a seed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from kernel_muster.bench.contestants import as_cupy
+from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
+
+#: Features that the reference computes; all are compared where there are no more.
+CHECKED_FEATURES = 2048
+
+
+@dataclass(frozen=True)
+class DenseData:
+    """One shape: a logical weight ``(N, K)``, activations ``[M, K]`` BF16, and the exact result for some features."""
+
+    features: int
+    depth: int
+    weight: Nvfp4Weight
+    x: Any
+    expected: Any  # float64 [M, min(N, CHECKED_FEATURES)], on the host
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight as the format stores it."""
+        return self.features * self.depth // 2 + self.features * self.depth // nvfp4.GROUP
+
+    def error(self, out: Any, rows: int) -> float:
+        """Return the relative L2 error of ``out [rows, N]`` (on the device), NaN counting as infinite."""
+        import cupy
+
+        checked = self.expected[:rows]
+        result = as_cupy(out)[:rows, : checked.shape[1]].astype(cupy.float32)
+        return relative_l2(cupy.asnumpy(result), checked)
+
+
+def relative_l2(result: Any, expected: Any) -> float:
+    """Return the relative L2 error of a host array against float64, NaN counting as infinite."""
+    error = float(np.linalg.norm(np.asarray(result, np.float64) - expected) / np.linalg.norm(expected))
+    return error if np.isfinite(error) else float("inf")
+
+
+def _code_shares() -> Any:
+    """Return how often each E2M1 code occurs in groups of 16 Gaussian values scaled to their largest."""
+    rng = np.random.default_rng(1)
+    weight = nvfp4.quantize(rng.standard_normal((256, 1024)).astype(np.float32))
+    counts = np.bincount(nvfp4.unpack(weight.packed).ravel(), minlength=16).astype(np.float64)
+    return counts / counts.sum()
+
+
+def make_dense_data(features: int, depth: int, rows: int, seed: int = 0) -> DenseData:
+    """Make a weight and so many rows of activations on the current device."""
+    import cupy
+
+    generator = cupy.random.default_rng(seed)
+    edges = cupy.asarray(np.cumsum(_code_shares())[:-1], cupy.float32)
+    packed = cupy.empty((features, depth // 2), cupy.uint8)
+    step = max(1, 2**26 // depth)
+    for start in range(0, features, step):
+        part = packed[start : start + step]
+        low, high = (
+            cupy.searchsorted(edges, generator.random(part.shape, dtype=cupy.float32)).astype(cupy.uint8)
+            for _ in range(2)
+        )
+        part[:] = low | (high << 4)
+    # E4M3 bytes from 2^-7 (below the smallest normal number) to 2^7: all magnitudes that a checkpoint has.
+    scales = generator.integers(4, 104, (features, depth // nvfp4.GROUP), dtype=cupy.uint8)
+    weight = Nvfp4Weight(packed, scales, np.array(2.0**-8, np.float32))
+    x = np.random.default_rng(seed).standard_normal((rows, depth)).astype(np.float32)
+    bf16 = x.view(np.uint32) >> 16  # truncation is as good as any for test data
+    values = (bf16 << 16).view(np.float32)
+    checked = min(features, CHECKED_FEATURES)
+    host = Nvfp4Weight(cupy.asnumpy(packed[:checked]), cupy.asnumpy(scales[:checked]), np.array(2.0**-8, np.float32))
+    expected = values.astype(np.float64) @ nvfp4.dequantize(host).T
+    return DenseData(features, depth, weight, _bf16(bf16.astype(np.uint16)), expected)
+
+
+def _bf16(bits: Any) -> Any:
+    import cupy
+    from kernel_muster.registry.contract.dtypes import numpy_dtype
+
+    return cupy.asarray(bits).view(numpy_dtype("bf16"))

@@ -1,0 +1,1 @@
+"""The kernels that ``muster bench`` measures, one module a family."""

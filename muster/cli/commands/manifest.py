@@ -1,0 +1,114 @@
+"""``muster manifest``: check manifests, and the schema that editors use."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kernel_muster.cli import options
+
+if TYPE_CHECKING:
+    from kernel_muster.registry.findings import Finding
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="MODEL.toml files.", exists=True, dir_okay=False)]
+
+LeverFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--levers", metavar="FILE", exists=True, dir_okay=False, show_default=False,
+        help="Levers that an engine of yours declares: a trace of it, or JSON with its declared_levers; repeatable.",
+    ),
+]  # fmt: skip
+
+_UNCHECKED = (
+    "not checked here: whether anything asks for the keys that are waived or expected, whether a builder serves the "
+    "model, and whether its dimensions are all that one needs (muster audit does)"
+)
+
+
+def lint(
+    files: Files,
+    levers: LeverFiles = None,
+    no_plugin: options.NoPlugins = None,
+    format: options.ListFormat = options.Format.TEXT,
+    output: options.Output = None,
+    verbose: options.Verbose = False,
+) -> int:
+    """Check manifests: everything that is wrong, with file and line.
+
+    Whether what is waived is asked for at all, only an audit can say. Levers are those of the plugins that load, and
+    those that --levers adds.
+
+    Exit code: 0 nothing is wrong (warnings are 0 too), 1 something is, 2 a file cannot be read.
+    """
+    from datetime import UTC, datetime
+
+    from kernel_muster.audit.render.plain import plural
+    from kernel_muster.audit.render.sections import Section
+    from kernel_muster.audit.replay.engine_levers import read_engine_levers, with_engines
+    from kernel_muster.audit.rules.levers import with_lines
+    from kernel_muster.audit.rules.manifest import plain_scopes, run_out
+    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
+    from kernel_muster.MODEL_toml.resolve import Catalogue
+    from kernel_muster.registry.findings import CODES
+    from kernel_muster.registry.levers import read_levers
+
+    read = [read_engine_levers(file) for file in levers or ()]
+    catalog = find_plugins(wanted_of(no_plugins=no_plugin), output)
+    declared = with_engines(catalog.levers, (lever for own, _ in read for lever in own))
+    checked = Catalogue.from_files(dict.fromkeys(files), levers=declared)
+    # A failed plugin may be why a manifest's lever is unknown.
+    today = datetime.now(UTC).date()
+    found, sound = [*(finding for _, bad in read for finding in bad), *checked.findings], []
+    for manifest in checked.manifests:
+        bad = with_lines(read_levers(declared, [("manifest", manifest.defaults)])[1], manifest)
+        found += [*bad, *(finding for waiver in manifest.waivers for finding in run_out(waiver, today))]
+        found += plain_scopes(manifest)
+        sound += [] if bad else [manifest]
+    found = [_with_option(finding) for finding in found]
+    unloaded = [row for row in catalog.plugins if row.status != "loaded"]
+    broken = [
+        finding
+        for finding in catalog.findings
+        if finding.code == "PLUGIN_NOT_FOUND" or (found and CODES[finding.code].group == "plugins")
+    ]
+    title = f"Manifests: {plural(len(set(files)), 'file')}, {len(sound)} sound"
+    unknown = (
+        f"plugin {row.name} {'is blocked' if row.status == 'blocked' else 'did not load (muster plugins says why)'}: "
+        "levers that it declares are not known here"
+        for row in unloaded
+    )
+    section = Section(title, lines=(*(f"{m.name}: {m.path}" for m in sound), *unknown, _UNCHECKED))
+    data = {"files": [str(file) for file in dict.fromkeys(files)], "sound": [manifest.name for manifest in sound]}
+    data["plugins_not_loaded"] = [row.name for row in unloaded]
+    return show(
+        Listing("manifest-lint", data, (section,), rows_of((*found, *broken))),
+        format,
+        output,
+        verbose=verbose,
+    )
+
+
+def _with_option(finding: "Finding") -> "Finding":
+    """Return a finding with what helps where an engine declares levers that no plugin does."""
+    from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
+
+    if NO_LEVER not in finding.why:
+        return finding
+    own = "or, if an engine of yours declares it, give its levers: --levers FILE"
+    return replace(finding, remedies=(*finding.remedies, own))
+
+
+def schema(output: options.Output = None, verbose: options.Verbose = False) -> int:
+    """Print the JSON Schema of a manifest."""
+    from kernel_muster.cli.process.exits import PASSED
+    from kernel_muster.cli.process.output import check_writable, say, write_file
+    from kernel_muster.MODEL_toml.generate import schema_text
+
+    check_writable(output)
+    if output is None:
+        say(schema_text())
+    else:
+        write_file(output, schema_text())
+    return PASSED

@@ -1,0 +1,77 @@
+"""Exit codes, and the one place where whatever happens in a command becomes one."""
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from kernel_muster.audit.render.plain import ascii_only
+from kernel_muster.registry.errors import DeviceStuck, UsageError
+
+_EXIT = sys.exit
+PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def here(body: Callable[[], int]) -> int:
+    """Run a command's body in this process."""
+    return body()
+
+
+def command(function: Callable[..., int], run_body: Callable[[Callable[[], int]], int] = here) -> Callable[..., None]:
+    """Turn a function that returns an exit code into one for typer; nothing it raises gets out as a traceback.
+
+    ``run_body`` runs it, with everything that it raises turned into its exit code.
+    """
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        is_verbose = bool(arguments.get("verbose"))
+        raise typer.Exit(run_body(lambda: guarded(lambda: function(**arguments), is_verbose=is_verbose)))
+
+    return run
+
+
+def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
+    """Run a command's body and return its exit code. ``sys.exit`` is Python's again, whatever plugins made of it."""
+    try:
+        return body()
+    except UsageError as error:
+        complain(f"error: {error}")
+        return USAGE
+    except DeviceStuck as error:
+        complain(f"error: {error}")
+        return REFUSED
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BaseException as error:  # noqa: BLE001  (SystemExit too: a plugin must not choose our exit code)
+        complain(f"internal error: {describe(error)}")
+        complain_traceback(error, is_verbose)
+        complain("this is a bug in kernel-muster: please report it as CONTRIBUTING.md says, with --verbose")
+        return INTERNAL
+    finally:
+        sys.exit = _EXIT
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception on one line, with where it was raised."""
+    from kernel_muster.registry.plugin_code.watch import located
+
+    return located(error)
+
+
+def complain(text: str) -> None:
+    """Say something on stderr, in ASCII; a closed stderr is no reason to fail."""
+    try:
+        sys.stderr.write(f"muster: {ascii_only(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        return
+
+
+def complain_traceback(error: BaseException, is_verbose: bool) -> None:
+    """Print the traceback, if it was asked for."""
+    if is_verbose:
+        complain("".join(traceback.format_exception(error)).rstrip())

@@ -1,0 +1,1 @@
+"""Compiled code: the ELF file, its entry points and their resource use."""

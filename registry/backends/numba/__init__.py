@@ -1,0 +1,1 @@
+"""Kernels written in Python with Numba-CUDA."""

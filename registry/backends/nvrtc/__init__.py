@@ -1,0 +1,1 @@
+"""CUDA C++: sources, headers and options, and the compiler NVRTC."""

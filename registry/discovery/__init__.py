@@ -1,0 +1,1 @@
+"""From installed entry points to a catalog of registered kernels."""

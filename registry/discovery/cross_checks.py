@@ -1,0 +1,270 @@
+"""Rules that compare plugins with each other: names that collide, namespaces, contracts, overrides."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import KernelSpec
+from kernel_muster.registry.discovery.conformance import call_problems
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
+from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
+from kernel_muster.registry.selection.catalog import PluginRow
+
+Items = Mapping[str, Sequence[Any]]
+Plugin = tuple[PluginRow, Items]
+
+
+@dataclass
+class Rejected:
+    """The plugins that these rules refuse, and why."""
+
+    plugins: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, finding: Finding, plugins: Iterable[str]) -> None:
+        """Refuse some plugins because of one finding."""
+        self.findings.append(finding)
+        self.plugins.update(plugins)
+
+
+def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) -> Rejected:
+    """Apply all rules to plugins that are sound by themselves.
+
+    What unsound ones would have registered counts as known: that it is missing is their finding, not their users'.
+    """
+    rejected = Rejected()
+    for hook, kind in (
+        ("muster_contracts", "contract"),
+        ("muster_levers", "lever"),
+        ("muster_models", "model builder"),
+    ):
+        _unique_names(plugins, hook, kind, rejected)
+    _namespaces(plugins, unsound, rejected)
+    _aliases(plugins, rejected)
+    _contracts(plugins, unsound, rejected)
+    _opt_ins(plugins, unsound, rejected)
+    _functions(plugins, rejected)
+    _weight_layouts(plugins, rejected)
+    check_overrides(plugins, rejected, unsound)
+    return rejected
+
+
+def _specs(items: Items) -> Sequence[KernelSpec]:
+    return items.get("muster_kernels", ())
+
+
+def contracts_of(items: Items) -> Iterable[Contract]:
+    """Return the well-formed contracts among a plugin's items."""
+    found = (item for item in items.get("muster_contracts", ()) if isinstance(item, Contract))
+    return (contract for contract in found if isinstance(contract.name, str))
+
+
+def _opaque(unsound: Sequence[Plugin], hook: str) -> tuple[PluginRow, ...]:
+    """Return the plugins that did not load and gave nothing of a hook: what they would have given, nobody knows."""
+    return tuple(row for row, items in unsound if not items.get(hook))
+
+
+def _replaces(spec: KernelSpec, rows: Iterable[PluginRow]) -> bool:
+    """Whether a spec says that it replaces something of one of these plugins."""
+    names = {row.distribution for row in rows}
+    return spec.overrides in names or (spec.replaces_module is not None and spec.replaces_module[1] in names)
+
+
+def _where(row: PluginRow) -> str:
+    return f"{row.distribution} {row.version} ({row.value})"
+
+
+def _unique_names(plugins: Sequence[Plugin], hook: str, kind: str, rejected: Rejected) -> None:
+    """One name means one thing. The host keeps a name that somebody else takes too."""
+    owners: dict[str, list[PluginRow]] = {}
+    for row, items in plugins:
+        for item in items.get(hook, ()):
+            owners.setdefault(item.name, []).append(row)
+    core = {lever.name for lever in CORE_LEVERS} if hook == "muster_levers" else set()
+    for name, rows in sorted(owners.items()):
+        if len(rows) < 2 and name not in core:
+            continue
+        guests = [row for row in rows if not row.is_host] or rows
+        rejected.add(
+            Finding(
+                "BAD_SPEC",
+                guests[0].name,
+                f"{kind} {name} is declared {len(rows) + (name in core)} times",
+                tuple(_where(row) for row in rows),
+                (f"give the {kind} of {guests[0].distribution} a name of its own",),
+            ),
+            (row.name for row in guests),
+        )
+
+
+def _namespaces(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
+    """New keys of third parties live in modules that begin with their plugin's name."""
+    known = [(row, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
+    known += [(row, key) for row, _ in unsound for key in row.keys]
+    owned = {key for row, key in known if _owns(row, key)}
+    opaque = _opaque(unsound, "muster_kernels")
+    for row, items in plugins:
+        # What replaces the kernel of a plugin that failed is no new key: that it failed is a finding already.
+        new = {spec.kernel_key for spec in _specs(items) if not _replaces(spec, opaque)}
+        strangers = sorted(new - owned)
+        if strangers:
+            why = (
+                f"{', '.join(map(str, strangers))}: nobody else provides these keys, and new keys of {row.name} live "
+                f"in modules that begin with {row.namespace}{did_you_mean(str(strangers[0]), map(str, owned))}"
+            )
+            remedies = (f"name the module {row.namespace}_<something>, or correct the key",)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _owns(row: PluginRow, key: KernelKey) -> bool:
+    return row.is_host or row.owns_module(key.module)
+
+
+def _aliases(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """An old name means one key, is none itself, and lies in the namespace of who gives it, or of the key's owner."""
+    clashing = check_alias_claims(plugins, rejected)
+    granted = {(alias, key) for row, alias, key in _given(plugins) if _owns(row, alias)}
+    problems: dict[tuple[PluginRow, str], None] = {}
+    for row, alias, key in _given(plugins):
+        if alias not in clashing and (alias, key) not in granted:
+            why = f"{key}: alias {alias} does not lie in a module that begins with {row.namespace}"
+            problems[row, why] = None
+    _refuse_aliases(problems, rejected)
+
+
+def check_alias_claims(plugins: Sequence[Plugin], rejected: Rejected) -> set[KernelKey]:
+    """Refuse old names that are keys of their own, or that two keys have; return them."""
+    claims: dict[KernelKey, set[KernelKey]] = {}
+    given = _given(plugins)
+    for _, alias, key in given:
+        claims.setdefault(alias, set()).add(key)
+    registered = {spec.kernel_key for _, items in plugins for spec in _specs(items)}
+    has_guest = {alias for row, alias, _ in given if not row.is_host}
+    problems: dict[tuple[PluginRow, str], None] = {}
+    for row, alias, key in given:
+        if row.is_host and alias in has_guest:
+            continue  # the host keeps a name that somebody else takes too
+        if alias in registered:
+            problems[row, f"{key}: alias {alias} is a key of its own"] = None
+        elif len(claims[alias]) > 1:
+            problems[row, f"alias {alias} is given to {' and '.join(map(str, sorted(claims[alias])))}"] = None
+    _refuse_aliases(problems, rejected)
+    return {alias for alias, keys in claims.items() if alias in registered or len(keys) > 1}
+
+
+def _given(plugins: Sequence[Plugin]) -> list[tuple[PluginRow, KernelKey, KernelKey]]:
+    """Return who gives which old name to which key."""
+    return [(row, parse_key(a), spec.kernel_key) for row, items in plugins for spec in _specs(items)
+            for a in spec.aliases]  # fmt: skip
+
+
+def _refuse_aliases(problems: Iterable[tuple[PluginRow, str]], rejected: Rejected) -> None:
+    remedies = ("an alias is an old name of the plugin's own key: correct it, or drop it",)
+    for row, why in problems:
+        rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
+    """Each spec names a contract that somebody registers."""
+    known = {contract.name for _, items in (*plugins, *unsound) for contract in contracts_of(items)}
+    for row, items in plugins:
+        unknown = sorted({spec.contract for spec in _specs(items)} - known)
+        for name in unknown:
+            keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.contract == name))
+            why = f"{keys}: nobody registers the contract {name!r}{did_you_mean(name, known)}"
+            remedies: tuple[str, ...] = ("return the contract from muster_contracts, or correct its name",)
+            if absent := _opaque(unsound, "muster_contracts"):
+                why += f"; what {_listed(absent)} registers is not known"
+                remedies = ("first have those plugins load which did not", *remedies)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _opt_ins(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
+    """What a kernel waits for is a lever that somebody declares: nothing else can be set."""
+    declared = (item for _, items in (*plugins, *unsound) for item in items.get("muster_levers", ()))
+    known = {lever.name for lever in CORE_LEVERS}
+    known |= {item.name for item in declared if isinstance(item, Lever) and isinstance(item.name, str)}
+    absent = _opaque(unsound, "muster_levers")
+    for row, items in plugins:
+        for name in sorted({spec.opt_in for spec in _specs(items) if spec.opt_in is not None} - known):
+            keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.opt_in == name))
+            why = f"{keys}: opt_in={name!r}, and nobody declares such a lever{did_you_mean(name, known, PREFIX)}"
+            remedies: tuple[str, ...] = ("declare the lever in muster_levers, correct its name, or drop opt_in",)
+            if absent:
+                why += f"; what {_listed(absent)} registers is not known"
+                remedies = ("first have those plugins load which did not", *remedies)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _listed(rows: Iterable[PluginRow]) -> str:
+    return ", ".join(f"{row.name} ({row.status})" for row in rows)
+
+
+def _functions(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """The function of a host kernel takes the parameters of its contract."""
+    known = {contract.name: contract for _, items in plugins for contract in contracts_of(items)}
+    for row, items in plugins:
+        for spec in _specs(items):
+            for problem in call_problems(spec, known[spec.contract]) if spec.contract in known else ():
+                remedies = ("give the function the contract's parameters, by their names",)
+                finding = Finding("BAD_SPEC", row.name, f"{spec.key}: {problem}", (_where(row),), remedies)
+                rejected.add(finding, (row.name,))
+
+
+def _weight_layouts(plugins: Sequence[Plugin], rejected: Rejected) -> None:
+    """A kernel that takes a weight says in which layout: what reads no copy that a plan knows would never be used."""
+    known = {contract.name: contract for _, items in plugins for contract in contracts_of(items)}
+    for row, items in plugins:
+        for spec in _specs(items):
+            contract = known.get(spec.contract)
+            if contract is None or spec.weight_layout is not None or not contract.signature.weights:
+                continue
+            names = ", ".join(param.name for param in contract.signature.weights)
+            why = f"{spec.key}: contract {contract.name} takes the weights {names}, but weight_layout is not given"
+            remedies = ("name the layout that the kernel reads: weight_layout=",)
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequence[Plugin] = ()) -> None:
+    """An override names a distribution, other than its own, that has the key (or the module), or that did not load."""
+    providers: dict[KernelKey, set[str]] = {}
+    modules: dict[str, set[str]] = {}
+    for row, items in plugins:
+        for spec in _specs(items):
+            providers.setdefault(spec.kernel_key, set()).add(row.distribution)
+            modules.setdefault(spec.kernel_key.module, set()).add(row.distribution)
+    for row, _ in unsound:
+        for key in row.keys:
+            providers.setdefault(key, set()).add(row.distribution)
+            modules.setdefault(key.module, set()).add(row.distribution)
+    unknown = {row.distribution for row in _opaque(unsound, "muster_kernels")}
+    for row, items in plugins:
+        for spec in _specs(items):
+            for problem in _override_problems(row, spec, providers, modules, unknown):
+                remedies = ("correct the distribution's name, or drop the override",)
+                rejected.add(
+                    Finding("BAD_OVERRIDE", row.name, f"{spec.key}: {problem}", (_where(row),), remedies), (row.name,)
+                )
+
+
+def _override_problems(
+    row: PluginRow,
+    spec: KernelSpec,
+    providers: Mapping[KernelKey, set[str]],
+    modules: Mapping[str, set[str]],
+    unknown: set[str],
+) -> Iterable[str]:
+    name = spec.overrides
+    others = sorted(providers[spec.kernel_key] - {row.distribution})
+    if name is not None and name not in others and name not in unknown:
+        yield f"overrides={name!r}, but {name} does not provide it; others that do: {', '.join(others) or 'none'}"
+    if spec.replaces_module is None:
+        return
+    module, name = spec.replaces_module
+    if module != spec.kernel_key.module:
+        yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
+    elif name not in unknown and (name == row.distribution or name not in modules[module]):
+        others = sorted(modules[module] - {row.distribution})
+        yield f"replaces_module names {name!r}, but {module} is provided by {', '.join(others) or 'nobody else'}"

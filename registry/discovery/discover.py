@@ -1,0 +1,251 @@
+"""Discovery: from installed entry points to a catalog.
+
+Plugins are loaded sorted by name, each in a transaction; rules that compare plugins run after all have loaded. So
+nothing depends on the order of plugins, of entry points, or of ``sys.path``.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kernel_muster.registry.contract.specs import Provider, Registered
+from kernel_muster.registry.discovery.cross_checks import check_together, contracts_of
+from kernel_muster.registry.discovery.entry_points import Entry, scan
+from kernel_muster.registry.discovery.loading import LOCAL, Loaded, load_plugin
+from kernel_muster.registry.discovery.origins import strange_file
+from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.findings import Finding, Severity
+from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.plugin_code.entered import tell_guest
+from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog, PluginRow, PluginStatus
+from kernel_muster.registry.values import frozen
+
+
+@frozen
+class Draft:
+    """A plugin with all it gave, before plugins are compared with each other."""
+
+    row: PluginRow
+    loaded: Loaded
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing found so far refuses it."""
+        return self.row.status == "loaded"
+
+    @property
+    def provider(self) -> Provider:
+        """The provider that its registrations carry."""
+        return Provider(self.row.name, self.row.distribution, self.row.version)
+
+
+def discover(
+    *,
+    blocked: Iterable[str] = (),
+    demanded: Iterable[str] = (),
+    local: Mapping[str, object] | None = None,
+    timeout_s: float = 10,
+    path: Sequence[str] | None = None,
+    options: tuple[str, str] = ("--plugin", "--no-plugin"),
+) -> Catalog:
+    """Find, load and compare all plugins.
+
+    ``blocked`` plugins are never imported; ``demanded`` ones must be there. ``local`` adds plugin objects of this
+    process, by name, as distribution ``(local)``. ``path`` replaces ``sys.path`` in the search for metadata.
+    ``options`` are what the caller calls them by that demand and block a plugin.
+    """
+    blocked, demanded, local = frozenset(blocked), frozenset(demanded), local or {}
+    if unnamed := [name for name in local if not isinstance(name, str) or not name.strip()]:
+        raise UsageError(f"local plugins: {unnamed[0]!r} is no name of a plugin: names are text")
+    if both := sorted(blocked & demanded):
+        raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
+    found = scan(path)
+    findings = [*found.findings, *_hidden_host(found.entries)]
+    findings.extend(_competing(group) for group in found.competing if group[0].name not in blocked)
+    findings.extend(_mismatched(entry) for entry in found.mismatched if entry.name not in blocked)
+    for option, names in zip(options, (demanded, blocked), strict=True):
+        findings.extend(_not_found(option, names, found.names | set(local)))
+    taken = {entry.name for entry in found.entries}
+    findings.extend(_taken(entry) for entry in found.entries if entry.name in local)
+    drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries if entry.name not in local]
+    drafts += [Draft(_row(e, "failed"), Loaded()) for e in found.entries if e.name in local]
+    drafts += [_unloaded(entry, "failed", blocked) for group in found.competing for entry in group]
+    drafts += [_unloaded(entry, "mismatched", blocked) for entry in found.mismatched]
+    drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local) if name not in taken]
+    drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
+    return _catalog(drafts, findings)
+
+
+def _row(entry: Entry, status: PluginStatus) -> PluginRow:
+    return PluginRow(
+        entry.name, entry.distribution, entry.version, status, entry.value, entry.location, notes=entry.notes
+    )
+
+
+def _unloaded(entry: Entry, status: PluginStatus, blocked: frozenset[str]) -> Draft:
+    """A plugin that cannot be loaded; to block it is to say that it need not be."""
+    return Draft(_row(entry, "blocked" if entry.name in blocked else status), Loaded())
+
+
+def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
+    if entry.name in blocked:
+        return Draft(_row(entry, "blocked"), Loaded())
+    if entry.distribution != HOST_DISTRIBUTION:
+        tell_guest(entry.name)
+    where = f"{entry.distribution} {entry.version} ({entry.value})"
+    loaded = load_plugin(entry.name, where, entry.load, timeout_s)
+    if entry.distribution != HOST_DISTRIBUTION:
+        loaded.findings.extend(_from_elsewhere(entry.name, where, entry))
+    return _judged(_row(entry, "loaded"), loaded)
+
+
+def _from_elsewhere(subject: str, where: str, entry: Entry) -> Iterator[Finding]:
+    """Find a module that hides the one of the distribution that the report would name."""
+    if file := strange_file(entry.module, entry.places):
+        named = f"{entry.distribution} {entry.version}"
+        why = f"{entry.module} was imported from {file}, but {named} has it at {' or '.join(entry.places)}"
+        remedies = (
+            "take the folder that hides it out of PYTHONPATH, or start elsewhere",
+            f"or, if that code is meant, install it in the place of {named}",
+        )
+        yield Finding("PLUGIN_LOAD_FAILED", subject, why, (where,), remedies)
+
+
+def _hidden_host(entries: Iterable[Entry]) -> Iterator[Finding]:
+    """Find a copy of this package that runs under the name and version of the installed one."""
+    for entry in entries:
+        if entry.distribution == HOST_DISTRIBUTION:
+            yield from _from_elsewhere(HOST_DISTRIBUTION, f"{HOST_DISTRIBUTION} {entry.version}", entry)
+            return
+
+
+def _draft_local(name: str, plugin: object, blocked: frozenset[str], timeout_s: float) -> Draft:
+    row = PluginRow(name, LOCAL, "", "blocked" if name in blocked else "loaded", getattr(plugin, "__name__", ""))
+    return (
+        Draft(row, Loaded()) if name in blocked else _judged(row, load_plugin(name, LOCAL, lambda: plugin, timeout_s))
+    )
+
+
+def _judged(row: PluginRow, loaded: Loaded) -> Draft:
+    """A plugin with a refusing finding registers nothing; its keys are kept to explain what is missing."""
+    refused = any(f.severity("serve") is Severity.REFUSE for f in loaded.findings)
+    keys = tuple(sorted({spec.kernel_key for spec in loaded.items.get("muster_kernels", ()) if _has_key(spec)}))
+    return Draft(replace(row, status="failed" if refused else "loaded", hooks=loaded.hooks, keys=keys), loaded)
+
+
+def _has_key(spec: object) -> bool:
+    try:
+        return spec.kernel_key is not None  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, TypeError):
+        return False
+
+
+def _competing(entries: tuple[Entry, ...]) -> Finding:
+    name = entries[0].name
+    owners = tuple(dict.fromkeys(f"{e.distribution} {e.version} at {e.location}" for e in entries))
+    if len(owners) > 1:
+        why = f"{len(owners)} distributions offer a plugin called {name}; none of them is loaded"
+        remedy = f"uninstall all but one of: {', '.join(owners)}"
+    else:
+        why = f"{owners[0]} names {len(entries)} plugins {name}; none of them is loaded"
+        remedy = f"keep one entry point called {name} in its entry_points.txt"
+    where = tuple(f"{e.distribution} {e.version} ({e.value}) at {e.location}" for e in entries)
+    return Finding("PLUGIN_DUPLICATE", name, why, where, (remedy,))
+
+
+def _taken(entry: Entry) -> Finding:
+    return Finding(
+        "PLUGIN_DUPLICATE",
+        entry.name,
+        f"a local plugin and {entry.distribution} both offer a plugin called {entry.name}",
+        (f"{entry.distribution} {entry.version} ({entry.value})",),
+        ("give the local plugin another name",),
+    )
+
+
+def _mismatched(entry: Entry) -> Finding:
+    return Finding(
+        "API_MISMATCH",
+        entry.name,
+        f"it is registered for {_shown(entry.group)}, this host speaks {ENTRY_POINT_GROUP}; it was not imported",
+        (f"{entry.distribution} {entry.version} ({entry.value})",),
+        (
+            f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}",
+            f'or, where it is yours: [project.entry-points."{ENTRY_POINT_GROUP}"] in pyproject.toml, and install again',
+            f"or uninstall it, or block it: --no-plugin {entry.name}",
+        ),
+    )
+
+
+def _shown(group: str) -> str:
+    """Return a group's name, in quotes where blanks in it would not be seen."""
+    return group if group.split() == [group] else repr(group)
+
+
+def _not_found(option: str, names: frozenset[str], known: Collection[str]) -> Iterator[Finding]:
+    """Yield the plugins that an option names and nobody offers."""
+    remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+    for name in sorted(names.difference(known)):
+        why = f"{option} names {name}, which is not installed{did_you_mean(name, known)}"
+        yield Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
+
+
+def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:
+    rejected = check_together(
+        [(d.row, d.loaded.items) for d in drafts if d.is_sound],
+        [(d.row, d.loaded.items) for d in drafts if not d.is_sound],
+    )
+    findings += [finding for draft in drafts for finding in draft.loaded.findings]
+    findings += rejected.findings
+    drafts = [_failed(draft) if draft.is_sound and draft.row.name in rejected.plugins else draft for draft in drafts]
+    drafts, findings = _drop_orphans(drafts, findings)
+    sound = [draft for draft in drafts if draft.is_sound]
+
+    def items(hook: str) -> list[Any]:
+        return [item for draft in sound for item in draft.loaded.items.get(hook, ())]
+
+    return Catalog(
+        plugins=tuple(draft.row for draft in drafts),
+        kernels=tuple(Registered(k, d.provider) for d in sound for k in d.loaded.items.get("muster_kernels", ())),
+        contracts={contract.name: contract for contract in items("muster_contracts")},
+        builders=tuple(items("muster_models")),
+        levers=(*CORE_LEVERS, *items("muster_levers")),
+        manifest_folders=tuple(sorted(set(items("muster_manifests")))),
+        builders_of={draft.row.name: tuple(draft.loaded.items.get("muster_models", ())) for draft in sound},
+        folders_of={draft.row.name: tuple(draft.loaded.items.get("muster_manifests", ())) for draft in sound},
+        observers=tuple((d.row.name, d.loaded.observer) for d in sound if d.loaded.observer is not None),
+        findings=tuple(findings),
+    )
+
+
+def _failed(draft: Draft, *notes: str) -> Draft:
+    return Draft(replace(draft.row, status="failed", notes=(*draft.row.notes, *notes)), draft.loaded)
+
+
+def _drop_orphans(drafts: list[Draft], findings: list[Finding]) -> tuple[list[Draft], list[Finding]]:
+    """Drop plugins whose contracts failed with another plugin: consequences, listed in that plugin's finding."""
+    causes: dict[str, Draft] = {}  # of plugins dropped here: the plugin with the finding
+    while True:
+        sound = {contract.name for d in drafts if d.is_sound for contract in contracts_of(d.loaded.items)}
+        owner = {c.name: d for d in drafts if not d.is_sound for c in contracts_of(d.loaded.items)}
+        orphan = next((d for d in drafts if d.is_sound and _needs(d) - sound), None)
+        if orphan is None:
+            return drafts, findings
+        lost = sorted(_needs(orphan) - sound)
+        culprit = owner[lost[0]]
+        note = f"plugin {orphan.row.name} needs the contract {', '.join(lost)} of {culprit.row.name}, which failed"
+        drafts = [_failed(d, note) if d is orphan else d for d in drafts]
+        culprit = causes[orphan.row.name] = causes.get(culprit.row.name, culprit)
+        at = next(i for i, finding in enumerate(findings) if _is_about(finding, culprit.row))
+        findings = [f.explaining([note]) if i == at else f for i, f in enumerate(findings)]
+
+
+def _is_about(finding: Finding, row: PluginRow) -> bool:
+    """Whether a finding refuses a plugin: it is its subject, or one of several that are at fault together."""
+    return finding.subject == row.name or f"{row.distribution} {row.version} ({row.value})" in finding.where
+
+
+def _needs(draft: Draft) -> set[str]:
+    return {spec.contract for spec in draft.loaded.items.get("muster_kernels", ())}

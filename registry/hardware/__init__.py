@@ -1,0 +1,1 @@
+"""Devices and architectures: what a kernel is compiled for and runs on."""

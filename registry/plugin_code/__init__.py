@@ -1,0 +1,1 @@
+"""Run, copy and hash code that plugins bring."""

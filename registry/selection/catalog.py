@@ -1,0 +1,102 @@
+"""The catalog: everything that plugins registered, frozen, with what went wrong on the way."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from kernel_muster.registry.contract.builders import ModelBuilder
+from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.specs import Registered
+from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.levers import CORE_LEVERS, Lever
+from kernel_muster.registry.values import frozen
+
+HOST_DISTRIBUTION = "kernel-muster"
+PluginStatus = Literal["loaded", "failed", "blocked", "mismatched"]
+
+
+@frozen
+class PluginRow:
+    """One plugin as ``muster plugins`` shows it."""
+
+    name: str
+    distribution: str
+    version: str
+    status: PluginStatus
+    value: str = ""
+    location: str = ""
+    hooks: tuple[str, ...] = ()
+    keys: tuple[KernelKey, ...] = ()  # what it registers, or would have registered
+    notes: tuple[str, ...] = ()
+
+    @property
+    def namespace(self) -> str:
+        """What the modules of its new keys begin with."""
+        return self.name.lower().replace("-", "_").replace(".", "_")
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is one of the built-in families."""
+        return self.distribution == HOST_DISTRIBUTION
+
+    def owns_module(self, module: str) -> bool:
+        """Whether a module name lies in this plugin's namespace."""
+        return module == self.namespace or module.startswith(f"{self.namespace}_")
+
+
+def sort_registered(kernels: Iterable[Registered]) -> tuple[Registered, ...]:
+    """Order registrations by what they are, not by who came first."""
+    return tuple(
+        sorted(
+            kernels,
+            key=lambda r: (r.spec.kernel_key, r.provider.distribution, r.provider.plugin, r.spec.archs),
+        )
+    )
+
+
+@frozen
+class Catalog:
+    """What a boot can choose from. Nothing is added after discovery."""
+
+    plugins: tuple[PluginRow, ...] = ()
+    kernels: tuple[Registered, ...] = ()
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
+    builders: tuple[ModelBuilder, ...] = ()
+    levers: tuple[Lever, ...] = CORE_LEVERS
+    manifest_folders: tuple[Path, ...] = ()
+    builders_of: Mapping[str, tuple[ModelBuilder, ...]] = field(default_factory=dict)  # by plugin
+    folders_of: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # of manifests, by plugin
+    observers: tuple[tuple[str, Callable[[Any], object]], ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @cached_property
+    def by_key(self) -> Mapping[KernelKey, tuple[Registered, ...]]:
+        """Registrations of each key, in a fixed order."""
+        index: dict[KernelKey, list[Registered]] = {}
+        for registered in sort_registered(self.kernels):
+            index.setdefault(registered.spec.kernel_key, []).append(registered)
+        return {key: tuple(rows) for key, rows in index.items()}
+
+    @cached_property
+    def by_alias(self) -> Mapping[str, KernelKey]:
+        """Old names of keys; where two keys claim one, the first in order has it."""
+        index: dict[str, KernelKey] = {}
+        for registered in sort_registered(self.kernels):
+            for alias in registered.spec.aliases:
+                index.setdefault(alias, registered.spec.kernel_key)
+        return index
+
+    def plugins_that(self, status: PluginStatus) -> tuple[PluginRow, ...]:
+        """Return the plugins in one state."""
+        return tuple(row for row in self.plugins if row.status == status)
+
+    def absent_provider(self, key: KernelKey) -> PluginRow | None:
+        """Return the failed or blocked plugin that would have provided a key, if one is known to."""
+        absent = [row for row in self.plugins if row.status != "loaded"]
+        for row in absent:
+            if key in row.keys:
+                return row
+        return next((row for row in absent if row.owns_module(key.module)), None)
