@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-LISTED = "from kernel_muster.registry.discovery.entry_points import scan; print(sorted({e.distribution for e in scan().entries}))"
+LISTED = (
+    "from kernel_muster.registry.discovery.entry_points import scan; "
+    "print(sorted({e.distribution for e in scan().entries}))"
+)
 
 
 def with_a_stranger(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,21 +1,54 @@
 """A plain run of prompts through the decode engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from kernel_muster.models.decode.buffers import StepBuffers
 from kernel_muster.models.decode.generate import Generated
+from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
-from kernel_muster.models.memory.state import SequenceState, i32
+from kernel_muster.models.memory.state import ModelState, SequenceState, i32
+from kernel_muster.models.model import Model, Pass
 
-if TYPE_CHECKING:
-    from kernel_muster.models.decode.engine import DecodeEngine
+
+class Engine(Protocol):
+    """The parts of the decode engine that a run drives."""
+
+    model: Model
+
+    @property
+    def state(self) -> ModelState:
+        """Caches and recurrent states of all sequences."""
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """The fixed arrays of a step."""
+
+    @property
+    def prefill(self) -> Callable[..., Iterator[Pass]]:
+        """Run prompts in chunks; yields each pass."""
+
+    def rung(self, sequences: int) -> Rung:
+        """Return the recorded step for a number of sequences."""
+
+    def enqueue(
+        self,
+        sequences: Sequence[SequenceState],
+        ids: Sequence[int] | None,
+        sampling: Sampling,
+        uniform: Sequence[float],
+    ) -> Rung:
+        """Enqueue one step."""
+
+    def tokens(self) -> list[int]:
+        """Return the tokens of the oldest step that was enqueued."""
 
 
 class PlainRun:
     """One plain run of prompts: prefill, then replays, one step ahead of the tokens that the host has seen."""
 
-    def __init__(self, engine: "DecodeEngine", sampling: Sampling, keep_logits: bool) -> None:
+    def __init__(self, engine: Engine, sampling: Sampling, keep_logits: bool) -> None:
         self._engine, self._sampling, self._keeps = engine, sampling, keep_logits
         self._memory = engine.model.memory
 

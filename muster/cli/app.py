@@ -73,7 +73,7 @@ def _app(called: str = "", run_body: RunBody = here) -> typer.Typer:
                       pretty_exceptions_enable=False, no_args_is_help=True)  # fmt: skip
     names = (*_COMMANDS, *_GROUPS)
     for name in (called,) if called in names else names:
-        module = import_module(f"kernel_muster.cli.{name}")
+        module = import_module(f"kernel_muster.cli.commands.{name}")
         if name in _GROUPS:
             app.add_typer(_group(module, *_GROUPS[name], run_body), name=name)
         else:

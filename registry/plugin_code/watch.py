@@ -17,7 +17,8 @@ from kernel_muster.registry.values import frozen
 _T = TypeVar("_T")
 _Calls = SimpleQueue[Callable[[], object] | None]
 _LONGEST = 300
-_MACHINERY = (os.path.dirname(__file__) + os.sep, os.path.dirname(pluggy.__file__) + os.sep, threading.__file__)
+_REGISTRY = os.path.dirname(os.path.dirname(__file__))
+_MACHINERY = (_REGISTRY + os.sep, os.path.dirname(pluggy.__file__) + os.sep, threading.__file__)
 
 _IMPORTING = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external"})
 _NOT_THE_AUTHORS = frozenset({"kernel_muster", "pluggy", *sys.stdlib_module_names, *_IMPORTING})

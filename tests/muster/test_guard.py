@@ -84,7 +84,7 @@ def test_thread_that_ends_the_process_while_others_load_is_suspected(cli: Any, o
 
 
 def test_process_that_ends_without_plugins_of_others_gets_a_remedy_too(cli: Any) -> None:
-    before = "from kernel_muster.registry.discovery import discover as discovery\ndiscovery.load_plugin = lambda *given: os._exit(0)"
+    before = "import kernel_muster.registry.discovery.discover as it\nit.load_plugin = lambda *given: os._exit(0)"
     done = probed(cli, before, "plugins")
     assert done.returncode == 3
     assert "no plugin of another distribution had begun to load: a library has crashed, or " in done.stderr
@@ -379,7 +379,8 @@ def test_help_and_usage_errors_start_no_process(cli: Any, arguments: tuple[str, 
 def test_device_that_is_stuck_does_not_hold_the_command(cli: Any) -> None:
     # A thread that is not awaited stands in for what would wait for the device while the interpreter ends.
     after = (
-        "import threading; from kernel_muster.registry.hardware.stuck import mark_stuck; mark_stuck(0, 'acme::double'); "
+        "import threading; from kernel_muster.registry.hardware.stuck import mark_stuck; "
+        "mark_stuck(0, 'acme::double'); "
         "threading.Thread(target=threading.Event().wait).start(); return None"
     )
     cli.acme("acme::gone", after=after)

@@ -6,8 +6,9 @@ the token differs, and the logits that chose it had the same context still.
 **Top-k KL**: the divergence of the other arm's next-token distribution from the reference's, over the reference's k
 likeliest tokens and one bin for all others, in nats.
 
-How much KL rounding alone explains is measured, see :mod:`kernel_muster.ab.nudge.nudging`. The KL of two distributions whose
-logits differ by e is Var(e) / 2 to second order, so that MARGIN = 4 allows twice the deviation of the measured one.
+The KL that rounding alone explains is measured: :mod:`kernel_muster.ab.nudge.nudging`. The KL of two
+distributions whose logits differ by e is Var(e) / 2 to second order, so that MARGIN = 4 allows twice the deviation of
+the measured one.
 
 **Unrelated**: the KL of the reference's own distributions at neighbouring positions, which have different contexts.
 What computes garbage is that far off, whatever the garbage is.
