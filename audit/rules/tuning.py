@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.messages.message import message, quoted
 
 
 def stale_table(evidence: Evidence) -> Iterator[Finding]:
@@ -13,11 +14,8 @@ def stale_table(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "TUNING_STALE",
             facts.table,
-            "; ".join(facts.stale),
-            remedies=(
-                "measure again on this device: muster tune --output FILE, and name it: MUSTER_TUNING_TABLE=FILE",
-                "or decide by the built-in thresholds: MUSTER_TUNING_TABLE=none",
-            ),
+            message("tuning_stale", differences=tuple(map(quoted, facts.stale))),
+            remedies=(message("remedy.measure_again"), message("remedy.built_in_thresholds")),
         )
 
 
@@ -25,9 +23,5 @@ def uncovered_shapes(evidence: Evidence) -> Iterator[Finding]:
     """Projections of the model lie outside the range that the table in force covers."""
     facts = evidence.tuning
     if facts is not None and facts.uncovered:
-        yield Finding(
-            "TUNING_UNCOVERED",
-            facts.table,
-            f"it covers {facts.range}; outside: {', '.join(facts.uncovered)}",
-            remedies=("measure these shapes too: muster tune MODEL --output FILE, or --shape NxK",),
-        )
+        why = message("tuning_uncovered", range=facts.range, shapes=tuple(facts.uncovered))
+        yield Finding("TUNING_UNCOVERED", facts.table, why, remedies=(message("remedy.measure_shapes"),))

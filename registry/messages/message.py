@@ -1,0 +1,59 @@
+"""One sentence as data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_muster.registry.messages.audience import COMMAND, Audience
+from kernel_muster.registry.messages.template import fill
+
+#: The template of a sentence that was written elsewhere: by a trace, an exception or a compiler.
+QUOTED = "quoted"
+
+
+class Message(str):
+    """A sentence with the name of its template and the values that fill it.
+
+    As a string it is the wording of the command line. ``for_audience`` gives the wording of another audience; the
+    values may hold messages, which are reworded with it.
+    """
+
+    template: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, template: str, values: Mapping[str, Any], text: str) -> "Message":
+        """Make a message whose text is already known."""
+        made = super().__new__(cls, text)
+        made.template, made.values = template, values
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.template, dict(self.values), str(self))
+
+    def for_audience(self, audience: Audience) -> "Message":
+        """Return the message in the words of an audience."""
+        if self.template == QUOTED:
+            return self
+        values = {name: _reworded(value, audience) for name, value in self.values.items()}
+        return Message(self.template, values, fill(audience.template(self.template), values, audience.option))
+
+    def with_values(self, **values: object) -> "Message":
+        """Return the message with some values replaced."""
+        return self if self.template == QUOTED else message(self.template, **{**self.values, **values})
+
+
+def message(template: str, /, **values: object) -> Message:
+    """Return a message by the name of its template; KeyError for a template or a value that does not exist."""
+    return Message(template, values, fill(COMMAND.template(template), values, COMMAND.option))
+
+
+def quoted(text: str) -> Message:
+    """Return a sentence that was written elsewhere, word for word."""
+    return text if isinstance(text, Message) else Message(QUOTED, {"text": text}, text)
+
+
+def _reworded(value: object, audience: Audience) -> object:
+    if isinstance(value, Message):
+        return value.for_audience(audience)
+    if type(value) in (list, tuple):
+        return tuple(_reworded(one, audience) for one in value)  # type: ignore[attr-defined]
+    return value
