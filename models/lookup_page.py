@@ -109,7 +109,9 @@ def _roles(entries: Iterable[LookupEntry]) -> _Roles:
 def _rows(catalog: Catalog, key: KernelKey, roles: Mapping[str, Mapping[str, set[str]]]) -> Iterator[str]:
     """Yield one line for each way a key is asked for; contract and providers stand in the first."""
     contracts = sorted({one.spec.contract for one in catalog.by_key.get(key, ())})
-    tail = [", ".join(contracts) or "-", _providers(catalog, key) or "nobody: declared absent"]
+    if opened := catalog.open_contracts.get(key):
+        contracts = [opened.name]
+    tail = [", ".join(contracts) or "-", _providers(catalog, key) or "nobody yet: open to any plugin"]
     for kind, conditions in sorted(roles.items()):
         asked = sorted(f"{', '.join(sorted(askers))}: {when}" for when, askers in conditions.items())
         yield f"| {' | '.join([key.func, kind, '<br>'.join(asked), *tail])} |"

@@ -40,6 +40,15 @@ def parse_key(text: str) -> KernelKey:
     return key
 
 
+def key_problem(text: str) -> str:
+    """Return why a text is no key, or nothing."""
+    try:
+        parse_key(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "", cutoff: float = 0.72) -> list[str]:
     """Return the known names that look most like ``name``, best first; a prefix of all names does not count."""
     bare = sorted({other.removeprefix(prefix) for other in known})

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
 from kernel_muster.plugins.w4a16 import launch, layouts
-from kernel_muster.plugins.w4a16.contracts import W4A16_GEMM
+from kernel_muster.plugins.w4a16.contracts import W4A4_GEMM, W4A16_GEMM
 from kernel_muster.plugins.w4a16.cpu import w4a16_gemm
 from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.contracts import Contract
@@ -18,15 +18,15 @@ _OPT_IN = {"w4a16_v2::w4a16_gemm_t_m128_v2": "MUSTER_W4A16_VARIANT"}
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return the one contract that all variants share."""
-    return (W4A16_GEMM,)
+    """Return the one contract that all variants share, and that of the FP4 x FP4 tiles, which others may provide."""
+    return (W4A16_GEMM, W4A4_GEMM)
 
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return the base kernel on row-major weights, and the variants on the transposed copy.
 
-    ``w4a16_v3`` is left out on purpose: who asks for it hears that nobody provides it.
+    ``w4a16_v3`` and ``w4a4`` are left out on purpose: their contracts open them to anybody.
     """
     for key, backend in launch.KERNELS.items():
         same = () if key == ONE_ORDER else (ONE_ORDER,)

@@ -1,9 +1,9 @@
-"""The contract of every w4a16 tile GEMM."""
+"""The contract of every w4a16 tile GEMM, and that of the w4a4 ones, which nobody ships: their keys are open."""
 
 from dataclasses import replace
 
 import numpy as np
-from kernel_muster.plugins._contracts import Dims, projection, projection_cases
+from kernel_muster.plugins._contracts import Dims, exact_weight, f64, projection, projection_cases
 from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.contracts import Arguments, Case
 from kernel_muster.registry.contract.signature import WeightParam
@@ -41,4 +41,25 @@ _SAME = projection(
     WeightParam("w", "nvfp4", ("N", "K")),
     projection_cases((1, 2, 16, 17)) + tuple(Case(name, {"M": m, "N": n, "K": k}) for name, m, n, k in _SIZES),
 )
-W4A16_GEMM = replace(_SAME, inputs=_uneven_weight)
+W4A16_GEMM = replace(_SAME, inputs=_uneven_weight, open_keys=("w4a16_v3::w4a16_gemm_t_m128_v3",))
+
+
+def _exact_w4a4(arguments: Arguments, dims: Dims) -> Arguments:
+    """Return ``out = q(x) w^T`` in float64. Rows are quantised one by one: a row's bits depend on no other row."""
+    rows = [nvfp4.dequantize(nvfp4.quantize(row)) for row in np.split(arguments["x"], dims["M"])] if dims["M"] else []
+    quantised = np.concatenate(rows) if rows else f64(arguments["x"])
+    return {"out": quantised @ exact_weight(arguments["w"]).T}
+
+
+#: FP4 x FP4. Its bits are not those of w4a16: activations lose all but E2M1's digits.
+W4A4_GEMM = replace(
+    projection(
+        "w4a4_gemm",
+        "out = q(x) w^T for NVFP4 weights and BF16 activations, each row of x quantised alone as "
+        "quantize_bf16_to_nvfp4 does, FP32 accumulation, one rounding to BF16",
+        WeightParam("w", "nvfp4", ("N", "K")),
+        projection_cases((1, 2, 16, 17)) + tuple(Case(name, {"M": m, "N": n, "K": k}) for name, m, n, k in _SIZES),
+    ),
+    reference=_exact_w4a4,
+    open_keys=("w4a4::w4a4_gemm", "w4a4::w4a4_gemm_mfast"),
+)

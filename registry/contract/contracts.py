@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam, WeightParam, evaluate_dim
+from kernel_muster.registry.keys import key_problem
 from kernel_muster.registry.values import frozen
 
 Arguments = dict[str, Any]
@@ -61,6 +62,7 @@ class Contract:
     ``by_rows`` serves claims of bit identity with kernels of other parameters: by the name of their contract,
     ``by_rows[name](run, arguments, dims)`` makes these outputs with ``run(arguments)`` of such a kernel. Where the
     parameters are the same it is not needed: then such a kernel runs on as many rows (M) at a time as it takes.
+    ``open_keys`` are keys that models ask for and anybody may provide, under this contract alone.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Contract:
     inputs: "Callable[[Mapping[str, int], np.random.Generator], Arguments] | None" = None
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     by_rows: Mapping[str, ByRows] = field(default_factory=dict)
+    open_keys: tuple[str, ...] = ()
 
     def tolerance_of(self, output: str, case: Case | None = None) -> Tolerance:
         """Return how far an output may lie from the reference, in a case."""
@@ -92,6 +95,7 @@ class Contract:
             f"tolerance for {name!r}, which is no output" for name in self.output_tolerances if name not in outputs
         )
         found.extend(f"by_rows of {name!r} is not callable" for name, how in self.by_rows.items() if not callable(how))
+        found.extend(f"open_keys: {problem}" for key in self.open_keys if (problem := key_problem(key)))
         for tolerance in (self.tolerance, *self.output_tolerances.values()):
             found += tolerance.problems()
         return found

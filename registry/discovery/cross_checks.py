@@ -8,7 +8,7 @@ from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.discovery.conformance import call_problems
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
+from kernel_muster.registry.keys import KernelKey, did_you_mean, key_problem, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
 from kernel_muster.registry.selection.catalog import PluginRow
 
@@ -41,7 +41,9 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
         ("muster_models", "model builder"),
     ):
         _unique_names(plugins, hook, kind, rejected)
-    _namespaces(plugins, unsound, rejected)
+    opened = _open_keys(plugins, unsound, rejected)
+    _namespaces(plugins, unsound, opened, rejected)
+    _open_contracts(plugins, opened, rejected)
     _aliases(plugins, rejected)
     _contracts(plugins, unsound, rejected)
     _opt_ins(plugins, unsound, rejected)
@@ -99,16 +101,43 @@ def _unique_names(plugins: Sequence[Plugin], hook: str, kind: str, rejected: Rej
         )
 
 
-def _namespaces(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
-    """New keys of third parties live in modules that begin with their plugin's name."""
+def _open_keys(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> dict[KernelKey, str]:
+    """Return the keys that anybody may provide, each with its one contract; a plugin opens keys of its own modules."""
+    given = [(row, key, contract.name) for row, items in (*plugins, *unsound)
+             for contract in contracts_of(items) for key in _opened_by(contract)]  # fmt: skip
+    opened: dict[KernelKey, str] = {}
+    # The host keeps a key that somebody else opens too.
+    for row, key, name in sorted(given, key=lambda one: not one[0].is_host):
+        if not _owns(row, key):
+            why = f"contract {name} opens {key}, which does not lie in a module that begins with {row.namespace}"
+        elif opened.setdefault(key, name) != name:
+            why = f"contract {name} opens {key}, which is open under contract {opened[key]} already"
+        else:
+            continue
+        remedies = ("open keys of the plugin's own modules, each in one contract",)
+        rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+    return opened
+
+
+def _opened_by(contract: Contract) -> Iterable[KernelKey]:
+    """Return the well-formed keys that a contract opens; one that did not load may hold anything."""
+    keys = contract.open_keys if isinstance(contract.open_keys, tuple) else ()
+    return (parse_key(key) for key in keys if not key_problem(key))
+
+
+def _namespaces(
+    plugins: Sequence[Plugin], unsound: Sequence[Plugin], opened: Mapping[KernelKey, str], rejected: Rejected
+) -> None:
+    """New keys of third parties live in modules that begin with their plugin's name, unless a contract opens them."""
     known = [(row, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
     known += [(row, key) for row, _ in unsound for key in row.keys]
-    owned = {key for row, key in known if _owns(row, key)}
+    owned = {key for row, key in known if _owns(row, key)} | opened.keys()
     opaque = _opaque(unsound, "muster_kernels")
     for row, items in plugins:
-        # What replaces the kernel of a plugin that failed is no new key: that it failed is a finding already.
+        # What replaces the kernel of a plugin that failed is no new key: that it failed is a finding already. What
+        # implements the contract of one may be open under it.
         new = {spec.kernel_key for spec in _specs(items) if not _replaces(spec, opaque)}
-        strangers = sorted(new - owned)
+        strangers = sorted(new - owned - _of_unknown_contracts(items, plugins, unsound))
         if strangers:
             why = (
                 f"{', '.join(map(str, strangers))}: nobody else provides these keys, and new keys of {row.name} live "
@@ -116,6 +145,34 @@ def _namespaces(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: 
             )
             remedies = (f"name the module {row.namespace}_<something>, or correct the key",)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _of_unknown_contracts(items: Items, plugins: Sequence[Plugin], unsound: Sequence[Plugin]) -> set[KernelKey]:
+    """Return the keys whose contract a plugin that did not load may have registered, and opened them with it."""
+    if not _opaque(unsound, "muster_contracts"):
+        return set()
+    known = _contract_names((*plugins, *unsound))
+    return {spec.kernel_key for spec in _specs(items) if spec.contract not in known}
+
+
+def _open_contracts(plugins: Sequence[Plugin], opened: Mapping[KernelKey, str], rejected: Rejected) -> None:
+    """A kernel of an open key implements the contract that opens it: the model calls it so."""
+    known = _contract_names(plugins)
+    for row, items in plugins:
+        for spec in _specs(items):
+            wanted = opened.get(spec.kernel_key, spec.contract)
+            if spec.contract == wanted or spec.contract not in known:
+                continue
+            why = f"{spec.key}: it implements contract {spec.contract}, and this key is open under {wanted} alone"
+            remedies = (
+                f"implement contract {wanted}: muster explain {spec.key}",
+                "or choose a key of the plugin's own",
+            )
+            rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
+
+
+def _contract_names(plugins: Iterable[Plugin]) -> set[str]:
+    return {contract.name for _, items in plugins for contract in contracts_of(items)}
 
 
 def _owns(row: PluginRow, key: KernelKey) -> bool:
@@ -168,7 +225,7 @@ def _refuse_aliases(problems: Iterable[tuple[PluginRow, str]], rejected: Rejecte
 
 def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
     """Each spec names a contract that somebody registers."""
-    known = {contract.name for _, items in (*plugins, *unsound) for contract in contracts_of(items)}
+    known = _contract_names((*plugins, *unsound))
     for row, items in plugins:
         unknown = sorted({spec.contract for spec in _specs(items)} - known)
         for name in unknown:

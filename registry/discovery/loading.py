@@ -265,7 +265,7 @@ _FIELDS: Mapping[type, Mapping[str, tuple[type | tuple[type, ...], str]]] = {
 
 def _mistyped(item: Any) -> Iterator[str]:
     """Say which fields are of another type than their own; each letter of a text would count as an item of a tuple."""
-    for name in ("aliases", "bit_identical_to", "choices", "conflicts"):
+    for name in ("aliases", "bit_identical_to", "choices", "conflicts", "open_keys"):
         value = getattr(item, name, ())
         if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
             yield f"{name} is {value!r}, expected a tuple of text"

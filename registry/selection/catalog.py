@@ -10,7 +10,7 @@ from kernel_muster.registry.contract.builders import ModelBuilder
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.values import frozen
 
@@ -88,6 +88,11 @@ class Catalog:
             for alias in registered.spec.aliases:
                 index.setdefault(alias, registered.spec.kernel_key)
         return index
+
+    @cached_property
+    def open_contracts(self) -> Mapping[KernelKey, Contract]:
+        """Keys that anybody may provide, each with the contract that a kernel of it implements."""
+        return {parse_key(key): contract for contract in self.contracts.values() for key in contract.open_keys}
 
     def plugins_that(self, status: PluginStatus) -> tuple[PluginRow, ...]:
         """Return the plugins in one state."""

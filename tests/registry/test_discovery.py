@@ -214,6 +214,72 @@ def test_malformed_item_of_any_hook_is_a_finding(hook, item, why):
     assert why in catalog.findings[0].why
 
 
+def opener(*keys, name="base_c"):
+    return plugin(muster_contracts=[replace(contract(name), open_keys=keys)])
+
+
+def test_key_that_a_contract_opens_may_be_provided_by_anybody():
+    guest = plugin(muster_kernels=[spec("base_fp4::tile", contract="base_c")])
+    catalog = look(base=opener("base_fp4::tile"), acme=guest)
+    assert catalog.findings == ()
+    assert [(str(key), rows[0].provider.plugin) for key, rows in catalog.by_key.items()] == [("base_fp4::tile", "acme")]
+    assert {str(key): one.name for key, one in catalog.open_contracts.items()} == {"base_fp4::tile": "base_c"}
+
+
+@pytest.mark.parametrize("name", ["acme", "base_fp4"])
+def test_open_key_under_another_contract_is_refused_even_in_a_namespace_of_that_name(name):
+    guest = plugin(muster_contracts=[contract()], muster_kernels=[spec("base_fp4::tile")])
+    catalog = look(base=opener("base_fp4::tile"), **{name: guest})
+    assert said(catalog) == [("BAD_SPEC", name)]
+    why = "base_fp4::tile: it implements contract acme_c, and this key is open under base_c alone"
+    assert catalog.findings[0].why == why
+    assert catalog.kernels == ()
+
+
+@pytest.mark.parametrize("key", ["base_fp4::tiles", "other::mul"])
+def test_key_beside_an_open_one_is_as_closed_as_ever_and_the_open_one_is_proposed(key):
+    guest = plugin(muster_kernels=[spec(key, contract="base_c")])
+    catalog = look(base=opener("base_fp4::tile"), acme=guest)
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert "modules that begin with acme" in catalog.findings[0].why
+    assert ("did you mean base_fp4::tile?" in catalog.findings[0].why) is (key == "base_fp4::tiles")
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (("other::tile",), "contract base_c opens other::tile, which does not lie in a module that begins with base"),
+        (("Base",), "open_keys: 'Base' is not a key: expected module::func"),
+        ("base::tile", "open_keys is 'base::tile', expected a tuple of text"),
+        ((3,), "open_keys is (3,), expected a tuple of text"),
+    ],
+)
+def test_contract_opens_keys_of_its_own_plugin_only(keys, why):
+    catalog = look(base=plugin(muster_contracts=[replace(contract("base_c"), open_keys=keys)]))
+    assert said(catalog) == [("BAD_SPEC", "base")]
+    assert why in catalog.findings[0].why
+
+
+def test_two_contracts_that_open_one_key_are_refused():
+    both = [replace(contract(name), open_keys=("base::tile",)) for name in ("one_c", "two_c")]
+    catalog = look(base=plugin(muster_contracts=both))
+    assert said(catalog) == [("BAD_SPEC", "base")]
+    assert catalog.findings[0].why == "contract two_c opens base::tile, which is open under contract one_c already"
+
+
+def test_kernel_of_an_open_key_whose_contract_did_not_load_is_one_finding():
+    guest = plugin(muster_kernels=[spec("base_fp4::tile", contract="base_c")])
+    broken = plugin(muster_contracts=raising(RuntimeError("no")))
+    catalog = look(base=broken, acme=guest)
+    assert said(catalog) == [("PLUGIN_LOAD_FAILED", "base"), ("BAD_SPEC", "acme")]
+    assert (
+        "nobody registers the contract 'base_c'; what base (failed) registers is not known" in catalog.findings[1].why
+    )
+    blocked = discover(local={"base": opener("base_fp4::tile"), "acme": guest}, path=[], blocked=["base"])
+    assert said(blocked) == [("BAD_SPEC", "acme")]
+    assert "what base (blocked) registers is not known" in blocked.findings[0].why
+
+
 def test_cause_chain_is_kept():
     def kernels():
         try:

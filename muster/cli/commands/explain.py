@@ -117,8 +117,10 @@ def _data(decision: "Decision", selector: "Selector") -> dict[str, Any]:
 
 
 def _contracts(decision: "Decision", selector: "Selector") -> "list[Contract]":
-    names = sorted({c.registered.spec.contract for c in decision.candidates})
-    return [selector.catalog.contracts[name] for name in names]
+    catalog = selector.catalog
+    names = {c.registered.spec.contract for c in decision.candidates}
+    opened = catalog.open_contracts.get(decision.key)
+    return [catalog.contracts[name] for name in sorted(names | ({opened.name} if opened else set()))]
 
 
 def _settings(decision: "Decision", selector: "Selector") -> "tuple[Setting, ...]":
@@ -154,11 +156,11 @@ def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Ite
         yield Section(f"DUPLICATE_KERNEL: equal kernels compete for {key} on {selector.target}", "refuse")
     else:
         yield Section(f"{decision.chosen.provider} serves {key} on {selector.target}")
-    if not decision.candidates:
-        return
     entries = tuple(_entry(n, c, decision, selector, verbose) for n, c in enumerate(decision.candidates, 1))
-    yield Section(f"Candidates: {len(entries)}", entries=entries)
-    yield Section("Levers that switch it off, or choose another kernel", lines=tuple(_lever_lines(decision, selector)))
+    if entries:
+        yield Section(f"Candidates: {len(entries)}", entries=entries)
+        levers = tuple(_lever_lines(decision, selector))
+        yield Section("Levers that switch it off, or choose another kernel", lines=levers)
     for contract in _contracts(decision, selector):
         yield contract_section(contract, verbose=verbose)
 
@@ -229,5 +231,7 @@ def _remedy_of_absence(decision: "Decision", selector: "Selector") -> str:
         return "see each candidate"
     if absent is not None:
         return f"plugin {absent.name} of {absent.distribution} would provide it, but is {absent.status}"
+    if opened := selector.catalog.open_contracts.get(decision.key):
+        return f"install a distribution that provides it, or write one: anybody may, under contract {opened.name}"
     near = selector.near_names(decision.key)
     return f"correct the key ({' or '.join(near)})" if near else "install a distribution that provides it"
