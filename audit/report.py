@@ -7,7 +7,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/report"
-VERSION = "1.1"
+VERSION = "1.2"
 
 Outcome = Literal["found", "fallback", "waived", "absent"]
 
@@ -49,6 +49,7 @@ class KernelRow:
     when: str
     sites: dict[str, int]
     layers: tuple[str, ...]
+    reached_by: str = ""  # since 1.2: the decisions or levers that launch it
 
 
 @frozen(kw_only=True)

@@ -158,6 +158,7 @@ def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
         when=row.when,
         sites=row.sites,
         layers=tuple(row.layers),
+        reached_by=row.reached_by,
     )
 
 

@@ -181,7 +181,7 @@ def _kernels(report: Report, verbose: bool) -> Iterator[Section]:
     lines += [f"{' > '.join(row.chain)}: {row.served_by} serves" for row in report.kernels if row.outcome == "fallback"]
     counts = report.counts
     title = f"Kernels: {plural(counts.keys, 'key')} in {plural(counts.lookups, 'lookup')}"
-    header = ("KEY OR CHAIN", "KIND", "OUTCOME", "PROVIDER", "TIER", "STAGE", "TIMES", "LAYERS", "WHEN")
+    header = ("KEY OR CHAIN", "KIND", "OUTCOME", "PROVIDER", "TIER", "STAGE", "TIMES", "LAYERS", "REACHED BY", "WHEN")
     table = Table(header, tuple(map(_kernel_cells, report.kernels))) if verbose else None
     yield Section(title, lines=tuple(lines), table=table)
 
@@ -200,6 +200,7 @@ def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
         row.stage or "-",
         str(sum(row.sites.values())),
         fold_layers(row.layers) or "-",
+        row.reached_by or "-",
         row.when,
     )
 

@@ -165,7 +165,9 @@ def _entries(rows: Iterable[TraceLookup]) -> list[LookupEntry]:
         if members is None:
             members = known[asked] = tuple(KernelKey(*pair) for pair in asked)
         entries.append(
-            LookupEntry(members, row.kind, row.requested_by, row.phase, row.when, row.site, row.layer, row.count)
+            LookupEntry(
+                members, row.kind, row.requested_by, row.phase, row.when, row.site, row.layer, row.count, row.reached_by
+            )
         )
     return entries
 

@@ -23,7 +23,7 @@ from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.selection.records import LookupEntry
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-VERSION = (1, 1)
+VERSION = (1, 2)
 #: 100,000 lookups take about 20 MB.
 MOST_BYTES = 512 * 1024 * 1024
 
@@ -103,6 +103,7 @@ class TraceLookup(_Strict):
     chain: Pairs = ()
     requested_by: Name | None = None
     when: Text = ""
+    reached_by: Text = ""  # since 1.2
 
 
 class TracePlugin(_Strict):
@@ -278,6 +279,7 @@ def _lookup(entry: LookupEntry) -> TraceLookup:
         chain=entry.members if len(entry.members) > 1 else (),
         requested_by=entry.requested_by,
         when=entry.when,
+        reached_by=entry.reached_by,
     )
 
 

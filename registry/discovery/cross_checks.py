@@ -164,10 +164,7 @@ def _open_contracts(plugins: Sequence[Plugin], opened: Mapping[KernelKey, str], 
             if spec.contract == wanted or spec.contract not in known:
                 continue
             why = f"{spec.key}: it implements contract {spec.contract}, and this key is open under {wanted} alone"
-            remedies = (
-                f"implement contract {wanted}: muster explain {spec.key}",
-                "or choose a key of the plugin's own",
-            )
+            remedies = (f"implement {wanted}: muster explain {spec.key}", "or choose a key of the plugin's own")
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 

@@ -42,6 +42,7 @@ class _Record:
         "layer",
         "members",
         "phase",
+        "reached_by",
         "requested_by",
         "when",
     )
@@ -52,11 +53,13 @@ class _Record:
         kind: LookupKind,
         requested_by: str | None,
         when: str,
+        reached_by: str,
         phase: Phase,
         layer: str,
         frame: FrameType,
     ) -> None:  # fmt: skip
-        self.members, self.kind, self.requested_by, self.when = members, kind, requested_by, when
+        self.members, self.kind, self.requested_by = members, kind, requested_by
+        self.when, self.reached_by = when, reached_by
         self.phase, self.layer = phase, layer
         # Holding the code keeps its id from being used again.
         self.code, self.instruction = frame.f_code, frame.f_lasti
@@ -121,7 +124,9 @@ class LookupSession:
             if phase == "boot" and self._boot is not None:
                 return self._boot
             entries = tuple(
-                LookupEntry(r.members, r.kind, r.requested_by, r.phase, r.when, self._site(r), r.layer, r.count)
+                LookupEntry(
+                    r.members, r.kind, r.requested_by, r.phase, r.when, self._site(r), r.layer, r.count, r.reached_by
+                )
                 for r in self._records.values()
                 if r.phase == phase
             )
@@ -186,6 +191,7 @@ class LookupSession:
         kind: LookupKind,
         requested_by: str | None,
         when: str,
+        reached_by: str,
         layer: str,
         frame: FrameType,
     ) -> _Record:
@@ -197,7 +203,8 @@ class LookupSession:
             if record is None:
                 keys, handle = self._found.get(members) or self._answer(members)
                 asker = None if requested_by is None else _plain(requested_by)
-                record = self._records[at] = _Record(keys, kind, asker, _plain(when or ""), phase, layer, frame)
+                said = _plain(when or ""), _plain(reached_by or "")
+                record = self._records[at] = _Record(keys, kind, asker, *said, phase, layer, frame)
                 record.handle = handle or self._missed(record)
             record.count += 1
         if phase == "late":
@@ -258,7 +265,11 @@ def _plain(name: object) -> str:
 
 
 class Lookups:
-    """What a layer sees of the registry. ``for_layer`` returns the same session under a layer's name."""
+    """What a layer sees of the registry. ``for_layer`` returns the same session under a layer's name.
+
+    Of a question, ``when`` names the condition on which it is asked, ``reached_by`` the decisions or levers that launch
+    the kernel, and ``requested_by`` the lever that asks for it by name.
+    """
 
     def __init__(self, session: LookupSession, layer: str = "") -> None:
         self._session, self._layer = session, layer
@@ -305,19 +316,24 @@ class Lookups:
         """Return these lookups labelled with a layer: ``layers.3.attn``."""
         return Lookups(self._live, str(label))
 
-    def kernel(self, module: str, func: str, *, when: str = "", requested_by: str | None = None) -> AnyHandle:
+    def kernel(
+        self, module: str, func: str, *, when: str = "", reached_by: str = "", requested_by: str | None = None
+    ) -> AnyHandle:
         """Look up a kernel that the model cannot run without."""
-        return self._ask(((module, func),), "required", when, requested_by, sys._getframe(1))
+        return self._ask(((module, func),), "required", when, reached_by, requested_by, sys._getframe(1))
 
-    def try_kernel(self, module: str, func: str, *, when: str = "", requested_by: str | None = None) -> AnyHandle:
+    def try_kernel(
+        self, module: str, func: str, *, when: str = "", reached_by: str = "", requested_by: str | None = None
+    ) -> AnyHandle:
         """Look up a kernel that the model can do without; a falsy handle says that it is absent."""
-        return self._ask(((module, func),), "optional", when, requested_by, sys._getframe(1))
+        return self._ask(((module, func),), "optional", when, reached_by, requested_by, sys._getframe(1))
 
     def first_of(
         self,
         *members: tuple[str, str],
         required: bool = False,
         when: str = "",
+        reached_by: str = "",
         requested_by: str | None = None,
     ) -> AnyHandle:
         """Look up the first member that resolves; each earlier one that is absent needs a waiver."""
@@ -326,28 +342,35 @@ class Lookups:
         for member in members:
             if not isinstance(member, tuple) or len(member) != 2:
                 raise UsageError(f"first_of takes (module, func) tuples, got {member!r}")
-        return self._ask(members, "required" if required else "optional", when, requested_by, sys._getframe(1))
+        kind: LookupKind = "required" if required else "optional"
+        return self._ask(members, kind, when, reached_by, requested_by, sys._getframe(1))
 
     def _ask(
-        self, members: Members, kind: LookupKind, when: str, requested_by: str | None, frame: FrameType
+        self,
+        members: Members,
+        kind: LookupKind,
+        when: str,
+        reached_by: str,
+        requested_by: str | None,
+        frame: FrameType,
     ) -> AnyHandle:
         session = self._session
         if session.is_marked(frame.f_code):
             frame = session.caller(frame)
-        place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by, when)
+        place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by, when, reached_by)
         try:
             record = self._places.get(place)
         except TypeError:  # a name that is a list, say: no plugin registers it, and that is the answer
             named = tuple((_plain(module), _plain(func)) for module, func in members)
             asker = None if requested_by is None else _plain(requested_by)
-            return self._ask(named, kind, _plain(when or ""), asker, frame)
+            return self._ask(named, kind, _plain(when or ""), _plain(reached_by or ""), asker, frame)
         if record is not None:
             with session.lock:
                 if not session.sealed:
                     record.count += 1
                     return record.handle
         session = self._live
-        record = session.look_up(place, members, kind, requested_by, when, self._layer, frame)
+        record = session.look_up(place, members, kind, requested_by, when, reached_by, self._layer, frame)
         if record.handle or not session.raises:
             self._places[place] = record
         return record.handle

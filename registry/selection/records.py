@@ -20,6 +20,7 @@ class LookupRow:
     requested_by: str | None = None
     phase: Phase = "boot"
     when: str = ""
+    reached_by: str = ""  # the decisions or levers that launch it
     sites: dict[str, int] = field(default_factory=dict)
     layers: dict[str, int] = field(default_factory=dict)
 
@@ -79,25 +80,32 @@ class LookupEntry(NamedTuple):
     site: str
     layer: str
     times: int
+    reached_by: str = ""
 
 
 def fold(entries: Iterable[LookupEntry]) -> tuple[LookupRow, ...]:
     """Fold entries into rows, one a question, sorted."""
     rows: dict[tuple[tuple[KernelKey, ...], str, str, str], LookupRow] = {}
-    conditions: dict[tuple[tuple[KernelKey, ...], str, str, str], set[str]] = {}  # where a question has several
+    # Where a question has several:
+    conditions: dict[tuple[tuple[KernelKey, ...], str, str, str], set[str]] = {}
+    decisions: dict[tuple[tuple[KernelKey, ...], str, str, str], set[str]] = {}
     places: dict[str, list[tuple[int, str]]] = {}  # of layers: many rows name the same ones
-    for members, kind, requested_by, phase, when, site, layer, times in entries:
+    for members, kind, requested_by, phase, when, site, layer, times, reached_by in entries:
         question = (members, kind, requested_by or "", phase)
         row = rows.get(question)
         if row is None:
-            row = rows[question] = LookupRow(members, kind, requested_by or None, phase, when)
+            row = rows[question] = LookupRow(members, kind, requested_by or None, phase, when, reached_by)
         if when != row.when:
             conditions.setdefault(question, {row.when}).add(when)
+        if reached_by != row.reached_by:
+            decisions.setdefault(question, {row.reached_by}).add(reached_by)
         row.add(site, layer, times)
         if layer not in places:
             places[layer] = _layer_order(layer)
     for one, whens in conditions.items():
         rows[one].when = " or ".join(sorted(filter(None, whens)))
+    for one, reasons in decisions.items():
+        rows[one].reached_by = "; ".join(sorted(filter(None, reasons)))
     for row in rows.values():
         row.sites, row.layers = (
             dict(sorted(row.sites.items())),

@@ -1,6 +1,7 @@
 """The trace that a live boot writes: it survives a file, and its replay says what the boot said."""
 
 import json
+from operator import attrgetter
 
 import kernel_muster as km
 import pytest
@@ -12,15 +13,24 @@ from kernel_muster.audit.replay.trace import parse_trace, read_trace
 def test_trace_of_a_boot_survives_json_and_a_file(world, tmp_path):
     with world.boot({"acme": world.acme("acme::mul")}) as boot:
         boot.kernels.first_of(("acme", "mul"), ("acme", "add"))
-        boot.kernels.for_layer("layers.0").kernel("acme", "mul", when="always")
+        boot.kernels.for_layer("layers.0").kernel("acme", "mul", when="always", reached_by="arm_of: one")
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(boot.trace()))
     assert read_trace(file) == parse_trace(boot.trace())
     report = replay(read_trace(file), Asked(), manifest=boot.manifest.path)
     assert report.findings == boot.report.findings
-    assert [(r.key, r.chain, r.sites, r.layers, r.when) for r in report.kernels] == [
-        (r.key, r.chain, r.sites, r.layers, r.when) for r in boot.report.kernels
-    ]
+    shown = attrgetter("key", "chain", "sites", "layers", "when", "reached_by")
+    assert list(map(shown, report.kernels)) == list(map(shown, boot.report.kernels))
+    assert [row.reached_by for row in report.kernels] == ["arm_of: one", ""]
+
+
+def test_trace_of_the_version_before_says_nothing_of_what_reaches_a_kernel(world):
+    with world.boot({"acme": world.acme("acme::mul")}) as boot:
+        boot.kernels.kernel("acme", "mul", reached_by="arm_of: one")
+    old = boot.trace() | {"version": "1.1"}
+    del old["lookups"][0]["reached_by"]
+    report = replay(parse_trace(old), Asked(), manifest=boot.manifest.path)
+    assert [row.reached_by for row in report.kernels] == [""]
 
 
 def test_trace_of_names_that_are_no_text_can_be_written_and_read(world, tmp_path):

@@ -390,9 +390,10 @@ def test_markdown_takes_names_literally() -> None:
 
 
 def test_markdown_draws_tables_on_verbose() -> None:
-    text = render_markdown(report(kernels=(kernel(when="a|b"),)), verbose=True)
+    text = render_markdown(report(kernels=(kernel(when="a|b", reached_by="arm: one"),)), verbose=True)
     assert "| acme::norm | required | found | acme 1.0 | fast | loaded | 2 |" in text
-    assert "a\\|b" in text
+    assert "| LAYERS | REACHED BY | WHEN |" in text
+    assert "| arm: one | a\\|b |" in text
 
 
 def terminal(made: Report, **options: Any) -> str:

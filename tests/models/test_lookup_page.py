@@ -29,7 +29,7 @@ def test_page_of_the_manual_is_current(text: str) -> None:
     "| moe_router_logits_f32 | O | MTP FFN, MoE: MUSTER_FP32_ROUTING is on (asked for by MUSTER_FP32_ROUTING) |",
     "| quantize_bf16_to_nvfp4 | O | attention: BF16 attention weights are requantised (asked for by "
     "MUSTER_FP4_PROJ_DECODE) |",
-    "| w4a4_gemm | O | MTP FFN, dense FFN: FFN weights are NVFP4 | - | nobody: declared absent |",
+    "| w4a4_gemm | O | MTP FFN, dense FFN: FFN weights are NVFP4 | w4a4_gemm | nobody yet: open to any plugin |",
     "| gather | R | embedding: always | gather | embedding on cpu (reference, python)",
 ])  # fmt: skip
 def test_page_says_who_asks_for_what_and_when(text: str, line: str) -> None:

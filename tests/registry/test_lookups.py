@@ -144,6 +144,15 @@ def test_conditions_of_one_place_are_all_told(kernels):
     assert [row.when for row in fold(entries)] == ["rows<=8 or rows>8"]
 
 
+def test_decisions_that_reach_a_kernel_are_all_told_once(kernels):
+    for decision in ("decode_arm: strided", "MUSTER_FFN_ARM", "decode_arm: strided", ""):
+        kernels.try_kernel("norm", "rms_norm", reached_by=decision)
+    kernels.first_of(("norm", "rms_norm"), ("norm", "rms_norm_gated"), reached_by=["no text"])
+    row, chain = fold(kernels._session.entries("boot"))
+    assert (row.reached_by, row.count) == ("MUSTER_FFN_ARM; decode_arm: strided", 4)
+    assert chain.reached_by == "['no text']"
+
+
 @pytest.mark.parametrize(
     "name", ["layers.x.1", "", "1", "layers..1", "a.1.b", "layers.\u0661", "layers.\u00b2", "layers." + "9" * 5000]
 )
