@@ -12,8 +12,9 @@ from kernel_muster.MODEL_toml.problems import Path, Problem
 from kernel_muster.MODEL_toml.schema import LEVER_SCOPE_PATTERN
 from kernel_muster.MODEL_toml.waivers import Expectation, contradicting_levers, scopes_overlap
 from kernel_muster.MODEL_toml.wording import dotted, shown
-from kernel_muster.registry.keys import KernelKey, did_you_mean
+from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.suggestions import Names
 
 NO_LEVER = "nobody declares a lever"
 _TABLES = ("expected_absent", "expected_present")
@@ -119,10 +120,11 @@ def _huge_integers(data: Mapping[str, Any]) -> Iterator[Problem]:
 
 def lever_scope_problems(scopes: Iterable[tuple[Path, str]], declared: Mapping[str, Lever]) -> Iterator[Problem]:
     """Say which of ``levers = ["NAME=value"]``, each with its path, name no lever, or no value of it."""
+    names = Names(declared)
     for path, text in scopes:
         name, _, value = text.partition("=")
         if name not in declared:
-            why = f"{dotted(path)}: {NO_LEVER} {name}{did_you_mean(name, declared)}"
+            why = f"{dotted(path)}: {NO_LEVER} {name}{names.did_you_mean(name)}"
             yield Problem(path, why, "muster levers lists all of them")
             continue
         try:

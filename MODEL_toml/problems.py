@@ -1,12 +1,12 @@
 """Everything that is wrong with a parsed manifest, each as a path and a sentence."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from kernel_muster.MODEL_toml.schema import EXTENSION_PATTERN, LONG_FORM, SHORT_FORM, Document
 from kernel_muster.MODEL_toml.wording import PathPart, dotted, shown, type_name
-from kernel_muster.registry.keys import did_you_mean, near
+from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
 from pydantic import BaseModel, ValidationError
 
@@ -43,9 +43,9 @@ def validated(data: dict[str, Any]) -> tuple[Document | None, dict[str, Any], li
     try:
         document = Document.model_validate(rest)
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        details, spelling = error.errors(include_url=False), _Spelling()
         bad_names = {detail["loc"][:-1] for detail in details if detail["loc"][-1:] == ("[key]",)}
-        problems.extend(_problem(detail, rest) for detail in details if not _is_consequence(detail, bad_names))
+        problems.extend(_problem(detail, spelling) for detail in details if not _is_consequence(detail, bad_names))
     return (None if problems else document), extensions, problems
 
 
@@ -67,18 +67,31 @@ def _extension_problems(extensions: Mapping[str, object]) -> Iterator[Problem]:
             yield Problem((name,), f"{dotted((name,))}: expected a table, got {type_name(value)}")
 
 
-def _problem(detail: Mapping[str, Any], data: dict[str, Any]) -> Problem:
+class _Spelling:
+    """What may be meant by names that a manifest must not have: each list of known names is indexed once."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, ...], Names] = {}
+        self.homes = {name: table for table, fields in reversed(list(_all_tables())) for name in fields}
+
+    def of(self, known: Iterable[str]) -> Names:
+        """Return the index of these names."""
+        names = tuple(known)
+        return self._names.setdefault(names, Names(names))
+
+
+def _problem(detail: Mapping[str, Any], spelling: _Spelling) -> Problem:
     path = tuple(part for part in detail["loc"] if part not in _MARKERS)
     kind, name = detail["type"], dotted(path)
     if kind == "extra_forbidden":
-        return _unknown(path, detail["input"])
+        return _unknown(path, detail["input"], spelling)
     if kind == "missing":
         return _missing(path)
-    return Problem(path, f"{name}: {_sentence(kind, detail, path)}", _remedy(kind, path))
+    return Problem(path, f"{name}: {_sentence(detail, path, spelling)}", _remedy(kind, path))
 
 
-def _sentence(kind: str, detail: Mapping[str, Any], path: Path) -> str:
-    value, context = detail["input"], detail.get("ctx", {})
+def _sentence(detail: Mapping[str, Any], path: Path, spelling: _Spelling) -> str:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
     if kind in _EXPECTED:
@@ -88,7 +101,7 @@ def _sentence(kind: str, detail: Mapping[str, Any], path: Path) -> str:
         return f"expected {_BOUNDS[kind].format(**context)}, got {shown(value)}"
     if kind == "literal_error":
         choices = [str(choice) for choice in _choices(context["expected"])]
-        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        hint = spelling.of(choices).did_you_mean(value) if isinstance(value, str) else ""
         return f"expected {context['expected']}, got {shown(value)}{hint}"
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} does not match {context['pattern'].strip('^$')}"
@@ -128,14 +141,14 @@ def _missing(path: Path) -> Problem:
     return Problem(path, f"{dotted(path)}: {where} lacks {what}", f"add {what}")
 
 
-def _unknown(path: Path, value: object) -> Problem:
+def _unknown(path: Path, value: object, spelling: _Spelling) -> Problem:
     parent, name = path[:-1], str(path[-1])
-    known = table_fields(parent)
+    known = spelling.of(table_fields(parent))
     what = "table" if isinstance(value, dict) else "key"
     place = f"[{dotted(parent)}]" if parent else "a manifest"
-    why = f"{dotted(path)}: {place} has no {what} {shown(name)}{did_you_mean(name, known)}"
-    home = next((table for table, fields in _all_tables() if name in fields and table != parent), None)
-    if near(name, known):
+    why = f"{dotted(path)}: {place} has no {what} {shown(name)}{known.did_you_mean(name)}"
+    home = spelling.homes.get(name)
+    if known.near(name):
         return Problem(path, why, "correct the name")
     if home is not None:
         belongs = f"in [{dotted(home)}]" if home else "at the top of the file, before the first table"

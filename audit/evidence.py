@@ -14,7 +14,7 @@ from kernel_muster.registry.contract.layouts import WeightCopy
 from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.findings import Finding, Profile
 from kernel_muster.registry.hardware.target import Target
-from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.keys import KernelKey, KeyNames
 from kernel_muster.registry.launch.runners import BuildState
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.catalog import Catalog
@@ -130,17 +130,43 @@ class Evidence:
         """Yield the manifest entries that apply to this target, quant and levers."""
         return (e for e in entries if e.in_scope(self.target.arch, self.quant, self.levers))
 
-    def unwaived_misses(self) -> Iterator[KernelKey]:
-        """Yield keys that were tried and are absent, and that no waiver of the manifest names."""
-        named = {waiver.key for waiver in self.manifest.waivers}
-        tried = self.asked_keys | self.late_keys
-        return (key for key in sorted(tried - named) if self.decide(key).chosen is None)
+    @cached_property
+    def tried_keys(self) -> frozenset[KernelKey]:
+        """All keys that were tried, before the seal or after it."""
+        return self.asked_keys | self.late_keys
+
+    @cached_property
+    def chains_of(self) -> dict[KernelKey, set[KernelKey]]:
+        """The first members of the chains that each key is in."""
+        found: dict[KernelKey, set[KernelKey]] = {}
+        for row in self.rows:
+            for key in row.members if row.is_chain else ():
+                found.setdefault(key, set()).add(row.key)
+        return found
+
+    @cached_property
+    def waivers_of(self) -> dict[KernelKey, list[Waiver]]:
+        """All waivers of each key, in scope or not."""
+        found: dict[KernelKey, list[Waiver]] = {}
+        for waiver in self.manifest.waivers:
+            found.setdefault(waiver.key, []).append(waiver)
+        return found
+
+    @cached_property
+    def unwaived_misses(self) -> KeyNames:
+        """Keys that were tried and are absent, and that no waiver names: a waiver may have meant them."""
+        tried = self.tried_keys.difference(self.waivers_of)
+        return KeyNames(key for key in tried if self.decide(key).chosen is None)
+
+    @cached_property
+    def idle_waivers(self) -> KeyNames:
+        """Keys of waivers in scope that nothing asked for: they may mean a miss."""
+        return KeyNames(self.waivers.keys() - self.tried_keys if self.is_complete else ())
 
     def scope_problems(self, key: KernelKey) -> Iterator[str]:
         """Say of each waiver of a key that does not apply here where it stands, and why."""
-        for waiver in self.manifest.waivers:
-            why = waiver.scope_problem(self.target.arch, self.quant, self.levers) if waiver.key == key else ""
-            if why:
+        for waiver in self.waivers_of.get(key, ()):
+            if why := waiver.scope_problem(self.target.arch, self.quant, self.levers):
                 yield f"waived at {waiver.where}, but {why}"
 
     def excuse(self, key: KernelKey) -> Waiver | None:

@@ -74,7 +74,7 @@ def open_boot(wanted: Wanted) -> Opening:
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
     levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target)
-    lever_findings = with_lines((*lever_findings, *list_levers(levers, catalog.by_key)), manifest)
+    lever_findings = with_lines((*lever_findings, *list_levers(levers, catalog.key_names)), manifest)
     return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings), tuning)
 
 

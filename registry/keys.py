@@ -1,10 +1,13 @@
 """Kernel keys: ``module::func``."""
 
-import difflib
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
+from kernel_muster.registry.suggestions import ALIKE, Allowance, Names
+
+_Label = TypeVar("_Label")
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 #: How alike a function's name must be to pass for a misspelling.
 MISSPELT = 0.8
@@ -49,47 +52,80 @@ def key_problem(text: str) -> str:
     return ""
 
 
-def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "", cutoff: float = 0.72) -> list[str]:
-    """Return the known names that look most like ``name``, best first; a prefix of all names does not count."""
-    bare = sorted({other.removeprefix(prefix) for other in known})
-    found = difflib.get_close_matches(name.removeprefix(prefix), bare, n=most, cutoff=cutoff)
-    return [prefix + other for other in found]
+def near(name: str, known: Iterable[str], most: int = 3, prefix: str = "", cutoff: float = ALIKE) -> list[str]:
+    """Return the known names that look most like ``name``, best first; who asks often keeps a :class:`Names`."""
+    return Names(known, prefix).near(name, most, cutoff)
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``; did you mean ...?``, or an empty string."""
-    return named(near(name, known, prefix=prefix))
+    """Return ``; did you mean ...?``, or an empty string; who asks often keeps a :class:`Names`."""
+    return Names(known, prefix).did_you_mean(name)
 
 
-def named(names: Iterable[str]) -> str:
-    """Return ``; did you mean ...?`` of these names, or an empty string."""
-    text = " or ".join(names)
-    return f"; did you mean {text}?" if text else ""
+class KeyNames:
+    """Known keys, and which of them another may be meant for."""
+
+    def __init__(self, known: Iterable[KernelKey]) -> None:
+        self._known = known
+        self._allowance = Allowance()
+        self._siblings: dict[tuple[str, tuple[str, ...]], Names] = {}
+
+    @cached_property
+    def _keys(self) -> list[KernelKey]:
+        return sorted(set(self._known))
+
+    @cached_property
+    def _by_func(self) -> dict[str, list[KernelKey]]:
+        return _grouped(self._keys, lambda key: key.func)
+
+    @cached_property
+    def _by_module(self) -> dict[str, list[KernelKey]]:
+        return _grouped(self._keys, lambda key: key.module)
+
+    @cached_property
+    def _by_siblings(self) -> dict[tuple[str, tuple[str, ...]], list[KernelKey]]:
+        return _grouped(self._keys, _family)
+
+    @cached_property
+    def _funcs(self) -> Names:
+        return Names(self._by_func, allowance=self._allowance)
+
+    def modules_of(self, func: str) -> list[str]:
+        """Return the modules that have a function of this name."""
+        return [key.module for key in self._by_func.get(func, ())]
+
+    def like(self, key: KernelKey) -> list[str]:
+        """Return known keys that one may be meant for: the same function elsewhere, or a slip in its module.
+
+        Siblings are no slips: the names of kernels tell tiles and widths by their numbers. Where a module stands in
+        the place of the function, those are its keys.
+        """
+        if found := self._by_func.get(key.func) or self._by_module.get(key.func):
+            return [str(other) for other in found[:3]]
+        family = _family(key)
+        names = self._siblings.get(family)
+        if names is None:
+            funcs = (other.func for other in self._by_siblings.get(family, ()))
+            names = self._siblings[family] = Names(funcs, allowance=self._allowance)
+        return [f"{key.module}::{func}" for func in names.near(key.func, cutoff=MISSPELT)]
+
+    def meant(self, text: str) -> list[str]:
+        """Return known keys that may be meant by what is no key: ``rms_norm``, or ``norm.rms_norm``."""
+        last = re.split(r"[^a-z0-9_]+", text.strip().lower())[-1]
+        if not last:
+            return []
+        if found := self.like(KernelKey("", last)):
+            return found
+        alike = self._funcs.near(last, cutoff=MISSPELT)
+        return [str(other) for other in sorted(key for func in alike for key in self._by_func[func][:3])[:3]]
 
 
-def keys_like(key: KernelKey, known: Iterable[KernelKey]) -> list[str]:
-    """Return known keys that one may be meant for: the same function elsewhere, or a slip in its module.
-
-    Siblings are no slips: the names of kernels tell tiles and widths by their numbers. Where a module stands in the
-    place of the function, those are its keys.
-    """
-    others = list(known)
-    if same := [str(other) for other in others if other.func == key.func]:
-        return sorted(same)[:3]
-    if inside := [str(other) for other in others if other.module == key.func]:
-        return sorted(inside)[:3]
-    numbers = _NUMBER.findall(key.func)
-    in_module = [o.func for o in others if o.module == key.module and _NUMBER.findall(o.func) == numbers]
-    return [f"{key.module}::{func}" for func in near(key.func, in_module, cutoff=MISSPELT)]
+def _family(key: KernelKey) -> tuple[str, tuple[str, ...]]:
+    return key.module, tuple(_NUMBER.findall(key.func))
 
 
-def keys_meant(text: str, known: Iterable[KernelKey]) -> list[str]:
-    """Return known keys that may be meant by what is no key: ``rms_norm``, or ``norm.rms_norm``."""
-    others = list(known)
-    last = re.split(r"[^a-z0-9_]+", text.strip().lower())[-1]
-    if not last:
-        return []
-    if found := keys_like(KernelKey("", last), others):
-        return found
-    like = near(last, {other.func for other in others}, cutoff=MISSPELT)
-    return sorted(str(other) for other in others if other.func in like)[:3]
+def _grouped(keys: Iterable[KernelKey], label: Callable[[KernelKey], _Label]) -> dict[_Label, list[KernelKey]]:
+    groups: dict[_Label, list[KernelKey]] = {}
+    for key in keys:
+        groups.setdefault(label(key), []).append(key)
+    return groups

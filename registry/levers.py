@@ -9,7 +9,7 @@ from typing import Literal
 
 from kernel_muster.registry.errors import UndeclaredLever
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
 
 PREFIX = "MUSTER_"
@@ -222,7 +222,7 @@ class Levers:
         try:
             return self._settings[name]
         except KeyError:
-            why = f"nobody declares a lever {name}{did_you_mean(str(name), self._settings, PREFIX)}"
+            why = f"nobody declares a lever {name}{Names(self._settings, PREFIX).did_you_mean(str(name))}"
         raise UndeclaredLever(f"{why}; a plugin that reads it returns a km.Lever from muster_levers")
 
     def flag(self, name: str) -> bool:
@@ -263,6 +263,7 @@ def read_levers(
     """
     table = {lever.name: lever for lever in declared}
     settings = {name: Setting(lever, lever.built_in, "built-in") for name, lever in table.items()}
+    names = Names(table, PREFIX)
     findings: list[Finding] = []
     for origin, values in sources:
         for name in sorted(values, key=str):
@@ -277,7 +278,7 @@ def read_levers(
                 continue
             lever = table.get(name)
             if lever is None:
-                findings.append(_unknown(name, origin, table, removed))
+                findings.append(_unknown(name, origin, names, removed))
                 continue
             try:
                 value = lever.parse(raw)
@@ -290,13 +291,13 @@ def read_levers(
     return Levers(settings), findings
 
 
-def _unknown(name: str, origin: Origin, table: Mapping[str, Lever], removed: Mapping[str, str]) -> Finding:
+def _unknown(name: str, origin: Origin, names: Names, removed: Mapping[str, str]) -> Finding:
     if name in removed:
         return Finding("REMOVED_LEVER", name, f"{name} no longer exists", (origin,), (f"use {removed[name]} instead",))
     return Finding(
         "UNKNOWN_LEVER",
         name,
-        f"nobody declares a lever {name}{did_you_mean(name, table, PREFIX)}",
+        f"nobody declares a lever {name}{names.did_you_mean(name)}",
         (origin,),
         ("correct the name, or unset it", "muster levers lists all of them"),
     )

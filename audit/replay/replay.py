@@ -64,7 +64,7 @@ def replay(
     if found is not None and trace.model and not is_of(found, trace.model):
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
-    lever_findings += list_levers(levers, catalog.by_key)
+    lever_findings += list_levers(levers, catalog.key_names)
     lever_findings = with_lines(lever_findings, found, "levers of the trace")
     lever_findings += malformed + contradictions(trace, catalog.levers)
     opening = (*catalog.findings, *of_unknown_models(manifest_findings), *lever_findings)

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 VERSION = (1, 2)
 #: 100,000 lookups take about 20 MB.
 MOST_BYTES = 512 * 1024 * 1024
+_MOST_PROBLEMS = 20
 
 
 def _writable(value: Any) -> Any:
@@ -348,9 +349,10 @@ def parse_trace(data: Any, name: str = "trace") -> Trace:
     try:
         trace = _ADAPTER.validate_python(_for_this_version(data, name))
     except ValidationError as error:
-        problems = [_plain(problem_text(one, _keys_at(one["loc"]))) for one in error.errors(include_url=False)]
-        counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise UsageError(f"{name}: {counted}:\n  " + "\n  ".join(problems[:20])) from None
+        found = error.errors(include_url=False)
+        problems = [_plain(problem_text(one, _keys_at(one["loc"]))) for one in found[:_MOST_PROBLEMS]]
+        counted = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+        raise UsageError(f"{name}: {counted}:\n  " + "\n  ".join(problems)) from None
     _check_chains(trace, name)
     return trace
 

@@ -7,9 +7,10 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey, did_you_mean, named
+from kernel_muster.registry.keys import KeyNames
 from kernel_muster.registry.levers import PREFIX, Levers
 from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
+from kernel_muster.registry.suggestions import Names, named
 
 #: Where levers that a boot was given come from.
 GIVEN = "boot(levers=...)"
@@ -47,8 +48,9 @@ def _instead_of(asked: str) -> str:
 def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:
     """MUSTER_DISABLE names a key that nobody registers and nobody asks for."""
     known = set(evidence.catalog.by_key) | evidence.asked_keys
+    names = Names(map(str, known))
     for key in sorted(evidence.selector.disabled - known):
-        hint = did_you_mean(str(key), map(str, known)) or named(evidence.selector.near_names(key))
+        hint = names.did_you_mean(str(key)) or named(evidence.selector.near_names(key))
         why = f"MUSTER_DISABLE names {key}, which nobody registers{hint}"
         yield Finding("REQUEST_NOT_HONORED", "MUSTER_DISABLE", why, remedies=("correct or drop the key",))
 
@@ -81,9 +83,8 @@ def with_lines(findings: Iterable[Finding], manifest: Manifest | None, given: st
     return [replace(finding, where=tuple(place(where, finding) for where in finding.where)) for finding in findings]
 
 
-def list_levers(levers: Levers, known: Iterable[KernelKey]) -> Iterator[Finding]:
-    """Report malformed MUSTER_DISABLE and MUSTER_PREFER, and a key that is in both; ``known`` keys may be meant."""
-    keys = list(known)
+def list_levers(levers: Levers, keys: KeyNames) -> Iterator[Finding]:
+    """Report malformed MUSTER_DISABLE and MUSTER_PREFER, and a key that is in both; ``keys`` may be meant."""
     disable, prefer = levers.setting("MUSTER_DISABLE"), levers.setting("MUSTER_PREFER")
     disabled, problems = parse_key_list(str(disable.value or ""), keys)
     preferred, more = parse_prefer(str(prefer.value or ""), keys)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey, keys_like
+from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog
 from kernel_muster.registry.selection.records import LookupRow
 from kernel_muster.registry.selection.select import Decision, is_host_only
@@ -147,10 +147,9 @@ def declare(evidence: Evidence, key: KernelKey) -> str:
         return "it is required: a waiver cannot excuse it"
     if elsewhere := " and ".join(evidence.scope_problems(key)):
         return f"or correct the scope in the manifest: {elsewhere}"
-    tried = evidence.asked_keys | evidence.late_keys
-    for waiver in evidence.waivers.values() if evidence.is_complete else ():
-        if waiver.key not in tried and keys_like(waiver.key, [key]):
-            return f"or correct the waiver at {waiver.where}: it names {waiver.key}, which nothing asks for"
+    if meant := evidence.idle_waivers.like(key):
+        waiver = evidence.waivers[parse_key(meant[0])]
+        return f"or correct the waiver at {waiver.where}: it names {waiver.key}, which nothing asks for"
     entry = f'[expected_absent.{key.module}] {key.func} = "..."'
     return f"or declare it, with the true reason, in {evidence.manifest.path.name}: {entry}"
 

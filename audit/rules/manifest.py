@@ -8,13 +8,15 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Waiver
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import CPU, canonical_arch, parse_arch
-from kernel_muster.registry.keys import keys_like, named
+from kernel_muster.registry.keys import KeyNames
+from kernel_muster.registry.suggestions import named
+from kernel_muster.registry.wording import listed
 
 
 def waiver_states(evidence: Evidence) -> Iterator[Finding]:
     """Each waiver in scope excuses something that was asked for and is absent, and has not run out."""
     for waiver in evidence.waivers.values():
-        if waiver.key not in evidence.asked_keys | evidence.late_keys:
+        if waiver.key not in evidence.tried_keys:
             if evidence.is_complete and evidence.rows:
                 yield _unused(evidence, waiver)
         elif evidence.decide(waiver.key).chosen is not None:
@@ -24,9 +26,9 @@ def waiver_states(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unused(evidence: Evidence, waiver: Waiver) -> Finding:
-    skipped = sorted({str(row.key) for row in evidence.rows if waiver.key in row.members})
-    chain = f" (a chain that begins with {', '.join(skipped)} resolved before it came to it)" if skipped else ""
-    meant = keys_like(waiver.key, evidence.unwaived_misses())
+    skipped = sorted(map(str, evidence.chains_of.get(waiver.key, ())))
+    chain = f" (a chain that begins with {listed(skipped)} resolved before it came to it)" if skipped else ""
+    meant = evidence.unwaived_misses.like(waiver.key)
     correct = (f"correct the key: {' or '.join(meant)} is asked for, and absent",) if meant else ()
     return Finding(
         "UNUSED_WAIVER",
@@ -72,14 +74,14 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.is_complete or not evidence.rows:
         return
     asked = evidence.asked_keys | {evidence.decide(key).renamed_to for key in evidence.asked_keys}
-    expected = {entry.key for entry in evidence.manifest.expected_present}
+    others = KeyNames(evidence.asked_keys - {entry.key for entry in evidence.manifest.expected_present})
     for entry in evidence.in_scope(evidence.manifest.expected_present):
         meant: list[str] = []
         is_absent = evidence.decide(entry.key).chosen is None
         if is_absent and entry.key in evidence.asked.without:
             continue  # it is there, and left out to compare
         if entry.key not in asked:
-            meant = keys_like(entry.key, evidence.asked_keys - expected)
+            meant = others.like(entry.key)
             why = f"nothing asked for it, but the manifest expects it: {entry.reason}{named(meant)}"
         elif is_absent and entry.key in evidence.asked.allow_unresolved:
             # The miss may be allowed; what the manifest promises may not, and would go unsaid with it.

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.render.plain import plural
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import near
 from kernel_muster.registry.selection.catalog import PluginRow
 from kernel_muster.registry.selection.select import Decision
+from kernel_muster.registry.suggestions import Names
+from kernel_muster.registry.wording import listed
 
 
 def _decisions(evidence: Evidence) -> Iterator[Decision]:
@@ -89,15 +90,13 @@ def dead_registrations(evidence: Evidence) -> Iterator[Finding]:
     asked = {evidence.decide(key).renamed_to or key for key in evidence.asked_keys}
     # what a waiver excuses is absent on purpose
     absent = (key for key in sorted(asked) if evidence.decide(key).chosen is None and evidence.excuse(key) is None)
-    missed = list(map(str, absent))
+    missed = Names(map(str, absent))
     opt_in = {r.spec.kernel_key for r in evidence.catalog.kernels if r.spec.opt_in in evidence.levers}
     for row in evidence.catalog.plugins_that("loaded"):
         unasked = sorted(set(row.keys) - asked - opt_in)
         if row.is_host or not unasked:
             continue
-        hints = [
-            f"{key} looks like {close[0]}, which missed" for key in unasked if (close := near(str(key), missed, 1))
-        ]
+        hints = [f"{key} looks like {close[0]}, which missed" for key in unasked if (close := missed.near(str(key), 1))]
         if hints or not set(row.keys) & (asked | opt_in):
             yield _dead(row, [str(key) for key in unasked], hints)
 
@@ -106,7 +105,7 @@ def _dead(row: PluginRow, unasked: list[str], hints: list[str]) -> Finding:
     return Finding(
         "DEAD_REGISTRATION",
         row.name,
-        "; ".join(hints) or f"nothing asked for any of its {plural(len(unasked), 'key')}: {', '.join(unasked[:5])}",
+        "; ".join(hints) or f"nothing asked for any of its {plural(len(unasked), 'key')}: {listed(unasked)}",
         (f"{row.distribution} {row.version} ({row.value})",),
         ("correct the keys, so that the model's lookups find them", f"or uninstall {row.distribution}"),
     )

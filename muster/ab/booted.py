@@ -26,12 +26,13 @@ from kernel_muster.registry.contract.specs import Stage, source_digest
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.hardware.arch import CPU
-from kernel_muster.registry.keys import KernelKey, named, near, parse_key
+from kernel_muster.registry.keys import KernelKey, near, parse_key
 from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.plugin_code.watch import located
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 from kernel_muster.registry.selection.select import near_keys
+from kernel_muster.registry.suggestions import named
 from kernel_muster.registry.values import frozen
 
 Sized = Callable[[Manifest], Manifest]

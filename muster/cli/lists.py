@@ -100,7 +100,7 @@ def find_levers(
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
     levers, findings, _ = read_tuned_levers(catalog.levers, sources, target)
-    return levers, tuple(with_lines((*findings, *list_levers(levers, catalog.by_key)), manifest))
+    return levers, tuple(with_lines((*findings, *list_levers(levers, catalog.key_names)), manifest))
 
 
 def rows_of(findings: Iterable[Finding]) -> tuple[FindingRow, ...]:

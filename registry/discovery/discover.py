@@ -16,10 +16,10 @@ from kernel_muster.registry.discovery.origins import strange_file
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
-from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.plugin_code.entered import tell_guest
 from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog, PluginRow, PluginStatus
+from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
 
 
@@ -187,8 +187,9 @@ def _shown(group: str) -> str:
 def _not_found(option: str, names: frozenset[str], known: Collection[str]) -> Iterator[Finding]:
     """Yield the plugins that an option names and nobody offers."""
     remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+    installed = Names(known)
     for name in sorted(names.difference(known)):
-        why = f"{option} names {name}, which is not installed{did_you_mean(name, known)}"
+        why = f"{option} names {name}, which is not installed{installed.did_you_mean(name)}"
         yield Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
 
 

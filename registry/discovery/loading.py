@@ -16,10 +16,10 @@ from kernel_muster.registry.contract.signature import Signature
 from kernel_muster.registry.contract.specs import KernelSpec, is_backend, is_host_backend
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import CPU
-from kernel_muster.registry.keys import did_you_mean
 from kernel_muster.registry.levers import Lever
 from kernel_muster.registry.plugin_code.copies import copy_of
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line, watched
+from kernel_muster.registry.suggestions import Names
 
 _IMPL = f"{hookspecs.PROJECT}_impl"
 _OBSERVER = "muster_audit_finished"
@@ -142,13 +142,13 @@ def _options(value: object) -> dict[str, Any] | None:
 
 def _unknown_hooks(name: str, where: str, plugin: object) -> list[Finding]:
     """Find what is marked and no hook or no function, and functions named like hooks that are not marked."""
-    found = []
+    found, known = [], Names(HOOKS)
     for member, value in _members(plugin):
         options = _options(value)
         marked = options is not None
         hook = (options and options["specname"]) or member
         if marked and hook not in HOOKS:
-            why = f"{hook} is no hook{did_you_mean(hook, HOOKS)}"
+            why = f"{hook} is no hook{known.did_you_mean(hook)}"
             remedies = (f"hooks are {', '.join(HOOKS)}",)
         elif marked and not inspect.isroutine(value):
             why = f"{member} is marked as a hook, but is {type(value).__name__} and no function: it would never run"
@@ -159,7 +159,7 @@ def _unknown_hooks(name: str, where: str, plugin: object) -> list[Finding]:
                 ("mark it @km.hookimpl",),
             )
         elif not marked and member.startswith("muster_") and _is_own_function(plugin, value):
-            why = f"{member} is named like a hook, but there is none of that name{did_you_mean(member, HOOKS)}"
+            why = f"{member} is named like a hook, but there is none of that name{known.did_you_mean(member)}"
             remedies = ("correct the name and mark it @km.hookimpl, or name it otherwise",)
         else:
             continue

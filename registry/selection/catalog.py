@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from kernel_muster.registry.contract.builders import ModelBuilder
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.values import frozen
 
@@ -81,6 +82,11 @@ class Catalog:
         return {key: tuple(rows) for key, rows in index.items()}
 
     @cached_property
+    def key_names(self) -> KeyNames:
+        """The registered keys, to suggest what another may be meant for."""
+        return KeyNames(self.by_key)
+
+    @cached_property
     def by_alias(self) -> Mapping[str, KernelKey]:
         """Old names of keys; where two keys claim one, the first in order has it."""
         index: dict[str, KernelKey] = {}
@@ -100,8 +106,22 @@ class Catalog:
 
     def absent_provider(self, key: KernelKey) -> PluginRow | None:
         """Return the failed or blocked plugin that would have provided a key, if one is known to."""
-        absent = [row for row in self.plugins if row.status != "loaded"]
-        for row in absent:
-            if key in row.keys:
-                return row
-        return next((row for row in absent if row.owns_module(key.module)), None)
+        if row := self._absent_by_key.get(key):
+            return row
+        # A module of several words may lie in several namespaces: ``a`` and ``a_b`` have ``a_b_c``.
+        ends = [at for at, letter in enumerate(key.module) if letter == "_"]
+        owners = (self._absent_by_namespace.get(key.module[:end]) for end in (*ends, len(key.module)))
+        return min((owner for owner in owners if owner is not None), default=(0, None), key=itemgetter(0))[1]
+
+    @cached_property
+    def _absent(self) -> tuple[PluginRow, ...]:
+        return tuple(row for row in self.plugins if row.status != "loaded")
+
+    @cached_property
+    def _absent_by_key(self) -> Mapping[KernelKey, PluginRow]:
+        return {key: row for row in reversed(self._absent) for key in row.keys}  # of several, the first stays
+
+    @cached_property
+    def _absent_by_namespace(self) -> Mapping[str, tuple[int, PluginRow]]:
+        """The absent plugins by namespace, each with its place among all."""
+        return {row.namespace: (at, row) for at, row in reversed(list(enumerate(self._absent)))}

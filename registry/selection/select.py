@@ -5,14 +5,19 @@ A decision is a value: every candidate is accepted, or rejected by one named rul
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import islice
 
 from kernel_muster.registry.contract.specs import KernelSpec, Registered
 from kernel_muster.registry.hardware.arch import CPU, CodeArch
 from kernel_muster.registry.hardware.target import Target
-from kernel_muster.registry.keys import KernelKey, keys_like, keys_meant, named, parse_key
+from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.suggestions import named
 from kernel_muster.registry.values import frozen
+from kernel_muster.registry.wording import listed
+
+_NO_NAMES = KeyNames(())
 
 
 @frozen
@@ -47,7 +52,8 @@ class Decision:
         overridden = {
             c.registered.provider.distribution: c.registered for c in self.candidates if c.rule == "overridden"
         }
-        return tuple(one for name, one in overridden.items() if name in _overridden_after(name, overridden))
+        circles = _in_circles(overridden)
+        return tuple(one for name, one in overridden.items() if name in circles)
 
     @property
     def is_slow(self) -> bool:
@@ -55,13 +61,19 @@ class Decision:
         return self.chosen is not None and self.chosen.spec.tier == "reference" and not is_host_only(self.chosen.spec)
 
 
-def _overridden_after(name: str, overridden: Mapping[str, Registered]) -> set[str]:
-    """Return the distributions that follow one in the chain of overrides."""
+def _in_circles(overridden: Mapping[str, Registered]) -> set[str]:
+    """Return the distributions that come back to themselves in the chain of overrides."""
     found: set[str] = set()
-    following = overridden[name].spec.overrides
-    while following is not None and following in overridden and following not in found:
-        found.add(following)
-        following = overridden[following].spec.overrides
+    seen: set[str] = set()
+    for first in overridden:
+        path: dict[str, int] = {}  # of this walk, with their places in it
+        name: str | None = first
+        while name is not None and name in overridden and name not in seen:
+            seen.add(name)
+            path[name] = len(path)
+            name = overridden[name].spec.overrides
+        if name in path:
+            found.update(islice(path, path[name], None))
     return found
 
 
@@ -70,7 +82,7 @@ def is_host_only(spec: KernelSpec) -> bool:
     return all(entry.kind == "host" for entry in spec.code_archs)
 
 
-def parse_prefer(text: str, known: Iterable[KernelKey] = ()) -> tuple[dict[KernelKey, str], list[str]]:
+def parse_prefer(text: str, known: KeyNames = _NO_NAMES) -> tuple[dict[KernelKey, str], list[str]]:
     """Read ``module::func=distribution,...``; return the choices and what is malformed, with known keys it may mean."""
     choices: dict[KernelKey, str] = {}
     problems = []
@@ -79,7 +91,7 @@ def parse_prefer(text: str, known: Iterable[KernelKey] = ()) -> tuple[dict[Kerne
         try:
             chosen = choices.setdefault(parse_key(key.strip()), distribution.strip())
         except ValueError as error:
-            problems.append(f"{error}{named(keys_meant(key, known))}")
+            problems.append(f"{error}{named(known.meant(key))}")
         else:
             if chosen != distribution.strip():
                 problems.append(f"{key.strip()} is to be served by {chosen} and by {distribution.strip()}")
@@ -88,20 +100,20 @@ def parse_prefer(text: str, known: Iterable[KernelKey] = ()) -> tuple[dict[Kerne
     return choices, problems
 
 
-def parse_key_list(text: str, known: Iterable[KernelKey] = ()) -> tuple[list[KernelKey], list[str]]:
+def parse_key_list(text: str, known: KeyNames = _NO_NAMES) -> tuple[list[KernelKey], list[str]]:
     """Read ``module::func,...``; return the keys and what is malformed, with known keys that may be meant."""
     keys, problems = [], []
     for item in filter(None, (part.strip() for part in text.split(","))):
         try:
             keys.append(parse_key(item))
         except ValueError as error:
-            problems.append(f"{error}{named(keys_meant(item, known))}")
+            problems.append(f"{error}{named(known.meant(item))}")
     return keys, problems
 
 
 def near_keys(catalog: Catalog, key: KernelKey) -> list[str]:
     """Return registered keys that one may be meant for."""
-    return keys_like(key, catalog.by_key)
+    return catalog.key_names.like(key)
 
 
 class Selector:
@@ -166,9 +178,8 @@ class Selector:
         return Decision(key, None, (), "MISSING", f"no plugin registers {key}{problem}{self._hints(key)}")
 
     def _hints(self, key: KernelKey) -> str:
-        modules = sorted(other.module for other in self.catalog.by_key if other.func == key.func)
-        if modules:
-            return f"; {key.func} exists in {', '.join(modules)}"
+        if modules := self.catalog.key_names.modules_of(key.func):
+            return f"; {key.func} exists in {listed(modules)}"
         return named(self.near_names(key))
 
     def near_names(self, key: KernelKey) -> list[str]:

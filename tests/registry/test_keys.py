@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_muster.registry.keys import KernelKey, did_you_mean, keys_meant, near, parse_key
+from kernel_muster.registry.keys import KernelKey, KeyNames, did_you_mean, near, parse_key
 
 
 @pytest.mark.parametrize("text", ["a::b", "w4a16::w4a16_gemm_t_k64", "a1_::b_2"])
@@ -62,4 +62,4 @@ def test_prefix_that_all_names_share_does_not_make_them_near():
 )
 def test_key_may_be_meant_by_what_is_no_key(text, meant):
     known = [KernelKey("acme", "mul"), KernelKey("moe", "mul"), KernelKey("acme", "silu_mul")]
-    assert keys_meant(text, known) == keys_meant(text, reversed(known)) == meant
+    assert KeyNames(known).meant(text) == KeyNames(reversed(known)).meant(text) == meant

@@ -43,15 +43,16 @@ def explain(
     from kernel_muster.cli.explain_site import is_site, questions_at, site_data, site_sections
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
     from kernel_muster.cli.process.exits import REFUSED
-    from kernel_muster.registry.keys import keys_meant, named, parse_key
+    from kernel_muster.registry.keys import parse_key
     from kernel_muster.registry.selection.select import Selector
+    from kernel_muster.registry.suggestions import named
 
     wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
     catalog = find_plugins(wanted, output)
     try:
         parsed = None if is_site(key) else parse_key(key)
     except ValueError as error:
-        hint = named(keys_meant(key, catalog.by_key))
+        hint = named(catalog.key_names.meant(key))
         raise UsageError(f"{error}, or a line of model code such as layers/attention.py:29{hint}") from None
     levers, findings = find_levers(catalog, wanted)
     found, no_target = find_target(target)
