@@ -7,10 +7,8 @@ from typing import Any
 from kernel_muster.MODEL_toml.contradictions import contradictions
 from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME
 from kernel_muster.MODEL_toml.wording import shown
-from kernel_muster.models.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
-from kernel_muster.models.ffn.ffn import FfnComponent, NoneFfn
 from kernel_muster.models.ffn.moe_ffn import MoeFfn
 from kernel_muster.models.heads.embedding import Embedding
 from kernel_muster.models.heads.lm_head import LmHead
@@ -18,6 +16,8 @@ from kernel_muster.models.heads.mtp import MtpHead
 from kernel_muster.models.heads.sampler import Sampler
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
+from kernel_muster.models.layers.ffn import FfnComponent, NoneFfn
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
 from kernel_muster.models.memory.memory import HostMemory, Memory, enough_memory, memory_of, need_device

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_checkpoint, check_requests, open_context
-from kernel_muster.models.decoder import OutputNorm
 from kernel_muster.models.dims import DrafterDims, ModelDims
 from kernel_muster.models.heads.dflash import DrafterContext, DrafterLayer, drafter_layer
 from kernel_muster.models.heads.embedding import Embedding
 from kernel_muster.models.heads.lm_head import LmHead
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.decoder import OutputNorm
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.memory import Memory

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.heads.embedding import Embedding
 from kernel_muster.models.heads.lm_head import LmHead
 from kernel_muster.models.heads.mtp import MtpHead
 from kernel_muster.models.heads.sampler import Sampler
+from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.memory import Memory, copy_rows

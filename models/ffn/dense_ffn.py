@@ -4,7 +4,6 @@ from collections import Counter
 from typing import Any
 
 from kernel_muster.models.ffn.activation import activation_kernel
-from kernel_muster.models.ffn.ffn import forced_arm
 from kernel_muster.models.ffn.swiglu import How, SwiGlu, bf16_swiglu, nvfp4_swiglu
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import (
@@ -15,6 +14,7 @@ from kernel_muster.models.layers.families import (
     exact_tiers,
     tile_kernels,
 )
+from kernel_muster.models.layers.ffn import forced_arm
 from kernel_muster.models.policy.ffn import BATCHED_ROWS, DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
 from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase

@@ -6,13 +6,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kernel_muster.models.dims import MoeDims
-from kernel_muster.models.ffn.ffn import forced_arm
 from kernel_muster.models.ffn.moe_experts import Combine, Experts, Form
 from kernel_muster.models.ffn.moe_fused import FusedExperts, fused_shared_kernels
 from kernel_muster.models.ffn.moe_router import Router
 from kernel_muster.models.ffn.swiglu import nvfp4_swiglu
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
 from kernel_muster.models.layers.families import batch_tiers, dual_silu_tiers, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.layers.ffn import forced_arm
 from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
 from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.moe import FUSED_ROWS, moe_grouped_decode

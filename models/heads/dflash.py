@@ -8,11 +8,11 @@ are Qwen3's.
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.decoder import OutputNorm, normalised
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext, new_rows
+from kernel_muster.models.layers.decoder import OutputNorm, normalised
 from kernel_muster.models.layers.projection import projection
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.state import KvCache

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.decoder import DecoderLayer, OutputNorm
 from kernel_muster.models.dims import AttentionDims, ModelDims
-from kernel_muster.models.ffn.ffn import FfnComponent
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.layers.decoder import DecoderLayer, OutputNorm
+from kernel_muster.models.layers.ffn import FfnComponent
 from kernel_muster.models.layers.projection import projection
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.memory import copy_rows

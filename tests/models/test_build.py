@@ -11,7 +11,7 @@ from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.models.build import MODEL_TYPES, build_from_dims, build_model
 from kernel_muster.models.dims import ModelDims
-from kernel_muster.models.ffn.ffn import NoneFfn
+from kernel_muster.models.layers.ffn import NoneFfn
 from kernel_muster.models.manifest_dims import model_dims
 from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.weights.source import SyntheticWeights

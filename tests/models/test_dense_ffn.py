@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
-from kernel_muster.models.ffn.ffn import NoneFfn
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.ffn import NoneFfn
 from kernel_muster.models.policy.ffn import DENSE_ARMS
 from kernel_muster.registry.errors import UsageError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.dims import ModelDims
-from kernel_muster.models.ffn.ffn import FfnComponent
 from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.ffn import FfnComponent
 from kernel_muster.models.layers.gdn import Gdn
 from kernel_muster.models.layers.norm import RmsNorm
 from kernel_muster.models.memory.batch import Batch
