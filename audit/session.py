@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import field, replace
 from datetime import UTC, date, datetime
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
@@ -36,9 +37,11 @@ from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups, LookupSession, OnLateMiss
 from kernel_muster.registry.selection.records import FailedRequest
 from kernel_muster.registry.selection.sites import site_name
-from kernel_muster.registry.values import frozen
+from kernel_muster.registry.values import copied, frozen
 
 _OBSERVER_TIMEOUT_S = 10.0
+_REFUSED = "its boot was refused: the report has the reasons"
+_CUT_SHORT = "its boot did not come to its end, so that nothing has passed"
 _T = TypeVar("_T")
 
 
@@ -89,7 +92,9 @@ class BootSession:
         self._as_of: date = options.asked.as_of or datetime.now(UTC).date()
         self._opening: Opening | None = None
         self._session: LookupSession | None = None
-        self._report: Report | None = None
+        self._report: Report | None = None  # nobody else holds it, and no verdict is read from it
+        self._shown: Report | None = None
+        self._is_refused = False
         self._observers_failed: tuple[Finding, ...] = ()
         self._is_complete = True
         self._failure = ""
@@ -103,58 +108,72 @@ class BootSession:
 
     def _open(self) -> None:
         self._opening = open_boot(self._wanted)
+        for name in ("manifest", "target", "levers"):  # copies of an earlier opening's
+            self.__dict__.pop(name, None)
         if not self._opening.is_usable:
             self._refuse_opening(self._opening)
         waivers = self._evidence(with_lookups=False).waivers
-        runner = choose_runner(self.target, self._options.asked.stage, _text(self.levers["MUSTER_CACHE_DIR"]))
+        target, levers = _opened(self._opening.target), self._opening.levers
+        runner = choose_runner(target, self._options.asked.stage, _text(levers["MUSTER_CACHE_DIR"]))
         wrap = self._options.wrap_runner
         # What ends the process where a kernel is missing is what serves requests.
         serves = self._options.on_late_miss == "abort"
         catalog = self._opening.catalog
         self._session = LookupSession(
             serving.noting_unready(catalog, self._unready) if serves else catalog,
-            self.target,
-            self.levers,
+            target,
+            levers,
             excused=lambda key: waivers[key].reason if key in waivers else "",
             runner=runner if wrap is None else wrap(runner),
             serves=serves,
         )
 
     def _unready(self, why: str) -> None:
-        self.kernels.request_failed(serving.REQUEST, why, where=self.manifest.where("model", "model_type"))
+        self.kernels.request_failed(serving.REQUEST, why, where=self._manifest.where("model", "model_type"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        # sys.exit() in the block is a block that raised; an interrupt leaves at once.
-        if error is not None and not isinstance(error, Exception | SystemExit):
-            return False
-        if not self._opened.is_usable:  # register() reopened the boot, and was refused
-            if isinstance(error, BootRefused):
-                return False
-            raise BootRefused(render_text(self.report), self.report) from error
-        self._is_complete = error is None
-        self._failure = "" if error is None else cause_chain(error)
         self._lookups.seal(self._options.on_late_miss, self._options.abort)
-        self._finish()
-        if self.report.is_refused:  # of an incomplete boot the block's own exception goes on
-            raise BootRefused(render_text(self.report), self.report) from error
-        return False
+        # sys.exit() in the block is a block that raised. An interrupt, a cancelled task or a closed generator waits for
+        # nothing, and goes on as itself.
+        is_left = error is not None and not isinstance(error, Exception | SystemExit)
+        if error is not None:
+            self._break_off(error)
+        try:
+            if self._opened.is_usable:  # else register() reopened the boot, and was refused
+                self._finish(is_left=is_left)
+        except BaseException:
+            self._lookups.close(_CUT_SHORT)
+            raise
+        if self._is_refused:
+            self._lookups.close(_REFUSED)
+        if not self._is_refused or is_left or isinstance(error, BootRefused):
+            return False  # of an incomplete boot the block's own exception goes on
+        raise self._refusal() from error
 
-    @property
+    def _break_off(self, error: BaseException) -> None:
+        """Record that the boot ends before its model is built."""
+        self._is_complete, self._failure = False, cause_chain(error)
+        self._lookups.close(_CUT_SHORT)
+
+    def _refusal(self) -> BootRefused:
+        return BootRefused(render_text(_opened(self._report)), self.report)
+
+    @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the model."""
-        return _opened(self._opened.manifest)
+        """The manifest of the model: a copy, which decides nothing."""
+        return deepcopy(self._manifest)
 
-    @property
+    @cached_property
     def target(self) -> Target:
-        """What kernels are selected for."""
-        return _opened(self._opened.target)
+        """What kernels are selected for: a copy."""
+        return copied(_opened(self._opened.target))
 
-    @property
+    @cached_property
     def levers(self) -> Levers:
-        """The levers, as they were when the boot opened."""
-        return self._opened.levers
+        """The levers, as they were when the boot opened: a copy."""
+        return self._opened.levers.copy()
 
     @property
     def kernels(self) -> Lookups:
@@ -167,10 +186,10 @@ class BootSession:
 
     @property
     def report(self) -> Report:
-        """The report; there is one once the audit is sealed or refused."""
-        if self._report is None:
+        """A copy of the report; there is one once the audit is sealed or refused."""
+        if self._shown is None:
             raise UsageError("there is no report before the boot is sealed: leave the with block first")
-        return self._report
+        return self._shown
 
     def trace(self) -> dict[str, Any]:
         """Return what ``muster replay`` needs to judge this boot again, as plain data for JSON."""
@@ -201,6 +220,10 @@ class BootSession:
         return _opened(self._opening)
 
     @property
+    def _manifest(self) -> Manifest:
+        return _opened(self._opened.manifest)
+
+    @property
     def _lookups(self) -> LookupSession:
         return _opened(self._session)
 
@@ -208,10 +231,10 @@ class BootSession:
         opening = self._opened
         evidence = Evidence(
             opening.catalog,
-            self.target,
+            _opened(opening.target),
             opening.levers,
-            self.manifest,
-            self._wanted.quant or self.manifest.quant,
+            self._manifest,
+            self._wanted.quant or self._manifest.quant,
             self._as_of,
             (),
             asked=self._options.asked,
@@ -225,10 +248,10 @@ class BootSession:
         chosen, copies = opening.tuning, session.layouts.copies
         return replace(
             evidence,
-            tuning=tuning_facts(chosen, self.target, opening.levers, session.selector, copies) if chosen else None,
+            tuning=tuning_facts(chosen, session.target, opening.levers, session.selector, copies) if chosen else None,
             entries=session.entries("boot"),
             late_entries=session.entries("late"),
-            requests=(*session.requests, *_quant_request(self._wanted, self.manifest)),
+            requests=(*session.requests, *_quant_request(self._wanted, self._manifest)),
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
             builders=session.builders,
@@ -239,16 +262,31 @@ class BootSession:
             decider=session.selector,
         )
 
-    def _finish(self) -> None:
-        """Judge, report, tell the observers, and judge again if one of them failed."""
-        self._checked = check_kernels(
-            self._lookups, self._evidence(), self._options.asked.stage, self._options.progress
-        )
-        self._report = self._judged()
-        self._observers_failed = tuple(self._tell_observers())
+    def _finish(self, *, is_left: bool) -> None:
+        """Judge, report, tell the observers, and judge again if one of them failed.
+
+        A block that was left is judged by its lookups alone: builds and observers would take their time.
+        """
+        try:
+            if not is_left:
+                asked = self._options.asked
+                self._checked = check_kernels(self._lookups, self._evidence(), asked.stage, self._options.progress)
+        except BaseException as error:
+            self._break_off(error)
+            self._conclude(self._judged, has_observers=False)
+            raise
+        self._conclude(self._judged, has_observers=not is_left)
+
+    def _conclude(self, judge: Callable[[], Report], *, has_observers: bool) -> None:
+        """Keep the verdict and the report, and give copies away."""
+        self._keep(judge())
+        self._observers_failed = tuple(self._tell_observers()) if has_observers else ()
         if self._observers_failed:
-            self._report = self._judged()
-        log_finished(self._report)
+            self._keep(judge())
+        log_finished(_opened(self._report))
+
+    def _keep(self, report: Report) -> None:
+        self._report, self._shown, self._is_refused = report, copied(report), report.is_refused
 
     def _judged(self) -> Report:
         # Another thread may already look up late: what comes after the seal is no part of the boot's verdict.
@@ -259,18 +297,14 @@ class BootSession:
 
     def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
-            tell = partial(observer, self._report)
+            tell = partial(observer, copied(self._report))
             outcome = watched(tell, _OBSERVER_TIMEOUT_S, f"the observer of plugin {name}")
             if outcome.error is not None or outcome.is_hanging:
                 yield _observer_failed(name, outcome.error, outcome.stack)
 
     def _refuse_opening(self, opening: Opening) -> NoReturn:
-        self._report = self._opening_judged(opening)
-        self._observers_failed = tuple(self._tell_observers())
-        if self._observers_failed:
-            self._report = self._opening_judged(opening)
-        log_finished(self._report)
-        raise BootRefused(render_text(self._report), self._report)
+        self._conclude(partial(self._opening_judged, opening), has_observers=True)
+        raise self._refusal()
 
     def _opening_judged(self, opening: Opening) -> Report:
         findings = (*opening.findings, *self._observers_failed)

@@ -35,7 +35,7 @@ class DeviceStuck(MusterError):
 
 
 class NullKernelError(MusterError):
-    """A handle whose lookup missed was called."""
+    """A handle was called whose lookup missed, or whose boot did not pass."""
 
 
 class KernelMissing(MusterError):

@@ -10,7 +10,7 @@ from typing import Literal
 from kernel_muster.registry.errors import UndeclaredLever
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.suggestions import Names
-from kernel_muster.registry.values import frozen
+from kernel_muster.registry.values import copied, frozen
 
 PREFIX = "MUSTER_"
 LeverKind = Literal["bool", "int", "enum", "text"]
@@ -228,6 +228,10 @@ class Levers:
     def flag(self, name: str) -> bool:
         """Return a boolean lever's value."""
         return bool(self.setting(name).value)
+
+    def copy(self) -> "Levers":
+        """Return equal levers that share no setting with these."""
+        return Levers(copied(self._settings))
 
     @property
     def settings(self) -> tuple[Setting, ...]:

@@ -8,6 +8,7 @@ share the other methods. The classes are dataclasses still: ``replace``, ``field
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeVar, dataclass_transform, overload
 
 _T = TypeVar("_T")
@@ -61,3 +62,29 @@ def frozen(cls: type[_T] | None = None, /, *, kw_only: bool = False) -> Any:
         return cls
 
     return make if cls is None else make(cls)
+
+
+def is_frozen_class(kind: type) -> bool:
+    """Whether :func:`frozen` made exactly this class; a class derived from such a one may be anybody's."""
+    return "__compared__" in vars(kind)
+
+
+def copied(value: _T) -> _T:
+    """Return a copy of frozen values, sets, tuples, lists and mappings, at any depth; all else is shared.
+
+    ``object.__setattr__`` changes a frozen value. A value that plugins or callers see is therefore a copy.
+    """
+    return _copied(value)  # type: ignore[no-any-return]
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in (tuple, list, set, frozenset):
+        return kind(map(_copied, value))
+    if kind is dict or kind is MappingProxyType:
+        return kind({_copied(key): _copied(one) for key, one in value.items()})
+    if not is_frozen_class(kind):
+        return value
+    made = object.__new__(kind)
+    made.__dict__.update((item.name, _copied(value.__dict__[item.name])) for item in fields(value))
+    return made

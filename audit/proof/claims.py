@@ -33,7 +33,7 @@ def check_claims(
         if other is None:
             yield _unchecked(handle, f"it claims the bits of {name}, which nothing serves on this target")
             continue
-        if other.spec is handle.spec:
+        if other.is_same_kernel(handle):
             yield _unchecked(handle, f"it claims the bits of {name}, which it serves itself")
             continue
         try:

@@ -1,6 +1,6 @@
 """The layout plan: which copies of a weight the chosen kernels read, and which the model builds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kernel_muster.registry.keys import KernelKey
 
@@ -40,8 +40,9 @@ class LayoutPlan:
 
     @property
     def copies(self) -> tuple[WeightCopy, ...]:
-        """All copies wanted or built, sorted by weight and layout."""
-        return tuple(self._copies[place] for place in sorted(self._copies))
+        """All copies wanted or built, sorted by weight and layout. A change of one does not change the plan."""
+        kept = (self._copies[place] for place in sorted(self._copies))
+        return tuple(replace(copy, readers=set(copy.readers)) for copy in kept)
 
     @property
     def missing(self) -> tuple[WeightCopy, ...]:

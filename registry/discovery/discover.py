@@ -6,6 +6,7 @@ nothing depends on the order of plugins, of entry points, or of ``sys.path``.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kernel_muster.registry.contract.specs import Provider, Registered
@@ -207,15 +208,18 @@ def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:
     def items(hook: str) -> list[Any]:
         return [item for draft in sound for item in draft.loaded.items.get(hook, ())]
 
+    def of_plugins(hook: str) -> Mapping[str, tuple[Any, ...]]:
+        return MappingProxyType({draft.row.name: tuple(draft.loaded.items.get(hook, ())) for draft in sound})
+
     return Catalog(
         plugins=tuple(draft.row for draft in drafts),
         kernels=tuple(Registered(k, d.provider) for d in sound for k in d.loaded.items.get("muster_kernels", ())),
-        contracts={contract.name: contract for contract in items("muster_contracts")},
+        contracts=MappingProxyType({contract.name: contract for contract in items("muster_contracts")}),
         builders=tuple(items("muster_models")),
         levers=(*CORE_LEVERS, *items("muster_levers")),
         manifest_folders=tuple(sorted(set(items("muster_manifests")))),
-        builders_of={draft.row.name: tuple(draft.loaded.items.get("muster_models", ())) for draft in sound},
-        folders_of={draft.row.name: tuple(draft.loaded.items.get("muster_manifests", ())) for draft in sound},
+        builders_of=of_plugins("muster_models"),
+        folders_of=of_plugins("muster_manifests"),
         observers=tuple((d.row.name, d.loaded.observer) for d in sound if d.loaded.observer is not None),
         findings=tuple(findings),
     )

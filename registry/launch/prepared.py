@@ -9,6 +9,7 @@ from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import INTEGERS, PARAMETER_TYPES, Built, EntryPoint
 from kernel_muster.registry.contract.arrays import ArrayView, stream_pointer
 from kernel_muster.registry.errors import ContractError, MusterError
+from kernel_muster.registry.launch.runners import refuse_launch
 from kernel_muster.registry.launch.workspace import Counters, Places, Scratch, TensorMap, encode_tensor_map
 
 _CTYPES: dict[str, Any] = {
@@ -57,7 +58,7 @@ class LoadedModule(Protocol):
 class PreparedLaunch:
     """One launch with everything but its stream in place. Calling it only enqueues."""
 
-    __slots__ = ("_config", "_function", "_keep", "_launch", "_params", "_stream", "owner")
+    __slots__ = ("__weakref__", "_config", "_function", "_keep", "_launch", "_params", "_stream", "owner")
 
     def __init__(self, owner: str, module: LoadedModule, plan: LaunchPlan, places: Places, *, overlap: bool) -> None:
         driver = bindings()
@@ -95,11 +96,15 @@ class PreparedLaunch:
         if status:
             raise LaunchFailed(f"{self.owner}: {status.name}")
 
+    def revoke(self, why: str) -> None:
+        """Raise NullKernelError from now on."""
+        self._launch = refuse_launch(why)
+
 
 class InOrder:
     """Several launches that follow each other on one stream."""
 
-    __slots__ = ("_launches",)
+    __slots__ = ("__weakref__", "_launches")
 
     def __init__(self, launches: Sequence[PreparedLaunch]) -> None:
         self._launches = launches
@@ -113,6 +118,11 @@ class InOrder:
         """Enqueue all."""
         for launch in self._launches:
             launch(stream)
+
+    def revoke(self, why: str) -> None:
+        """Raise NullKernelError from now on."""
+        for launch in self._launches:
+            launch.revoke(why)
 
 
 def _value(owner: str, entry: EntryPoint, kind: str, value: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import partial
 from typing import Any, Protocol
 
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.contract.specs import KernelSpec, Stage, is_host_backend
-from kernel_muster.registry.errors import ContractError, MusterError
+from kernel_muster.registry.errors import ContractError, MusterError, NullKernelError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.values import frozen
 
@@ -68,6 +69,32 @@ class Runner(Protocol):
         """Return how much device memory a launch of checked arguments needs besides them."""
 
 
+def refuse_launch(why: str) -> Callable[..., Any]:
+    """Return a function that takes the place of a launch, and raises NullKernelError."""
+
+    def refuse(*given: Any) -> Any:
+        raise NullKernelError(why)
+
+    return refuse
+
+
+class HostLaunch:
+    """One call of a host kernel's function, with everything in place."""
+
+    __slots__ = ("__weakref__", "_run")
+
+    def __init__(self, run: Callable[[object | None], object]) -> None:
+        self._run = run
+
+    def __call__(self, stream: object | None = None) -> None:
+        """Run the function; the host has no streams."""
+        self._run(stream)
+
+    def revoke(self, why: str) -> None:
+        """Raise NullKernelError from now on."""
+        self._run = refuse_launch(why)
+
+
 class HostRunner:
     """Runs Python kernels in this process. There are no streams, and nothing to build."""
 
@@ -98,10 +125,7 @@ class HostRunner:
             if view.device >= 0:
                 raise ContractError(f"{owner}: {name} lies on cuda:{view.device}, expected host memory")
 
-        def launch(stream: object | None = None) -> None:
-            backend.launch(bound.arguments, bound.dims, stream)
-
-        return launch
+        return HostLaunch(partial(backend.launch, bound.arguments, bound.dims))
 
 
 class NoRunner:

@@ -5,6 +5,7 @@ from dataclasses import field
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from kernel_muster.registry.contract.builders import ModelBuilder
@@ -79,7 +80,7 @@ class Catalog:
         index: dict[KernelKey, list[Registered]] = {}
         for registered in sort_registered(self.kernels):
             index.setdefault(registered.spec.kernel_key, []).append(registered)
-        return {key: tuple(rows) for key, rows in index.items()}
+        return MappingProxyType({key: tuple(rows) for key, rows in index.items()})
 
     @cached_property
     def key_names(self) -> KeyNames:
@@ -93,7 +94,7 @@ class Catalog:
         for registered in sort_registered(self.kernels):
             for alias in registered.spec.aliases:
                 index.setdefault(alias, registered.spec.kernel_key)
-        return index
+        return MappingProxyType(index)
 
     @cached_property
     def open_contracts(self) -> Mapping[KernelKey, Contract]:

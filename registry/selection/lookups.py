@@ -7,6 +7,7 @@ each further one finds that record by the caller's code and instruction and coun
 import sys
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import Literal, NoReturn
 
@@ -20,10 +21,11 @@ from kernel_muster.registry.launch.runners import HostRunner, NoRunner, Runner
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.handles import AnyHandle, Handle, NullHandle
+from kernel_muster.registry.selection.handles import AnyHandle, Gate, Handle, NullHandle
 from kernel_muster.registry.selection.records import FailedRequest, LateRegistration, LookupEntry, LookupKind, Phase
 from kernel_muster.registry.selection.select import Selector
 from kernel_muster.registry.selection.sites import is_marked, site_name
+from kernel_muster.registry.values import copied
 
 OnLateMiss = Literal["raise", "abort", "count"]
 Members = tuple[tuple[str, str], ...]
@@ -91,6 +93,7 @@ class LookupSession:
         self.runner: Runner = runner or (HostRunner() if target.is_cpu else NoRunner())
         self.raises = raises
         self.sealed = False
+        self._gate = Gate()
         self.lock = threading.RLock()
         self._records: dict[_Place, _Record] = {}
         self._marked: dict[int, tuple[bool, CodeType]] = {}
@@ -111,6 +114,25 @@ class LookupSession:
         with self.lock:
             self._on_late_miss, self._abort = on_late_miss, abort
             self.sealed = True
+
+    def close(self, why: str) -> None:
+        """Let no handle launch any more: the boot has not passed, because of ``why``."""
+        self._gate.close(why)
+
+    @cached_property
+    def shown_catalog(self) -> Catalog:
+        """A copy of the catalog for models and callers: what they do to it changes no decision."""
+        return copied(self.catalog)
+
+    @cached_property
+    def shown_levers(self) -> Levers:
+        """A copy of the levers for models and callers."""
+        return self.levers.copy()
+
+    @cached_property
+    def shown_target(self) -> Target:
+        """A copy of the target for models and callers."""
+        return copied(self.target)
 
     def refuse_registration(self, plugin: str, site: str) -> NoReturn:
         """Record that somebody tried to register after the seal, and refuse it."""
@@ -237,7 +259,8 @@ class LookupSession:
         chosen = self.selector.decide(key).chosen
         if chosen is None:
             return None
-        return Handle(key, chosen.spec, self.catalog.contracts[chosen.spec.contract], chosen.provider, self.runner)
+        contract = self.catalog.contracts[chosen.spec.contract]
+        return Handle(key, chosen.spec, contract, chosen.provider, self.runner, self._gate)
 
     def _judge_late(self, record: _Record) -> None:
         handle = record.handle
@@ -285,12 +308,12 @@ class Lookups:
     @property
     def target(self) -> Target:
         """What kernels are selected for."""
-        return self._live.target
+        return self._live.shown_target
 
     @property
     def levers(self) -> Levers:
         """The frozen levers of this boot."""
-        return self._live.levers
+        return self._live.shown_levers
 
     @property
     def layouts(self) -> LayoutPlan:
@@ -300,7 +323,7 @@ class Lookups:
     @property
     def catalog(self) -> Catalog:
         """Everything that plugins registered."""
-        return self._live.catalog
+        return self._live.shown_catalog
 
     @property
     def serves(self) -> bool:

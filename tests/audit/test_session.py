@@ -180,14 +180,6 @@ def test_exit_in_the_block_is_judged_like_any_exception(world):
     assert sound.report.complete is False
 
 
-def test_keyboard_interrupt_in_the_block_goes_on_without_a_report(world):
-    boot = world.boot({"acme": world.acme("acme::add")})
-    with pytest.raises(KeyboardInterrupt):
-        break_off(boot, "mul", KeyboardInterrupt())
-    with pytest.raises(km.UsageError, match="no report"):
-        _ = boot.report
-
-
 # opening
 
 
