@@ -1,9 +1,44 @@
-// Shared memory of the other blocks of a cluster (PTX ISA 8.1). Below sm_90 a block stands alone: the barrier is the
-// block's, every rank is the own one, and nothing is stored or awaited.
+// Thread block clusters and their distributed shared memory (DSMEM), PTX ISA 8.1.
+//
+// Below sm_90 a block stands alone: the rank is 0, the barrier of the cluster is that of the block, a load reads the block's
+// own memory, and asynchronous stores do nothing.
 #pragma once
-#include "launch.cuh"
+#include "mbarrier.cuh"
 
-__device__ __forceinline__ void cluster_barrier() {
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+// The number of blocks in the cluster.
+__device__ __forceinline__ u32 cluster_size() {
+    u32 size = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+#endif
+    return size;
+}
+
+// The barrier of the cluster in two steps. A relaxed arrival orders no memory: it only says that a block has started. An
+// ordinary one orders all memory of the device, and drops L1.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
     cluster_arrive();
     cluster_wait();
@@ -12,74 +47,52 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
-__device__ __forceinline__ float load_from_rank(const float* p, u32 rank) {
+// The address in the block of this rank that corresponds to an address in the own block.
+__device__ __forceinline__ u32 dsmem_address(u32 at, u32 rank) {
+    u32 remote = at;
 #if __CUDA_ARCH__ >= 900
-    u32 address = (u32)__cvta_generic_to_shared(p), remote;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
-    return value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(at), "r"(rank));
+#endif
+    return remote;
+}
+
+__device__ __forceinline__ float dsmem_load(const float* p, u32 rank) {
+#if __CUDA_ARCH__ >= 900
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(dsmem_address(shared_address(p), rank)) : "memory");
+    return v;
 #else
     return *p;
 #endif
 }
-
-#if __CUDA_ARCH__ < 900
-__device__ __forceinline__ void cluster_arrive_relaxed() {}
-__device__ __forceinline__ void cluster_wait() {}
-#endif
-
-// A barrier of this block's shared memory, for one phase: so many bytes that blocks of the cluster store.
-using Arrival = unsigned long long;
-
-// By one thread; the cluster's barrier, reached relaxed or not, stands between this and the stores.
-__device__ __forceinline__ void begin_arrival(Arrival* arrival) {
+// From an address in the block of the other rank.
+__device__ __forceinline__ float4 dsmem_load_16(u32 remote) {
+    float4 v = {};
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote));
 #endif
-}
-// By one thread, before or after the first bytes have come.
-__device__ __forceinline__ void announce_bytes(Arrival* arrival, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(arrival)),
-                 "r"(bytes) : "memory");
-#endif
-}
-__device__ __forceinline__ void expect_bytes(Arrival* arrival, u32 bytes) {
-    begin_arrival(arrival);
-    announce_bytes(arrival, bytes);
+    return v;
 }
 
-// Both addresses are those of this block's own; the store is counted where it arrives.
-__device__ __forceinline__ void store_to_rank(float4* p, float4 v, Arrival* arrival, u32 rank) {
+// Stores to the block of a rank, asynchronously: the bytes count on that block's mbarrier. Both addresses are those of the
+// own block.
+__device__ __forceinline__ void dsmem_store_async(float* p, float v, Mbarrier* barrier, u32 rank) {
 #if __CUDA_ARCH__ >= 900
-    u32 to, counted;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((u32)__cvta_generic_to_shared(p)), "r"(rank));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(counted) : "r"((u32)__cvta_generic_to_shared(arrival)), "r"(rank));
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counted) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void store_to_rank(float* p, float v, Arrival* arrival, u32 rank) {
-#if __CUDA_ARCH__ >= 900
-    u32 to, counted;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((u32)__cvta_generic_to_shared(p)), "r"(rank));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(counted) : "r"((u32)__cvta_generic_to_shared(arrival)), "r"(rank));
+    const u32 to = dsmem_address(shared_address(p), rank), counter = dsmem_address(shared_address(barrier), rank);
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v),
-                 "r"(counted) : "memory");
+                 "r"(counter) : "memory");
 #endif
 }
-
-__device__ __forceinline__ void await_bytes(Arrival* arrival) {
+__device__ __forceinline__ void dsmem_store_async(float4* p, float4 v, Mbarrier* barrier, u32 rank) {
 #if __CUDA_ARCH__ >= 900
-    u32 done = 0;
-    while (!done)
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done) : "r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
+    const u32 to = dsmem_address(shared_address(p), rank), counter = dsmem_address(shared_address(barrier), rank);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counter) : "memory");
 #endif
+}
+// Waits for the only phase of the own block's barrier.
+__device__ __forceinline__ void dsmem_wait(Mbarrier* barrier) {
+    while (!mbarrier_try_wait(shared_address(barrier), 0)) {
+    }
 }

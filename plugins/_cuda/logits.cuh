@@ -5,12 +5,9 @@
 // order is by key, among equal keys by rising index.
 #pragma once
 #include "bf16.cuh"
-#include "launch.cuh"
-
-using u64 = unsigned long long;
+#include "types.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 constexpr int PARALLEL = 4;  // loads of a thread that are on their way together
 
 __device__ __forceinline__ u32 key_of(u32 bits) {

@@ -8,13 +8,11 @@
 // Lane (g, t) = (lane / 4, lane % 4) holds weight rows g and g + 8 and k = 64 b + 16 t .. + 15, so that its part of an
 // activation row is 32 contiguous bytes. The k order inside a block differs from the mma's own; both operands use the
 // same one. The result of the mma has weight rows as M, activation rows as N.
-//
-// Exact: E2M1 bits read as BF16 of value x 2^-126, times scale x 2^118. What is left, 2^8, goes into the global scale.
 #pragma once
-#include <cuda_bf16.h>
+#include "bf16.cuh"
+#include "nvfp4_decode.cuh"
+#include "mma.cuh"
 
-using u8 = unsigned char;
-using u32 = unsigned int;
 
 constexpr int TILE_N = 16;
 constexpr int TILE_K = 256;
@@ -22,15 +20,9 @@ constexpr int CODE_BYTES = TILE_N * TILE_K / 2;
 constexpr int SUPERTILE_BYTES = CODE_BYTES + TILE_N * TILE_K / 16;
 // A scale as E5M3 at bits 11..4 over this base reads as BF16 of scale * 2^118.
 constexpr u32 SCALE_BASE = 0x70007000u;
-constexpr float EXPONENT_GAP = 256.0f;
 
 // --- PTX (ISA 8.0): one statement for what belongs together compiles faster than C++, to the same machine code ---
 
-#if __CUDA_ARCH__ >= 900
-#define PRODUCT(D, A, B) "mul.rn.bf16x2 " D ", " A ", " B ";\n"
-#else  // adding -0 changes no product
-#define PRODUCT(D, A, B) "fma.rn.bf16x2 " D ", " A ", " B ", minus_zero;\n"
-#endif
 #define MMA(C, A, B) "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {" C "}, {" A "}, {" B "}, {" C "};\n"
 
 // 8 codes -> the A operand: {row g, k..}, {row g + 8, k..}, {row g, k + 8..}, {row g + 8, k + 8..}.
@@ -41,12 +33,6 @@ constexpr float EXPONENT_GAP = 256.0f;
     "shr.u32 t, " CODES ", 3;\nand.b32 t, t, 0x01800180;\nshr.u32 u, " CODES ", 7;\nand.b32 u, u, 0x00400040;\n"     \
     "or.b32 t, t, u;\nshl.b32 u, " CODES ", 1;\nand.b32 u, u, 0x80008000;\nor.b32 t, t, u;\n" PRODUCT(A3, "t", HIGH)
 #define TEMPORARIES ".reg .b32 t, u, minus_zero;\nmov.b32 minus_zero, 0x80008000;\n"
-
-__device__ __forceinline__ void mma_16x8x16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(MMA("%0, %1, %2, %3", "%4, %5, %6, %7", "%8, %9")
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Weights are read once: keep them out of L1, where x lives.
 __device__ __forceinline__ uint4 load_codes(const u8* p) {
@@ -61,7 +47,7 @@ __device__ __forceinline__ uint2 load_scales(const u8* p) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
-// As these where they stand (ahead.cuh).
+// As these where they stand (pdl.cuh).
 __device__ __forceinline__ uint4 load_codes_now(const u8* p) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -10,10 +10,13 @@
 // err by 2 units in the last place. A lane sums its own values in rising order, then lanes by halving, then warps in
 // rising order or, one vector a lane, by halving: the order depends on H only, never on M.
 #pragma once
-#include "ahead.cuh"
+#include "bf16.cuh"
 #include "cluster.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "mbarrier.cuh"
+#include "pdl.cuh"
 #include "reduce.cuh"
+#include "shared_memory.cuh"
 #include "silu.cuh"
 
 constexpr int KEPT = 4;
@@ -185,11 +188,11 @@ __device__ __forceinline__ void norm_row(const Form& form, bool exists, int H, f
     // Stage 1: weights, then all values of the row, and the sum of their squares.
     decltype(load_weight<WIDTH>(form.weight, 0)) weights[COUNT];
     typename Form::template Fetched<WIDTH> kept[COUNT];
-    allow_next_launch();
+    pdl_launch_dependents();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
         if (lane + i * LANES < pieces) weights[i] = load_weight<WIDTH>(form.weight, lane + i * LANES);
-    wait_for_previous_launch();
+    pdl_wait();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
         if (lane + i * LANES < pieces) kept[i] = form.template fetch<WIDTH>(lane + i * LANES);
@@ -228,24 +231,24 @@ constexpr int MOST_WARPS = 32;  // of vectors of a row
 template <int RANKS, int VECTORS, class Form>
 __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps) {
     __shared__ float4 sums[MOST_WARPS / 4];
-    __shared__ Arrival arrival;
+    __shared__ Mbarrier mbarrier;
     const int lane = threadIdx.x % warp, first = blockIdx.x % RANKS * VECTORS * blockDim.x + threadIdx.x;
     const int warps = RANKS * VECTORS * blockDim.x / warp;
     auto piece = [&](int j) { return first + j * (int)blockDim.x; };
     auto exists = [&](int j) { return piece(j) < H / 8; };
 
     // Stage 1: the weights, then the values and the sums of their squares.
-    allow_next_launch();
+    pdl_launch_dependents();
     if ((int)threadIdx.x < MOST_WARPS - warps) reinterpret_cast<float*>(sums)[warps + threadIdx.x] = 0.0f;
     if constexpr (RANKS > 1) {
-        if (threadIdx.x == 0) expect_bytes(&arrival, warps * sizeof(float));
+        if (threadIdx.x == 0) mbarrier_init_expect_tx(&mbarrier, warps * sizeof(float));
         cluster_arrive_relaxed();
     }
     decltype(load_weight<8>(form.weight, 0)) weights[VECTORS] = {};
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j)
         if (exists(j)) weights[j] = load_weight<8>(form.weight, piece(j));
-    wait_for_previous_launch();
+    pdl_wait();
     typename Form::template Fetched<8> fetched[VECTORS] = {};
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j)
@@ -263,13 +266,13 @@ __device__ __forceinline__ void norm_wide_row(const Form& form, int H, float eps
     for (int j = 0; j < VECTORS; ++j) {
         float* const place = reinterpret_cast<float*>(sums) + piece(j) / warp;
         if constexpr (RANKS > 1) {
-            if (lane < RANKS) store_to_rank(place, own[j], &arrival, lane);
+            if (lane < RANKS) dsmem_store_async(place, own[j], &mbarrier, lane);
         } else if (lane == 0) {
             *place = own[j];
         }
     }
     __syncthreads();
-    if constexpr (RANKS > 1) await_bytes(&arrival);
+    if constexpr (RANKS > 1) dsmem_wait(&mbarrier);
     float4 parts[MOST_WARPS / 4];
 #pragma unroll
     for (int i = 0; i < MOST_WARPS / 4; ++i) parts[i] = sums[i];

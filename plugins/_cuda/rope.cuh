@@ -18,13 +18,6 @@ __device__ __forceinline__ double turns_a_position(int i, double log2_step, cons
     return turns * (1.0 - part + part * ramp.stretch);
 }
 
-// Where it stands, so that it is on its way while frequencies are made.
-__device__ __forceinline__ int load_position(const int* p) {
-    int value;
-    asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(p));
-    return value;
-}
-
 // A step is below a turn: in 2^-64ths of it the product loses the whole turns and nothing else. The quarter turn that it
 // is nearest to goes too, and FP32 polynomials of the rest (Cephes, sinf and cosf) err by little more than they round:
 // cosine and sine err by 2^-23. Four times as fast as sincospi in double precision, of which some devices have little.

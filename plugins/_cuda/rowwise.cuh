@@ -4,7 +4,6 @@
 // one value. The launcher makes one row of rows without gaps.
 #pragma once
 #include "bf16.cuh"
-#include "launch.cuh"
 
 constexpr int ROWWISE_THREADS = 128;
 

@@ -5,10 +5,10 @@
 // an atomic maximum, a fence and a counter of arrivals a row of 248320 took 3.01 us on an H200, so 2.07.
 // NaN, which the contract refuses, is passed over; a row of nothing else gives 0. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, PARALLEL = 4;
-using u64 = unsigned long long;
 
 // A value that rises with the logit, and where it is. Both zeros are one value; of nothing, NOWHERE.
 struct Best {
@@ -45,8 +45,8 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
         const int blocks = 1 << row_bits, block = blockIdx.x & (blocks - 1);                                     \
         const int pieces = V / WIDTH, step = THREADS * PARALLEL;                                                 \
         const int lane = threadIdx.x % 32;                                                                       \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         /* Stage 1: the best piece of each thread, in rising order of index, then where in it. */                \
         float best = __int_as_float(0xFF800000);                                                                 \
         Raw<WIDTH> best_raw = {};                                                                                \
@@ -77,15 +77,14 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
         const int others = blocks - 1;                                                                           \
         if (block < others) {                                                                                    \
             if (lane == 0)                                                                                       \
-                asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(of_block + block), "l"(packed(own)) : "memory"); \
+                store_relaxed(of_block + block, packed(own));                                                    \
             return;                                                                                              \
         }                                                                                                        \
         /* Stage 3: of the row. */                                                                               \
         u64 found = packed(own);                                                                                 \
         for (int other = lane; other < others; other += 32) {                                                    \
             u64 word = 0;                                                                                        \
-            while (word == 0)                                                                                    \
-                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(of_block + other) : "memory"); \
+            while (word == 0) word = load_relaxed(of_block + other);                                             \
             of_block[other] = 0;                                                                                 \
             found = max(found, word);                                                                            \
         }                                                                                                        \

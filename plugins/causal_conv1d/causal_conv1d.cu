@@ -14,13 +14,14 @@
 // many rows a launch has nor on the width. A slot of -1 is padding: zeros, no state touched. Slots outside the pool and
 // offsets that do not rise from 0 to M, which the contract refuses, touch nothing outside: such a slot is padding, such
 // offsets are cut to fit. sm_80 and newer. Launched by launch.py.
-#include "ahead.cuh"
+#include "bf16.cuh"
 #include "causal_taps.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "opaque.cuh"
+#include "pdl.cuh"
 
 constexpr int THREADS = 64;
 constexpr int GROUP = 4;   // rows whose loads are in flight together
-constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
 // Part of a sequence: rows begin .. end - 1 of those start .. stop - 1.
 struct Chunk {
@@ -135,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one(
     auto is_slot = [&](int slot) { return is_inside && (u32)slot < (u32)R; };
 
     // Stage 1: all that is read; nothing waits for the slot but the state.
-    allow_next_launch();
-    const int guess = peek(slots + row);
+    pdl_launch_dependents();
+    const int guess = load_relaxed(slots + row);
     Few<TAPS> taps = {};
 #pragma unroll
     for (int i = 0; i < TAPS && is_inside; i += 2) {
@@ -144,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one(
         taps.raw[i] = make_uint2(two.x, two.y), taps.raw[i + 1] = make_uint2(two.z, two.w);
     }
     if (threadIdx.x == 0 && is_slot(guess))  // those of the whole block
-        bring_into_l2(state_in(guess), min(C / CHANNELS - piece, THREADS) * CHANNELS * (TAPS - 1) * (u32)sizeof(bf16));
-    wait_for_previous_launch();
+        prefetch_l2(state_in(guess), min(C / CHANNELS - piece, THREADS) * CHANNELS * (TAPS - 1) * (u32)sizeof(bf16));
+    pdl_wait();
     const int named = slots[row];
     uint2 fresh = {};
     if (is_inside) fresh = reinterpret_cast<const uint2*>(x + (size_t)row * C)[piece];
@@ -192,10 +193,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     const size_t place = (size_t)piece * 8 * (TAPS - 1);  // of these channels in a state
 
     // Stage 1: weights, then which rows, and what came before them.
-    allow_next_launch();
+    pdl_launch_dependents();
     Block<TAPS> taps = {};
     if (is_inside) taps.load_from(weight + (size_t)piece * 8 * TAPS);
-    wait_for_previous_launch();
+    pdl_wait();
     const Chunk chunk = chunk_of(cu_rows, M, S, rows_a_chunk, blockIdx.x / blocks_a_row);
     const int slot = slot_of(slots, chunk, R);
     bf16* own_state = state + (size_t)max(slot, 0) * C * (TAPS - 1) + place;
@@ -266,8 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w1(
     bf16* __restrict__ out_states,    // [M, C, W - 1], or null
     int M, int S, int R, int C, int W, int rows_a_chunk, int blocks_a_row) {
     const int channel = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x, memory = W - 1;
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const Chunk chunk = chunk_of(cu_rows, M, S, rows_a_chunk, blockIdx.x / blocks_a_row);
     const int slot = slot_of(slots, chunk, R);
     const bool is_inside = channel < C;

@@ -3,7 +3,7 @@
 // An id outside the table, which the contract refuses, gives a row of zeros: nothing outside the table is read. One block
 // a row. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "pdl.cuh"
 
 constexpr int THREADS = 256;
 
@@ -13,8 +13,8 @@ constexpr int THREADS = 256;
         const int* __restrict__ ids,    /* [M] */                                                                \
         bf16* __restrict__ out,         /* [M, H] */                                                             \
         int V, int H) {                                                                                          \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         const int id = ids[blockIdx.x];                                                                          \
         const bool is_inside = id >= 0 && id < V;                                                                \
         const bf16* from = table + (is_inside ? (size_t)id * H : 0);                                             \

@@ -1,6 +1,14 @@
 // Prefill in chunks of 64 rows, by the tensor cores: chunked.cuh says how. Two launches, by launch.py. Dk = 128, Dv a
 // multiple of 32. sm_80 and newer.
+#include "async_copy.cuh"
+#include "bf16.cuh"
 #include "chunked.cuh"
+#include "mbarrier.cuh"
+#include "mma.cuh"
+#include "named_barrier.cuh"
+#include "opaque.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 // --- the first launch: T, P and factors of every chunk ---
 
@@ -121,8 +129,8 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     int M, int S, int first, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
     Within& w = *reinterpret_cast<Within*>(memory);
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int head = blockIdx.x % value_heads, place = first + blockIdx.x / value_heads;
     int low = 0, high = S;  // the last sequence that begins here or before
     while (high - low > 1) {
@@ -138,17 +146,17 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
     const int thread = threadIdx.x, lane = thread & 31;
     const int warp = __shfl_sync(ALL_LANES, thread >> 5, 0);  // the same for all, as the compiler may know
-    const u32 tiles = (u32)__cvta_generic_to_shared(w.rows);
+    const u32 tiles = shared_address(w.rows);
     const __nv_bfloat16* const q = qkv + begin * heads.width() + heads.key_head(head) * KEY_DIM;
     fetch_rows<WITHIN_THREADS>(tiles, q + (size_t)key_heads * KEY_DIM, heads.width(), count, thread);
     fetch_rows<WITHIN_THREADS>(tiles + ROWS_BYTES, q, heads.width(), count, thread);
-    commit_copies();
+    cp_async_commit();
     if (thread < CHUNK) {
         const size_t at = (size_t)(begin + thread) * value_heads + head;
         w.decay[thread] = thread < count ? decay[at] : 1.0f;
         w.beta[thread] = thread < count ? beta[at] : 0.0f;
     }
-    wait_for_copies();
+    cp_async_wait<0>();
     __syncthreads();
     if (head % (value_heads / key_heads) == 0) {  // for all heads of the key head
         uint4* const to = row_tiles[(size_t)(place - first) * key_heads + heads.key_head(head)].k;
@@ -164,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     for (int step = 0; step < KEY_STEPS; ++step) {
         const u32 own = tiles + which * ROWS_BYTES;
         u32 a[4], b[4];
-        load_matrices(a, own + piece_at(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
+        ldmatrix_x4(a, own + piece_at(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
         keys_by_rows(b, own, step, strip, lane);
         mma(squares, a, b[0], b[1]);
         mma(squares + 4, a, b[2], b[3]);
@@ -264,7 +272,7 @@ struct Through {
     uint4 states[STRIPS][KEY_STEPS][2][32], learnt[STRIPS][STEPS][2][32];  // operands
     StateGiven for_state;
     OutputGiven for_outputs;
-    Counted keys_there, given_there;
+    Mbarrier keys_there, given_there;
 };
 
 // Named barriers: of the block, of the warps that make outputs, and of each pair of warps.
@@ -299,23 +307,24 @@ struct Walk {
 #pragma unroll 1
         for (int i = thread; i < CHUNK * PIECES; i += GROUP) {
             const int r = i / PIECES, piece = i % PIECES;
-            copy_16((u32)__cvta_generic_to_shared(&tile[r][piece ^ (r >> 1 & 3)]),
-                    from + min(r, count() - 1) * heads.width() + piece * 8, r < count());
+            cp_async_16(shared_address(&tile[r][piece ^ (r >> 1 & 3)]),
+                    from + min(r, count() - 1) * heads.width() + piece * 8, r < count() ? 16 : 0);
         }
     }
     // Two parts at once; their barrier counts the bytes, where there are bulk copies.
     template <class T, class U>
-    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, Counted* barrier) const {
-        const u32 at = (u32)__cvta_generic_to_shared(&to), also_at = (u32)__cvta_generic_to_shared(&also);
+    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, Mbarrier* mbarrier) const {
+        const u32 at = shared_address(&to), also_at = shared_address(&also);
 #if __CUDA_ARCH__ >= 900
         if (thread > 0) return;
-        barrier->expect(sizeof(T) + sizeof(U));
-        barrier->copy(at, &from, sizeof(T));
-        barrier->copy(also_at, &also_from, sizeof(U));
+        const u32 counter = shared_address(mbarrier);
+        mbarrier_arrive_expect_tx(counter, sizeof(T) + sizeof(U));
+        bulk_load(at, &from, sizeof(T), counter);
+        bulk_load(also_at, &also_from, sizeof(U), counter);
 #else
         auto fetch = [&](u32 to, const void* from, int count) {
 #pragma unroll 4
-            for (int i = thread; i < count; i += GROUP) copy_16(to + 16 * i, static_cast<const uint4*>(from) + i, true);
+            for (int i = thread; i < count; i += GROUP) cp_async_16(to + 16 * i, static_cast<const uint4*>(from) + i);
         };
         fetch(at, &from, sizeof(T) / 16);
         fetch(also_at, &also_from, sizeof(U) / 16);
@@ -359,28 +368,28 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
     const StateGiven& now = m.for_state;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-        bar_sync(KEYS_READY, THROUGH_THREADS);
-        const u32 k = (u32)__cvta_generic_to_shared(m.k[chunk & 1]);
+        named_barrier_sync(KEYS_READY, THROUGH_THREADS);
+        const u32 k = shared_address(m.k[chunk & 1]);
         make_opaque(lane);  // addresses made of it are not kept over all chunks
 
         // Stage 1: k S, and the state for the outputs.
         float learnt[4 * ROW_TILES] = {};
-        if (chunk > 0) bar_sync(STATE_EMPTY + strip, PAIR);
+        if (chunk > 0) named_barrier_sync(STATE_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             const Operand operand(state + 8 * step);
             operand.store(&m.states[strip][step][0][lane]);
             times_keys(learnt, k, step, lane, operand);
         }
-        bar_arrive(STATE_FULL + strip, PAIR);
+        named_barrier_arrive(STATE_FULL + strip, PAIR);
 
         // Stage 2: D = T (V - g k S).
-        bar_sync(GIVEN_READY, THROUGH_THREADS);
+        named_barrier_sync(GIVEN_READY, THROUGH_THREADS);
 #pragma unroll
         for (int p = 0; p < STEPS; ++p) {
             u32 v[4];
             const int row = 16 * p + (lane & 15);
-            load_transposed(v, (u32)__cvta_generic_to_shared(&m.v[row][(2 * strip + (lane >> 4)) ^ (row >> 1 & 3)]));
+            ldmatrix_x4_trans(v, shared_address(&m.v[row][(2 * strip + (lane >> 4)) ^ (row >> 1 & 3)]));
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float2 by = *reinterpret_cast<const float2*>(now.read_k + 16 * p + 8 * half + 2 * t);
@@ -395,7 +404,7 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
         float delta[4 * ROW_TILES] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) times_triangle(delta, now.t[0], step, lane, Operand(learnt + 8 * step));
-        if (chunk > 0) bar_sync(LEARNT_EMPTY + strip, PAIR);
+        if (chunk > 0) named_barrier_sync(LEARNT_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.learnt[strip][step][0][lane]);
 #pragma unroll
@@ -404,7 +413,7 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
             delta[4 * p] *= by.x, delta[4 * p + 1] *= by.y, delta[4 * p + 2] *= by.x, delta[4 * p + 3] *= by.y;
         }
         const float decay = now.decay;
-        bar_arrive(LEARNT_FULL + strip, PAIR);  // and T, factors and v have been read
+        named_barrier_arrive(LEARNT_FULL + strip, PAIR);  // and T, factors and v have been read
 
         // Stage 3: the state.
 #pragma unroll
@@ -435,66 +444,66 @@ __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat1
     out += walk.row * width + (size_t)walk.head * walk.heads.value_dim + walk.column + strip * STRIP + 2 * (lane & 3);
     auto fetch_keys = [&](int parity) {
         walk.fetch_parts(m.k[parity], walk.tiles->k, m.q, walk.tiles->q, &m.keys_there);
-        commit_copies();
+        cp_async_commit();
     };
     auto fetch_given = [&] {
         walk.fetch_parts(m.for_state, walk.chunks->for_state, m.for_outputs, walk.chunks->for_outputs, &m.given_there);
         walk.fetch_values(m.v);
-        commit_copies();
+        cp_async_commit();
     };
     auto keys_are_ready = [&](int parity) {
 #if __CUDA_ARCH__ >= 900
-        m.keys_there.wait(parity);
+        mbarrier_wait(shared_address(&m.keys_there), parity);
 #else
-        wait_for_copies<1>();
+        cp_async_wait<1>();
 #endif
-        bar_arrive(KEYS_READY, THROUGH_THREADS);
+        named_barrier_arrive(KEYS_READY, THROUGH_THREADS);
     };
     fetch_keys(0);
     fetch_given();
     keys_are_ready(0);
-    const u32 q = (u32)__cvta_generic_to_shared(m.q);
+    const u32 q = shared_address(m.q);
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
         const bool has_next = walk.has_next();
         const int count = walk.count();
-        wait_for_copies();
+        cp_async_wait<0>();
 #if __CUDA_ARCH__ >= 900
-        m.given_there.wait(parity);
+        mbarrier_wait(shared_address(&m.given_there), parity);
 #endif
-        bar_arrive(GIVEN_READY, THROUGH_THREADS);
-        bar_sync(OUTPUT_GROUP, GROUP);
+        named_barrier_arrive(GIVEN_READY, THROUGH_THREADS);
+        named_barrier_sync(OUTPUT_GROUP, GROUP);
         walk.advance();
 
         // Stage 1: q S.
         float mixed[4 * ROW_TILES] = {};
-        bar_sync(STATE_FULL + strip, PAIR);
+        named_barrier_sync(STATE_FULL + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             Operand operand;
             operand.load(&m.states[strip][step][0][lane]);
             times_keys(mixed, q, step, lane, operand);
         }
-        if (has_next) bar_arrive(STATE_EMPTY + strip, PAIR);
+        if (has_next) named_barrier_arrive(STATE_EMPTY + strip, PAIR);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
             const float2 by = *reinterpret_cast<const float2*>(m.for_outputs.read_q + 8 * tile + 2 * (lane & 3));
             float* const c = mixed + 4 * tile;
             c[0] *= by.x, c[1] *= by.y, c[2] *= by.x, c[3] *= by.y;
         }
-        bar_sync(OUTPUT_GROUP, GROUP);  // q has been read; states are there, so the other tile of k has been, too
+        named_barrier_sync(OUTPUT_GROUP, GROUP);  // q has been read; states are there, so the other tile of k has been, too
         if (has_next) fetch_keys(parity ^ 1);
 
         // Stage 2: P D.
-        bar_sync(LEARNT_FULL + strip, PAIR);
+        named_barrier_sync(LEARNT_FULL + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             Operand operand;
             operand.load(&m.learnt[strip][step][0][lane]);
             times_triangle(mixed, m.for_outputs.p[0], step, lane, operand);
         }
-        if (has_next) bar_arrive(LEARNT_EMPTY + strip, PAIR);
-        bar_sync(OUTPUT_GROUP, GROUP);  // what is given has been read
+        if (has_next) named_barrier_arrive(LEARNT_EMPTY + strip, PAIR);
+        named_barrier_sync(OUTPUT_GROUP, GROUP);  // what is given has been read
         if (has_next) {
             fetch_given();
             keys_are_ready(parity ^ 1);
@@ -504,7 +513,7 @@ __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat1
             const int row = 8 * tile + (lane >> 2);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u32 word = transposed(pair_of(mixed[4 * tile + 2 * half], mixed[4 * tile + 2 * half + 1]));
+                const u32 word = movmatrix_trans(bf16_pair(mixed[4 * tile + 2 * half], mixed[4 * tile + 2 * half + 1]));
                 if (row < count) *reinterpret_cast<u32*>(out + row * width + 8 * half) = word;
             }
         }
@@ -525,8 +534,8 @@ extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_thro
     int M, int first, int last, int pool_slots, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
     Through& m = *reinterpret_cast<Through*>(memory);
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int tiles = value_dim / BLOCK_COLUMNS, column = blockIdx.x % tiles * BLOCK_COLUMNS;
     const int head = blockIdx.x / tiles % value_heads, sequence = blockIdx.x / tiles / value_heads, slot = slots[sequence];
     const Rows rows(cu_rows, 0, sequence, M);
@@ -548,8 +557,9 @@ extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_thro
                     head, column, start, stop, (int)threadIdx.x % GROUP};
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-        m.keys_there.init();
-        m.given_there.init();
+        mbarrier_init(shared_address(&m.keys_there), 1);
+        mbarrier_init(shared_address(&m.given_there), 1);
+        mbarrier_fence_init();
     }
     __syncthreads();
 #endif

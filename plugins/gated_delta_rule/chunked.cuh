@@ -16,12 +16,13 @@
 // is left out: 3 * 2^-18. Decays are multiplied up, never divided or taken as logarithms: a decay of 0 is as good as any.
 // |T| <= 1, as steps shrink what rows learnt. Source: Yang et al., Gated Delta Networks (2024), section 3.3.
 #pragma once
+#include "async_copy.cuh"
+#include "bf16.cuh"
 #include "delta_rule.cuh"
-#include "matrices.cuh"
+#include "mma.cuh"
 
 constexpr int CHUNK = 64, STEPS = CHUNK / 16, ROW_TILES = CHUNK / 8, KEY_STEPS = KEY_DIM / 16, KEY_TILES = KEY_DIM / 8;
 constexpr int ROW_BYTES = 2 * KEY_DIM, ROWS_BYTES = CHUNK * ROW_BYTES, STRIP = 16;
-constexpr u32 ALL_LANES = 0xffffffffu;
 
 // T and P are lower triangular: of 16 columns i by 8 rows t, only tiles that reach the diagonal. A tile is 32 lanes' B
 // operands of m16n8k16, {high, high, low, low}.
@@ -55,56 +56,12 @@ static_assert(sizeof(StateGiven) % 16 == 0 && sizeof(OutputGiven) % 16 == 0);
 
 __device__ __forceinline__ void mma(float* c, const u32 (&a)[4], u32 b0, u32 b1) { mma_16x8x16(c, a, b0, b1); }
 __device__ __forceinline__ void mma(float* c, const u32 (&a)[4], const u32* b) { mma_16x8x16(c, a, b[0], b[1]); }
-__device__ __forceinline__ void copy_16(u32 to, const void* from, bool is_there) {  // zeros if not
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING = 0>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-// A barrier that counts bytes of bulk copies, from sm_90 on (PTX ISA 8.0).
-struct Counted {
-    unsigned long long bits;
-
-#if __CUDA_ARCH__ >= 900
-    __device__ __forceinline__ u32 at() const { return (u32)__cvta_generic_to_shared(this); }
-    __device__ __forceinline__ void init() {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __device__ __forceinline__ void expect(u32 bytes) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
-    }
-    __device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                     "l"(from), "r"(bytes), "r"(at()) : "memory");
-    }
-    __device__ __forceinline__ void wait(u32 parity) const {
-        asm volatile(
-            "{\n.reg .pred done;\nagain:\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
-            ::"r"(at()), "r"(parity) : "memory");
-    }
-#endif
-};
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // --- device functions ---
 
-__device__ __forceinline__ u32 pair_of(float low, float high) {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const u32*>(&v);
-}
 // Two FP32 as two pairs of BF16 whose sum errs by 2^-18.
 __device__ __forceinline__ void split(u32& high, u32& low, float x, float y) {
-    high = pair_of(x, y);
-    low = pair_of(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u));
+    high = bf16_pair(x, y);
+    low = bf16_pair(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u));
 }
 
 // An A operand of 16 rows and 16 columns.
@@ -134,11 +91,11 @@ __device__ __forceinline__ u32 piece_at(int row, int piece) { return row * ROW_B
 
 // The B operands of 16 keys (step) and 16 rows (pair) of a tile of rows: of its first eight, and of the others.
 __device__ __forceinline__ void keys_by_rows(u32 (&b)[4], u32 tile, int step, int pair, int lane) {
-    load_matrices(b, tile + piece_at(16 * pair + (lane >> 4) * 8 + (lane & 7), 2 * step + (lane >> 3 & 1)));
+    ldmatrix_x4(b, tile + piece_at(16 * pair + (lane >> 4) * 8 + (lane & 7), 2 * step + (lane >> 3 & 1)));
 }
 // The same with rows summed over: 16 rows (step) and 16 keys (pair).
 __device__ __forceinline__ void rows_by_keys(u32 (&b)[4], u32 tile, int step, int pair, int lane) {
-    load_transposed(b, tile + piece_at(16 * step + (lane & 15), 2 * pair + (lane >> 4)));
+    ldmatrix_x4_trans(b, tile + piece_at(16 * step + (lane & 15), 2 * pair + (lane >> 4)));
 }
 
 // Sends 64 rows of 128 values on their way to a tile; rows from ``count`` on are zeros.
@@ -151,7 +108,7 @@ __device__ __forceinline__ void fetch_rows(u32 tile, const __nv_bfloat16* from, 
 #pragma unroll
     for (int i = 0; i < CHUNK / TOGETHER; ++i, at += TOGETHER * stride) {
         const int row = first + i * TOGETHER;
-        copy_16(tile + piece_at(row, piece), row < count ? at : from, row < count);
+        cp_async_16(tile + piece_at(row, piece), row < count ? at : from, row < count ? 16 : 0);
     }
 }
 

@@ -6,8 +6,14 @@
 // tiles of columns share their sums of squares as blocks of a cluster (from sm_90 on) or as one block; the bits are the
 // same. Launched by launch.py.
 #include "any_size.cuh"
+#include "bf16.cuh"
 #include "cluster.cuh"
+#include "global_memory.cuh"
+#include "mbarrier.cuh"
+#include "named_barrier.cuh"
+#include "pdl.cuh"
 #include "rms_norm.cuh"
+#include "shared_memory.cuh"
 
 constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS, LANE_COLUMNS = 4, PIECE = 8;
 static_assert(COLUMNS == 4 * PIECE && HEAD_TILES == 4);
@@ -50,12 +56,12 @@ template <int BLOCK_TILES>
 struct HeadSquares {
     static constexpr int RANKS = HEAD_TILES / BLOCK_TILES;  // blocks of a cluster
     float4 tiles[HEAD_TILES];
-    Arrival arrival;
+    Mbarrier mbarrier;
 
     // All threads come here, before anything is shared.
     __device__ __forceinline__ void begin() {
         if constexpr (RANKS > 1) {
-            if (threadIdx.x == 0) expect_bytes(&arrival, sizeof(tiles));
+            if (threadIdx.x == 0) mbarrier_init_expect_tx(&mbarrier, sizeof(tiles));
             cluster_arrive_relaxed();
         }
     }
@@ -69,13 +75,13 @@ struct HeadSquares {
         const int rank = lane / 8;
         if (lane % 2 == 0 || rank >= RANKS) return;
         float* const to = reinterpret_cast<float*>(&tiles[tile]) + lane % 8 / 2;
-        if constexpr (RANKS > 1) store_to_rank(to, sum, &arrival, rank);
+        if constexpr (RANKS > 1) dsmem_store_async(to, sum, &mbarrier, rank);
         else *to = sum;
     }
     // In the order of a warp that has a piece a lane.
     __device__ __forceinline__ float total() {
-        if constexpr (RANKS > 1) await_bytes(&arrival);
-        else asm volatile("bar.sync %0, %1;" ::"n"(SQUARES_BARRIER), "n"(HEAD_TILES * 32) : "memory");
+        if constexpr (RANKS > 1) dsmem_wait(&mbarrier);
+        else named_barrier_sync(SQUARES_BARRIER, HEAD_TILES * 32);
         const float4 sum = add4(add4(tiles[0], tiles[2]), add4(tiles[1], tiles[3]));
         return (sum.x + sum.z) + (sum.y + sum.w);
     }
@@ -110,13 +116,13 @@ struct Factors {
 template <int BLOCK_TILES>
 __device__ __forceinline__ void meet_tile() {
     if constexpr (BLOCK_TILES == 1) __syncthreads();
-    else asm volatile("bar.sync %0, %1;" ::"r"(TILE_BARRIER + threadIdx.x / TILE_THREADS), "n"(TILE_THREADS) : "memory");
+    else named_barrier_sync(TILE_BARRIER + threadIdx.x / TILE_THREADS, TILE_THREADS);
 }
 __device__ __forceinline__ void give_factors(int tile) {
-    asm volatile("bar.arrive %0, 64;" ::"r"(FACTORS_BARRIER + tile) : "memory");
+    named_barrier_arrive(FACTORS_BARRIER + tile, 64);
 }
 __device__ __forceinline__ void await_factors(int tile) {
-    asm volatile("bar.sync %0, 64;" ::"r"(FACTORS_BARRIER + tile) : "memory");
+    named_barrier_sync(FACTORS_BARRIER + tile, 64);
 }
 
 // Dk = Dv = 128. Grid: HEAD_TILES / BLOCK_TILES x value_heads x S.
@@ -128,7 +134,7 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
     __shared__ Exchange exchange[BLOCK_TILES];
     __shared__ Factors all_factors[BLOCK_TILES];
     __shared__ HeadSquares<BLOCK_TILES> squares;
-    allow_next_launch();
+    pdl_launch_dependents();
     const int own_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
     const Tile tile(heads, blockIdx.x * BLOCK_TILES + own_tile, blockIdx.y, blockIdx.z);
     const SingleRow row(heads, tile, qkv, slots, pool, pool_slots);
@@ -142,7 +148,7 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
     RawFactors raw;
     if (IS_EARLY && makes_factors) raw.load_weight(weight, at.column);
     row.bring_state();
-    wait_for_previous_launch();
+    pdl_wait();
 
     // Stage 1: the step. What does not need the state is done while it is on its way.
     RowInputs in;
@@ -209,7 +215,7 @@ __device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight
 __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, const float* decay, const float* beta,
                                            float* pool, const int* slots, bf16* out, int pool_slots, Exchange& exchange) {
     const int tiles = heads.value_dim / COLUMNS, group = threadIdx.x / TILE_THREADS;
-    auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(TILE_THREADS) : "memory"); };
+    auto meet = [&] { named_barrier_sync(1 + group, TILE_THREADS); };
 #pragma unroll 1
     for (int tile = group; tile < tiles; tile += ANY_THREADS / TILE_THREADS) {
         const int head = blockIdx.x % heads.value_heads, sequence = blockIdx.x / heads.value_heads;
@@ -239,8 +245,8 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     static_assert(ANY_THREADS == block);
     __shared__ float sums[3][ANY_WARPS];
     __shared__ Exchange exchange[ANY_THREADS / TILE_THREADS];
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
     const int head = blockIdx.x % value_heads, sequence = blockIdx.x / value_heads, slot = slots[sequence];
     const bool is_padding = (u32)slot >= (u32)pool_slots;

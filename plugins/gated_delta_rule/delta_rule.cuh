@@ -15,9 +15,9 @@
 // A slot of -1, or outside the pool, is padding: zeros, and no state is touched. A slot that two sequences name holds
 // the state of either. Offsets outside the rows are clamped.
 #pragma once
-#include <cuda_bf16.h>
-#include "ahead.cuh"
-#include "launch.cuh"
+#include "bf16.cuh"
+#include "global_memory.cuh"
+#include "opaque.cuh"
 
 constexpr int KEY_DIM = 128, COLUMNS = 32, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * 32, ROWS = 8;
 constexpr float LENGTH_EPS = 1e-6f;
@@ -60,8 +60,7 @@ __device__ __forceinline__ float4 widen(uint2 raw) {
 }
 
 __device__ __forceinline__ uint2 narrow(float4 v) {
-    const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
-    return make_uint2(*reinterpret_cast<const u32*>(&low), *reinterpret_cast<const u32*>(&high));
+    return make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
 }
 
 __device__ __forceinline__ float4 fma4(float a, float4 x, float4 y) {
@@ -77,13 +76,6 @@ __device__ __forceinline__ float4 scale4(float a, float4 x) { return make_float4
 
 __device__ __forceinline__ float4 add4(float4 x, float4 y) {
     return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
-}
-
-// As in ahead.cuh: where it stands.
-__device__ __forceinline__ uint2 load_now(const uint2* p) {
-    uint2 v;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
 }
 
 // One row as a thread loads it: q and k at 4 lane .. + 3 for their lengths and at its own 8 rows, v of its columns.
@@ -246,7 +238,7 @@ struct SingleRow {
                                          float* pool_, int pool_slots_)
         : heads(heads_), at(at_), slots(slots_ + at.sequence), pool_slots(pool_slots_), guess(-1) {
 #if __CUDA_ARCH__ >= 900
-        guess = peek(slots);
+        guess = load_relaxed(slots);
 #endif
         head = pool_ + (size_t)at.head * heads.state_size();
         pool = head + at.own;
@@ -264,7 +256,7 @@ struct SingleRow {
         constexpr int SHARE = KEY_DIM * COLUMNS;
         if (at.warp == TILE_WARPS - 1)
             if (at.lane == 0 && is_inside(guess))
-                bring_into_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
+                prefetch_l2(head + slot_offset(guess) + at.column / COLUMNS * SHARE, SHARE * sizeof(float));
 #endif
     }
 

@@ -1,10 +1,13 @@
 // Every form without a norm: decode (one row a sequence), chunks and verify (a few rows, the state after each kept), and
 // prefill. Launched by launch.py. sm_80 and newer.
-#include "delta_rule.cuh"
 #include "any_size.cuh"
+#include "bf16.cuh"
+#include "delta_rule.cuh"
+#include "named_barrier.cuh"
+#include "pdl.cuh"
 
 // Dk = 128, Dv a multiple of 32, sequences of one row. Grid: Dv / 32 x value_heads x S. What launches write is not
-// __restrict__ where something stands before the wait: ahead.cuh says why.
+// __restrict__ where something stands before the wait: pdl.cuh says why.
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128(
     const __nv_bfloat16* qkv,  // [S, 2 key_heads Dk + value_heads Dv]
     const float* decay,        // [S, value_heads]
@@ -14,12 +17,12 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128
     __nv_bfloat16* out,        // [S, value_heads Dv]
     int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
     __shared__ Exchange exchange;
-    allow_next_launch();
+    pdl_launch_dependents();
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
     const SingleRow row(heads, Tile(heads, blockIdx.x, blockIdx.y, blockIdx.z), qkv, slots, pool, pool_slots);
     const Tile& at = row.at;
     row.bring_state();
-    wait_for_previous_launch();
+    pdl_wait();
     RowInputs in;
     StatePart state;
     const int slot = row.load(in, state, decay, beta);
@@ -60,7 +63,7 @@ struct Fetched {
     float decay, beta;
 };
 
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(ROWS_THREADS) : "memory"); }
+__device__ __forceinline__ void meet() { named_barrier_sync(1, ROWS_THREADS); }
 
 extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_rule_rows_128(
     const __nv_bfloat16* __restrict__ qkv,  // [M, 2 key_heads Dk + value_heads Dv]
@@ -74,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     int M, int pool_slots, int rows_each, int key_heads, int key_dim, int value_heads, int value_dim) {
     __shared__ Exchange exchange;
     __shared__ Prepared ring[SLOTS];
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
     const Tile at(heads, blockIdx.x, blockIdx.y, blockIdx.z);
     const int lane = at.lane, warp = threadIdx.x >> 5, slot = slots[at.sequence];
@@ -169,8 +172,8 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_any(
     float* __restrict__ states,             // [M, value_heads, Dk, Dv], or null
     int M, int pool_slots, int rows_each, int key_heads, int key_dim, int value_heads, int value_dim) {
     __shared__ float sums[3][ANY_WARPS];
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
     const int head = blockIdx.x % value_heads, sequence = blockIdx.x / value_heads, slot = slots[sequence];
     const Rows rows(cu_rows, rows_each, sequence, M);

@@ -6,7 +6,7 @@
 // two rows with one slot, also refused, some values of each may stay. k and v may be slices of one projection. One block
 // a row. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "pdl.cuh"
 
 constexpr int THREADS = 128;
 
@@ -18,8 +18,8 @@ constexpr int THREADS = 128;
         bf16* __restrict__ k_cache,    /* [P * B, Hk * D] */                                                     \
         bf16* __restrict__ v_cache,    /* [P * B, Hk * D] */                                                     \
         long long k_stride, long long v_stride, long long places, int columns) {                                 \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         const int slot = slots[blockIdx.x], pieces = columns / WIDTH;                                            \
         if (slot < 0 || slot >= places) return;                                                                  \
         const size_t row = blockIdx.x, to = (size_t)slot * columns;                                              \

@@ -2,13 +2,15 @@
 // add, round; three launches. Launched by expert_launch.py. sm_80 and newer.
 //
 // Numerics: results are weighted unrounded and added in FP32, in any order; one rounding to BF16.
+#include "bf16.cuh"
 #include "grouped.cuh"
+#include "pdl.cuh"
 
 constexpr int CLEAR_THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) clear_sums(float* __restrict__ sums, int count) {  // [M, H]
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int i = blockIdx.x * CLEAR_THREADS + threadIdx.x;
     if (i < count) sums[i] = 0.0f;
 }
@@ -16,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) clear_sums(float* __
 extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) round_sums(const float* sums,               // [M, H]
                                                                        bf16* __restrict__ out,          // [M, H]
                                                                        int count) {
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int i = blockIdx.x * CLEAR_THREADS + threadIdx.x;
     if (i < count) out[i] = rounded(sums[i]);
 }

@@ -1,9 +1,9 @@
 // Back from experts to tokens: the weighted sum of a token's choices, and the shared expert behind its gate.
 // Numerics: FP32, sums in a fixed order, one rounding to BF16. Launched by router_launch.py. sm_80 and newer.
 // What a launch before may write is not __restrict__: its loads might be moved before the wait.
-#include "ahead.cuh"
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 #include "reduce.cuh"
 
 constexpr int THREADS = 256, MOST_CHOICES = 1024, AHEAD = 8;
@@ -28,7 +28,7 @@ struct Places {
         __syncthreads();
     }
     // Past L1, which would keep what it finds before the wait.
-    __device__ __forceinline__ int own_slot(int i) const { return i < S ? peek(slots + i) : -1; }
+    __device__ __forceinline__ int own_slot(int i) const { return i < S ? load_relaxed(slots + i) : -1; }
 };
 
 // The sum over t, in order of t, of weights[token, t] * y[places[t]].
@@ -68,7 +68,7 @@ template <int WIDTH>
 __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
                                                  int T, int H) {
     __shared__ int places[MOST_CHOICES];
-    allow_next_launch();
+    pdl_launch_dependents();
     const int token = blockIdx.x, piece = blockIdx.y * blockDim.x + threadIdx.x;
     Places own{slots, token * T, S, T, places};
     bool is_known = S > (int)blockDim.x;  // that the slots are what they were when places were found
@@ -78,9 +78,9 @@ __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots
         seen = own.own_slot(threadIdx.x);
         own.note(seen, threadIdx.x);
         __syncthreads();
-        if (threadIdx.x < T) bring_into_l2(weights + (size_t)token * T + threadIdx.x);
+        if (threadIdx.x < T) prefetch_l2(weights + (size_t)token * T + threadIdx.x);
     }
-    wait_for_previous_launch();
+    pdl_wait();
     if (is_known) own.find();
 #pragma unroll 1
     for (;;) {
@@ -119,8 +119,8 @@ __device__ __forceinline__ void add_gated(Values<WIDTH>& sum, float gate, const 
 template <int WIDTH>
 __device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_weight, const bf16* shared, bf16* out,
                                                 int H) {
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const size_t row = (size_t)blockIdx.x * H;
     const float gate = shared_gate<WIDTH>(x + row, gate_weight, H);
     for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
@@ -136,8 +136,8 @@ __device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* s
                                                      const bf16* gate_weight, const bf16* shared, bf16* out, int S, int T,
                                                      int H) {
     __shared__ int places[MOST_CHOICES];
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int token = blockIdx.x;
     const size_t row = (size_t)token * H;
     Places{slots, token * T, S, T, places}.find();

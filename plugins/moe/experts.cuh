@@ -13,45 +13,19 @@
 // 7 to 20%; 24 warps of fewer registers, 3 to 10%; decoded weights kept for more than eight rows, which spills.
 #pragma once
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "named_barrier.cuh"
 #include "nvfp4_mma.cuh"
-#include "shared.cuh"
+#include "shared_memory.cuh"
 
 constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
-
-// --- instruction wrappers (PTX ISA 7.0) ---
-
-// What a launch before may still write: never from L1, and never moved over a wait.
-__device__ __forceinline__ int load_fresh(const int* p) {
-    int v;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ int4 load_fresh(const int4* p) {
-    int4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void copy_to_shared(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.commit_group;\n\tcp.async.wait_group 0;" ::: "memory");
-}
 
 // --- device functions ---
 
 // Weights are read once; where they stand, ahead of the wait for the launch before: an ld.global.nc may be moved over it.
 __device__ __forceinline__ void load_early(Supertile& own, const u8* p, int lane) {
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-        uint4& v = own.codes[b];
-        asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p + b * 512 + lane * 16));
-    }
-    asm volatile("ld.global.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(own.scales.x), "=r"(own.scales.y) : "l"(p + CODE_BYTES + lane * 8));
+    for (int b = 0; b < 4; ++b) own.codes[b] = load_codes_now(p + b * 512 + lane * 16);
+    own.scales = load_scales_now(p + CODE_BYTES + lane * 8);
 }
 
 // Experts [E][tiles][supertiles][2304] with their global scales [E].
@@ -130,8 +104,8 @@ struct SharedRow {
     }
     __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] {
         const u32 p = at_k + b * 64 * (u32)sizeof(bf16);
-        xs[0][0] = load_shared(p);
-        xs[0][1] = load_shared(p + 16);
+        xs[0][0] = load_shared_16(p);
+        xs[0][1] = load_shared_16(p + 16);
         return xs;
     }
 
@@ -222,7 +196,7 @@ struct Exchange {
 template <class F>
 __device__ __forceinline__ void team_barrier(int team) {
     if constexpr (F::TEAMS == 1) __syncthreads();
-    else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(F::WARPS_K * 32) : "memory");
+    else named_barrier_sync(team + 1, F::WARPS_K * 32);
 }
 
 // Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global scale.

@@ -11,8 +11,14 @@
 // Numerics: topk.cuh, pairwise.cuh, and for the gate combine.cu; every result has the bits of the launches that compute it
 // alone.
 // What a launch before wrote is not __restrict__: a load of what nobody else writes may be moved before the wait.
+#include "async_copy.cuh"
+#include "bf16.cuh"
+#include "global_memory.cuh"
+#include "opaque.cuh"
 #include "pairwise.cuh"
+#include "pdl.cuh"
 #include "reduce.cuh"
+#include "shared_memory.cuh"
 #include "topk.cuh"
 
 constexpr int MOST_TOKENS = 4, MOST_CHOICES = 32;
@@ -20,12 +26,9 @@ constexpr int MOST_TOKENS = 4, MOST_CHOICES = 32;
 #define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
 #define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32 * SHARED_WARPS, 2)
 
-__device__ __forceinline__ void prefetch_to_l2(const void* p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
 template <class F>
 __device__ __forceinline__ void prefetch_supertile(const u8* p, const Place<F>& at) {
-    for (int byte = at.lane * 128; byte < SUPERTILE_BYTES; byte += 32 * 128) prefetch_to_l2(p + byte);
+    for (int byte = at.lane * 128; byte < SUPERTILE_BYTES; byte += 32 * 128) prefetch_l2(p + byte);
 }
 
 struct SharedExpert {
@@ -60,7 +63,7 @@ struct Rows {
 
     static __device__ __forceinline__ u32 place(int token, int k) {
         __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MOST_TOKENS * STRIDE : 8];
-        return (u32)__cvta_generic_to_shared(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
+        return shared_address(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
     }
     __device__ __forceinline__ void fetch(int M) const {
         if constexpr (F::STATIC_K > 0)
@@ -68,10 +71,10 @@ struct Rows {
             for (int token = 0; token < M; ++token)
 #pragma unroll 1
                 for (int k = threadIdx.x * 8; k < F::STATIC_K; k += PAIRWISE_THREADS * 8)
-                    copy_to_shared(place(token, k), x + (size_t)token * F::STATIC_K + k);
+                    cp_async_16(place(token, k), x + (size_t)token * F::STATIC_K + k);
     }
     static __device__ __forceinline__ void wait() {
-        if constexpr (F::STATIC_K > 0) wait_for_copies();
+        if constexpr (F::STATIC_K > 0) cp_async_commit(), cp_async_wait<0>();
     }
     __device__ __forceinline__ auto of(int token) const {
         if constexpr (F::STATIC_K > 0) {
@@ -101,8 +104,8 @@ __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const
             prefetch_supertile(shared.gate + place(tile, s), at);
             prefetch_supertile(shared.up + place(tile, s), at);
         }
-    for (int i = threadIdx.x * 64; i < H; i += PAIRWISE_THREADS * 64) prefetch_to_l2(shared.gate_weight + i);
-    wait_for_previous_launch();
+    for (int i = threadIdx.x * 64; i < H; i += PAIRWISE_THREADS * 64) prefetch_l2(shared.gate_weight + i);
+    pdl_wait();
     const Rows<F> rows{x, H};
     rows.fetch(M);
     rows.wait();
@@ -211,11 +214,11 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     for (int m = 0; m < 2; ++m) {
         codes[m] = experts[m].data + at.offset(0, first) + at.lane * 16;
         scales[m] = experts[m].data + at.offset(0, first) + CODE_BYTES + at.lane * 8;
-        asm volatile("" : "+l"(codes[m]), "+l"(scales[m]));
+        make_opaque(codes[m]), make_opaque(scales[m]);
     }
     OwnChoice choice;
     u32 largest = 0;
-    wait_for_previous_launch();
+    pdl_wait();
     const Rows<F> rows{x, H};
     rows.fetch(M);
     if (warp < M) {
@@ -230,7 +233,7 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
             codes[m] += (size_t)(u32)expert * expert_bytes, scales[m] += (size_t)(u32)expert * expert_bytes;
-            asm volatile("" : "+l"(codes[m]), "+l"(scales[m]));
+            make_opaque(codes[m]), make_opaque(scales[m]);
         }
         stream.start_at(codes, scales, at);
     };
@@ -264,7 +267,7 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
         float shared_gate_scale, float shared_up_scale, int is_f32, int M, int E, int T, int I, int H, int J,      \
         int repeats, int blocks, int shared_blocks, int gemv_chains, int gemv_ranks) {                             \
         using F = Form<CHAINS, STATIC_K, PAIRWISE_WARPS>;                                                          \
-        allow_next_launch();                                                                                       \
+        pdl_launch_dependents();                                                                                       \
         if (blockIdx.x < shared_blocks) {                                                                          \
             const SharedExpert shared{shared_gate, shared_up, shared_gate_scale, shared_up_scale,                  \
                                       gate_weight, out_shared, out_gate, J, shared_blocks};                        \

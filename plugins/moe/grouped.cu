@@ -1,13 +1,16 @@
 // Grouped experts (grouped.cuh, and grouped_many.cuh for many rows an expert): gate and up with the activation, and down, in
 // sorted order. Rows that no expert has are zeros. Launched by expert_launch.py. sm_80 and newer.
+#include "bf16.cuh"
+#include "global_memory.cuh"
 #include "grouped.cuh"
 #include "grouped_many.cuh"
+#include "pdl.cuh"
 
 // Brings memory into L2, a line a thread, from block ``first`` on.
 __device__ __forceinline__ void bring_lines(const void* p, size_t bytes, int first) {
     if ((int)blockIdx.x < first) return;
     const size_t at = ((blockIdx.x - first) * blockDim.x + threadIdx.x) * (size_t)128;
-    if (at < bytes) bring_into_l2(static_cast<const char*>(p) + at);
+    if (at < bytes) prefetch_l2(static_cast<const char*>(p) + at);
 }
 
 template <class F>
@@ -17,7 +20,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
     __shared__ Rows<F> rows;
     __shared__ Near near;
     __shared__ int all_rows;
-    allow_next_launch();
+    pdl_launch_dependents();
     if (repeats == 0) {
         bring_lines(experts[0].scales, work.E * sizeof(float), 0);
         bring_lines(experts[1].scales, work.E * sizeof(float), 1);
@@ -26,8 +29,8 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
         bring_lines(offsets + work.E, 4, 4);
         bring_lines(x, (size_t)(work.S / top_k) * H * sizeof(bf16), 5);
     }
-    wait_for_previous_launch();
-    if (threadIdx.x == F::THREADS - 1) all_rows = load_fresh(offsets + work.E);
+    pdl_wait();
+    if (threadIdx.x == F::THREADS - 1) all_rows = load_relaxed(offsets + work.E);
     work.bring<F::THREADS>(near, slots);
     const Place<F> at(I, H);
     const Share share = Share::of(work.taken(), repeats, at);
@@ -35,7 +38,7 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
     multiply_share(
         stream, false, false, rows, experts, work, share, work.at(share.place), at,
         [&](int i) {
-            const int slot = work.near ? work.near->slots[i] : load_fresh(slots + i);
+            const int slot = work.near ? work.near->slots[i] : load_relaxed(slots + i);
             return (u32)slot < (u32)work.S ? x + (size_t)(slot / top_k) * H : nullptr;
         },
         [&](int i, int output, const float (&sums)[2], const float (&scales)[2]) {

@@ -11,8 +11,12 @@
 //
 // The list is clamped to the E experts and S rows. A slot outside 0 .. S - 1 reads a row of zeros.
 #pragma once
-#include "ahead.cuh"
+#include "async_copy.cuh"
+#include "bf16.cuh"
 #include "experts.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 // Blocks that fill a multiprocessor with 16 warps: of gate and up two, whose shared memory leaves room for others' blocks beside
 // them; of down four. Five blocks of four warps were slower on an H200, by 13% at 8 tokens and 7% at 64.
@@ -54,13 +58,13 @@ struct Work {
         return word == Near::NOTHING ? Group{-1, 0, 0} : Group{(int)(word & 255), (int)(word >> 8 & 2047), (int)(word >> 19)};
     }
     __device__ __forceinline__ Group in_memory(int place, int& taken) const {
-        const int4 v = load_fresh(reinterpret_cast<const int4*>(list) + min(place, E - 1));
+        const int4 v = load_relaxed(reinterpret_cast<const int4*>(list) + min(place, E - 1));
         const int begin = min(max(v.y, 0), S), end = min(max(v.z, 0), S);
         taken = min(max(v.w, 0), min(E, S));
         return {(u32)v.x < (u32)E && begin < end ? v.x : -1, begin, end};
     }
     __device__ __forceinline__ int taken() const {
-        return near ? near->taken : min(max(load_fresh(list + 3), 0), min(E, S));
+        return near ? near->taken : min(max(load_relaxed(list + 3), 0), min(E, S));
     }
     // For all threads of a block, if all of it fits.
     template <int THREADS>
@@ -75,7 +79,7 @@ struct Work {
         if (threadIdx.x < E) group = in_memory(threadIdx.x, taken);
 #pragma unroll
         for (int j = 0; j < EACH; ++j)
-            if ((int)threadIdx.x + j * THREADS < S) own[j] = load_fresh(slots + threadIdx.x + j * THREADS);
+            if ((int)threadIdx.x + j * THREADS < S) own[j] = load_relaxed(slots + threadIdx.x + j * THREADS);
         if (threadIdx.x < E)
             to.groups[threadIdx.x] =
                 group.expert < 0 ? Near::NOTHING : (u32)group.end << 19 | (u32)group.begin << 8 | (u32)group.expert;
@@ -118,7 +122,7 @@ struct Rows {
 
     __device__ __forceinline__ void put(int i, int piece, const bf16* from) {
         uint4* to = &at[i * (STRIDE / 16) + piece];
-        if (from) copy_to_shared((u32)__cvta_generic_to_shared(to), from + piece * 8);
+        if (from) cp_async_16(shared_address(to), from + piece * 8);
         else *to = make_uint4(0, 0, 0, 0);
     }
     // Begins to fetch rows ``first`` .. ``end`` of the block, for all its threads; ``row(i)`` is where row i is, null for zeros.
@@ -329,12 +333,12 @@ __device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& s
                     return row(i < rows ? begin + i : behind.begin + i - rows);
                 });
                 begin_stream();
-                wait_for_copies();
+                cp_async_commit(), cp_async_wait<0>();
                 if (Rows<F>::IS_OWN && rows <= GROUP_ROWS / 2) __syncwarp();
                 else __syncthreads();  // sums before have been read
                 has_rows = false;
                 SharedRow<F> x;
-                x.row = (u32)__cvta_generic_to_shared(shared_rows.at) + min(base + at.g, GROUP_ROWS - 1) * Rows<F>::STRIDE;
+                x.row = shared_address(shared_rows.at) + min(base + at.g, GROUP_ROWS - 1) * Rows<F>::STRIDE;
                 multiply_tiles(x);
             } else {
                 begin_stream();
@@ -361,7 +365,7 @@ __device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const b
                                             int H, int I, int repeats, int is_early, Store store) {
     __shared__ Rows<F> rows;
     __shared__ int all_rows;
-    allow_next_launch();
+    pdl_launch_dependents();
     const Place<F> at(H, I);
     constexpr int SLOTS = F::CHAINS == 1 && F::STATIC_K > 0 ? F::STATIC_K / TILE_K : 1;
     TileStream<F, 1, SLOTS> stream;
@@ -373,20 +377,20 @@ __device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const b
         group = work.in_memory(share.place, taken);
         if (group.expert >= 0 && at.team < min(share.count, at.tiles - share.tile)) {
             stream.start_early(experts, at.offset(group.expert, share.tile + at.team), at);
-            if (at.lane == 0) bring_into_l2(experts[0].scales + group.expert);
+            if (at.lane == 0) prefetch_l2(experts[0].scales + group.expert);
         }
     }
-    wait_for_previous_launch();
+    pdl_wait();
     // Both at once: nearly always the place has what it had.
     int taken_now, rest = 0;
     Group group_now = work.in_memory(share.place, taken_now);
-    if (offsets && threadIdx.x == 0) rest = load_fresh(offsets + work.E);
+    if (offsets && threadIdx.x == 0) rest = load_relaxed(offsets + work.E);
     const auto row = [&](int i) { return h + (size_t)i * I; };
     if (group.expert >= 0 && share.count > 0)
         rows.fetch(0, min(GROUP_ROWS, group.end - group.begin), [&](int i) { return row(group.begin + i); });
     const bool is_same = taken_now == taken && group_now == group;
     if (!is_same) {
-        wait_for_copies();
+        cp_async_commit(), cp_async_wait<0>();
         share = Share::of(taken_now, repeats, at);
         group_now = work.in_memory(share.place, taken_now);
     }
@@ -407,5 +411,5 @@ __device__ __forceinline__ void clear_from(bf16* out, int first, int S, int N) {
         for (int i = threadIdx.x; i < N; i += blockDim.x) out[(size_t)row * N + i] = rounded(0.0f);
 }
 __device__ __forceinline__ void clear_rest(bf16* out, const int* offsets, int E, int S, int N) {
-    clear_from(out, load_fresh(offsets + E), S, N);
+    clear_from(out, load_relaxed(offsets + E), S, N);
 }

@@ -5,7 +5,13 @@
 // Grid: (slices of the tiles, at least as many as there are parts). A block counts the parts of all experts to find its
 // own. K is 2048 for gate and up, 512 for down.
 #pragma once
+#include "async_copy.cuh"
+#include "bf16.cuh"
+#include "global_memory.cuh"
 #include "grouped.cuh"
+#include "mma.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 // 16 warps of half the registers were faster on an H200, by 2 to 9% of a prompt's time, though some values spill.
 #if __CUDA_ARCH__ == 900
@@ -43,8 +49,8 @@ __device__ __forceinline__ Part part_of(const int* offsets, int E, int S, int wa
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, each = (E + MANY_THREADS - 1) / MANY_THREADS;
     const int first = min((int)threadIdx.x * each, E), last = min(first + each, E);
     auto rows_from = [&](int e, int& begin) {
-        begin = min(max(load_fresh(offsets + e), 0), S);
-        return max(min(load_fresh(offsets + e + 1), S) - begin, 0);
+        begin = min(max(load_relaxed(offsets + e), 0), S);
+        return max(min(load_relaxed(offsets + e + 1), S) - begin, 0);
     };
     int own = 0, begin;
     for (int e = first; e < last; ++e) own += (rows_from(e, begin) + MANY_ROWS - 1) / MANY_ROWS;
@@ -96,8 +102,8 @@ __device__ __forceinline__ void multiply_many(float (&total)[GROUPS][4], Superti
 #pragma unroll
                 for (int n = 0; n < GROUPS; ++n) {
                     const u32 p = rows + n * GROUP_ROWS * F::STRIDE + (s * TILE_K + b * 64) * (int)sizeof(bf16);
-                    xs[n][0] = load_shared(p);
-                    xs[n][1] = load_shared(p + 16);
+                    xs[n][0] = load_shared_16(p);
+                    xs[n][1] = load_shared_16(p + 16);
                 }
                 const u32 word = b < 2 ? own.scales.x : own.scales.y;
                 const u32 low = scale_pair(word, 2 * (b & 1)), high = scale_pair(word, 2 * (b & 1) + 1);
@@ -170,15 +176,15 @@ __device__ __forceinline__ void multiply_part(const Experts (&experts)[MATRICES]
     const int first = blockIdx.x * each, last = min(first + each, tiles), mine = first + warp;
     const Part part = part_of(offsets, E, S, blockIdx.y);
     if (part.expert < 0) return;
-    const u32 base = (u32)__cvta_generic_to_shared(memory);
+    const u32 base = shared_address(memory);
     for (int i = warp; i < part.rows; i += MANY_WARPS) {
         const bf16* from = row(part.begin + i);
         for (int piece = lane; piece < F::K / 8; piece += 32) {
-            if (from) copy_to_shared(base + i * F::STRIDE + piece * 16, from + piece * 8);
+            if (from) cp_async_16(base + i * F::STRIDE + piece * 16, from + piece * 8);
             else *reinterpret_cast<uint4*>(memory + i * F::STRIDE + piece * 16) = make_uint4(0, 0, 0, 0);
         }
     }
-    wait_for_copies();
+    cp_async_commit(), cp_async_wait<0>();
     __syncthreads();
     const u32 rows = base + (lane >> 2) * F::STRIDE + (lane & 3) * 16 * (u32)sizeof(bf16);
     const auto put = [&](int i, int output, const float (&sums)[MATRICES]) { store(part.expert, i, output, sums); };
@@ -199,12 +205,12 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_gate_
     int E, int S, int top_k, int I) {
     using F = ManyForm<8, 2048>;
     const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     multiply_part<F>(
         experts, offsets, E, S, I,
         [&](int i) {
-            const int slot = load_fresh(slots + i);
+            const int slot = load_relaxed(slots + i);
             return (u32)slot < (u32)S ? x + (size_t)(slot / top_k) * F::K : nullptr;
         },
         [&](int expert, int i, int output, const float (&sums)[2]) {
@@ -222,8 +228,8 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_down_
     int E, int S, int H) {
     using F = ManyForm<1, 512>;
     const Experts experts[1] = {{down, down_scale}};
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     multiply_part<F>(
         experts, offsets, E, S, H, [&](int i) { return h + (size_t)i * F::K; },
         [&](int expert, int i, int output, const float (&sums)[1]) {

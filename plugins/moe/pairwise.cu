@@ -5,7 +5,9 @@
 // Down: pairwise.cuh. Grid: (tiles, M). An id outside the experts gives zeros.
 //
 // What a launch before wrote is not __restrict__: a load of what nobody else writes may be moved before the wait.
+#include "bf16.cuh"
 #include "pairwise.cuh"
+#include "pdl.cuh"
 
 #define PAIRWISE_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
 
@@ -13,8 +15,8 @@ template <class F>
 __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], const bf16* x, const int* ids, bf16* out,
                                                  int E, int S, int T, int I, int H, int repeats) {
     __shared__ Exchange<F, 2> exchange;
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const Place<F> at(I, H);
     const int own = blockIdx.y, expert = ids[own], block_first = blockIdx.x * F::TEAMS * repeats;
     const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team;

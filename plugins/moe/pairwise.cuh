@@ -9,7 +9,12 @@
 // the sum is rounded. The shared expert's K is summed in the order of the GEMV that computes it alone, its result rounded
 // to BF16, and added to the rounded sum times its gate.
 #pragma once
+#include "async_copy.cuh"
+#include "bf16.cuh"
 #include "experts.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 constexpr int PAIRWISE_WARPS = 8, PAIRWISE_THREADS = PAIRWISE_WARPS * 32;
 constexpr int MOST_CHAINS = 20;  // of the GEMV
@@ -108,7 +113,7 @@ struct DownArguments {
 
     // The expert of a choice, -1 for none.
     __device__ __forceinline__ int expert(int token, int t) const {
-        const int expert = t < T ? load_fresh(ids + (size_t)token * T + t) : -1;
+        const int expert = t < T ? load_relaxed(ids + (size_t)token * T + t) : -1;
         return (u32)expert < (u32)E ? expert : -1;
     }
     template <bool SHARED>
@@ -132,7 +137,7 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
     __shared__ __align__(16) bf16 rows[WARPS][K];
     __shared__ float results[WARPS][TILE_N], shares[PAIRWISE_WARPS];
     __shared__ bool is_there[PAIRWISE_WARPS];
-    allow_next_launch();
+    pdl_launch_dependents();
     const Place<F> at(in.H, K);
     const int tile = blockIdx.x, token = blockIdx.y, warp = threadIdx.x >> 5, T = in.T;
     const bool is_shared = SHARED && warp >= PAIRWISE_WARPS;
@@ -150,18 +155,18 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
     if (is_shared) parts[0].load(in.shared + tile * tile_bytes + chain * SUPERTILE_BYTES, at.lane);
     else held = in.expert(token, warp);
     if (held >= 0) start(held);
-    wait_for_previous_launch();
+    pdl_wait();
     const float gate = SHARED ? in.gate[token] : 0.0f;
     float total = 0.0f;
     for (int first = 0; first < T; first += PAIRWISE_WARPS) {
         const int t = first + warp;
         SharedRow<F> x;
-        x.row = (u32)__cvta_generic_to_shared(rows[warp]);
+        x.row = shared_address(rows[warp]);
         float low, high;  // row 0, outputs g and g + 8
         if (is_shared) {
             if (first == 0) {
-                copy_to_shared(x.row + at.lane * 16, in.h_shared + (size_t)token * K + chain * TILE_K + at.lane * 8);
-                wait_for_copies();
+                cp_async_16(x.row + at.lane * 16, in.h_shared + (size_t)token * K + chain * TILE_K + at.lane * 8);
+                cp_async_commit(), cp_async_wait<0>();
                 __syncwarp();
                 float c[2][1][4] = {};
                 multiply_supertile(c, parts[0], x, 0, at);
@@ -171,12 +176,12 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
         } else if (t < T) {
             const bf16* row = in.h + ((size_t)token * T + t) * K;
 #pragma unroll
-            for (int i = at.lane * 8; i < K; i += 256) copy_to_shared(x.row + i * (u32)sizeof(bf16), row + i);
+            for (int i = at.lane * 8; i < K; i += 256) cp_async_16(x.row + i * (u32)sizeof(bf16), row + i);
             const int expert = in.expert(token, t);
             const float share = in.weights[(size_t)token * T + t];
             if (expert >= 0 && expert != held) start(expert);
             held = expert;
-            wait_for_copies();
+            cp_async_commit(), cp_async_wait<0>();
             __syncwarp();
             float c[4][1][4] = {};
 #pragma unroll
@@ -215,7 +220,7 @@ __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const
     __shared__ float partial[F::TEAMS][F::CHAINS][TILE_N], of_shared[SHARED ? MOST_CHAINS : 1][TILE_N];
     __shared__ float scales[F::TEAMS], shares[F::TEAMS];  // of the choices at hand
     __shared__ bool is_there[F::TEAMS];
-    allow_next_launch();
+    pdl_launch_dependents();
     const Place<F> at(in.H, in.I);
     const Place<G> at_shared(in.H, in.J);
     const int tile = blockIdx.x, token = blockIdx.y, T = in.T;
@@ -225,7 +230,7 @@ __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const
     Stream<F, 1, 1> stream;
     const int early = is_shared ? -1 : in.expert(token, at.team);
     if (early >= 0) stream.start(experts, at.offset(early, tile), at);
-    wait_for_previous_launch();
+    pdl_wait();
     const float gate = SHARED ? in.gate[token] : 0.0f;
     if (is_shared) {
         GlobalRow<G> row;

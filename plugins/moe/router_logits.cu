@@ -2,7 +2,7 @@
 // the weights are read once for them. Numerics: products exact, FP32 sums whose order depends on H only: rows do not
 // depend on each other. Any H. Launched by router_launch.py. Grid: (ceil(E / 8), ceil(M / 8)).
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "pdl.cuh"
 #include "reduce.cuh"
 
 constexpr int WARPS = 8, ROWS = 8;
@@ -18,8 +18,8 @@ constexpr int WARPS = 8, ROWS = 8;
 
 template <int WIDTH>
 __device__ __forceinline__ void router_logits(const bf16* x, const bf16* weight, float* out, int M, int E, int H) {
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int lane = threadIdx.x & 31, expert = blockIdx.x * WARPS + (threadIdx.x >> 5);
     const int first = blockIdx.y * ROWS, rows = min(ROWS, M - first);
     if (expert >= E) return;  // no barrier follows

@@ -4,7 +4,7 @@
 //
 // An id outside the experts is sorted nowhere; as many slots as there are such ids are -1, at the end. Launched by
 // router_launch.py. Grid: ceil(experts / 8); of local_ids ceil(count / 256).
-#include "launch.cuh"
+#include "pdl.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, AHEAD = 4;  // AHEAD loads in flight
 constexpr int MOST_EXPERTS = 32768;                        // a bit each in shared memory
@@ -38,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
     int* __restrict__ work,       // [experts, 4]
     int slots, int experts) {
     __shared__ u32 has_slots[MOST_EXPERTS / 32];
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int lane = threadIdx.x & 31, expert = blockIdx.x * WARPS + (threadIdx.x >> 5);
     for (int word = threadIdx.x; word * 32 < experts; word += THREADS) has_slots[word] = 0;
     __syncthreads();
@@ -87,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(256) local_ids(
     const int* ids,               // [count]
     int* __restrict__ out,        // [count]
     int count, int first, int experts) {
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int i = blockIdx.x * 256 + threadIdx.x;
     if (i >= count) return;  // no barrier follows
     const u32 local = (u32)ids[i] - (u32)first;

@@ -1,5 +1,7 @@
 // The router's choice for each row, with weights that sum to 1 (topk.cuh). One warp a token. Launched by router_launch.py.
 // Grid: M.
+#include "bf16.cuh"
+#include "pdl.cuh"
 #include "topk.cuh"
 
 // For a warp whose lane i has choice i, of all there are.
@@ -58,8 +60,8 @@ __device__ __forceinline__ void choose_row(const T* logits, const float* bias, i
         int* __restrict__ ids,           /* [M, top_k] */                                                          \
         float* __restrict__ weights,     /* [M, top_k] */                                                          \
         int E, int top_k) {                                                                                        \
-        allow_next_launch();                                                                                       \
-        wait_for_previous_launch();                                                                                \
+        pdl_launch_dependents();                                                                                       \
+        pdl_wait();                                                                                \
         const size_t row = blockIdx.x;                                                                             \
         choose_row<T, SIGMOID>(logits + row * E, bias, ids + row * top_k, weights + row * top_k, E, top_k);        \
     }

@@ -12,7 +12,8 @@
 // a weight whose scores are all zero.
 #pragma once
 #include "bf16.cuh"
-#include "shared.cuh"
+#include "opaque.cuh"
+#include "shared_memory.cuh"
 
 constexpr int HELD = 8, HELD_EXPERTS = HELD * 32;  // so many experts' keys are kept in registers
 
@@ -178,35 +179,35 @@ __device__ __forceinline__ OwnChoice choose_words(const bf16* logits, int E, int
     if (count <= 16) most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
     if (count <= 8) most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
     const u32 least = max(__reduce_min_sync(0xffffffffu, most), 1u);
-    u32 list = (u32)__cvta_generic_to_shared(space.list), chosen = (u32)__cvta_generic_to_shared(space.chosen);
-    asm volatile("" : "+r"(list), "+r"(chosen));  // kept, where they would be made again for every store
+    u32 list = shared_address(space.list), chosen = shared_address(space.chosen);
+    make_opaque(list), make_opaque(chosen);  // kept, where they would be made again for every store
     int there = 0;
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         const u32 mask = __ballot_sync(0xffffffffu, words[i] >= least);
-        if (words[i] >= least) store_shared_word(list + 4 * (there + __popc(mask & ((1u << lane) - 1))), words[i]);
+        if (words[i] >= least) store_shared_4(list + 4 * (there + __popc(mask & ((1u << lane) - 1))), words[i]);
         there += __popc(mask);
     }
-    if (lane < 16) store_shared_word(list + 4 * (there + lane), 0);
-    store_shared_word(chosen + 4 * lane, 0);
+    if (lane < 16) store_shared_4(list + 4 * (there + lane), 0);
+    store_shared_4(chosen + 4 * lane, 0);
     __syncwarp();
 #pragma unroll 1
     for (int at = lane; at < there + lane; at += 32) {
-        const u32 own = load_shared_word(list + 4 * min(at, there));  // 0 behind the last
+        const u32 own = load_shared_4(list + 4 * min(at, there));  // 0 behind the last
         int rank = 0;
 #pragma unroll 1
         for (int j = 0; j < there; j += 16) {
             uint4 v[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) v[i] = load_shared(list + 4 * j + 16 * i);
+            for (int i = 0; i < 4; ++i) v[i] = load_shared_16(list + 4 * j + 16 * i);
 #pragma unroll
             for (int i = 0; i < 4; ++i) rank += (v[i].x > own) + (v[i].y > own) + (v[i].z > own) + (v[i].w > own);
         }
-        if (own != 0 && rank < count) store_shared_word(chosen + 4 * rank, own);
+        if (own != 0 && rank < count) store_shared_4(chosen + 4 * rank, own);
     }
     __syncwarp();
-    const u32 word = load_shared_word(chosen + 4 * lane);
-    largest = key_of_word(load_shared_word(chosen));
+    const u32 word = load_shared_4(chosen + 4 * lane);
+    largest = key_of_word(load_shared_4(chosen));
     OwnChoice own;
     if (word != 0) own.expert = 0xffff - (int)(word & 0xffffu), own.key = key_of_word(word);
     return own;

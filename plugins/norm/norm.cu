@@ -4,8 +4,9 @@
 //   rms_norm_residual   residual = BF16(residual + x), out = norm(residual)
 //   rms_norm_gated      out = x * r * weight * silu(gate),                   weight FP32 or BF16
 //
-// How a row is done, and in which order it is summed: rms_norm.cuh. What launches write is not __restrict__: ahead.cuh says
+// How a row is done, and in which order it is summed: rms_norm.cuh. What launches write is not __restrict__: pdl.cuh says
 // why. sm_80 and newer. Launched by launch.py.
+#include "bf16.cuh"
 #include "rms_norm.cuh"
 
 constexpr int ROWS_A_BLOCK = 4;  // of a warp each

@@ -1,5 +1,8 @@
 // Attention with heads of any size up to 8 * 128, the simple way.
 #pragma once
+#include "bf16.cuh"
+#include "fast_math.cuh"
+#include "global_memory.cuh"
 #include "pieces.cuh"
 
 // One block of 128 threads a query head. ``row`` has one head.
@@ -17,7 +20,7 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
         __syncthreads();
         if (threadIdx.x < count) {
             const int token = first + threadIdx.x;
-            places[threadIdx.x] = max(cache.place(load_entry(row.table + cache.page_of(token)), token, is_bad), 0);
+            places[threadIdx.x] = max(cache.place(load_now(row.table + cache.page_of(token)), token, is_bad), 0);
         }
         __syncthreads();
         for (int i = warp; i < count; i += ANY_THREADS / 32) {
@@ -31,13 +34,13 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
         __syncthreads();
         float top = largest;
         for (int i = 0; i < count; ++i) top = fmaxf(top, scores[i]);
-        const float keep = power(__fsub_rn(largest, top));
+        const float keep = exp2_approx(__fsub_rn(largest, top));
         largest = top;
         sum = __fmul_rn(sum, keep);
 #pragma unroll
         for (int j = 0; j < ANY_COLUMNS; ++j) o[j] = __fmul_rn(o[j], keep);
         for (int i = 0; i < count; ++i) {
-            const float p = power(__fsub_rn(scores[i], top));
+            const float p = exp2_approx(__fsub_rn(scores[i], top));
             const __nv_bfloat16* v = cache.v + places[i] * stride + head;
             sum = __fadd_rn(sum, p);
 #pragma unroll

@@ -17,8 +17,15 @@
 // a page outside the cache, gives a row of zeros.
 #pragma once
 #include "any_size.cuh"
-#include "matrices.cuh"
+#include "async_copy.cuh"
+#include "bf16.cuh"
+#include "fast_math.cuh"
+#include "global_memory.cuh"
+#include "mma.cuh"
+#include "named_barrier.cuh"
+#include "opaque.cuh"
 #include "pieces.cuh"
+#include "shared_memory.cuh"
 
 constexpr int NO_PIECE = 0x7fffffff;
 #define ATTENTION_BOUNDS __launch_bounds__(THREADS, 2)
@@ -34,24 +41,7 @@ constexpr int LARGEST_SLOTS = 2;
 // What a block has in shared memory beside them, at most (launch.py).
 constexpr int BESIDE_BYTES = 12 * 1024;
 
-// --- instruction wrappers (PTX ISA 8.0) ---
-
-__device__ __forceinline__ void store_shared(u32 at, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-// Zeros where there is nothing.
-__device__ __forceinline__ void copy_16(u32 to, const void* from, u32 is_there) {  // 0 or 1
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there * 16) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // --- device functions ---
-
-__device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Rows of D values of tokens or heads in shared memory: pieces of 16 bytes, twisted so that the same piece of eight rows,
 // which an ldmatrix reads, lies in different banks.
@@ -84,14 +74,14 @@ struct Rows {
             const u32 is_there = there >> 4 * i & 1;
 #pragma unroll
             for (int c = 0; c < PIECES / PARTS; c += 8)  // the twist of four rows further
-                copy_16((i & 1 ? to ^ 64 : to) + 4 * i * BYTES + 16 * c, own + c, is_there);
+                cp_async_16((i & 1 ? to ^ 64 : to) + 4 * i * BYTES + 16 * c, own + c, is_there * 16);
         }
     }
     // Puts a row in the place of one of a tile's, or one of ``parts`` of its columns; by one warp.
     __device__ __forceinline__ static void replace(u32 tile, int row, const __nv_bfloat16* by, int part, int parts) {
         const int lane = threadIdx.x & 31;
         if (lane < PIECES && lane / (PIECES / parts) == part)
-            store_shared(tile + at(row, lane), reinterpret_cast<const uint4*>(by)[lane]);
+            store_shared_16(tile + at(row, lane), reinterpret_cast<const uint4*>(by)[lane]);
         __syncwarp();
     }
 };
@@ -119,14 +109,14 @@ struct Stored {
         for (int first = 0; first < ALL; first += THREADS) {
             const u32 i = first + threadIdx.x, head = i / Rows<D>::PIECES, exists = head < row.heads;
             if (ALL % THREADS == 0 || i < ALL)
-                copy_16(shared_at(&q.piece(head, i % Rows<D>::PIECES)), row.q + (exists ? 8 * i : 0), exists);
+                cp_async_16(shared_address(&q.piece(head, i % Rows<D>::PIECES)), row.q + (exists ? 8 * i : 0), exists * 16);
         }
     }
     __device__ __forceinline__ void make(Queries<D>& q, Memory& memory, const Row& row, bool is_owner) {}
     // PENDING: copies that were sent after.
     template <int PENDING>
     __device__ __forceinline__ void end() {
-        wait_for_copies<PENDING>();
+        cp_async_wait<PENDING>();
         __syncthreads();
     }
 };
@@ -147,17 +137,17 @@ struct Softmax {
 #pragma unroll
             for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
             top = fmaxf(largest[h], top);
-            keep[h] = power(__fsub_rn(largest[h], top));
+            keep[h] = exp2_approx(__fsub_rn(largest[h], top));
             largest[h] = top;
-            s[h] = power(__fsub_rn(s[h], top));
-            s[2 + h] = power(__fsub_rn(s[2 + h], top));
+            s[h] = exp2_approx(__fsub_rn(s[h], top));
+            s[2 + h] = exp2_approx(__fsub_rn(s[2 + h], top));
             sum[h] = __fmaf_rn(sum[h], keep[h], __fadd_rn(s[h], s[2 + h]));
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const u32 pair = bf16_pair(s[2 * i], s[2 * i + 1]);
-            high[i] = transposed(pair);
-            low[i] = transposed(bf16_pair(__fsub_rn(s[2 * i], __uint_as_float(pair << 16)),
+            high[i] = movmatrix_trans(pair);
+            low[i] = movmatrix_trans(bf16_pair(__fsub_rn(s[2 * i], __uint_as_float(pair << 16)),
                                           __fsub_rn(s[2 * i + 1], __uint_as_float(pair & 0xffff0000u))));
         }
         kept = make_float2(keep[0], keep[1]);
@@ -207,7 +197,7 @@ __device__ __forceinline__ void add_values(Columns<J> (&o)[COUNT], const uint4 (
 #pragma unroll
         for (int n = 0; n < min(COUNT, 2); ++n)
 #pragma unroll
-            for (int j = 0; j < J; ++j) load_transposed(a[n][j], row + (w + n) * stride ^ (first + j << 5));
+            for (int j = 0; j < J; ++j) ldmatrix_x4_trans(a[n][j], row + (w + n) * stride ^ (first + j << 5));
 #pragma unroll
         for (int n = 0; n < min(COUNT, 2); ++n)
 #pragma unroll
@@ -229,7 +219,7 @@ struct OwnQueries {
         const int lane = threadIdx.x & 31;
 #pragma unroll
         for (int j = 0; j < STEPS / 2; ++j)
-            load_matrices(at[j], shared_at(&q.piece(lane & 7, half * (STEPS * 2) + 4 * j + (lane >> 3))));
+            ldmatrix_x4(at[j], shared_address(&q.piece(lane & 7, half * (STEPS * 2) + 4 * j + (lane >> 3))));
     }
 };
 
@@ -245,7 +235,7 @@ __device__ __forceinline__ void score(float (&s)[4], const OwnQueries<D, HALVES>
     for (int n = 0; n < STEPS; ++n) {
         const int part = n % (SUMS / HALVES), i = 4 * part + n / (SUMS / HALVES);
         u32 a[4];
-        load_matrices(a, row ^ (half * STEPS + i << 5));
+        ldmatrix_x4(a, row ^ (half * STEPS + i << 5));
         mma_16x8x16(parts[part], a, q.at[i / 2][i % 2 * 2], q.at[i / 2][i % 2 * 2 + 1]);
     }
 #pragma unroll
@@ -337,18 +327,18 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
     Memory& shared = *reinterpret_cast<Memory*>(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     source.begin(shared.q, row);  // before anybody waits for the length
-    commit_copies();
+    cp_async_commit();
     row.length = checked_length(row.length, cache, row.entries);
     const Cut cut(row.length, team.most);
     if (team.index >= max(cut.groups, 1)) {
-        wait_for_copies<0>();
+        cp_async_wait<0>();
         return;
     }
 
     // Stage 1: the first tiles, and the queries.
     Walk now(team.index * GROUP, cut), next = now;
     const int own_token = TILE * warp + (lane & 15);
-    const u32 ring = shared_at(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
+    const u32 ring = shared_address(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const u32 target = ring + Rows<D>::template target<1>(0);
     const size_t of_head = row.key_head * Rows<D>::PIECES;
     const uint4* const keys = Rows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.k) + of_head, 0);
@@ -366,10 +356,10 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
             there = __ballot_sync(0xffffffffu, at != NOWHERE);
             if (has_tile) next.advance(row, team, cut);
             const int later = next.token + own_token;
-            entry = load_entry_if(next.piece != NO_PIECE && later < row.length, row.table + cache.page_of(later));
+            entry = load_now_if(next.piece != NO_PIECE && later < row.length, row.table + cache.page_of(later), NOWHERE);
         }
         if (has_tile) Rows<D>::template fetch<1>(target + to, is_value ? values : keys, place, there);
-        commit_copies();
+        cp_async_commit();
     };
     // The block that has the newest token.
     const int newest = row.length - 1, newest_piece = cut.pieces > 0 ? newest / TOKENS % cut.pieces : 0;
@@ -393,7 +383,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
         const int token = now.token + TILE * warp, piece = now.piece;
         const bool has_newest = Source::IS_FRESH && (u32)(replaced - token) < TILE;
 
-        wait_for_copies<SLOTS - 1>();
+        cp_async_wait<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.key, 0, 1);
@@ -406,7 +396,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
         float2 keep;
         const uint4 weights = softmax.weigh(s, keep);
 
-        wait_for_copies<SLOTS - 1>();
+        cp_async_wait<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, replaced - token, shared.fresh.value, 0, 1);
@@ -461,7 +451,7 @@ __device__ __forceinline__ void attend_many(const Cache& cache, Row row, int ent
 }
 
 // Meets one other warp.
-__device__ __forceinline__ void meet_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory"); }
+__device__ __forceinline__ void meet_pair(int pair) { named_barrier_sync(1 + pair, 64); }
 
 // A block without a piece: columns of all of them.
 template <int D>
@@ -489,12 +479,12 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
     const int own_token = TILE * tile + (lane & 15);
     int now = team.index * TOKENS;  // where a step begins
     source.begin(shared.q, row);  // before anybody waits for the length
-    commit_copies();
+    cp_async_commit();
     __syncwarp();  // loads stay ahead of the copies that follow, behind which they would come when these have
 
     // Stage 1: the first tiles, and the queries. No branch stands before the copies: what does not need the length is done
     // while it comes.
-    const u32 tiles = shared_at(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
+    const u32 tiles = shared_address(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * Rows<D>::PIECES;
     const u32 target = ring + Rows<D>::template target<HALVES>(half);
     const size_t of_head = row.key_head * Rows<D>::PIECES;
     const uint4* const keys = Rows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
@@ -502,8 +492,8 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
     u32 place = 0, there = 0;  // where the next copy comes from
     int entry = entries.first;
     bool is_bad = false, has_tile = true;
-    hold(row.length);
-    hold(entry);
+    make_opaque(row.length);
+    make_opaque(entry);
     auto find = [&](int first) {
         const int token = first + own_token;
         const bool exists = token < row.length, is_there = (u32)entry < (u32)cache.pages;
@@ -513,7 +503,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
     };
     auto copy = [&](const uint4* from, u32 to) {
         if (has_tile) Rows<D>::template fetch<HALVES>(target + to, from, place, there);
-        commit_copies();
+        cp_async_commit();
     };
     row.length = checked_length(row.length, cache, row.entries);
     find(now);
@@ -522,7 +512,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
     __syncthreads();
     copy(values, TILE_BYTES);
     if (team.index > 0 && now >= row.length) {  // no piece
-        wait_for_copies<0>();
+        cp_async_wait<0>();
         return;
     }
     const Cut cut(row.length, team.most);
@@ -539,7 +529,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
         if (has_tile) find(first);
         const int later = first + step + own_token;
         if (Source::IS_FRESH && is_second) entry = entries.third;
-        else entry = load_entry_if(later < row.length, row.table + cache.page_of(later));
+        else entry = load_now_if(later < row.length, row.table + cache.page_of(later), NOWHERE);
         copy(keys, to);
     };
     entry = entries.second;
@@ -566,7 +556,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
         const bool has_newest = replaces && (u32)(row.length - 1 - token) < TILE, is_last_step = now + step >= row.length;
         const bool is_first_step = now == team.index * TOKENS;
 
-        wait_for_copies<SLOTS - 1>();
+        cp_async_wait<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.key, half, HALVES);
@@ -598,7 +588,7 @@ __device__ __forceinline__ void attend_few(const Cache& cache, Row row, Entries 
             if (cut.pieces > 1) sending.send(whole.of_head);
         }
 
-        wait_for_copies<SLOTS - 1>();
+        cp_async_wait<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::IS_FRESH)
             if (has_newest) Rows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.value, half, HALVES);

@@ -1,31 +1,11 @@
 // A paged cache as attention reads it: rows, the pages of their contexts, and where tokens stand.
 #pragma once
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
 
 constexpr int HEADS = 8, TILE = 16, WARPS = 4, THREADS = WARPS * 32;
 constexpr int TOKENS = WARPS * TILE;  // of a step
 constexpr int NOWHERE = -1;
-
-// --- instruction wrappers (PTX ISA 8.0) ---
-
-__device__ __forceinline__ int load_entry(const int* p) {
-    int v;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
-
-// No branch, which other loads would wait behind.
-__device__ __forceinline__ int load_entry_if(bool exists, const int* p) {
-    int v = NOWHERE;
-    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %2, 0;\n@exists ld.global.b32 %0, [%1];\n}"
-                 : "+r"(v) : "l"(p), "r"((u32)exists));
-    return v;
-}
-
-// Has a value made where this stands: the compiler makes it where it is needed, while others wait there.
-__device__ __forceinline__ void hold(int& v) { asm volatile("" : "+r"(v)); }
-__device__ __forceinline__ void hold(u32*& p) { asm volatile("" : "+l"(p)); }
 
 // --- device functions ---
 
@@ -75,5 +55,5 @@ struct Entries {
 // What the table says of a token that the context may not have: nothing needs its length yet. The last entry stands for
 // what lies beyond the table.
 __device__ __forceinline__ int entry_of(const Cache& cache, const int* table, int entries, int token) {
-    return load_entry_if(entries > 0 && cache.page_size > 0, table + min(cache.page_of(token), entries - 1));
+    return load_now_if(entries > 0 && cache.page_size > 0, table + min(cache.page_of(token), entries - 1), NOWHERE);
 }

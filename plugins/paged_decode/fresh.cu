@@ -3,7 +3,10 @@
 //
 // The newest token of a context is the row's own, and its slot is that token's place. A row with slot -1, or another one
 // outside the cache, which the contract refuses, has no token of its own: its context is what the cache holds.
+#include "bf16.cuh"
 #include "fresh.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 
 #define PAGED_DECODE_FRESH(NAME, D, SPREAD, BOUNDS)                                                                 \
     extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
@@ -26,7 +29,7 @@
         Fresh<D, SPREAD ? Spread<D>::WARPS : WARPS> source(q_weight, k_weight, log2_step);                          \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
         const int* const table = block_table + (size_t)blockIdx.x * L;                                              \
-        wait_for_previous_launch();                                                                                 \
+        pdl_wait();                                                                                 \
         const BlockPlace at(per_key);                                                                               \
         auto row_of = [&](int length) {                                                                             \
             const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                     \
@@ -34,13 +37,13 @@
                        gate ? gate + first : nullptr};                                                              \
         };                                                                                                          \
         if (SPREAD && (int)blockIdx.z >= sharing) {                                                                 \
-            combine_pieces<D>(cache, row_of(load_entry(context_lens + at.row)),                                     \
+            combine_pieces<D>(cache, row_of(load_now(context_lens + at.row)),                                     \
                               at.team_of<D, true>(sharing, most, scratch, zeros));                                  \
             return;                                                                                                 \
         }                                                                                                           \
         const Entries entries = at.entries_of<D, SPREAD, true>(cache, table, L, most);                              \
-        const Row row = row_of(load_entry(context_lens + at.row));                                                  \
-        const int slot = load_entry(slots + at.row), position = load_entry(positions + at.row);                     \
+        const Row row = row_of(load_now(context_lens + at.row));                                                  \
+        const int slot = load_now(slots + at.row), position = load_now(positions + at.row);                     \
         const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                              \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                  \
         const long long place = is_kept ? (long long)slot * Hk + at.key_head : -1;                                  \

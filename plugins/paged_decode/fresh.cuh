@@ -6,6 +6,7 @@
 // memory, not with the cache.
 #pragma once
 #include "attention.cuh"
+#include "bf16.cuh"
 #include "rms_norm.cuh"
 #include "rope.cuh"
 

@@ -8,6 +8,8 @@
 // Nothing allows the next launch before blocks end: its own, which would take what these leave, would stand unevenly for all
 // of their time, many on few multiprocessors. Steps of 8 and 16 sequences took 7 and 4% longer (27B, H200).
 #include "attention.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 
 // A row's sequence, and what its context lacks of the sequence's: a row may be a sequence (no cu_rows).
 struct Prefix {
@@ -27,7 +29,7 @@ struct Prefix {
     }
     // Loaded where ways have met: on one of them it would be waited for before what the table says is asked for.
     __device__ __forceinline__ int length(const int* context_lens, int S) const {
-        const int whole = load_entry_if(S > 0, context_lens + sequence);
+        const int whole = load_now_if(S > 0, context_lens + sequence, NOWHERE);
         return whole < least ? 0 : whole - lacking;
     }
 };
@@ -45,7 +47,7 @@ struct Prefix {
         float* scratch, u32* zeros, /* where several share a row */                                                 \
         float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) { \
         const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        wait_for_previous_launch();                                                                                 \
+        pdl_wait();                                                                                 \
         const Prefix prefix(cu_rows, S, blockIdx.x);                                                                \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
         const BlockPlace at(per_key);                                                                               \
@@ -82,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const __nv_bfloat16* gate,                 // [M, Hq, D], or none
     __nv_bfloat16* __restrict__ out,           // [M, Hq, D]
     float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};
     const int head = blockIdx.x % (Hk * per_key);
     const Prefix prefix(cu_rows, S, blockIdx.x / (Hk * per_key));

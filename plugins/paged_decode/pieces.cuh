@@ -8,42 +8,18 @@
 //   many rows   a block takes all pieces of a group, and group after group; the last one to be done combines the groups
 // Blocks that wait are the last ones of a grid, so that whoever they wait for is there before them.
 #pragma once
+#include "bf16.cuh"
 #include "cache.cuh"
+#include "fast_math.cuh"
+#include "global_memory.cuh"
+#include "opaque.cuh"
 
 constexpr int GROUP = 8, MOST_GROUPS = 8;
 // A piece has at least so many tokens (launch.py has the number too).
 constexpr int PIECE_TOKENS = 64;
 
-// --- instruction wrappers (PTX ISA 8.0) ---
-
-// Past L1, so that a look again finds what has come meanwhile.
-__device__ __forceinline__ uint2 look(const uint2* p) {
-    uint2 v;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void put(uint4* p, uint4 v) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
 // For 0.1 us or a little longer.
 __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 100;"); }
-
-// Adds to a counter of the device, and returns what it was. What this block wrote before, up to its last barrier, is there
-// for whoever sees the sum; and so is here what others wrote before they added.
-__device__ __forceinline__ int add_after_all(u32* p, int value) {
-    int before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
-    return before;
-}
-
-// 2^x, where x <= 0 or -infinity: 2^-22 relative.
-__device__ __forceinline__ float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // --- device functions ---
 
@@ -79,7 +55,7 @@ struct Running {
     // Returns what the values so far, and the new ones, count.
     __device__ __forceinline__ float2 take(Stats part) {
         const bool is_larger = part.x > top;
-        const float smaller_share = power(-fabsf(__fsub_rn(top, part.x)));
+        const float smaller_share = exp2_approx(-fabsf(__fsub_rn(top, part.x)));
         const float old_share = is_larger ? smaller_share : 1.0f, new_share = is_larger ? 1.0f : smaller_share;
         weight = __fmaf_rn(new_share, part.y, __fmul_rn(weight, old_share));
         top = is_larger ? part.x : top;
@@ -132,7 +108,7 @@ struct Tiles {
         all.top = fmaxf(fmaxf(tiles[0].x, tiles[1].x), fmaxf(tiles[2].x, tiles[3].x));
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-            shares[w] = power(__fsub_rn(tiles[w].x, all.top));
+            shares[w] = exp2_approx(__fsub_rn(tiles[w].x, all.top));
             all.weight = w == 0 ? __fmul_rn(shares[0], tiles[0].y) : __fmaf_rn(shares[w], tiles[w].y, all.weight);
             all.is_bad |= tiles[w].y < 0.0f;
         }
@@ -216,7 +192,7 @@ __device__ __forceinline__ bool is_last(u32* count, int added, int all) {
     bool is_all = false;
     __syncthreads();
     if (threadIdx.x == 0) {
-        is_all = add_after_all(count, added) + added == all;
+        is_all = add_acq_rel(count, added) + added == all;
         if (is_all) *count = 0;
     }
     return __syncthreads_or(is_all);
@@ -255,21 +231,21 @@ struct Sending {
 
     __device__ __forceinline__ explicit Sending(const Team& team)
         : own(Mail::at(team.zeros, D, team.index, (threadIdx.x >> 5) * PARTS)) {
-        hold(own);
+        make_opaque(own);
     }
     // Statistics, which are known before the values: whoever combines knows then what each piece counts.
     __device__ __forceinline__ void send(const Running (&of_head)[2]) const {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         const Stats even = of_head[0].stats(), odd = of_head[1].stats();
         if (g < PARTS)
-            put(reinterpret_cast<uint4*>(own + g * Mail::WORDS + Mail::STATS) + t,
+            store_relaxed(reinterpret_cast<uint4*>(own + g * Mail::WORDS + Mail::STATS) + t,
                 make_uint4(Mail::letter(even.x), Mail::letter(even.y), Mail::letter(odd.x), Mail::letter(odd.y)));
     }
     __device__ __forceinline__ void send(const Columns<Spread<D>::J>& total) const {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int j = 0; j < Spread<D>::J; ++j)
-            put(reinterpret_cast<uint4*>(own + (2 * j + (g >> 2)) * Mail::WORDS) + (g & 3) * (HEADS / 2) + t,
+            store_relaxed(reinterpret_cast<uint4*>(own + (2 * j + (g >> 2)) * Mail::WORDS) + (g & 3) * (HEADS / 2) + t,
                 make_uint4(Mail::letter(total[j][0]), Mail::letter(total[j][2]), Mail::letter(total[j][1]),
                            Mail::letter(total[j][3])));
     }
@@ -294,8 +270,8 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     const bool is_first = first == 0, exists = is_first && head < heads;
     int place = head * D + part / 2 * 16 + part % 2 * 4 + lane / HEADS;
     u32* own = Mail::at(mail, D, first, part);
-    hold(place);
-    hold(own);
+    make_opaque(place);
+    make_opaque(own);
     bf16 gates[Mail::A_LANE] = {};
     if (exists && gate != nullptr)
 #pragma unroll
@@ -312,7 +288,7 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
             missing = 0;
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
-                stats[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D) + Mail::STATS) + head);
+                stats[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D) + Mail::STATS) + head);
 #pragma unroll
             for (int i = 0; i < OWN; ++i) missing |= i < count && (stats[i].x == 0 || stats[i].y == 0);
         } while (__any_sync(0xffffffffu, missing != 0));
@@ -342,7 +318,7 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     uint2 values[OWN];
     auto look_at_values = [&] {
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) values[i] = look(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D)) + lane);
+        for (int i = 0; i < OWN; ++i) values[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D)) + lane);
     };
     if (count > 0) look_at_values();
     float2 group_shares[MOST_GROUPS];
@@ -382,7 +358,7 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
 #pragma unroll
         for (int i = 0; i < OWN; ++i)
             if (lane < Mail::WORDS / 4)
-                put(reinterpret_cast<uint4*>(own + i * Mail::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
+                store_relaxed(reinterpret_cast<uint4*>(own + i * Mail::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
     }
     __syncthreads();
     if (!is_first) return;

@@ -7,7 +7,11 @@
 // of its block have them. A row takes the parts that it sees, from the first token on. One that sees a single part has the
 // bits that it has without parts, and a tile of rows that sees no other is written at once.
 #pragma once
+#include "bf16.cuh"
+#include "fast_math.cuh"
+#include "pdl.cuh"
 #include "prompts.cuh"
+#include "shared_memory.cuh"
 
 constexpr int MOST_PARTS = 32;  // launch.py has the number too
 
@@ -74,8 +78,8 @@ __device__ __forceinline__ void bring_out_results(const Prompts& given, const Pl
 #pragma unroll
         for (int c = 0; c < T::D / 8; ++c) {
             const float low = __fmul_rn(o[4 * c + 2 * i], share), high = __fmul_rn(o[4 * c + 2 * i + 1], share);
-            store_shared(shared + T::template piece_at<ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
-                         is_zero[i] ? 0 : pair(low, high));
+            store_shared_4(shared + T::template piece_at<ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
+                         is_zero[i] ? 0 : bf16_pair(low, high));
         }
     }
     __syncwarp();  // a warp brings out its own pairs
@@ -131,7 +135,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
     top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
 #pragma unroll
     for (int k = 0; k < MOST_PARTS / 4; ++k) {
-        const float weight = power(__fsub_rn(stats[k].x, top));
+        const float weight = exp2_approx(__fsub_rn(stats[k].x, top));
         sum = __fmaf_rn(weight, stats[k].y, sum);
         weights[4 * k + t][own_pair] = weight;
     }
@@ -169,7 +173,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
         const bool is_last = part >= parts;
         if (is_last) part = 0, first += gridDim.y * COLUMNS;
         if (first < D / 16) load_parts(loaded, given, D, own_parts, part, first, i, thread);
-        else allow_next_launch();
+        else pdl_launch_dependents();
         if (is_last && place != NOWHERE) {
             u32* const to = reinterpret_cast<u32*>(given.out + (size_t)place * D + 16 * done) + t;
 #pragma unroll
@@ -177,7 +181,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     to[8 * c + 4 * half] =
-                        is_zero ? 0 : pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
+                        is_zero ? 0 : bf16_pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
         }
     } while (first < D / 16);
 }
@@ -195,7 +199,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
         float* partials,                           /* tiles, parts: see Partial */                                 \
         float scale, int M, int S, int L, int P, int B, int Hk, int per_key, int parts, int whole,                 \
         int least) {                                                                                               \
-        wait_for_previous_launch();                                                                                \
+        pdl_wait();                                                                                \
         __VA_ARGS__({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, partials, scale, M, S, L, P, B, \
                      Hk, per_key, parts, whole, least});                                                           \
     }
@@ -208,7 +212,7 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
         __nv_bfloat16* out,      /* [M, Hq, D] */                                                                  \
         float* partials,         /* tiles, parts: see Partial */                                                   \
         int M, int S, int L, int B, int Hk, int per_key, int parts, int whole, int least, int D) {                 \
-        wait_for_previous_launch();                                                                                \
+        pdl_wait();                                                                                \
         combine({nullptr, nullptr, nullptr, nullptr, cu_rows, context_lens, out, partials, 0.0f, M, S, L, 0, B,    \
                  Hk, per_key, parts, whole, least}, D);                                                            \
     }

@@ -1,46 +1,20 @@
 // What tiles of rows share: which rows and which part of their context a block has, where tokens stand, copies, online
 // softmax, and the entry points' parameters. tiles.cuh says what for; parts.cuh puts parts together.
 #pragma once
-#include <cuda_bf16.h>
-#include "launch.cuh"
+#include "async_copy.cuh"
+#include "bf16.cuh"
+#include "fast_math.cuh"
+#include "shared_memory.cuh"
 
-constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr int NOWHERE = -1;  // the place of a row that is not there: its copy is zeros
 constexpr int MOST_TOKENS = 0x7fffffff;
 // What a block has: pairs of a row and a query head, of which a warp has 16; tokens of a tile.
 constexpr int ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
 static_assert(ROWS == 16 * WARPS);
 
-// --- instruction wrappers (PTX ISA 7.0) ---
-
-__device__ __forceinline__ void copy_16(u32 to, const uint4* from, u32 is_there) {  // 0 or 1
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there * 16)
-                 : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-__device__ __forceinline__ void store_shared(u32 at, u32 value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
-}
-__device__ __forceinline__ uint4 load_shared(u32 at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
-}
-__device__ __forceinline__ float power(float x) {  // 2^x: 2^-22 relative, 2^-infinity is 0
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // --- device functions ---
 
 __device__ __forceinline__ float no_score() { return __int_as_float(0xff800000); }  // -infinity
-
-__device__ __forceinline__ u32 pair(float low, float high) {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const u32*>(&v);
-}
 
 // Where the rows of a warp's share of a tile begin: lane i has that of row i % share, in units of 16 bytes, and of all
 // lanes whether it is there.
@@ -60,7 +34,8 @@ __device__ __forceinline__ void fetch(u32 tile, const uint4* from, const Places&
 #pragma unroll
     for (int i = 0; i < OWN; i += TOGETHER) {
         const u32 at = __shfl_sync(ALL_LANES, places.at, i + own);
-        copy_16(tile + T::template piece_at<COUNT>(warp * OWN + i + own, piece), from + piece + at, places.there >> (i + own) & 1);
+        cp_async_16_l2_128(tile + T::template piece_at<COUNT>(warp * OWN + i + own, piece), from + piece + at,
+                           (places.there >> (i + own) & 1) * 16);
     }
 }
 
@@ -72,7 +47,7 @@ __device__ __forceinline__ void bring_out(u32 tile, uint4* to, const Places& pla
 #pragma unroll
     for (int i = 0; i < OWN; i += TOGETHER) {
         const u32 at = __shfl_sync(ALL_LANES, places.at, i + own);
-        const uint4 values = load_shared(tile + T::template piece_at<COUNT>(warp * OWN + i + own, piece));
+        const uint4 values = load_shared_16(tile + T::template piece_at<COUNT>(warp * OWN + i + own, piece));
         if (places.there >> (i + own) & 1) to[piece + at] = values;
     }
 }
@@ -210,14 +185,14 @@ struct Softmax {
     template <int COUNT>
     __device__ __forceinline__ void weigh(float (&s)[COUNT], int i, float top) {
         const float now = fmaxf(largest[i], top);
-        keep[i] = power(__fsub_rn(largest[i], now));
+        keep[i] = exp2_approx(__fsub_rn(largest[i], now));
         largest[i] = now;
         float own = 0.0f;
 #pragma unroll
         for (int j = 0; j < COUNT; j += 4) {
             float &low = s[j + 2 * i], &high = s[j + 2 * i + 1];
-            low = power(__fsub_rn(low, now));
-            high = power(__fsub_rn(high, now));
+            low = exp2_approx(__fsub_rn(low, now));
+            high = exp2_approx(__fsub_rn(high, now));
             own = __fadd_rn(own, __fadd_rn(low, high));
         }
         sum[i] = __fmaf_rn(sum[i], keep[i], own);
@@ -239,5 +214,5 @@ struct Softmax {
 template <int COUNT>
 __device__ __forceinline__ void as_operand(u32 (&a)[4], const float (&s)[COUNT], int j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = pair(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) a[i] = bf16_pair(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
 }

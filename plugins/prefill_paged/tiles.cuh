@@ -15,8 +15,11 @@
 // What lies beyond the context is not read. A length outside its pages, a page outside the cache, or a context shorter
 // than the rows of its sequence gives rows of zeros; a row that no sequence has is not written.
 #pragma once
-#include "matrices.cuh"
+#include "async_copy.cuh"
+#include "mma.cuh"
 #include "parts.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 // Sizes of a block, and its shared memory: q [ROWS][D], k and v [TOKENS][D], and what is kept for the end.
 template <int D_>
@@ -45,11 +48,11 @@ __device__ __forceinline__ void score(float (&s)[TOKENS / 2], u32 q, u32 k, int 
 #pragma unroll
     for (int step = 0; step < T::D / 16; ++step) {
         u32 a[4];
-        load_matrices(a, q_row + (((2 * step + q_half) ^ (lane & 7)) << 4));
+        ldmatrix_x4(a, q_row + (((2 * step + q_half) ^ (lane & 7)) << 4));
 #pragma unroll
         for (int t = 0; t < TOKENS / 8; t += 2) {
             u32 b[4];
-            load_matrices(b, k_row + t * 8 * T::ROW_BYTES + (((2 * step + k_half) ^ (lane & 7)) << 4));
+            ldmatrix_x4(b, k_row + t * 8 * T::ROW_BYTES + (((2 * step + k_half) ^ (lane & 7)) << 4));
             mma_16x8x16(s + 4 * t, a, b[0], b[1]);
             mma_16x8x16(s + 4 * t + 4, a, b[2], b[3]);
         }
@@ -67,7 +70,7 @@ __device__ __forceinline__ void add(float (&o)[T::D / 2], const float (&weights)
 #pragma unroll
         for (int c = 0; c < T::D / 8; c += 2) {
             u32 b[4];
-            load_transposed(b, v_row + step * 16 * T::ROW_BYTES + (((c + (lane >> 4)) ^ (lane & 7)) << 4));
+            ldmatrix_x4_trans(b, v_row + step * 16 * T::ROW_BYTES + (((c + (lane >> 4)) ^ (lane & 7)) << 4));
             mma_16x8x16(o + 4 * c, a, b[0], b[1]);
             mma_16x8x16(o + 4 * c + 4, a, b[2], b[3]);
         }
@@ -84,7 +87,7 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     if (!part.is_there) return;  // the whole block
 
     // Stage 1: queries, and the first tile of k.
-    const u32 shared = (u32)__cvta_generic_to_shared(memory), k = shared + T::K, v = shared + T::V;
+    const u32 shared = shared_address(memory), k = shared + T::K, v = shared + T::V;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
     if (threadIdx.x == 0) kept = {block.room(), part.from, part.is_whole};
     const uint4* const k_head = reinterpret_cast<const uint4*>(given.k_cache) + block.key_head * T::PIECES;
@@ -94,7 +97,7 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     Pages<T> pages(block, part.from, part.end);
     Places places = pages.of_tile(0, warp, lane);
     fetch<T, TOKENS>(k, k_head, places, warp, lane);
-    commit_copies();
+    cp_async_commit();
     const int length[2] = {block.length(own_pair) - part.from, block.length(own_pair + 8) - part.from};
     const int shortest = block.length(warp * 16) - part.from;
     Softmax softmax;
@@ -104,10 +107,10 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     const int tokens = part.end - part.from;
 #pragma unroll 1
     for (int first = 0; first < tokens; first += TOKENS) {
-        wait_for_copies();
+        cp_async_wait<0>();
         __syncthreads();  // the tile of k is there; that of v before it has been read
         fetch<T, TOKENS>(v, v_head, places, warp, lane);
-        commit_copies();
+        cp_async_commit();
         places = pages.of_tile(first + TOKENS, warp, lane);
         float s[TOKENS / 2];
         score<T>(s, shared + warp * 16 * T::ROW_BYTES, k, lane);
@@ -115,10 +118,10 @@ __device__ __forceinline__ void attend(const Prompts& given) {
         if (first + TOKENS > shortest) hide(s, first + 2 * (lane & 3), length);
 #pragma unroll
         for (int i = 0; i < 2; ++i) softmax.weigh(s, i, Softmax::top(s, i));
-        wait_for_copies();
+        cp_async_wait<0>();
         __syncthreads();  // the tile of v is there; that of k has been read
         fetch<T, TOKENS>(k, k_head, places, warp, lane);
-        commit_copies();
+        cp_async_commit();
         if (!__all_sync(ALL_LANES, softmax.keeps_all())) {
 #pragma unroll
             for (int i = 0; i < T::D / 2; ++i) o[i] = __fmul_rn(o[i], softmax.keep[i >> 1 & 1]);
@@ -127,9 +130,9 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     }
 
     // Stage 3: the results, to where q was, and from there.
-    allow_next_launch();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
+    pdl_launch_dependents();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
     softmax.finish();
-    wait_for_copies();
+    cp_async_wait<0>();
     __syncthreads();
     if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();

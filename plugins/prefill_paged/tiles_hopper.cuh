@@ -16,8 +16,12 @@
 // In shared memory rows are cut into panels of 64 values (128 bytes), one after the other, each [rows][64] and swizzled in
 // 128 bytes. Copies are cp.async, as pages have any size; a fence hands them over to wgmma.
 #pragma once
-#include "hopper.cuh"
+#include "async_copy.cuh"
+#include "bf16.cuh"
 #include "parts.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
+#include "wgmma.cuh"
 
 // Sizes of a block, and its shared memory: q; of each stage k, of each stage v; and what is kept for the end.
 template <int D_, int STAGES_>
@@ -35,8 +39,6 @@ struct HopperShape {
 };
 
 // --- instruction wrappers (PTX ISA 8.0) ---
-
-__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // v as B operand: rows are tokens, so that what is contiguous is N. 8 tokens are 1024 bytes, 64 columns a panel.
 __device__ __forceinline__ u64 transposed_operand(u32 address, u32 panel_bytes) {
@@ -62,20 +64,6 @@ __device__ __forceinline__ void wgmma_result(float (&d)[128], const u32 (&a)[4],
 
 // --- device functions ---
 
-// Keep the compiler from using registers of a wgmma for something else, or too early, before the wait for it.
-template <int COUNT>
-__device__ __forceinline__ void settle(float (&values)[COUNT]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
-}
-template <int COUNT>
-__device__ __forceinline__ void settle(u32 (&values)[COUNT][4]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
-}
-
 // s = q k^T, and o += weights v, as one group of wgmma each.
 template <class T>
 __device__ __forceinline__ void start_scores(float (&s)[TOKENS / 2], u32 q, u32 k) {
@@ -83,7 +71,7 @@ __device__ __forceinline__ void start_scores(float (&s)[TOKENS / 2], u32 q, u32 
 #pragma unroll
     for (int step = 0; step < T::D / 16; ++step) {
         const int panel = step / 4, bytes = step % 4 * 32;
-        wgmma_scores(s, operand(q) + ((panel * Q_PANEL + bytes) >> 4), operand(k) + ((panel * K_PANEL + bytes) >> 4), step > 0);
+        wgmma_scores(s, wgmma_descriptor(q) + ((panel * Q_PANEL + bytes) >> 4), wgmma_descriptor(k) + ((panel * K_PANEL + bytes) >> 4), step > 0);
     }
     wgmma_commit();
 }
@@ -117,7 +105,7 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     Pages<T> pages(block, part.from, part.end);
     Places places = pages.of_tile(0, warp, lane);
     fetch<T, TOKENS>(k, k_head, places, warp, lane);
-    commit_copies();
+    cp_async_commit();
     Places next = pages.of_tile(TOKENS, warp, lane);
     const int length[2] = {block.length(own_pair) - part.from, block.length(own_pair + 8) - part.from};
     const int shortest = block.length(warp * 16) - part.from;
@@ -129,13 +117,13 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
         const int stage = T::STAGES == 2 ? (tile & 1) * T::TILE_BYTES : 0, other = T::STAGES == 2 ? T::TILE_BYTES - stage : 0;
-        wait_for_copies();
-        fence_copies();
+        cp_async_wait<0>();
+        fence_proxy_async();
         __syncthreads();  // this tile of k and the last one of v are there; those before them have been read
         if (T::STAGES == 2) {
             fetch<T, TOKENS>(v + stage, v_head, places, warp, lane);
             fetch<T, TOKENS>(k + other, k_head, next, warp, lane);
-            commit_copies();
+            cp_async_commit();
         }
         float s[TOKENS / 2];
         wgmma_fence();
@@ -146,7 +134,7 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
         } else {
             wgmma_wait<0>();
         }
-        settle(s);
+        wgmma_fence_operand(s);
         if (T::STAGES == 1) {
             __syncthreads();  // the tile of k has been read
             fetch<T, TOKENS>(k, k_head, next, warp, lane);
@@ -157,12 +145,12 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) softmax.weigh(s, i, Softmax::top(s, i));
         wgmma_wait<0>();
-        settle(o);
-        settle(weights);
+        wgmma_fence_operand(o);
+        wgmma_fence_operand(weights);
         if (T::STAGES == 1) {
             __syncthreads();  // the tile of v has been read
             fetch<T, TOKENS>(v, v_head, places, warp, lane);
-            commit_copies();
+            cp_async_commit();
         }
         places = next;
         next = pages.of_tile(first + 2 * TOKENS, warp, lane);
@@ -173,18 +161,18 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
             for (int i = 0; i < T::D / 2; ++i) o[i] = __fmul_rn(o[i], softmax.keep[i >> 1 & 1]);
         }
     }
-    wait_for_copies();
-    fence_copies();
+    cp_async_wait<0>();
+    fence_proxy_async();
     __syncthreads();
     if (tiles > 0) {
         wgmma_fence();
         start_result<T>(o, weights, v + (T::STAGES == 2 ? (tiles - 1 & 1) * T::TILE_BYTES : 0));
         wgmma_wait<0>();
-        settle(o);
+        wgmma_fence_operand(o);
     }
 
     // Stage 3: the results, to where q was, and from there.
-    allow_next_launch();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
+    pdl_launch_dependents();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
     softmax.finish();
     if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();

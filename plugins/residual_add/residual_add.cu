@@ -4,6 +4,8 @@
 //
 // x and gate may be slices of a wider tensor. Numerics: FP32, one rounding. Any size. sm_80 and newer. Launched by
 // launch.py.
+#include "bf16.cuh"
+#include "pdl.cuh"
 #include "rowwise.cuh"
 
 #define RESIDUAL_ADD(WIDTH)                                                                                      \
@@ -11,8 +13,8 @@
         const bf16* __restrict__ x,  /* [M, H], rows x_stride apart */                                           \
         bf16* __restrict__ residual, /* [M, H], in and out */                                                    \
         long long x_stride, long long columns, int blocks_a_row) {                                               \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         for_each_piece<WIDTH>(columns, blocks_a_row, [&](auto width, size_t row, size_t piece) {                 \
             constexpr int W = decltype(width)::value;                                                            \
             const Values<W> a = load<W>(x + row * x_stride, piece);                                              \
@@ -28,8 +30,8 @@
         const bf16* __restrict__ gate, /* [M, H], rows gate_stride apart */                                      \
         bf16* __restrict__ out,        /* [M, H] */                                                              \
         long long x_stride, long long gate_stride, long long columns, int blocks_a_row) {                        \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         for_each_piece<WIDTH>(columns, blocks_a_row, [&](auto width, size_t row, size_t piece) {                 \
             constexpr int W = decltype(width)::value;                                                            \
             const Values<W> g = load<W>(gate + row * gate_stride, piece);                                        \

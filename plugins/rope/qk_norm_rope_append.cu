@@ -13,6 +13,8 @@
 // Grid: rows x ceil((Hq + Hk) / heads of a block); a block has a warp for each of its heads, at most MOST_HEADS, and one
 // more. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 #include "rms_norm.cuh"
 #include "rope.cuh"
 
@@ -25,8 +27,8 @@ struct Angles {
 
     // By the last warp of a block, which then meets the others.
     __device__ __forceinline__ void make(const int* position, int half, double log2_step) {
-        wait_for_previous_launch();
-        const int lane = threadIdx.x % warp, at = load_position(position);
+        pdl_wait();
+        const int lane = threadIdx.x % warp, at = load_now(position);
 #pragma unroll 1
         for (int i = lane; i < half; i += warp)
             cosine_and_sine(at, turns_a_position(i, log2_step, NO_RAMP), NO_RAMP.scale, cosine[i], sine[i]);
@@ -89,7 +91,7 @@ __device__ __forceinline__ Values<8> load_eight(const float* p) {
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_short(PARAMETERS) {
     __shared__ Angles angles;
-    allow_next_launch();
+    pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
     const Place at(Hq, Hk, D);
 
@@ -100,10 +102,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_s
     Raw<8> weight = {}, own = {}, token = {}, other;
     int slot = -1;
     if (has_piece) weight = load_vector(norm.weight, lane);
-    wait_for_previous_launch();
+    pdl_wait();
     if (has_piece) own = load_vector(at.is_key ? k + at.key : q + at.query, lane);
     if (has_piece && at.is_key) {
-        slot = load_position(slots + at.row);
+        slot = load_now(slots + at.row);
         token = load_vector(v + at.key, lane);
     }
 
@@ -139,10 +141,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_s
 template <int WIDTH>
 __device__ __forceinline__ void norm_turn_append(PARAMETERS) {
     __shared__ Angles angles;
-    allow_next_launch();
+    pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
     const Place at(Hq, Hk, D);
-    wait_for_previous_launch();
+    pdl_wait();
 
     // Stage 1: the norm, and v to its place.
     const int lane = threadIdx.x % warp, pieces = at.exists ? D / WIDTH : 0;

@@ -11,9 +11,9 @@
 // and sum in FP32; one rounding to BF16. A row with a negative position, which the contract refuses, stays as it is.
 //
 // One block a row: it makes the row's cosines and sines once for all heads. sm_80 and newer. Launched by launch.py.
-#include "ahead.cuh"
 #include "bf16.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 #include "rope.cuh"
 
 constexpr int THREADS = 256;  // and frequencies a round
@@ -68,7 +68,7 @@ struct Pieces {
         int M, int Hq, int Hk, int D, int half, int axes, int section_h, int section_w, double log2_step,        \
         double ramp_low, double ramp_slope, double stretch, double scale) {                                      \
         __shared__ __align__(16) float cosine[THREADS], sine[THREADS];                                           \
-        allow_next_launch();                                                                                     \
+        pdl_launch_dependents();                                                                                     \
         const Ramp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
         const size_t row = blockIdx.x;                                                                           \
         for (int begin = 0; begin < half; begin += THREADS) {                                                    \
@@ -83,10 +83,10 @@ struct Pieces {
                 into.load_from(values, values + half, piece * WIDTH);                                            \
             };                                                                                                   \
             Pieces<WIDTH> now;                                                                                   \
-            wait_for_previous_launch();                                                                          \
+            pdl_wait();                                                                          \
             int places[MOST_AXES];                                                                               \
             _Pragma("unroll") for (int a = 0; a < MOST_AXES; ++a)                                                \
-                places[a] = a < axes ? load_position(positions + (size_t)a * M + row) : 0;                       \
+                places[a] = a < axes ? load_now(positions + (size_t)a * M + row) : 0;                       \
             if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                 \
             if (own < count) {                                                                                   \
                 const double turns = turns_a_position(i, log2_step, ramp);                                       \

@@ -12,6 +12,9 @@
 // through the merging code once before it is needed saves nothing (H200). It is chains of instructions, each of which waits
 // for the one before: what can be done side by side is, and what is seldom needed stands elsewhere.
 #pragma once
+#include "bf16.cuh"
+#include "global_memory.cuh"
+#include "opaque.cuh"
 #include "ranking.cuh"
 
 // Of a thread of the merging block: four of a warp; or, where more than 1 << WIDE_BITS blocks share a row, two of each of two.
@@ -20,13 +23,6 @@ constexpr int WORDS = 4, WIDE_BITS = 5;
 constexpr int MOST_SHORT = 8;
 constexpr int FEW_A_WARP = 4, MOST_FEW = 24;  // a floor for up to so many is found among so many of a warp's largest
 constexpr u32 LONGEST = 512;  // of a list that is sorted by counting
-
-__device__ __forceinline__ void post(u64* place, u64 word) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
-}
-__device__ __forceinline__ void posted(const u64* place, u64& a, u64& b) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(place) : "memory");
-}
 
 // The largest key of this thread's share; ``last`` are the last pieces of it, from piece ``at`` on. Where there is none, the
 // first stands again.
@@ -169,7 +165,7 @@ __device__ __forceinline__ u32 post_wide(u64* posts, const bf16* row, int V, con
     int at;
     const u32 own = largest_key(row, V, share, block, last, at, meanwhile);
     u64* place = posts + ((threadIdx.x / 32 << share.row_bits) + block) * WORDS;
-    asm("" : "+l"(place));  // stays one number, to which the slot is added
+    make_opaque(place);  // stays one number, to which the slot is added
     u32 rest = own << 5 | (31 - threadIdx.x % 32), top;
     int slot = -1;
 #pragma unroll
@@ -185,7 +181,7 @@ __device__ __forceinline__ u32 post_wide(u64* posts, const bf16* row, int V, con
         word = order_of(own, largest.index, largest.other);
     }
     if (slot == WORDS - 1) word = order_of(own, index_in(word), own);
-    post(place + slot, word);
+    store_relaxed(place + slot, word);
     return own;
 }
 
@@ -242,7 +238,7 @@ __device__ __forceinline__ u32 post_thin(u64* posts, const bf16* row, const Shar
     const u32 beyond = __reduce_max_sync(ALL_LANES, rest) >> 16;
     if (slot == 1) other = max(other, beyond);
     if (slot >= 0)
-        post(posts + ((threadIdx.x / 32 * WORDS << WIDE_BITS) + block * 2 + slot),
+        store_relaxed(posts + ((threadIdx.x / 32 * WORDS << WIDE_BITS) + block * 2 + slot),
              (u64)((twice & 0xFFFF0000u) | ~index >> 16) << 32 | (~index << 16 | other));
     return twice >> 16;
 }
@@ -262,7 +258,7 @@ __device__ __forceinline__ u64* posts_of_row(u64* posts, u32 m, int row_bits) {
 // of 248320 took 6.44 us without on an H200, 5.96 so. One row alone evicts nothing.
 __device__ __forceinline__ void fetch_posts(const u64* posts, int row_bits) {
     if (row_bits <= WIDE_BITS && threadIdx.x < WARPS * WORDS / 16 << row_bits)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(posts + 16 * threadIdx.x));
+        prefetch_l2(posts + 16 * threadIdx.x);
 }
 __device__ __forceinline__ void take_posts(u64* posts, int row_bits, u64 (&words)[WORDS]) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -273,8 +269,8 @@ __device__ __forceinline__ void take_posts(u64* posts, int row_bits, u64 (&words
     u64* const more = from + (has_two ? 2 << WIDE_BITS : 2);
     u32 least;
     do {
-        posted(from, words[0], words[1]);
-        posted(more, words[2], words[3]);
+        load_relaxed(from, words[0], words[1]);
+        load_relaxed(more, words[2], words[3]);
         least = ~0u;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) least = min(least, (u32)(words[i] >> 32));  // an index is below 2^31

@@ -6,7 +6,11 @@
 // by its lower half, and of equal keys by index. Bins are summed in shared memory and brought together in L2, where all
 // blocks of the row meet once a pass; each then searches for itself. So all of them must run at once (launch.py).
 #pragma once
+#include "bf16.cuh"
+#include "fast_math.cuh"
+#include "global_memory.cuh"
 #include "logits.cuh"
+#include "shared_memory.cuh"
 
 constexpr int BINS = THREADS, COPIES = 8;  // a bin a thread; so that lanes of a warp seldom add to one word
 constexpr int LISTED = BINS * COPIES, MOST_WANTED = 128;  // of the latter launch.py says the same
@@ -15,9 +19,7 @@ constexpr int LISTED = BINS * COPIES, MOST_WANTED = 128;  // of the latter launc
 struct Softmax {
     float largest, rate, unit;
     __device__ __forceinline__ u64 mass(u32 key) const {
-        float power;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((value_of(key) - largest) * rate));
-        return __float2ull_rz(power * unit);
+        return __float2ull_rz(exp2_approx((value_of(key) - largest) * rate) * unit);
     }
 };
 // The rate of a temperature above 0; finite, so that the largest has a power of 1.
@@ -60,7 +62,7 @@ __device__ __forceinline__ int index_in(u64 order) { return (int)~(u32)(order >>
 // Without what the compiler adds to share one among the lanes of a warp.
 __device__ __forceinline__ u32 count_up(u32& counter) {
     u32 before;
-    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"((u32)__cvta_generic_to_shared(&counter)) : "memory");
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(&counter)) : "memory");
     return before;
 }
 // True as long as the list has room.
@@ -126,10 +128,9 @@ __device__ __forceinline__ void meet(const Row& row) {
     __syncthreads();
     if (threadIdx.x == 0) {
         const u32 all = ++shared.meetings << row.row_bits;
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&row.joint->arrived) : "memory");
+        add_release(&row.joint->arrived, 1);
         u32 arrived = 0;
-        while (arrived < all)
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&row.joint->arrived) : "memory");
+        while (arrived < all) arrived = load_acquire(&row.joint->arrived);
     }
     __syncthreads();
 }
@@ -176,12 +177,11 @@ __device__ __noinline__ u64 sum_bins(Row row, Pass pass, Softmax softmax) {
     if (row.row_bits == 0) return sum;
     // Of three sets in turn one is summed, one is read, and one, which all have read, is cleared.
     u64* const own = &row.joint->sums[set][threadIdx.x];
-    if (sum) asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(own), "l"(sum) : "memory");
+    if (sum) add_relaxed(own, sum);
     meet(row);
     if (row.block == 0) row.joint->sums[(set + SETS - 1) % SETS][threadIdx.x] = 0;
     if (threadIdx.x == 0) ++shared.passes;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(sum) : "l"(own) : "memory");
-    return sum;
+    return load_relaxed(own);
 }
 
 // Of the logits with this key the wanted-th by index, from 1: its index, in all threads; for a block that does not ask, 0.
@@ -227,7 +227,7 @@ __device__ __forceinline__ bool is_last_of(const Row& row) {
     if (row.row_bits == 0) return true;
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(shared.index) : "l"(&row.joint->done) : "memory");
+        shared.index = add_acq_rel(&row.joint->done, 1);
     __syncthreads();
     if (shared.index + 1 < 1u << row.row_bits) return false;
 #pragma unroll

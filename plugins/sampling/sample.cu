@@ -9,7 +9,10 @@
 // One ``uniform`` always gives one token, whatever other rows there are. Parameters out of range and rows without a finite
 // largest logit, which the contract refuses, give the largest logit; NaN is passed over. sm_80 and newer. Launched by
 // launch.py.
+#include "bf16.cuh"
+#include "global_memory.cuh"
 #include "largest.cuh"
+#include "pdl.cuh"
 
 // What bounds the order by mass, one after the other; each is a sum that the last logit within it reaches.
 enum { TOP_P, TOKEN, LIMITS };
@@ -82,9 +85,9 @@ __device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, float unit, u32
 #pragma unroll 1
     for (int warp = 0; warp < WARPS; ++warp) own = max(own, shared.tops[warp]);
     if (row.row_bits) {
-        if (threadIdx.x == 0) asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(&row.joint->largest), "r"(own) : "memory");
+        if (threadIdx.x == 0) max_relaxed(&row.joint->largest, own);
         meet(row);
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(own) : "l"(&row.joint->largest) : "memory");
+        own = load_relaxed(&row.joint->largest);
     }
     if (own <= LOWEST_KEY) return 0;  // nothing above -infinity
     const Softmax softmax{value_of(own), rate_of(limits.temperature), unit};
@@ -170,8 +173,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     const float* uniform,      // [M]
     int* out,                  // [M]
     Joint* joint) {            // [M], zeros before and after
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const u32 m = blockIdx.x >> row_bits;
     const int block = blockIdx.x & ((1 << row_bits) - 1);
     const bf16* row = logits + (size_t)m * V;

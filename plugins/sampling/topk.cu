@@ -4,7 +4,9 @@
 // row; what is not behind it goes to out_ids in any order, and the last block sorts it by value and index: in shared
 // memory up to LISTED, else in out_ids itself, which is slow. Values are exact. NaN, which the contract refuses, comes
 // last. sm_80 and newer. Launched by launch.py.
+#include "bf16.cuh"
 #include "largest.cuh"
+#include "pdl.cuh"
 
 // Bitonic, for any length: every exchange puts the one that is ahead first, so that what is beyond the end may be thought of
 // as the last. By one block. ``at(i)`` reads what is compared, ``exchange(i, j)`` exchanges two.
@@ -83,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
     float* out_values,   // [M, k]
     int* out_ids,        // [M, k], written and read by all blocks of a row
     Joint* joint) {      // [M], zeros before and after; only where k > MOST_WANTED
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const u32 m = blockIdx.x >> row_bits;
     const int block = blockIdx.x & ((1 << row_bits) - 1);
     const bf16* row = logits + (size_t)m * V;

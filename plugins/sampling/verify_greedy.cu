@@ -2,7 +2,7 @@
 //
 // A draft below 0 never holds; a target below 0, which the contract refuses, is equal to no draft. A warp a sequence, 32
 // drafts at a time. sm_80 and newer. Launched by launch.py.
-#include "launch.cuh"
+#include "pdl.cuh"
 
 constexpr int THREADS = 128;
 
@@ -11,8 +11,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) verify_greedy(
     const int* __restrict__ target_ids,  // [S, n + 1]
     int* __restrict__ accepted,          // [S]
     int S, int n) {
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     const int lane = threadIdx.x & 31;
     const long long s = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     int held = 0;

@@ -1,6 +1,8 @@
 // out = silu(gate) * up, all BF16 [M, I]; gate and up may be slices of one projection.
 //
 // Numerics: FP32, silu(x) = x * sigmoid(x), one rounding to BF16. Any size. sm_80 and newer. Launched by launch.py.
+#include "bf16.cuh"
+#include "pdl.cuh"
 #include "rowwise.cuh"
 #include "silu.cuh"
 
@@ -10,8 +12,8 @@
         const bf16* __restrict__ up,   /* [M, I], rows up_stride apart */                                        \
         bf16* __restrict__ out,        /* [M, I] */                                                              \
         long long gate_stride, long long up_stride, long long columns, int blocks_a_row) {                       \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         for_each_piece<WIDTH>(columns, blocks_a_row, [&](auto width, size_t row, size_t piece) {                 \
             constexpr int W = decltype(width)::value;                                                            \
             const Values<W> g = load<W>(gate + row * gate_stride, piece), u = load<W>(up + row * up_stride, piece); \

@@ -6,6 +6,8 @@
 // v and z of a key head hold group_values = value_heads / key_heads * value_dim values each. The input may be a slice of
 // a wider tensor. A thread has one vector of 8 values, or one value where a part is no multiple of 8. sm_80 and newer.
 // Launched by launch.py.
+#include "bf16.cuh"
+#include "pdl.cuh"
 #include "rowwise.cuh"
 
 #define DEINTERLEAVE_QG(WIDTH)                                                                                   \
@@ -14,8 +16,8 @@
         bf16* __restrict__ query,    /* [M, Q] */                                                                \
         bf16* __restrict__ gate,     /* [M, Q] */                                                                \
         long long stride, int Q, int head_dim, int blocks_a_row) {                                               \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         const int part = head_dim / WIDTH;                                                                       \
         for_each_piece<WIDTH>(2 * (long long)Q, blocks_a_row, [&](auto width, size_t row, size_t piece) {        \
             if constexpr (decltype(width)::value == WIDTH) { /* parts are whole: nothing is left over */         \
@@ -33,8 +35,8 @@
         bf16* __restrict__ qkv,        /* [M, key_heads * (2 key_dim + group_values)] */                         \
         bf16* __restrict__ z,          /* [M, key_heads * group_values] */                                       \
         long long stride, int key_heads, int key_dim, int group_values, int blocks_a_row) {                      \
-        allow_next_launch();                                                                                     \
-        wait_for_previous_launch();                                                                              \
+        pdl_launch_dependents();                                                                                     \
+        pdl_wait();                                                                              \
         const int key = key_dim / WIDTH, value = group_values / WIDTH, group = 2 * (key + value);                \
         const size_t keys = (size_t)key_heads * key_dim, values = (size_t)key_heads * group_values;              \
         const long long columns = 2 * (long long)(keys + values);                                                \

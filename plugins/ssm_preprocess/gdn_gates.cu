@@ -3,11 +3,12 @@
 //   decay = exp(-exp(a_log) * softplus(a + dt_bias))           beta = sigmoid(b)
 //
 // a and b may be slices of one projection. Numerics: FP32; softplus(x) = max(x, 0) + log1p(exp(-|x|)) never overflows. A
-// thread has one head of one row; what launches write is not __restrict__: ahead.cuh says why. sm_80 and newer. Launched by
+// thread has one head of one row; what launches write is not __restrict__: pdl.cuh says why. sm_80 and newer. Launched by
 // launch.py.
-#include "ahead.cuh"
+#include "bf16.cuh"
 #include "gdn_gates.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 
 constexpr int THREADS = 128;
 
@@ -19,11 +20,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) compute_gdn_gates(
     float* decay,                       // [M, Hv]
     float* beta,                        // [M, Hv]
     long long a_stride, long long b_stride, long long M, int Hv) {
-    allow_next_launch();
+    pdl_launch_dependents();
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x, row = at / Hv;
     const int head = at - row * Hv;
     const float rate = expf(load_now(a_log + head)), bias = load_now(dt_bias + head);
-    wait_for_previous_launch();
+    pdl_wait();
     if (row < M) {
         decay[at] = decay_of(a[row * a_stride + head], rate, bias);
         beta[at] = beta_of(b[row * b_stride + head]);

@@ -3,26 +3,16 @@
 // Asynchronous copies of 16 bytes (of scales: 4) where the rows of a layout begin at such multiples; else bytes.
 // What lies outside a matrix becomes zeros and is not read.
 #pragma once
+#include "async_copy.cuh"
+#include "shared_memory.cuh"
 #include "tile.cuh"
-
-// --- instruction wrappers (PTX ISA 8.0) ---
 
 // BYTES from global to shared memory, zeros instead where there is nothing: then the source is not read.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool exists) {
-    const int size = exists ? BYTES : 0;
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size));
+    if constexpr (BYTES == 16) cp_async_16_l2_128(to, from, exists ? BYTES : 0);
+    else cp_async_4(to, from, exists ? BYTES : 0);
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// --- device functions ---
 
 // ROWS rows of PIECES pieces of BYTES each, shared by THREADS threads: a thread takes one place of every STEP-th row.
 template <int ROWS, int PIECES, int BYTES, int THREADS>

@@ -14,14 +14,11 @@
 //
 // sm_80 and newer. Launched by launch.py.
 #pragma once
+#include "async_copy.cuh"
+#include "bf16.cuh"
 #include "copies.cuh"
-#include "launch.cuh"
 #include "operands.cuh"
-
-__device__ __forceinline__ u32 bf16_pair(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const u32*>(&pair);
-}
+#include "pdl.cuh"
 
 // A lane's 2 NT adjacent outputs of each of its rows. ``wide``: every row of ``out`` begins at a multiple of 16 bytes.
 template <class T>
@@ -79,7 +76,7 @@ __device__ __forceinline__ void place(Problem& p) {
 template <class T, bool WIDE>
 __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__ out, float global_scale) {
     extern __shared__ __align__(128) u8 shared[];
-    allow_next_launch();
+    pdl_launch_dependents();
     place<T>(p);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warp_n = warp % T::WARPS_N, warp_m = warp / T::WARPS_N;
     const int stages = (p.K + T::BK - 1) / T::BK;
@@ -94,13 +91,13 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
         if (s < stages) load_codes<T, WIDE>(slot(s), p, s * T::BK);
         if (s + 1 < stages) load_scales<T, WIDE>(slot(s + 1), p, (s + 1) * T::BK);
     }
-    wait_for_previous_launch();
+    pdl_wait();
 #pragma unroll
     for (int s = 0; s < T::STAGES - 1; ++s) {
         if (s < stages) load_x<T>(slot(s), p, s * T::BK);
-        commit_copies();
+        cp_async_commit();
     }
-    wait_for_copies<T::STAGES - 2>();
+    cp_async_wait<T::STAGES - 2>();
     decode_scales<T>(pairs(0), slot(0));
     decode_scales<T>(pairs(1), slot(1));
     __syncthreads();
@@ -115,14 +112,14 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
 #pragma unroll 1
     for (int s = 0; s < stages; ++s) {
         const int next = after(now, T::STAGES), next_turn = after(turn, 3), last_turn = after(next_turn, 3);
-        wait_for_copies<T::STAGES - 3>();
+        cp_async_wait<T::STAGES - 3>();
         __syncthreads();  // the next stage and its scales are there; the buffer of the last one is free
         // Beyond the last stage zeros are copied to buffers that nobody reads: a branch would cost more.
         const int later = s + T::STAGES - 1, free = now == 0 ? T::STAGES - 1 : now - 1;
         auto between = [&](auto at) {
             if constexpr (at.BLOCK == 0) load_codes<T, WIDE>(slot(free), p, later * T::BK);
             if constexpr (at.BLOCK == 1) load_scales<T, WIDE>(slot(now), p, (later + 1) * T::BK);
-            if constexpr (at.BLOCK == 2) load_x<T>(slot(free), p, later * T::BK), commit_copies();
+            if constexpr (at.BLOCK == 2) load_x<T>(slot(free), p, later * T::BK), cp_async_commit();
             if constexpr (at.BLOCK == Pipeline<T>::BLOCKS / 2)
                 decode_scales<T>(pairs(last_turn), slot(after(next, T::STAGES)));
         };
@@ -130,7 +127,7 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
         now = next, turn = next_turn;
     }
 
-    wait_for_copies<0>();
+    cp_async_wait<0>();
 
     // Stage 3: one rounding each.
     const bool wide = (WIDE && T::WEIGHTS == Weights::TRANSPOSED) || p.N % 8 == 0;

@@ -1,17 +1,11 @@
 // From shared memory to the tensor core: weights decoded in registers, ahead of the products that use them.
-//
-// Exact: E2M1 bits read as BF16 of value x 2^-126, times scale x 2^118. What is left, 2^8, goes into the global scale.
 #pragma once
+#include "nvfp4_decode.cuh"
 #include "copies.cuh"
+#include "mma.cuh"
+#include "shared_memory.cuh"
 
 // --- instruction wrappers (PTX ISA 8.0) ---
-
-// A product of pairs of BF16; before sm_90, adding -0 changes none.
-#if __CUDA_ARCH__ >= 900
-#define PRODUCT(D, A, B) "mul.rn.bf16x2 " D ", " A ", " B ";\n"
-#else
-#define PRODUCT(D, A, B) "fma.rn.bf16x2 " D ", " A ", " B ", minus_zero;\n"
-#endif
 
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
@@ -19,23 +13,11 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 
-// Not volatile: the compiler may mix the decoding of the next weights with these.
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <u32 SELECTOR>  // unlike __byte_perm, bit 3 of a selector repeats a byte's top bit
 __device__ __forceinline__ u32 permute(u32 a, u32 b) {
     u32 d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(SELECTOR));
     return d;
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&a)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address));
 }
 
 // --- decoding ---
@@ -50,8 +32,6 @@ __device__ __forceinline__ uint4 scale_pairs(u32 scales) {
     return make_uint4(permute<0x1010>(low, 0), permute<0x3232>(low, 0), permute<0x1010>(high, 0),
                       permute<0x3232>(high, 0));
 }
-// E2M1 bits at a BF16's place read as value * 2^-126; with the scale's 2^118 there remains this factor.
-constexpr float EXPONENT_GAP = 256.0f;
 
 // One byte of codes, two adjacent k of a feature -> a register of B. ``low`` and ``high`` hold the codes of four bytes. In
 // one statement: as C++ it gives the same machine code, and takes longer to compile.
@@ -202,7 +182,7 @@ struct Pipeline {
     int x_at, warp_n, lane;
 
     __device__ __forceinline__ void load_rows(const u8* stage, int i) {
-        load_matrices(x[i % (AHEAD + 1)], shared_address(stage) + (x_at ^ (32 * (i / T::MT))) + i % T::MT * 32 * T::BK);
+        ldmatrix_x4(x[i % (AHEAD + 1)], shared_address(stage) + (x_at ^ (32 * (i / T::MT))) + i % T::MT * 32 * T::BK);
     }
 
     __device__ __forceinline__ void start(const u8* stage, const u32* pairs) {
@@ -222,7 +202,7 @@ struct Pipeline {
             if constexpr (ROW == 0 && STEP + 2 >= T::GROUPS)
                 packed[STEP % 2].load(next, next_pairs, warp_n, STEP + 2 - T::GROUPS, lane);
 #pragma unroll
-            for (int j = 0; j < T::NT; ++j) mma(c[ROW][j], x[I % (AHEAD + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
+            for (int j = 0; j < T::NT; ++j) mma_16x8x16_movable(c[ROW][j], x[I % (AHEAD + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
             if constexpr (I + AHEAD < BLOCKS) load_rows(stage, I + AHEAD);
             decode_some<T, ROW * REGISTERS / T::MT, (ROW + 1) * REGISTERS / T::MT>(b[(STEP + 1) % 2],
                                                                                    packed[(STEP + 1) % 2]);

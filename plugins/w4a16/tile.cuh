@@ -1,9 +1,6 @@
 // What the files of this folder share: a block's tile, and what it works on.
 #pragma once
-#include <cuda_bf16.h>
-
-using u8 = unsigned char;
-using u32 = unsigned int;
+#include "types.cuh"
 
 enum class Weights { TRANSPOSED, ROW_MAJOR };  // codes [K/2, N] and scales [K/16, N], or [N, K/2] and [N, K/16]
 
@@ -33,5 +30,3 @@ struct Problem {
     const __nv_bfloat16* x;
     int stride, M, N, K, row, feature;
 };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

@@ -6,8 +6,12 @@
 // Figures (H200, 16 x 6144 x 5120, us): loads straight to registers, one tile a warp 23.3, three 21.6; this 19.6, two tiles
 // 27.5, one 35.6. Copies of 16 bytes by the lanes themselves (cp.async, three tiles, 192 KB a ring) 54.
 #pragma once
+#include "async_copy.cuh"
 #include "dense_rows.cuh"
-#include "hopper.cuh"
+#include "mbarrier.cuh"
+#include "named_barrier.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 template <int NT_, int TILES_, int STAGES_>
 struct Brought {
@@ -38,13 +42,13 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
     extern __shared__ u8 raw[];
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
     const int tiles = (N + F::FEATURES - 1) / F::FEATURES, blocks = (K + BLOCK_K - 1) / BLOCK_K;
-    allow_next_launch();
+    pdl_launch_dependents();
     if (threadIdx.x < F::STAGES) {
         const BroughtStage<F> own{base, threadIdx.x};
-        barrier_init(own.full(), 1), barrier_init(own.empty(), 1);
-        barrier_init_fence();
+        mbarrier_init(own.full(), 1), mbarrier_init(own.empty(), 1);
+        mbarrier_fence_init();
     }
-    if (threadIdx.x == Many::THREADS) prefetch_map(weight), prefetch_map(x);
+    if (threadIdx.x == Many::THREADS) tma_prefetch_map(weight), tma_prefetch_map(x);
     __syncthreads();
 
     if (threadIdx.x >= Many::THREADS) {
@@ -52,21 +56,21 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
         // The first weights are under way before the launch ahead is waited for.
         const u32 bytes = (F::FEATURES + M) * BLOCK_K * 2;  // boxes of x have M rows
         auto bring_weight = [&](const BroughtStage<F>& to, int tile, int block) {
-            barrier_expect(to.full(), bytes);
-            copy_tile(to.at(), weight, block * BLOCK_K, tile * F::FEATURES, to.full());
+            mbarrier_arrive_expect_tx(to.full(), bytes);
+            tma_load_2d(to.at(), weight, block * BLOCK_K, tile * F::FEATURES, to.full());
         };
         const int ahead = min(blocks, F::STAGES);
 #pragma unroll 1
         for (int block = 0; block < ahead; ++block) bring_weight({base, (u32)block}, blockIdx.x, block);
-        wait_for_previous_launch();
+        pdl_wait();
         BroughtStage<F> to{base, 0};
 #pragma unroll 1
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x)
 #pragma unroll 1
             for (int block = 0; block < blocks; ++block, ++to.count) {
-                if (to.count >= F::STAGES) barrier_wait(to.empty(), to.phase() ^ 1);
+                if (to.count >= F::STAGES) mbarrier_wait(to.empty(), to.phase() ^ 1);
                 if (to.count >= ahead) bring_weight(to, tile, block);
-                copy_tile(to.at() + F::X_AT, x, block * BLOCK_K, 0, to.full());
+                tma_load_2d(to.at() + F::X_AT, x, block * BLOCK_K, 0, to.full());
             }
         return;
     }
@@ -74,8 +78,8 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
     const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const u32 low = g * 128 + ((2 * t ^ g) << 4), high = g * 128 + ((2 * t + 1 ^ g) << 4);  // 8 k each of row g
     float(*const sums)[F::ROWS][F::WIDTH] = reinterpret_cast<float(*)[F::ROWS][F::WIDTH]>(raw + (base - unaligned) + F::SUMS_AT);
-    auto barrier = [] { asm volatile("bar.sync 1, %0;" ::"n"(Many::THREADS) : "memory"); };
-    wait_for_previous_launch();  // before out is touched
+    auto barrier = [] { named_barrier_sync(1, Many::THREADS); };
+    pdl_wait();  // before out is touched
     u32 before = 0;              // blocks of k of earlier tiles
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, before += blocks) {
@@ -84,7 +88,7 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
 #pragma unroll 1
         for (int block = warp; block < blocks; block += Many::WARPS) {
             const BroughtStage<F> from{base, before + block};
-            barrier_wait(from.full(), from.phase());
+            mbarrier_wait(from.full(), from.phase());
             uint4 xs[NT][2];
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
@@ -99,7 +103,7 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
                 multiply<NT>(c[j], w, xs);
             }
             __syncwarp();
-            if (lane == 0) barrier_arrive(from.empty());
+            if (lane == 0) mbarrier_arrive(from.empty());
         }
 
         // Stage 2: sums over warps in rising order.

@@ -1,4 +1,5 @@
 // Products with BF16 weights for every architecture but sm_90a.
+#include "bf16.cuh"
 #include "dense_gemm.cuh"
 
 DENSE_GEMM(narrow, Narrow, )

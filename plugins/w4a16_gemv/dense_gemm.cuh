@@ -18,25 +18,13 @@
 // rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions).
 // Launched by dense_launch.py.
 #pragma once
+#include "async_copy.cuh"
+#include "bf16.cuh"
+#include "cluster.cuh"
 #include "dense_rows.cuh"
-
-using bf16 = __nv_bfloat16;
-
-// --- instruction wrappers (PTX ISA 7.0) ---
-
-// 16 bytes, or zeros where there is nothing to read.
-__device__ __forceinline__ void copy_16(u32 to, const bf16* from, bool exists) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-__device__ __forceinline__ void load_matrices(u32 (&v)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
-}
+#include "mma.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 // --- tiles ---
 
@@ -57,7 +45,7 @@ __device__ __forceinline__ void copy_tile(u32 to, const bf16* matrix, u32 stride
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; ++i) {
         const bool exists = first + row + i * STEP < rows && column < K;  // K is a multiple of 8
-        copy_16(into + i * STEP * K_TILE * 2, matrix + (exists ? at + i * STEP * stride : 0), exists);
+        cp_async_16_zfill(into + i * STEP * K_TILE * 2, matrix + (exists ? at + i * STEP * stride : 0), exists);
     }
 }
 
@@ -96,10 +84,10 @@ __device__ __forceinline__ void multiply_stage(float (&c)[S::MT][S::NT][4], u32 
         const int piece = 2 * (i * S::WARPS_K + group);
         u32 a[S::MT][4], b[S::NT / 2][4];
 #pragma unroll
-        for (int t = 0; t < S::MT; ++t) load_matrices(a[t], at + place<S::K_TILE>(m + 16 * t + row, piece + half));
+        for (int t = 0; t < S::MT; ++t) ldmatrix_x4(a[t], at + place<S::K_TILE>(m + 16 * t + row, piece + half));
 #pragma unroll
         for (int t = 0; t < S::NT / 2; ++t)
-            load_matrices(b[t], at + S::X_BYTES + place<S::K_TILE>(n + 16 * t + column, piece + part));
+            ldmatrix_x4(b[t], at + S::X_BYTES + place<S::K_TILE>(n + 16 * t + column, piece + part));
 #pragma unroll
         for (int t = 0; t < S::MT; ++t)
 #pragma unroll
@@ -121,12 +109,12 @@ __device__ __forceinline__ void store_pair(bf16* out, int row, int column, float
 
 template <int RANKS>
 __device__ __forceinline__ void meet() {
-    if constexpr (RANKS > 1) cluster_barrier();
+    if constexpr (RANKS > 1) cluster_sync();
     else __syncthreads();
 }
 __device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 __device__ __forceinline__ float2 pair_of_rank(const float2* p, int rank) {
-    return make_float2(load_from_rank(&p->x, rank), load_from_rank(&p->y, rank));
+    return make_float2(dsmem_load(&p->x, rank), dsmem_load(&p->y, rank));
 }
 
 // Tiles of 8 neighbours along M take their turn together, so that what they share stays in L2.
@@ -141,7 +129,7 @@ __device__ __forceinline__ void tile_of_block(int block, int tiles_m, int tiles_
 template <class S>
 __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf16* out, int x_stride, int M, int N, int K) {
     extern __shared__ __align__(128) unsigned char memory[];
-    const u32 shared = (u32)__cvta_generic_to_shared(memory);
+    const u32 shared = shared_address(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int group = warp / (S::WARPS_M * S::WARPS_N), inside = warp % (S::WARPS_M * S::WARPS_N);
     const int m = inside / S::WARPS_N * (16 * S::MT), n = inside % S::WARPS_N * (8 * S::NT);
@@ -150,23 +138,23 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
     const int m0 = tile_m * S::M_TILE, n0 = tile_n * S::N_TILE, all_steps = (K + S::K_TILE - 1) / S::K_TILE;
     const int rank = blockIdx.x % S::RANKS, each = (all_steps + S::RANKS - 1) / S::RANKS, first = min(rank * each, all_steps);
     const int steps = min(each, all_steps - first);
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
 
     // Stage 1: the products, stage by stage.
     float c[S::MT][S::NT][4] = {};
 #pragma unroll
     for (int step = 0; step < S::STAGES - 1; ++step) {
         if (step < steps) copy_stage<S>(shared, x, weight, x_stride, m0, n0, first, step, M, N, K);
-        commit_copies();
+        cp_async_commit();
     }
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-        wait_for_copies<S::STAGES - 2>();
+        cp_async_wait<S::STAGES - 2>();
         __syncthreads();
         const int ahead = step + S::STAGES - 1;
         if (ahead < steps) copy_stage<S>(shared, x, weight, x_stride, m0, n0, first, ahead, M, N, K);
-        commit_copies();
+        cp_async_commit();
         multiply_stage<S>(c, shared + (step % S::STAGES) * S::STAGE_BYTES, m, n, group, lane);
     }
 
@@ -181,7 +169,7 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
                     store_pair(out, m0 + m + 16 * i + 8 * h + g, n0 + n + 8 * j + 2 * t, c[i][j][2 * h], c[i][j][2 * h + 1], M, N);
     } else {
         float2* const parts = reinterpret_cast<float2*>(memory);  // [WARPS_K][M_TILE][N_TILE / 2]
-        wait_for_copies<0>();
+        cp_async_wait<0>();
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < S::MT; ++i)
@@ -245,8 +233,8 @@ extern "C" __global__ void __launch_bounds__(ANY * ANY) dense_gemm_any(
     __shared__ float xs[ANY][ANY], ws[ANY][ANY + 1];
     const int tiles = (N + ANY - 1) / ANY, m0 = blockIdx.x / tiles * ANY, n0 = blockIdx.x % tiles * ANY;
     const int row = threadIdx.x / ANY, column = threadIdx.x % ANY;
-    allow_next_launch();
-    wait_for_previous_launch();
+    pdl_launch_dependents();
+    pdl_wait();
     float sum = 0.0f;
     for (int k = 0; k < K; k += ANY) {
         const bool is_k = k + column < K;

@@ -6,8 +6,8 @@
 // rows g and g + 8, and the same k of x, or the other way round. K is shared in blocks of 64 by warps in turn; a warp adds on four sums, these are
 // added in a fixed order, and so are those of the warps, the same for any M: rows do not depend on each other.
 #pragma once
-#include "ahead.cuh"
-#include "launch.cuh"
+#include "global_memory.cuh"
+#include "mma.cuh"
 #include "nvfp4_mma.cuh"
 
 constexpr int BLOCK_K = 64;  // 16 k a lane

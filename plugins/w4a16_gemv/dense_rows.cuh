@@ -20,6 +20,11 @@
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
+#include "global_memory.cuh"
+#include "mbarrier.cuh"
+#include "opaque.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 #if __CUDA_ARCH__ >= 900
 #define FEW_CLUSTER __cluster_dims__(Few::RANKS, 1, 1)
@@ -31,7 +36,7 @@ constexpr int WIDTH = TILE_N + 4;  // of a row of sums of ``many``, so that lane
 
 // An address that is added up once.
 __device__ __forceinline__ const uint4* opaque(const __nv_bfloat16* p) {
-    asm volatile("" : "+l"(p));
+    make_opaque(p);
     return reinterpret_cast<const uint4*>(p);
 }
 
@@ -61,13 +66,9 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     constexpr bool IS_SHARED = RANKS > 1, HAS_MORE = IS_ANY || !IS_SHARED;  // K than what is on its way at once
     __shared__ __align__(16) float partial[Few::WARPS][ROWS][FEATURES + 4];  // so that lanes meet no bank twice
     __shared__ float of_rank[RANKS][EACH * FEATURES];
-    __shared__ Arrival arrival;
-    allow_next_launch();
-#if __CUDA_ARCH__ >= 900
+    __shared__ Mbarrier mbarrier;
+    pdl_launch_dependents();
     const int rank = cluster_rank();
-#else
-    const int rank = 0;
-#endif
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int n0 = blockIdx.x / RANKS * FEATURES, m0 = blockIdx.y * ROWS, rows = min(ROWS, all_rows - m0);
     const int first = (rank * Few::WARPS + warp) * BLOCK_K, k = first + t * 16;
@@ -93,11 +94,11 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     for (int d = 0; d < DEPTH; ++d)
         if (is_whole(d)) load_weights(ws[d], d);
     if (IS_SHARED) {
-        if (threadIdx.x == 0) begin_arrival(&arrival);
+        if (threadIdx.x == 0) mbarrier_init(shared_address(&mbarrier), 1), mbarrier_fence_init();
         __syncwarp();
         cluster_arrive_relaxed();
     }
-    wait_for_previous_launch();
+    pdl_wait();
     auto row = [&](int m) { return opaque(x + (size_t)(m0 + min(m, rows - 1)) * x_stride + k); };
     const uint4 *const low = row(g), *const high = row(g + 8);
     Rows16 xs[DEPTH];
@@ -144,16 +145,16 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < Few::WARPS; ++w) sum += partial[w][m][feature];
-        if (IS_SHARED) store_to_rank(&of_rank[rank][i % (EACH * FEATURES)], sum, &arrival, m / EACH);
+        if (IS_SHARED) dsmem_store_async(&of_rank[rank][i % (EACH * FEATURES)], sum, &mbarrier, m / EACH);
         else store(m, feature, sum);
     }
     const int own = min(rows - rank * EACH, EACH) * FEATURES;  // none if negative
     if (!IS_SHARED || (int)threadIdx.x >= own) return;
     // Only here, behind the barrier: racecheck takes it for a race with the beginning of the arrival, else.
-    if (threadIdx.x == 0) announce_bytes(&arrival, own * RANKS * (u32)sizeof(float));
+    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&mbarrier), own * RANKS * (u32)sizeof(float));
 
     // Stage 3: sums over ranks, in rising order.
-    await_bytes(&arrival);
+    dsmem_wait(&mbarrier);
     float sum = 0.0f;
 #pragma unroll
     for (int r = 0; r < RANKS; ++r) sum += of_rank[r][threadIdx.x];
@@ -165,7 +166,7 @@ __device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weig
                                           __nv_bfloat16* __restrict__ out, int x_stride, int M, int N, int K) {
     constexpr int DEPTH = Many::DEPTH, STEP = Many::WARPS * BLOCK_K;
     __shared__ float partial[Many::WARPS][NT * 8][WIDTH];
-    allow_next_launch();
+    pdl_launch_dependents();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int n0 = blockIdx.x * TILE_N, first = warp * BLOCK_K + t * 16;
 
@@ -188,7 +189,7 @@ __device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weig
     Rows16 ring[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) ring[d] = load(first + d * STEP);
-    wait_for_previous_launch();
+    pdl_wait();
     constexpr int AHEAD = DEPTH - 1;
     uint4 xs[DEPTH][NT][2];
 #pragma unroll

@@ -11,8 +11,13 @@
 // Numerics: FP32 accumulation, k rising in steps of 16 within a share, shares in rising order, one rounding: the order
 // depends on K and on the number of blocks a cluster, never on the other rows or on where in a tile a row lies.
 #pragma once
+#include "async_copy.cuh"
 #include "cluster.cuh"
 #include "dense_wgmma.cuh"
+#include "mbarrier.cuh"
+#include "named_barrier.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 template <int FEATURES_, int STAGES_>
 struct SplitForm {
@@ -25,15 +30,6 @@ struct SplitForm {
     static_assert(SHARED_BYTES <= 113 * 1024, "two blocks a multiprocessor");
 };
 constexpr int MOST_RANKS = 8;  // of a cluster
-
-__device__ __forceinline__ float4 load_from_rank(u32 here, u32 rank) {
-    u32 there;
-    float4 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there));
-    return v;
-}
 
 // Four neighbouring results of a row.
 __device__ __forceinline__ void store_four(__nv_bfloat16* out, int row, int column, float4 v, int N) {
@@ -61,20 +57,20 @@ struct SplitBlock {
     __device__ __forceinline__ void bring(const TensorMap& x, const TensorMap& weight) const {
         WgmmaRing<F> ring{base};
         auto bring_weight = [&](int step) {
-            barrier_expect(ring.full(), size.stage_bytes(F::K_TILE));
-            copy_tile(ring.weight(), weight, (first + step) * F::K_TILE, n0, ring.full());
+            mbarrier_arrive_expect_tx(ring.full(), size.stage_bytes(F::K_TILE));
+            tma_load_2d(ring.weight(), weight, (first + step) * F::K_TILE, n0, ring.full());
         };
 #pragma unroll 1
         for (int step = 0; step < min(steps, F::STAGES); ++step, ring.next()) bring_weight(step);
-        wait_for_previous_launch();
+        pdl_wait();
         ring.stage = ring.phase = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ring.next()) {
             if (step >= F::STAGES) {
-                barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
+                mbarrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
                 bring_weight(step);
             }
-            copy_tile(ring.x(), x, (first + step) * F::K_TILE, m0, ring.full());
+            tma_load_2d(ring.x(), x, (first + step) * F::K_TILE, m0, ring.full());
         }
     }
 
@@ -91,7 +87,7 @@ struct SplitBlock {
 #pragma unroll
             for (int j = 0; j < F::FEATURES / 2; ++j) consumer.sums[j] = 0.0f;
         }
-        warpgroup_barrier(1);  // all have read the ring
+        named_barrier_sync(1, 128);  // all have read the ring
         const int row = consumer.warp * 16 + consumer.lane / 4;
         float* const to = shared + row * F::WIDTH + consumer.lane % 4 * 2;
 #pragma unroll
@@ -115,7 +111,7 @@ struct SplitBlock {
                 const u32 here = base + (piece / PIECES * F::WIDTH + piece % PIECES * 4) * 4;
 #pragma unroll
                 for (int r = 0; r < MOST_RANKS; ++r)
-                    if (r < ranks) parts[j][r] = load_from_rank(here, r);
+                    if (r < ranks) parts[j][r] = dsmem_load_16(dsmem_address(here, r));
             }
 #pragma unroll
             for (int j = 0; j < TOGETHER; ++j) {
@@ -142,22 +138,22 @@ __device__ __forceinline__ void split_gemm(const TensorMap& x, const TensorMap& 
     tile_of_block(blockIdx.x / ranks, size.across(M), size.along(N), m, n);
     const int first = min(rank * each, all_steps);
     const SplitBlock<F> block{base, size, m * size.rows, n * size.features, first, min(each, all_steps - first)};
-    allow_next_launch();
+    pdl_launch_dependents();
     if (threadIdx.x < F::STAGES) WgmmaRing<F>{base}.init(threadIdx.x);
-    if (threadIdx.x == F::MULTIPLIERS) prefetch_map(x), prefetch_map(weight);
+    if (threadIdx.x == F::MULTIPLIERS) tma_prefetch_map(x), tma_prefetch_map(weight);
     __syncthreads();
 
     if (threadIdx.x >= F::MULTIPLIERS) {
         if (threadIdx.x == F::MULTIPLIERS) block.bring(x, weight);
         __syncwarp();
-        cluster_barrier();
+        cluster_sync();
     } else {
-        wait_for_previous_launch();  // before out is touched
+        pdl_wait();  // before out is touched
         block.multiply(reinterpret_cast<float*>(raw + (base - unaligned)));
-        cluster_barrier();
+        cluster_sync();
         block.store(out, M, N, rank, ranks);
     }
-    cluster_barrier();  // nobody leaves while others read its sums
+    cluster_sync();  // nobody leaves while others read its sums
 }
 
 #define DENSE_SPLIT(NAME, FEATURES, STAGES)                                                                        \

@@ -10,7 +10,12 @@
 //
 // Numerics: FP32 accumulation, k rising in steps of 16, one rounding: the order does not depend on M or N.
 #pragma once
-#include "hopper.cuh"
+#include "async_copy.cuh"
+#include "mbarrier.cuh"
+#include "mma.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
+#include "wgmma.cuh"
 
 // The rows and features of a tile, of the form's at most; features are a multiple of 8.
 struct TileSize {
@@ -48,9 +53,9 @@ struct WgmmaRing {
         if (++stage == F::STAGES) stage = 0, phase ^= 1;
     }
     __device__ __forceinline__ void init(int i) const {
-        barrier_init(base + F::BARRIERS_AT + i * 8, 1);
-        barrier_init(empty(i), F::CONSUMERS * 4);
-        barrier_init_fence();
+        mbarrier_init(base + F::BARRIERS_AT + i * 8, 1);
+        mbarrier_init(empty(i), F::CONSUMERS * 4);
+        mbarrier_fence_init();
     }
 };
 
@@ -61,14 +66,14 @@ struct WgmmaConsumer {
     float sums[F::FEATURES / 2];
 
     __device__ __forceinline__ void multiply_stage(u32 accumulate) {
-        barrier_wait(ring.full(), ring.phase);
-        const u64 a = operand(ring.x() + group * 64 * F::K_TILE * 2), b = operand(ring.weight());
+        mbarrier_wait(ring.full(), ring.phase);
+        const u64 a = wgmma_descriptor(ring.x() + group * 64 * F::K_TILE * 2), b = wgmma_descriptor(ring.weight());
         wgmma_fence();
         WgmmaShared<F::FEATURES>::run(sums, a, b, accumulate);
         wgmma_commit();
     }
     __device__ __forceinline__ void release(u32 which) const {
-        if (lane == 0) barrier_arrive(ring.empty(which));
+        if (lane == 0) mbarrier_arrive(ring.empty(which));
     }
     // One stage is multiplied while the next one is awaited.
     __device__ __forceinline__ void accumulate(int steps) {
@@ -84,8 +89,7 @@ struct WgmmaConsumer {
         wgmma_wait<0>();
         release(ring.stage);
         ring.next();
-#pragma unroll
-        for (int j = 0; j < F::FEATURES / 2; ++j) asm volatile("" : "+f"(sums[j])::"memory");  // not before the wait
+        wgmma_fence_operand(sums);
     }
     // A row of out takes 128 bytes at a time. Rows and features from the ends on are not stored.
     __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, int m0, int n0, int rows_end,
@@ -107,8 +111,7 @@ struct WgmmaConsumer {
                     m[q] = *reinterpret_cast<const u32*>(&two);
                 }
                 const u32 to = mine_address + row * 128 + (((2 * pair + (lane >> 4)) ^ (row & 7)) << 4);
-                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]),
-                             "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+                stmatrix_x4(to, m);
             }
             __syncwarp();
 #pragma unroll
@@ -138,36 +141,36 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
     const int tiles_m = size.across(M), tiles_n = size.along(N);
     const int tiles = tiles_m * tiles_n, steps = (K + F::K_TILE - 1) / F::K_TILE;
     WgmmaRing<F> ring{base};
-    allow_next_launch();
+    pdl_launch_dependents();
     if (threadIdx.x < F::STAGES) ring.init(threadIdx.x);
-    if (threadIdx.x == 128) prefetch_map(x), prefetch_map(weight);
+    if (threadIdx.x == 128) tma_prefetch_map(x), tma_prefetch_map(weight);
     __syncthreads();
 
     if (threadIdx.x < 128) {  // the producer
-        fewer_registers<F::PRODUCER>();
+        warpgroup_reg_dealloc<F::PRODUCER>();
         if (threadIdx.x) return;
-        wait_for_previous_launch();
+        pdl_wait();
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             int m, n;
             tile_of_block(tile, tiles_m, tiles_n, m, n);
 #pragma unroll 1
             for (int step = 0; step < steps; ++step, ring.next()) {
-                barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
-                barrier_expect(ring.full(), size.stage_bytes(F::K_TILE));
-                copy_tile(ring.x(), x, step * F::K_TILE, m * size.rows, ring.full());
-                copy_tile(ring.weight(), weight, step * F::K_TILE, n * size.features, ring.full());
+                mbarrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
+                mbarrier_arrive_expect_tx(ring.full(), size.stage_bytes(F::K_TILE));
+                tma_load_2d(ring.x(), x, step * F::K_TILE, m * size.rows, ring.full());
+                tma_load_2d(ring.weight(), weight, step * F::K_TILE, n * size.features, ring.full());
             }
         }
         return;
     }
 
-    more_registers<F::CONSUMER>();
+    warpgroup_reg_alloc<F::CONSUMER>();
     WgmmaConsumer<F> consumer;
     consumer.ring = ring;
     consumer.group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128 - 1, 0);
     consumer.warp = (threadIdx.x / 32) & 3;
     consumer.lane = threadIdx.x & 31;
-    wait_for_previous_launch();  // before out is touched
+    pdl_wait();  // before out is touched
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         int m, n;
         tile_of_block(tile, tiles_m, tiles_n, m, n);

@@ -8,10 +8,11 @@
 // Numerics: the bits of gemv_parts.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
 // rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
 // sm_80 and newer. Launched by launch.py.
-#include "ahead.cuh"
 #include "causal_taps.cuh"
 #include "dense_gemv.cuh"
 #include "gdn_gates.cuh"
+#include "global_memory.cuh"
+#include "pdl.cuh"
 #include "splits.cuh"
 
 // --- gates ---
@@ -45,18 +46,18 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
         return v;
     };
     const int own = threadIdx.x % HEADS + first;
-    if (threadIdx.x < HEADS && own < heads) bring_into_l2(a_log + own), bring_into_l2(dt_bias + own);
+    if (threadIdx.x < HEADS && own < heads) prefetch_l2(a_log + own), prefetch_l2(dt_bias + own);
     // What is not on its way from the start comes from L2 later.
     for (int unit = DEPTH + lane / 8; unit < units; unit += 4) {
         const int n = lane % 8, head_n = first + n % HEADS, k = k_of(unit) - t * 16;
         const __nv_bfloat16* const p = ba + (size_t)(n < HEADS ? head_n : heads + head_n) * K + k;
-        if (head_n < heads && k < K) bring_into_l2(p);
-        if (head_n < heads && k + BLOCK_K < K) bring_into_l2(p + BLOCK_K);
+        if (head_n < heads && k < K) prefetch_l2(p);
+        if (head_n < heads && k + BLOCK_K < K) prefetch_l2(p + BLOCK_K);
     }
     Rows16 ring[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) ring[d] = load(d);
-    wait_for_previous_launch();
+    pdl_wait();
     float c[4][1][4];
 #pragma unroll 1
     for (int unit = 0; unit < units; unit += DEPTH) {
@@ -122,12 +123,6 @@ struct Order {
     }
 };
 
-__device__ __forceinline__ uint2 load_taps(const __nv_bfloat16* p) {
-    uint2 v;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-
 // What the thread of a row's channel needs beside its sum: it is under way while the weights are multiplied. Before the
 // launch ahead has ended, the slot is only a guess at what to bring into L2.
 struct Channel {
@@ -146,9 +141,9 @@ struct Channel {
     }
     __device__ __forceinline__ void ahead() {
         if (!is_one()) return;
-        own_taps = load_taps(taps + (size_t)place * TAPS);
-        slot = peek(row_slot);
-        if (has_slot()) bring_into_l2(own());
+        own_taps = load_now(reinterpret_cast<const uint2*>(taps + (size_t)place * TAPS));
+        slot = load_relaxed(row_slot);
+        if (has_slot()) prefetch_l2(own());
     }
     __device__ __forceinline__ void begin() { slot = is_one() ? *row_slot : -1; }
     __device__ __forceinline__ void go_on() {

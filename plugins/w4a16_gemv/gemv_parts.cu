@@ -7,6 +7,7 @@
 //   value_dim = 0, gated attention   [query (D) | gate (D)]     -> query [M, heads D], gate [M, heads D]
 //   value_dim > 0, gated delta net   [q (D) | k (D) | v | z]    -> qkv [M, q of all heads | k | v], z [M, heads value_dim];
 //                                                                  v and z hold the value heads of the key head
+#include "pdl.cuh"
 #include "splits.cuh"
 
 struct Heads {
@@ -62,7 +63,7 @@ FOR_EACH_INPUT_SPLIT(GEMV_PARTS, 8)
 extern "C" __global__ void __launch_bounds__(K2048Few::WARPS * 32, K2048::BLOCKS<1> / 2) gemv_parts_k2048_and_few_m8(PARTS) {
     static_assert(2 * K2048::WARPS == K2048Few::WARPS && K2048::CLUSTER == 1 && K2048Few::CLUSTER == 1);
     constexpr int COLUMNS = 2 * K2048::ShapeOf<1>::TILES * TILE_N, COLUMNS_FEW = K2048Few::ShapeOf<1>::TILES * TILE_N;
-    allow_next_launch();
+    pdl_launch_dependents();
     const int groups = (N + COLUMNS - 1) / COLUMNS, groups_a = (A + COLUMNS_FEW - 1) / COLUMNS_FEW;
     int group = blockIdx.x;
     if (group < groups) {

@@ -8,6 +8,9 @@
 //   three groups 214; three groups of three tiles 227
 #pragma once
 #include "gemv.cuh"
+#include "global_memory.cuh"
+#include "named_barrier.cuh"
+#include "pdl.cuh"
 
 template <class P, int K>
 struct Resident {
@@ -29,7 +32,7 @@ __device__ __forceinline__ void gemv_resident(const u8* __restrict__ weight, con
     const int warp = (threadIdx.x >> 5) % P::WARPS, group = threadIdx.x / (P::WARPS * 32), thread = threadIdx.x % (P::WARPS * 32);
     auto& sums = reinterpret_cast<typename R::Sums*>(shared + R::X_VECTORS)[group];
     const int tiles = (N + TILE_N - 1) / TILE_N, pairs = (tiles + 1) / 2;
-    auto group_barrier = [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(P::WARPS * 32) : "memory"); };
+    auto group_barrier = [&] { named_barrier_sync(group + 1, P::WARPS * 32); };
     // A tile beyond N repeats the last one; its results are not stored.
     auto tile = [&](int pair, int j) {
         const size_t which = min(pair * R::TILES + j, tiles - 1);
@@ -42,7 +45,7 @@ __device__ __forceinline__ void gemv_resident(const u8* __restrict__ weight, con
     const u8* at[R::TILES];
 #pragma unroll
     for (int j = 0; j < R::TILES; ++j) load_early(weights[j], at[j] = tile(pair, j), lane);
-    wait_for_previous_launch();
+    pdl_wait();
     for (int i = threadIdx.x; i < R::X_VECTORS; i += R::THREADS) {
         const int to = i & 31, half = (i >> 5) & 1, row = (i >> 6) % R::NT * 8 + (to >> 2);
         const int k = (i >> 6) / R::NT * 64 + (to & 3) * 16 + half * 8;
@@ -110,6 +113,6 @@ __device__ __forceinline__ void gemv_resident(const u8* __restrict__ weight, con
     extern "C" __global__ void __launch_bounds__(Resident<SPLIT, DEPTH>::THREADS, 1) gemv_##NAME##_resident_m16(  \
         const u8* __restrict__ weight, const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float scale,     \
         int x_stride, int M, int N, int K) {                                                                     \
-        allow_next_launch();                                                                                     \
+        pdl_launch_dependents();                                                                                     \
         gemv_resident<SPLIT, DEPTH>(weight, x, x_stride, out, scale * EXPONENT_GAP, M, N);                        \
     }

@@ -10,9 +10,13 @@
 //
 // sm_80 and newer; clusters from sm_90 on. Launched by launch.py.
 #pragma once
-#include "ahead.cuh"
-#include "launch.cuh"
+#include "cluster.cuh"
+#include "global_memory.cuh"
+#include "mbarrier.cuh"
 #include "nvfp4_mma.cuh"
+#include "opaque.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
 
 constexpr int WHOLE = -TILE_K;
 
@@ -50,37 +54,6 @@ struct Split {
     static constexpr int BLOCKS = ShapeOf<NT>::RESIDENT_WARPS < WARPS ? 1 : ShapeOf<NT>::RESIDENT_WARPS / WARPS;
 };
 
-#if __CUDA_ARCH__ >= 900
-// Sums that other blocks of a cluster send to rank 0, counted by an mbarrier (PTX ISA 8.1). A second cluster barrier would
-// do too, but orders all memory of the device and drops L1, where x lives. H200, 5120 x 17408, cold L2, us with the
-// barrier / with this: M = 1 17.1 / 16.5, M = 8 17.5 / 16.7, M = 16 21.1 / 21.1.
-struct Arrival {
-    unsigned long long state;
-
-    __device__ __forceinline__ u32 address() { return (u32)__cvta_generic_to_shared(&state); }
-    // Before the cluster's first arrival, by one thread of rank 0.
-    __device__ __forceinline__ void expect(u32 bytes) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address()) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
-    }
-    // Sends a value to the same place of rank 0.
-    __device__ __forceinline__ void send(float* to, float value) {
-        const u32 here = (u32)__cvta_generic_to_shared(to);
-        u32 there, counter;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(here));
-        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(counter) : "r"(address()));
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-                     "r"(__float_as_uint(value)), "r"(counter) : "memory");
-    }
-    __device__ __forceinline__ void wait() {
-        asm volatile(
-            "{\n.reg .pred done;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
-            "@!done bra again_%=;\n}" ::"r"(address()) : "memory");
-    }
-};
-#endif
-
 constexpr int ACCUMULATORS = 2;  // of a warp for one output; four cost registers, and one is slower at one row
 
 // The scales of block ``block`` of a supertile, of both row halves.
@@ -103,7 +76,7 @@ struct LaneRows {
         for (int n = 0; n < NT; ++n) {
             is_there[n] = LAST_ROW || n * 8 + g < M;
             at[n] = x + (size_t)(LAST_ROW ? min(n * 8 + g, M - 1) : n * 8 + g) * stride + k;
-            asm volatile("" : "+l"(at[n]));
+            make_opaque(at[n]);
         }
     }
     // x[row, k .. k + 15], k counted from the lane's first; k from ``end`` on is zeros, rows from M on are or are the last.
@@ -151,7 +124,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
         if (EVEN || first < count) load_early(weights[j], tile[j], lane);
     }
     meanwhile.ahead();
-    wait_for_previous_launch();
+    pdl_wait();
     meanwhile.begin();
     // The r-th round: multiplies, and loads the next supertiles block by block as these are used up.
     auto round = [&](int r, bool has_next) {
@@ -242,7 +215,7 @@ __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATO
     };
     const bool waits = is_in_first_wave(P::template BLOCKS<NT>);
     if (waits) decode_early();
-    wait_for_previous_launch();
+    pdl_wait();
     meanwhile.begin();
     uint4 xs[S::AHEAD][NT][2];
     auto load_x = [&](int block) {
@@ -283,13 +256,15 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     constexpr int UNROLL = PLACES * NT * 8 >= 4 * THREADS ? 4 : 1;  // rounds of stores for all rows
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
     __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
-#if __CUDA_ARCH__ >= 900
-    __shared__ Arrival arrival;
+    // Rank 0 counts the sums of the other ranks on an mbarrier. A second barrier of the cluster would do too, but it orders all
+    // memory of the device and drops L1, where x lives. H200, 5120 x 17408, cold L2, us with the barrier / with this: M = 1
+    // 17.1 / 16.5, M = 8 17.5 / 16.7, M = 16 21.1 / 21.1.
+    __shared__ Mbarrier mbarrier;
     if constexpr (P::CLUSTER > 1) {
-        if (rank == 0 && threadIdx.x == 0) arrival.expect((P::CLUSTER - 1) * COLUMNS * M * sizeof(float));
+        if (rank == 0 && threadIdx.x == 0)
+            mbarrier_init_expect_tx(&mbarrier, (P::CLUSTER - 1) * COLUMNS * M * sizeof(float));
         cluster_arrive_relaxed();
     }
-#endif
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int side = SIDES == 1 ? 0 : threadIdx.x / (P::WARPS * 32);
     const int warp = (threadIdx.x >> 5) - side * P::WARPS;
@@ -310,11 +285,9 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
             }
 
     // Stage 2: sums over warps, then over ranks, each in rising order.
-#if __CUDA_ARCH__ >= 900
     if constexpr (P::CLUSTER > 1) {
         if (rank != 0) cluster_wait();  // rank 0 expects what is sent now
     }
-#endif
     __syncthreads();
 #pragma unroll UNROLL
     for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
@@ -326,20 +299,17 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
             for (int j = 0; j < JOINT; ++j) sums[j] += partial[w][row][j * PLACES + column];
         if constexpr (P::CLUSTER == 1) {
             store(row, column, sums);
-        }
-#if __CUDA_ARCH__ >= 900
-        else
+        } else {
 #pragma unroll
             for (int j = 0; j < JOINT; ++j) {
                 if (rank == 0) gathered[0][row][j * PLACES + column] = sums[j];
-                else arrival.send(&gathered[rank][row][j * PLACES + column], sums[j]);
+                else dsmem_store_async(&gathered[rank][row][j * PLACES + column], sums[j], &mbarrier, 0);
             }
-#endif
+        }
     }
-#if __CUDA_ARCH__ >= 900
     if constexpr (P::CLUSTER > 1) {
         if (rank != 0) return;
-        arrival.wait();
+        mbarrier_wait(shared_address(&mbarrier), 0);
 #pragma unroll UNROLL
         for (int i = threadIdx.x; i < PLACES * M; i += THREADS) {
             const int row = i / PLACES, column = i % PLACES;
@@ -351,7 +321,6 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
             store(row, column, sums);
         }
     }
-#endif
 }
 
 // A group of tiles of one weight with N rows, which lie next to each other. ``store(row, column, value)`` puts one output

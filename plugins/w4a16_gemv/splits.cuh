@@ -3,7 +3,9 @@
 // launch.py chooses by N and K; figures in records/ (H200, cold L2, M = 1, 8 and 16). About 20 warps on a multiprocessor
 // hide the latency. Two tiles a warp halve what is read of x, and lose where they fill the device less evenly.
 #pragma once
+#include "cluster.cuh"
 #include "nvfp4_gemv.cuh"
+#include "pdl.cuh"
 
 #if __CUDA_ARCH__ >= 900
 constexpr int PAIR = 2;
@@ -56,7 +58,7 @@ template <class P>
 struct Place {
     int group = blockIdx.x, rank = 0;
     __device__ __forceinline__ Place() {
-        allow_next_launch();
+        pdl_launch_dependents();
 #if __CUDA_ARCH__ >= 900
         if constexpr (P::CLUSTER > 1) {
             rank = cluster_rank();

@@ -24,9 +24,16 @@
 // warpgroup; two blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk; rings deeper than 8;
 // taking over the sums of a tile's own tokens alone, with a branch for each eight (65 x 2048 x 4096 19.9 us for 10.2).
 #pragma once
+#include "async_copy.cuh"
 #include "cluster.cuh"
-#include "hopper.cuh"
+#include "global_memory.cuh"
+#include "mbarrier.cuh"
+#include "mma.cuh"
+#include "named_barrier.cuh"
 #include "nvfp4_mma.cuh"
+#include "pdl.cuh"
+#include "shared_memory.cuh"
+#include "wgmma.cuh"
 
 constexpr int CHUNK_K = 64;
 constexpr int BLOCK_ROWS = 64;
@@ -50,8 +57,8 @@ struct Form {
     static constexpr bool GATHERS = GATHERS_;
     static constexpr int PARTIAL_FLOATS = ROWS * TOKENS;
     static constexpr int SUMS_AT = OUT_AT + WARPGROUPS * OUT_BYTES;
-    static constexpr int BARRIERS_AT = SUMS_AT + (GATHERS ? PARTIAL_FLOATS * 4 : 0), ARRIVAL_AT = BARRIERS_AT + STAGES * 16;
-    static constexpr int SHARED_BYTES = ARRIVAL_AT + 16 + 1024;  // the ring begins at a multiple of 1024
+    static constexpr int BARRIERS_AT = SUMS_AT + (GATHERS ? PARTIAL_FLOATS * 4 : 0), MBARRIER_AT = BARRIERS_AT + STAGES * 16;
+    static constexpr int SHARED_BYTES = MBARRIER_AT + 16 + 1024;  // the ring begins at a multiple of 1024
     static_assert(SHARED_BYTES <= 227 * 1024, "over the shared memory of a block");
     static_assert(TOKENS % OUT_TOKENS == 0, "results leave in whole groups of tokens");
     // Registers a thread: all get the same at launch, then the producer gives most of its own to the consumers.
@@ -62,12 +69,6 @@ struct Form {
     static constexpr int LOADERS = 1 + WARPGROUPS;  // warps of the producer that load
     static_assert(LOADERS <= 4, "a warpgroup has four warps");
 };
-
-__device__ __forceinline__ u32 cluster_blocks() {
-    u32 count;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-    return count;
-}
 
 // One piece of work: a tile, or a part of its K.
 struct Piece {
@@ -130,14 +131,14 @@ struct Ring {
     __device__ __forceinline__ void init() const {
 #pragma unroll
         for (int i = 0; i < F::STAGES; ++i) {
-            barrier_init(base + F::BARRIERS_AT + i * 8, F::LOADERS);
-            barrier_init(empty(i), F::WARPGROUPS * 4);
+            mbarrier_init(base + F::BARRIERS_AT + i * 8, F::LOADERS);
+            mbarrier_init(empty(i), F::WARPGROUPS * 4);
         }
-        barrier_init_fence();
+        mbarrier_fence_init();
     }
     // Every consumer warp does.
     __device__ __forceinline__ void release(u32 which, int lane) const {
-        if (lane == 0) barrier_arrive(empty(which));
+        if (lane == 0) mbarrier_arrive(empty(which));
     }
 };
 
@@ -163,23 +164,23 @@ struct Producer {
     }
     __device__ __forceinline__ void copy(const Ring<F>& ring, u32 step) const {
         constexpr u32 WEIGHT_BYTES = F::SPAN * CHUNK_BYTES;
-        barrier_expect(ring.full(), loader ? WEIGHT_BYTES : F::SPAN * CHUNK_K * 2 * schedule.tile_tokens);
+        mbarrier_arrive_expect_tx(ring.full(), loader ? WEIGHT_BYTES : F::SPAN * CHUNK_K * 2 * schedule.tile_tokens);
         if (loader) {
-            copy_bulk(ring.w(loader - 1, 0), chunks + step * WEIGHT_BYTES, WEIGHT_BYTES, ring.full(), policy);
+            bulk_load(ring.w(loader - 1, 0), chunks + step * WEIGHT_BYTES, WEIGHT_BYTES, ring.full(), policy);
             return;
         }
 #pragma unroll
         for (int i = 0; i < F::SPAN; ++i)
-            copy_tile(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
+            tma_load_2d(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
     }
     __device__ __forceinline__ void run(Ring<F> ring) {
         // x may be what the launch before writes; weights never are.
-        if (loader == 0) wait_for_previous_launch();
+        if (loader == 0) pdl_wait();
         for_each_piece(schedule, [&](const Piece& p) {
             begin(p);
 #pragma unroll 1
             for (u32 step = p.begin; step < p.end; ++step, ring.next()) {
-                barrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
+                mbarrier_wait(ring.empty(ring.stage), ring.phase ^ 1);
                 copy(ring, step);
             }
         });
@@ -215,7 +216,7 @@ struct Consumer {
     template <int SET>
     __device__ __forceinline__ void multiply_chunk(int chunk, u32 accumulate) {
         wgmma_fence();
-        Wgmma<F::TOKENS>::run(sums, a[SET], operand(ring.x(chunk)), accumulate);
+        Wgmma<F::TOKENS>::run(sums, a[SET], wgmma_descriptor(ring.x(chunk)), accumulate);
         wgmma_commit();
     }
     // Decodes a chunk while the one before is multiplied, then multiplies it. When that one before is done, its
@@ -225,7 +226,7 @@ struct Consumer {
     // Decoding between the four wgmma of the chunk before was slower: each needs a fence of its own then.
     template <int SET>
     __device__ __forceinline__ void next_stage(u32& before, u32 accumulate) {
-        barrier_wait(ring.full(), ring.phase);
+        mbarrier_wait(ring.full(), ring.phase);
         decode_chunk<SET>(0);
         multiply_chunk<SET>(0, accumulate);
         wgmma_wait<1>();
@@ -254,8 +255,7 @@ struct Consumer {
         }
         wgmma_wait<0>();
         ring.release(before, lane);
-#pragma unroll
-        for (int j = 0; j < SUMS; ++j) asm volatile("" : "+f"(sums[j])::"memory");  // not before the wait
+        wgmma_fence_operand(sums);
     }
 
     __device__ __forceinline__ int place_of_partial() const { return group * SUMS / 4 * 128 + warp * 32 + lane; }
@@ -265,7 +265,7 @@ struct Consumer {
 #pragma unroll
         for (int j = 0; j < SUMS; j += 4)
             __stcg(to + j / 4 * 128, make_float4(sums[j], sums[j + 1], sums[j + 2], sums[j + 3]));
-        warpgroup_barrier(group + 1);  // the release below covers what all threads wrote before it
+        named_barrier_sync(group + 1, 128);  // the release below covers what all threads wrote before it
         if (warp == 0 && lane == 0) store_release(flags + worker * F::WARPGROUPS + group, 1);
     }
     // Adds the sums of workers first .. last - 1, in this order; all wait at once.
@@ -276,7 +276,7 @@ struct Consumer {
             }
             *flag = 0;  // for the next launch
         }
-        warpgroup_barrier(group + 1);
+        named_barrier_sync(group + 1, 128);
         const float4* from =
             reinterpret_cast<const float4*>(partials + (size_t)first * F::PARTIAL_FLOATS) + place_of_partial();
         // Loads of several workers at once were slower: 32 x 14336 x 5120 20.4 us for 19.4, 64 x 5120 x 6144 14.2 for 13.9.
@@ -294,14 +294,14 @@ struct Consumer {
     __device__ __forceinline__ void gather(u8* shared, u32 blocks, u32 rank) {
         constexpr int FOURS = SUMS / 4, THREADS = F::WARPGROUPS * 128;
         float4* slots = reinterpret_cast<float4*>(shared + F::SUMS_AT) + group * 128 + warp * 32 + lane;
-        Arrival* arrival = reinterpret_cast<Arrival*>(shared + F::ARRIVAL_AT);
+        Mbarrier* mbarrier = reinterpret_cast<Mbarrier*>(shared + F::MBARRIER_AT);
         const u32 shift = 31 - __clz(FOURS / blocks), each = 1u << shift;
         cluster_wait();  // all blocks have begun
 #pragma unroll
         for (int i = 0; i < FOURS; ++i)
-            store_to_rank(slots + (rank * each + (i & (each - 1))) * THREADS,
-                          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), arrival, i >> shift);
-        await_bytes(arrival);
+            dsmem_store_async(slots + (rank * each + (i & (each - 1))) * THREADS,
+                          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), mbarrier, i >> shift);
+        dsmem_wait(mbarrier);
 #pragma unroll
         for (int i = 0; i < FOURS / 2; ++i) {
             if (i >= each) break;
@@ -318,7 +318,7 @@ struct Consumer {
     // Transposes through shared memory, a piece of tokens at a time: a row of out takes 128 bytes of every warpgroup.
     __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, float scale, int row0, int token0,
                                           int tokens, int end, int N) {
-        warpgroup_barrier(group + 1);  // what stood here has been read
+        named_barrier_sync(group + 1, 128);  // what stood here has been read
         const int thread = warp * 32 + lane, n0 = row0 + group * BLOCK_ROWS;
 #pragma unroll
         for (int first = 0; first < F::TOKENS; first += OUT_TOKENS) {
@@ -337,10 +337,9 @@ struct Consumer {
                 }
                 const int token = pair * 16 + (lane >> 4) * 8 + (lane & 7), column = 2 * warp + ((lane >> 3) & 1);
                 const u32 to = mine_address + token * 128 + ((column ^ (lane & 7)) << 4);
-                asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                             "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+                stmatrix_x4_trans(to, m);
             }
-            warpgroup_barrier(group + 1);
+            named_barrier_sync(group + 1, 128);
 #pragma unroll
             for (int pass = 0; pass < OUT_TOKENS / 16; ++pass) {
                 const int token = pass * 16 + thread / 8, column = thread % 8, n = n0 + column * 8;
@@ -364,10 +363,10 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
                                      float* partials, u32* flags, float scale, int M, int N, int K, int tile_tokens,
                                      int whole, int parts, int each, int rest) {
     extern __shared__ u8 raw[];
-    if (threadIdx.x == 0) prefetch_map(x);
+    if (threadIdx.x == 0) tma_prefetch_map(x);
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
     u8* shared = raw + (base - unaligned);
-    allow_next_launch();
+    pdl_launch_dependents();
 
     // Stage 1: barriers. The worker that is launched first has the end of the line: who waits, waits for earlier ones.
     Schedule s;
@@ -376,19 +375,19 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     s.steps = (K + F::SPAN * CHUNK_K - 1) / (F::SPAN * CHUNK_K);
     s.whole = whole, s.parts = parts, s.each = each, s.rest = rest, s.tile_tokens = tile_tokens;
     s.workers = gridDim.x;
-    const u32 blocks = F::GATHERS ? cluster_blocks() : 1;
+    const u32 blocks = F::GATHERS ? cluster_size() : 1;
     s.worker = blocks > 1 ? blockIdx.x : s.workers - 1 - blockIdx.x;
     const Ring<F> ring{base};
     if (threadIdx.x == 32) ring.init();
     if (blocks > 1) {
-        if (threadIdx.x == 0) expect_bytes(reinterpret_cast<Arrival*>(shared + F::ARRIVAL_AT), F::PARTIAL_FLOATS * 4);
+        if (threadIdx.x == 0) mbarrier_init_expect_tx(reinterpret_cast<Mbarrier*>(shared + F::MBARRIER_AT), F::PARTIAL_FLOATS * 4);
         cluster_arrive_relaxed();
     }
     __syncthreads();
 
     // Stage 2: the producer, warpgroup 0.
     if (threadIdx.x < 128) {
-        fewer_registers<F::PRODUCER>();
+        warpgroup_reg_dealloc<F::PRODUCER>();
         const int loader = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
         if (loader < F::LOADERS && threadIdx.x % 32 == 0) {
             const int row_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -400,14 +399,14 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     }
 
     // Stage 3: consumers, piece by piece.
-    more_registers<F::CONSUMER>();
+    warpgroup_reg_alloc<F::CONSUMER>();
     Consumer<F> consumer;
     consumer.ring = ring;
     consumer.group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128 - 1, 0);
     consumer.warp = (threadIdx.x / 32) & 3;
     consumer.lane = threadIdx.x & 31;
     consumer.sixteen = blockDim.x * 16 / F::THREADS;
-    wait_for_previous_launch();  // before scratch and out are touched
+    pdl_wait();  // before scratch and out are touched
     for_each_piece(s, [&](const Piece& p) {
         consumer.accumulate(p.end - p.begin);
         u32 row_tile, token_tile;
