@@ -11,7 +11,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Expectation, Waiver
 from kernel_muster.registry.contract.builders import ModelBuilder
 from kernel_muster.registry.contract.layouts import WeightCopy
-from kernel_muster.registry.contract.specs import Stage
+from kernel_muster.registry.contract.specs import Registered, Stage, source_digest
 from kernel_muster.registry.findings import Finding, Profile
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey, KeyNames
@@ -84,6 +84,27 @@ class Evidence:
     def decide(self, key: KernelKey) -> Decision:
         """Return the decision about a key."""
         return self.selector.decide(key)
+
+    def source_digest(self, registered: Registered) -> tuple[str, BaseException | None]:
+        """Return the digest of a kernel's source, or why it cannot be read.
+
+        For a kernel that was compiled in this boot, the digest is that of the bytes that the compiler was given. Other
+        sources are read once, when the audit ends.
+        """
+        state = self.states.get(registered.spec.kernel_key)
+        if state is not None and state.source_sha256 and self._serves(registered):
+            return state.source_sha256, None
+        known = self._digests.get(id(registered))  # a plugin's specs may have no hash; the catalog keeps them alive
+        if known is None:
+            known = self._digests[id(registered)] = source_digest(registered.spec.backend)
+        return known
+
+    def _serves(self, registered: Registered) -> bool:
+        return self.decide(registered.spec.kernel_key).chosen is registered
+
+    @cached_property
+    def _digests(self) -> dict[int, tuple[str, BaseException | None]]:
+        return {}
 
     @cached_property
     def rows(self) -> tuple[LookupRow, ...]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.registry.contract.specs import Registered, source_digest
+from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.levers import Setting
 
 
@@ -16,7 +16,7 @@ def set_hash(evidence: Evidence) -> str:
     row too where it is not the built-in one, whoever set it.
     """
     chosen = {key: decision.chosen for key in evidence.asked_keys if (decision := evidence.decide(key)).chosen}
-    rows = [_row(registered) for _, registered in sorted(chosen.items()) if registered is not None]
+    rows = [_row(evidence, registered) for _, registered in sorted(chosen.items()) if registered is not None]
     rows += [["tuning", s.lever.name, s.value] for s in evidence.levers.settings if _changes_bits(s)]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
@@ -25,7 +25,7 @@ def _changes_bits(setting: Setting) -> bool:
     return setting.lever.tuning == "other_bits" and setting.value != setting.lever.built_in
 
 
-def _row(registered: Registered) -> list[object]:
+def _row(evidence: Evidence, registered: Registered) -> list[object]:
     spec, provider = registered.spec, registered.provider
     return [
         spec.key,
@@ -34,6 +34,6 @@ def _row(registered: Registered) -> list[object]:
         spec.backend.name,
         spec.tier,
         list(spec.archs),
-        source_digest(spec.backend)[0],  # where it cannot be read, that is a finding
+        evidence.source_digest(registered)[0],  # where it cannot be read, that is a finding
         spec.host_sha256,
     ]

@@ -15,7 +15,7 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.replay.trace_problems import problem_text
 from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.MODEL_toml.schema import QUANTS
-from kernel_muster.registry.contract.specs import Registered, source_digest
+from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.hardware.arch import CPU, parse_arch
@@ -219,7 +219,7 @@ def trace_document(evidence: Evidence) -> dict[str, Any]:
         version=".".join(map(str, VERSION)),
         target=TraceTarget(arch=str(evidence.target.arch or "cpu"), quant=evidence.quant),
         model=evidence.manifest.name,
-        kernels=[_kernel(registered) for registered in evidence.catalog.kernels],
+        kernels=[_kernel(evidence, registered) for registered in evidence.catalog.kernels],
         lookups=[_lookup(entry) for entry in (*evidence.entries, *evidence.late_entries)],
         plugins=[
             TracePlugin(
@@ -247,7 +247,7 @@ def trace_document(evidence: Evidence) -> dict[str, Any]:
     return trace.model_dump(mode="json", exclude_defaults=True) | {"kernels": [k.model_dump() for k in trace.kernels]}
 
 
-def _kernel(registered: Registered) -> TraceKernel:
+def _kernel(evidence: Evidence, registered: Registered) -> TraceKernel:
     spec, provider = registered.spec, registered.provider
     return TraceKernel(
         module=spec.kernel_key.module,
@@ -261,7 +261,7 @@ def _kernel(registered: Registered) -> TraceKernel:
         plugin=provider.plugin,
         contract=spec.contract,
         backend=spec.backend.name,
-        source_sha256=source_digest(spec.backend)[0],
+        source_sha256=evidence.source_digest(registered)[0],
         host_sha256=spec.host_sha256,
         aliases=list(spec.aliases),
         opt_in=spec.opt_in,

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.backends.request import BuildFailure
-from kernel_muster.registry.contract.specs import source_digest
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.plugin_code.watch import one_line
@@ -45,7 +44,7 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
         state = evidence.states.get(key)
         if chosen is None or (state is not None and state.failure is not None):
             continue
-        _, error = source_digest(chosen.spec.backend)
+        _, error = evidence.source_digest(chosen)
         if error is None:
             continue
         why = error.why if isinstance(error, BuildFailure) else one_line(error)

@@ -36,6 +36,12 @@ class NvrtcWork:
 
     input: CompileInput
     toolkit: Toolkit
+    options: tuple[str, ...]  # as the kernel gives them
+
+    @property
+    def source_sha256(self) -> str:
+        """The digest of the bytes that are compiled."""
+        return self.input.closure.sha256(self.options)
 
     @property
     def compiler(self) -> str:
@@ -132,14 +138,14 @@ class Builder:
             needs = _checked(entry, cubin, request.arch, log)
             stores, loads = spills.get(entry.name, (None, None))
             entries[entry.name] = replace(needs, spill_store_bytes=stores, spill_load_bytes=loads)
-        return Built(compiled.cubin, request.arch, entries, log, work.compiler, from_cache)
+        return Built(compiled.cubin, request.arch, entries, log, work.compiler, work.source_sha256, from_cache)
 
     def key(self, request: BuildRequest) -> str:
         """Return the digest of everything that determines the machine code of a request."""
         return cache_key(self._work(request).key_parts())
 
     def _work(self, request: BuildRequest) -> Work:
-        return request.work() or NvrtcWork(_compile_input(request), self.toolkit)
+        return request.work() or NvrtcWork(_compile_input(request), self.toolkit, request.options)
 
     def _compiled(self, begun: Begun) -> tuple[Compiled, bool]:
         if begun.compiled is not None:

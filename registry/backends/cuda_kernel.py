@@ -1,9 +1,7 @@
 """CUDA C++ kernels: what a spec says of its source, and how one launch follows from checked arguments."""
 
-import hashlib
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -90,14 +88,10 @@ class CudaKernel:
         """Say what is malformed, all at once."""
         return path_problems(self.source, self.include_dirs)
 
-    @cached_property
+    @property
     def source_sha256(self) -> str:
-        """The digest of the source, of all headers of its own, and of the options."""
-        closure = read_closure(self.source, self.include_dirs)
-        digest = hashlib.sha256("\0".join(self.options).encode())
-        for file in (closure.source, *closure.headers):
-            digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.text).digest())
-        return digest.hexdigest()
+        """The digest of the source, of all headers of its own, and of the options, as the files are now."""
+        return read_closure(self.source, self.include_dirs).sha256(self.options)
 
     def request(self, arch: Arch) -> BuildRequest:
         """Return what must be built for an architecture."""

@@ -83,6 +83,10 @@ class Work(Protocol):
     def compiler(self) -> str:
         """The compiler as reports name it."""
 
+    @property
+    def source_sha256(self) -> str:
+        """The digest of the bytes that are compiled, as the backend of the kernel computes it."""
+
     def key_parts(self) -> list[bytes]:
         """Return everything that determines the machine code."""
 
@@ -142,13 +146,17 @@ class EntryResources:
 
 @frozen
 class Built:
-    """Machine code that was found to be what the request asked for. ``entries`` holds the requested entry points."""
+    """Machine code that was checked against its request.
+
+    ``entries`` holds the requested entry points, ``source_sha256`` the digest of the bytes that were compiled.
+    """
 
     cubin: bytes = field(repr=False)
     arch: Arch
     entries: dict[str, EntryResources]
     log: str = field(repr=False)
     compiler: str
+    source_sha256: str = ""
     from_cache: bool = field(default=False, compare=False)
 
     @cached_property

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from kernel_muster.registry.backends.builder import Builder
@@ -94,7 +95,7 @@ class BuildRunner:
             assert outcome.failure is not None  # noqa: S101  (exactly one of the two is there)
             return BuildState("registered", outcome.failure.finding(spec.key))
         built = outcome.built
-        return BuildState("compiled", None, built.entries, built.digest, built.compiler)
+        return BuildState("compiled", None, built.entries, built.digest, built.compiler, built.source_sha256)
 
     def findings(self) -> tuple[Finding, ...]:
         """Return what is to be said of all builds together."""
@@ -129,8 +130,8 @@ class DeviceRunner(BuildRunner):
             remedies = ("update the driver", "or compile with a toolkit that is not newer than the driver")
             why = str(error) if isinstance(error, LaunchFailed) else one_line(error)
             failure = Finding("LOAD_FAILED", spec.key, why, (self._device.name,), remedies)
-            return BuildState("compiled", failure, state.resources, state.digest, state.compiler)
-        return BuildState("loaded", None, state.resources, state.digest, state.compiler)
+            return replace(state, failure=failure)
+        return replace(state, stage="loaded")
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
         """Return what the launches of these arguments need besides them."""

@@ -38,13 +38,17 @@ class LaunchOptions:
 
 @frozen
 class BuildState:
-    """How far one spec has come in this boot, and what stopped it."""
+    """How far one spec has come in this boot, and what stopped it.
+
+    ``digest`` is that of the machine code, ``source_sha256`` that of the source which the compiler was given.
+    """
 
     stage: Stage
     failure: Finding | None = None
     resources: Mapping[str, EntryResources] = field(default_factory=dict)
     digest: str = ""
     compiler: str = ""
+    source_sha256: str = ""
 
 
 class Runner(Protocol):

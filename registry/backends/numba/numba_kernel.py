@@ -20,6 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, path_problems
+from kernel_muster.registry.backends.numba.fresh_modules import fresh_modules
 from kernel_muster.registry.backends.numba.numba_errors import Place, build_failure
 from kernel_muster.registry.backends.numba.python_sources import Sources, read_sources
 from kernel_muster.registry.backends.nvrtc import compiler_log
@@ -108,13 +109,10 @@ class NumbaKernel:
         """Say what is malformed, all at once."""
         return path_problems(self.source)
 
-    @cached_property
+    @property
     def source_sha256(self) -> str:
         """The digest of the file, of the modules of its own that it imports, and of the declared parameters."""
-        digest = hashlib.sha256(repr(self.entries).encode())
-        for name, text in read_sources(self.source):
-            digest.update(name.encode() + b"\0" + hashlib.sha256(text).digest())
-        return digest.hexdigest()
+        return _sha256(self.entries, read_sources(self.source))
 
     def request(self, arch: Arch) -> "NumbaRequest":
         """Return what must be built for an architecture."""
@@ -133,6 +131,13 @@ class NumbaKernel:
             replace(one, arguments=_arguments(one, declared[one.entry]), may_overlap=False)
             for one in (plan if isinstance(plan, tuple) else (plan,))
         )
+
+
+def _sha256(entries: tuple[NumbaEntry, ...], sources: Sources) -> str:
+    digest = hashlib.sha256(repr(entries).encode())
+    for name, text in sources:
+        digest.update(name.encode() + b"\0" + hashlib.sha256(text).digest())
+    return digest.hexdigest()
 
 
 def _arguments(plan: LaunchPlan, parameters: Sequence[str]) -> tuple[Any, ...]:
@@ -206,6 +211,11 @@ class NumbaWork:
     versions: dict[str, str]
 
     @property
+    def source_sha256(self) -> str:
+        """The digest of the bytes that are compiled."""
+        return _sha256(self.request.kernels, self.sources)
+
+    @property
     def compiler(self) -> str:
         """The compiler as reports name it."""
         return f"numba-cuda {self.versions['numba-cuda']}"
@@ -235,14 +245,15 @@ class NumbaWork:
         return _linked(self.request, ptx)
 
     def _loaded(self) -> ModuleType:
-        """Execute the bytes that were hashed. Afresh: what Numba compiled for another architecture must not be used."""
-        imported = [sys.modules[name] for name, _ in self.sources if name in sys.modules]
-        for value in [value for module in imported for value in vars(module).values()]:
-            if hasattr(value, "targetoptions"):
-                value.overloads.clear()
+        """Execute the bytes that were hashed, modules that they import too.
+
+        What this process has imported may be older, and holds code that Numba compiled for another architecture.
+        """
         module = ModuleType(f"numba_kernels_{self.request.source.stem}")
-        with self._failing_with("cannot be loaded"):
-            exec(compile(dict(self.sources)[""], str(self.request.source), "exec"), vars(module))  # noqa: S102
+        texts = dict(self.sources)
+        own = texts.pop("")
+        with self._failing_with("cannot be loaded"), fresh_modules(texts):
+            exec(compile(own, str(self.request.source), "exec"), vars(module))  # noqa: S102
         return module
 
     def _ptx(self, numba: Any, module: ModuleType, kernel: NumbaEntry) -> str:

@@ -7,6 +7,7 @@ source's folder and root n the n-th include folder. Conditions are not evaluated
 some condition only belongs to the closure.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -39,6 +40,13 @@ class Closure:
 
     source: SourceFile
     headers: tuple[SourceFile, ...]
+
+    def sha256(self, options: Sequence[str]) -> str:
+        """Return the digest of all files and of the kernel's options: another digest is another kernel."""
+        digest = hashlib.sha256("\0".join(options).encode())
+        for file in (self.source, *self.headers):
+            digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.text).digest())
+        return digest.hexdigest()
 
     def readable(self, log: str) -> str:
         """Return a compiler's log with our names replaced by the paths of the files."""

@@ -1,3 +1,4 @@
+import importlib
 import importlib.util
 import os
 import re
@@ -129,11 +130,25 @@ def test_functions_of_a_helper_are_compiled_anew_for_each_architecture(builder, 
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "acme_numba_again.py").write_text(HEAD + HALF)
     text = HEAD + "from acme_numba_again import half\n\n\n" + SCALE.format(value="half(x[i])")
-    seen = {}
-    for arch in ("sm_80", "sm_121a"):
-        builder.build(kernel(text).request(parse_arch(arch)))
-        (seen[arch],) = sys.modules["acme_numba_again"].half.overloads.values()
-    assert seen["sm_80"] is not seen["sm_121a"]
+    mine = importlib.import_module("acme_numba_again")
+    built = {arch: builder.build(kernel(text).request(parse_arch(arch))) for arch in ("sm_80", "sm_121a")}
+    assert built["sm_80"].digest != built["sm_121a"].digest
+    assert sys.modules["acme_numba_again"] is mine
+    assert not mine.half.overloads  # what this process imported takes no part
+
+
+@needs_numba
+def test_helper_that_was_imported_before_it_changed_is_compiled_as_it_is_now(builder, kernel, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = tmp_path / "acme_numba_edited.py"
+    helper.write_text(HEAD + HALF)
+    importlib.import_module("acme_numba_edited")
+    text = HEAD + "from acme_numba_edited import half\n\n\n" + SCALE.format(value="half(x[i])")
+    first = builder.build(kernel(text).request(parse_arch("sm_90a")))
+    helper.write_text(HEAD + HALF.replace("0.5", "0.25"))
+    again = builder.build(kernel(text).request(parse_arch("sm_90a")))
+    assert first.digest != again.digest
+    assert again.source_sha256 == kernel(text).source_sha256 != first.source_sha256
 
 
 @needs_numba
