@@ -102,18 +102,40 @@ def link_consequences(
 ) -> tuple[tuple[Finding, ...], list[Finding]]:
     """Move what a failed plugin explains into that plugin's finding: misses, and models, builders and levers."""
     whole = list(opening)
-    causes, rest = [finding for finding in whole if _lacking(finding) is None], []
+    causes = [finding for finding in whole if _lacking(finding) is None]
+    explained: dict[int, list[str]] = {}
+    rest = []
+    link = _Links(catalog, causes)
     for finding in (*(finding for finding in whole if _lacking(finding) is not None), *found):
-        plugin = _failed_provider(catalog, finding)
-        hook = _lacking(finding)
-        plugins = [row for row in catalog.plugins if _may_have(row, hook)] if hook else [plugin] if plugin else []
-        at = next((i for i, cause in enumerate(causes) if any(_is_cause(cause, row) for row in plugins)), None)
+        at = link.cause_of(finding)
         if at is None:
             rest.append(finding)
         else:
-            what = finding.why if hook else f"asked for at {', '.join(finding.where)}"
-            causes[at] = causes[at].explaining([f"{finding.code} {finding.subject}: {what}"])
-    return tuple(causes), rest
+            what = finding.why if _lacking(finding) else f"asked for at {', '.join(finding.where)}"
+            explained.setdefault(at, []).append(f"{finding.code} {finding.subject}: {what}")
+    return tuple(f.explaining(explained[at]) if at in explained else f for at, f in enumerate(causes)), rest
+
+
+class _Links:
+    """Which finding about a plugin explains another finding."""
+
+    def __init__(self, catalog: Catalog, causes: Iterable[Finding]) -> None:
+        self._catalog = catalog
+        self._places: dict[str, int] = {}  # of the first finding that refuses a plugin, by its name
+        for at, cause in enumerate(causes):
+            if cause.severity("serve") is Severity.REFUSE:  # under every profile: only then may it stand for others
+                self._places.setdefault(cause.subject, at)
+        self._by_hook: dict[str, int | None] = {}
+
+    def cause_of(self, finding: Finding) -> int | None:
+        """Return the place of the finding that explains one; None where none does."""
+        if hook := _lacking(finding):
+            if hook not in self._by_hook:
+                places = (self._places.get(row.name) for row in self._catalog.plugins if _may_have(row, hook))
+                self._by_hook[hook] = min((at for at in places if at is not None), default=None)
+            return self._by_hook[hook]
+        plugin = _failed_provider(self._catalog, finding)
+        return None if plugin is None else self._places.get(plugin.name)
 
 
 def _failed_provider(catalog: Catalog, finding: Finding) -> PluginRow | None:
@@ -139,8 +161,3 @@ def _lacking(finding: Finding) -> str | None:
 def _may_have(row: PluginRow, hook: str) -> bool:
     """Whether a plugin did not load that has the hook; of one whose import failed, no hook is known."""
     return row.status in ("failed", "mismatched") and (not row.hooks or hook in row.hooks)
-
-
-def _is_cause(finding: Finding, plugin: PluginRow) -> bool:
-    """Whether a finding is about a plugin, and refuses under every profile: only then may it stand for others."""
-    return finding.subject == plugin.name and finding.severity("serve") is Severity.REFUSE

@@ -103,9 +103,11 @@ class KeyNames:
         if found := self._by_func.get(key.func) or self._by_module.get(key.func):
             return [str(other) for other in found[:3]]
         family = _family(key)
+        if family not in self._by_siblings:
+            return []
         names = self._siblings.get(family)
         if names is None:
-            funcs = (other.func for other in self._by_siblings.get(family, ()))
+            funcs = (other.func for other in self._by_siblings[family])
             names = self._siblings[family] = Names(funcs, allowance=self._allowance)
         return [f"{key.module}::{func}" for func in names.near(key.func, cutoff=MISSPELT)]
 

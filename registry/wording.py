@@ -6,8 +6,8 @@ from collections.abc import Sequence
 MOST_NAMED = 8
 
 
-def listed(names: Sequence[object], most: int = MOST_NAMED) -> str:
+def listed(names: Sequence[object], most: int = MOST_NAMED, separator: str = ", ") -> str:
     """Return ``a, b, c``; of many names the first, and how many more there are: ``a, b and 40 more``."""
     if len(names) <= most + 1:  # "and 1 more" is no shorter than the name
-        return ", ".join(map(str, names))
-    return f"{', '.join(map(str, names[:most]))} and {len(names) - most} more"
+        return separator.join(map(str, names))
+    return f"{separator.join(map(str, names[:most]))} and {len(names) - most} more"

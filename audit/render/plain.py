@@ -16,6 +16,8 @@ def ascii_only(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return text without anything that a terminal would obey; letters of any script stay."""
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(c if c == "\n" or c.isprintable() else _escape(c) for c in text)
 
 

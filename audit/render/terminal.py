@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import TextIO
 
-from kernel_muster.audit.render.plain import printable
+from kernel_muster.audit.render.plain import columns, printable
 from kernel_muster.audit.render.sections import Entry, Section, Table, headline, sections, tone_of
+from kernel_muster.audit.render.text import entry_lines
 from kernel_muster.audit.report import Report
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,6 +13,10 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+#: So many rows of a section have colour and fitted columns, at up to 1 ms each. The rest is plain text.
+MOST_STYLED = 200
+#: So many letters of one line are wrapped between words.
+MOST_LETTERS = 10_000
 _STYLES = {"refuse": "bold red", "warn": "yellow", "note": "cyan"}
 _LABELS = {"remedy": "green", "log": "dim", "explains": "dim"}
 
@@ -40,12 +45,29 @@ def print_sections(
 
 def _print_section(console: Console, section: Section) -> None:
     console.print(_text(section.title, _STYLES.get(section.tone, "bold")))
-    for entry in section.entries:
-        _print_entry(console, entry, _STYLES.get(section.tone, "bold"))
-    for line in section.lines:
+    for place, entry in enumerate(section.entries):
+        if place < MOST_STYLED and not _is_long(entry):
+            _print_entry(console, entry, _STYLES.get(section.tone, "bold"))
+        else:
+            _print_plain(console, entry_lines(entry))
+    for line in section.lines[:MOST_STYLED]:
         _print_line(console, line)
-    if section.table is not None:
+    _print_plain(console, (f"  {line}" for line in section.lines[MOST_STYLED:]))
+    if section.table is not None and len(section.table.rows) > MOST_STYLED:
+        _print_plain(console, columns(section.table.header, section.table.rows))
+    elif section.table is not None:
         _print_table(console, section.table)
+
+
+def _print_plain(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are; the terminal wraps them."""
+    for line in lines:
+        console.file.write(f"{printable(line)}\n")
+
+
+def _is_long(entry: Entry) -> bool:
+    """Whether a field of a finding is so long that wrapping it takes seconds."""
+    return any(len(line) > MOST_LETTERS for _, lines in entry.fields for line in lines)
 
 
 def _print_line(console: Console, line: str) -> None:

@@ -1,5 +1,6 @@
 """Replay: judge a trace, of any engine, by the same rules as a live boot."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,6 +30,8 @@ from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever, Origin, re
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.records import FailedRequest, LateRegistration, LookupEntry
 from kernel_muster.registry.values import frozen
+
+_WORD = re.compile(r"[\w.+-]+")
 
 
 @frozen
@@ -178,7 +181,8 @@ def _catalog(trace: Trace) -> Catalog:
         Finding(f.code, f.subject, f.why, f.where, f.remedies, log=f.log, explains=f.explains) for f in trace.findings
     ]
     findings += [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
-    findings += [_unexplained(plugin) for plugin in trace.plugins if _is_unexplained(plugin, findings)]
+    named = _named_in(findings)
+    findings += [_unexplained(plugin) for plugin in trace.plugins if _did_not_load(plugin) and plugin.name not in named]
     every = [_registered(row, trace.target.arch) for row in trace.kernels]
     malformed = [finding for one in every if (finding := _malformed(one)) is not None]
     provided: dict[str, set[KernelKey]] = {}
@@ -278,12 +282,15 @@ def _is_error(code: str) -> bool:
     return CODES[code].group == "plugins" and (CODES[code].serve is Severity.REFUSE or code == "PLUGIN_EMPTY")
 
 
-def _is_unexplained(plugin: TracePlugin, findings: Iterable[Finding]) -> bool:
-    """Whether a plugin did not load, and no finding that refuses says why."""
-    if plugin.status not in ("failed", "mismatched"):
-        return False
+def _did_not_load(plugin: TracePlugin) -> bool:
+    return plugin.status in ("failed", "mismatched")
+
+
+def _named_in(findings: Iterable[Finding]) -> set[str]:
+    """Return the words that findings which refuse are about, names of plugins among them."""
     refusing = (f for f in findings if f.severity("serve") is Severity.REFUSE)
-    return not any(plugin.name in text for f in refusing for text in (f.subject, *f.where, *f.explains))
+    texts = [text for f in refusing for text in (f.subject, *f.where, *f.explains)]
+    return {*texts, *(word.strip(".") for text in texts for word in _WORD.findall(text))}
 
 
 def _unexplained(plugin: TracePlugin) -> Finding:

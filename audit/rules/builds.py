@@ -16,7 +16,7 @@ _TOOLCHAIN = {"TOOLCHAIN_MISSING": "toolchain", "TOOLCHAIN_TOO_OLD": "toolchain"
 
 def failed_builds(evidence: Evidence) -> list[Finding]:
     """Report builds and loads that failed: one finding a cause, with all keys that it leaves without a kernel."""
-    causes: dict[tuple[str, str, str], Finding] = {}
+    causes: dict[tuple[str, str, str], _Cause] = {}
     for row in evidence.rows:
         for key in evidence.evaluated(row):
             state = evidence.states.get(key)
@@ -25,9 +25,8 @@ def failed_builds(evidence: Evidence) -> list[Finding]:
             failure = state.failure
             subject = _TOOLCHAIN.get(failure.code, failure.subject)
             place = (failure.code, failure.why, failure.log)
-            known = causes.get(place) or replace(failure, subject=subject, where=(), layers=())
-            causes[place] = _also(known, key, row)
-    return list(causes.values())
+            causes.setdefault(place, _Cause(replace(failure, subject=subject, where=(), layers=()))).add(key, row)
+    return [cause.finding for cause in causes.values()]
 
 
 def of_all_builds(evidence: Evidence) -> Iterator[Finding]:
@@ -37,7 +36,7 @@ def of_all_builds(evidence: Evidence) -> Iterator[Finding]:
 
 def unreadable_sources(evidence: Evidence) -> list[Finding]:
     """Report sources that cannot be read where no build has said so: nobody knows what would serve."""
-    causes: dict[str, Finding] = {}
+    causes: dict[str, _Cause] = {}
     for row in evidence.rows:
         *_, key = evidence.evaluated(row)
         chosen = evidence.decide(key).chosen
@@ -49,20 +48,32 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
             continue
         why = error.why if isinstance(error, BuildFailure) else one_line(error)
         remedy = f"reinstall {chosen.provider.distribution}: its package data lacks the source, or it cannot be read"
-        known = causes.get(why) or Finding("COMPILE_FAILED", str(key), why, remedies=(remedy,))
-        causes[why] = _also(known, key, row)
-    return list(causes.values())
+        causes.setdefault(why, _Cause(Finding("COMPILE_FAILED", str(key), why, remedies=(remedy,)))).add(key, row)
+    return [cause.finding for cause in causes.values()]
 
 
-def _also(finding: Finding, key: KernelKey, row: LookupRow) -> Finding:
-    """Return a finding that leaves one more key without a kernel."""
-    consequences = () if str(key) == finding.subject else (f"{key} has no code",)
-    return replace(
-        finding,
-        where=tuple(dict.fromkeys((*finding.where, *row.sites))),
-        layers=tuple(dict.fromkeys((*finding.layers, *row.layers))),
-        explains=tuple(dict.fromkeys((*finding.explains, *consequences))),
-    )
+class _Cause:
+    """A failure with all keys that it leaves without a kernel."""
+
+    def __init__(self, failure: Finding) -> None:
+        self._failure = failure
+        self._where = dict.fromkeys(failure.where)
+        self._layers = dict.fromkeys(failure.layers)
+        self._explains = dict.fromkeys(failure.explains)
+
+    def add(self, key: KernelKey, row: LookupRow) -> None:
+        """Add a key and the places that asked for it."""
+        self._where.update(dict.fromkeys(row.sites))
+        self._layers.update(dict.fromkeys(row.layers))
+        if str(key) != self._failure.subject:
+            self._explains[f"{key} has no code"] = None
+
+    @property
+    def finding(self) -> Finding:
+        """The finding about the failure."""
+        return replace(
+            self._failure, where=tuple(self._where), layers=tuple(self._layers), explains=tuple(self._explains)
+        )
 
 
 def failed_proofs(evidence: Evidence) -> Iterator[Finding]:

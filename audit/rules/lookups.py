@@ -189,10 +189,13 @@ def slow_tiers(evidence: Evidence) -> list[Finding]:
 def signatures(evidence: Evidence) -> list[Finding]:
     """Report kernels that implement another contract than the key's owner does."""
     found = []
+    owners: dict[KernelKey, str] = {}
     for row in evidence.rows:
         for key in evidence.evaluated(row):
             chosen = evidence.decide(key).chosen
-            owner = owner_contract(evidence.catalog, evidence.decide(key).renamed_to or key)
+            if key not in owners:
+                owners[key] = owner_contract(evidence.catalog, evidence.decide(key).renamed_to or key)
+            owner = owners[key]
             if chosen is None or not owner or not chosen.spec.contract or chosen.spec.contract == owner:
                 continue
             why = f"{chosen.provider} implements contract {chosen.spec.contract}, but {key} has contract {owner}"
@@ -204,7 +207,7 @@ def signatures(evidence: Evidence) -> list[Finding]:
 def owner_contract(catalog: Catalog, key: KernelKey) -> str:
     """Return the contract that a key's owner gives it: the host, else the plugin whose namespace it lies in."""
     registered = catalog.by_key.get(key, ())
-    plugins = {row.name: row for row in catalog.plugins}
+    plugins = catalog.plugins_by_name
     of_host = [r for r in registered if r.provider.distribution == HOST_DISTRIBUTION]
     of_plugin = [r for r in registered if (row := plugins.get(r.provider.plugin)) and row.owns_module(key.module)]
     return next((r.spec.contract for r in (*of_host, *of_plugin)), "")

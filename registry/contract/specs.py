@@ -160,6 +160,8 @@ class KernelSpec:
             found.append(f"archs is {self.archs!r}, expected a tuple with at least one entry")
         else:
             found.extend(error for entry in self.archs if (error := _error(parse_code_arch, entry)))
+            if len({repr(entry) for entry in self.archs}) < len(self.archs):
+                found.append("archs names an entry more than once")
         if self.tier not in ("fast", "reference"):
             found.append(f"tier is {self.tier!r}, expected 'fast' or 'reference'")
         if not is_backend(self.backend):

@@ -1,19 +1,24 @@
 """Rules that compare plugins with each other: names that collide, namespaces, contracts, overrides."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.discovery.conformance import call_problems
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.keys import KernelKey, did_you_mean, key_problem, parse_key
+from kernel_muster.registry.keys import KernelKey, key_problem, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
 from kernel_muster.registry.selection.catalog import PluginRow
+from kernel_muster.registry.suggestions import Names
+from kernel_muster.registry.wording import MOST_NAMED, listed
 
 Items = Mapping[str, Sequence[Any]]
 Plugin = tuple[PluginRow, Items]
+#: The plugin with a problem, by its name and the problem: a row takes long to hash.
+Problems = dict[tuple[str, str], PluginRow]
 
 
 @dataclass
@@ -68,10 +73,10 @@ def _opaque(unsound: Sequence[Plugin], hook: str) -> tuple[PluginRow, ...]:
     return tuple(row for row, items in unsound if not items.get(hook))
 
 
-def _replaces(spec: KernelSpec, rows: Iterable[PluginRow]) -> bool:
-    """Whether a spec says that it replaces something of one of these plugins."""
-    names = {row.distribution for row in rows}
-    return spec.overrides in names or (spec.replaces_module is not None and spec.replaces_module[1] in names)
+def _replaces(spec: KernelSpec, distributions: Container[str]) -> bool:
+    """Whether a spec replaces something of one of these distributions."""
+    module, overrides = spec.replaces_module, spec.overrides
+    return (overrides is not None and overrides in distributions) or (module is not None and module[1] in distributions)
 
 
 def _where(row: PluginRow) -> str:
@@ -132,27 +137,22 @@ def _namespaces(
     known = [(row, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
     known += [(row, key) for row, _ in unsound for key in row.keys]
     owned = {key for row, key in known if _owns(row, key)} | opened.keys()
-    opaque = _opaque(unsound, "muster_kernels")
+    opaque = {row.distribution for row in _opaque(unsound, "muster_kernels")}
+    hidden = _opaque(unsound, "muster_contracts")
+    contracts = _contract_names((*plugins, *unsound))
+    names = Names(map(str, owned))
     for row, items in plugins:
         # What replaces the kernel of a plugin that failed is no new key: that it failed is a finding already. What
         # implements the contract of one may be open under it.
         new = {spec.kernel_key for spec in _specs(items) if not _replaces(spec, opaque)}
-        strangers = sorted(new - owned - _of_unknown_contracts(items, plugins, unsound))
-        if strangers:
+        of_others = {spec.kernel_key for spec in _specs(items) if hidden and spec.contract not in contracts}
+        if strangers := sorted(new - owned - of_others):
             why = (
                 f"{', '.join(map(str, strangers))}: nobody else provides these keys, and new keys of {row.name} live "
-                f"in modules that begin with {row.namespace}{did_you_mean(str(strangers[0]), map(str, owned))}"
+                f"in modules that begin with {row.namespace}{names.did_you_mean(str(strangers[0]))}"
             )
             remedies = (f"name the module {row.namespace}_<something>, or correct the key",)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
-
-
-def _of_unknown_contracts(items: Items, plugins: Sequence[Plugin], unsound: Sequence[Plugin]) -> set[KernelKey]:
-    """Return the keys whose contract a plugin that did not load may have registered, and opened them with it."""
-    if not _opaque(unsound, "muster_contracts"):
-        return set()
-    known = _contract_names((*plugins, *unsound))
-    return {spec.kernel_key for spec in _specs(items) if spec.contract not in known}
 
 
 def _open_contracts(plugins: Sequence[Plugin], opened: Mapping[KernelKey, str], rejected: Rejected) -> None:
@@ -180,11 +180,11 @@ def _aliases(plugins: Sequence[Plugin], rejected: Rejected) -> None:
     """An old name means one key, is none itself, and lies in the namespace of who gives it, or of the key's owner."""
     clashing = check_alias_claims(plugins, rejected)
     granted = {(alias, key) for row, alias, key in _given(plugins) if _owns(row, alias)}
-    problems: dict[tuple[PluginRow, str], None] = {}
+    problems: Problems = {}
     for row, alias, key in _given(plugins):
         if alias not in clashing and (alias, key) not in granted:
             why = f"{key}: alias {alias} does not lie in a module that begins with {row.namespace}"
-            problems[row, why] = None
+            problems[row.name, why] = row
     _refuse_aliases(problems, rejected)
 
 
@@ -196,14 +196,15 @@ def check_alias_claims(plugins: Sequence[Plugin], rejected: Rejected) -> set[Ker
         claims.setdefault(alias, set()).add(key)
     registered = {spec.kernel_key for _, items in plugins for spec in _specs(items)}
     has_guest = {alias for row, alias, _ in given if not row.is_host}
-    problems: dict[tuple[PluginRow, str], None] = {}
+    several = {alias: listed(sorted(keys), separator=" and ") for alias, keys in claims.items() if len(keys) > 1}
+    problems: Problems = {}
     for row, alias, key in given:
         if row.is_host and alias in has_guest:
             continue  # the host keeps a name that somebody else takes too
         if alias in registered:
-            problems[row, f"{key}: alias {alias} is a key of its own"] = None
-        elif len(claims[alias]) > 1:
-            problems[row, f"alias {alias} is given to {' and '.join(map(str, sorted(claims[alias])))}"] = None
+            problems[row.name, f"{key}: alias {alias} is a key of its own"] = row
+        elif alias in several:
+            problems[row.name, f"alias {alias} is given to {several[alias]}"] = row
     _refuse_aliases(problems, rejected)
     return {alias for alias, keys in claims.items() if alias in registered or len(keys) > 1}
 
@@ -214,23 +215,22 @@ def _given(plugins: Sequence[Plugin]) -> list[tuple[PluginRow, KernelKey, Kernel
             for a in spec.aliases]  # fmt: skip
 
 
-def _refuse_aliases(problems: Iterable[tuple[PluginRow, str]], rejected: Rejected) -> None:
+def _refuse_aliases(problems: Problems, rejected: Rejected) -> None:
     remedies = ("an alias is an old name of the plugin's own key: correct it, or drop it",)
-    for row, why in problems:
+    for (_, why), row in problems.items():
         rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
 def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rejected) -> None:
     """Each spec names a contract that somebody registers."""
     known = _contract_names((*plugins, *unsound))
+    names, absent = Names(known), _listed(_opaque(unsound, "muster_contracts"))
     for row, items in plugins:
-        unknown = sorted({spec.contract for spec in _specs(items)} - known)
-        for name in unknown:
-            keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.contract == name))
-            why = f"{keys}: nobody registers the contract {name!r}{did_you_mean(name, known)}"
+        for name, keys in _keys_by((spec.contract, spec) for spec in _specs(items) if spec.contract not in known):
+            why = f"{keys}: nobody registers the contract {name!r}{names.did_you_mean(name)}"
             remedies: tuple[str, ...] = ("return the contract from muster_contracts, or correct its name",)
-            if absent := _opaque(unsound, "muster_contracts"):
-                why += f"; what {_listed(absent)} registers is not known"
+            if absent:
+                why += f"; what {absent} registers is not known"
                 remedies = ("first have those plugins load which did not", *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
@@ -240,20 +240,28 @@ def _opt_ins(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rej
     declared = (item for _, items in (*plugins, *unsound) for item in items.get("muster_levers", ()))
     known = {lever.name for lever in CORE_LEVERS}
     known |= {item.name for item in declared if isinstance(item, Lever) and isinstance(item.name, str)}
-    absent = _opaque(unsound, "muster_levers")
+    names, absent = Names(known, PREFIX), _listed(_opaque(unsound, "muster_levers"))
     for row, items in plugins:
-        for name in sorted({spec.opt_in for spec in _specs(items) if spec.opt_in is not None} - known):
-            keys = ", ".join(sorted(spec.key for spec in _specs(items) if spec.opt_in == name))
-            why = f"{keys}: opt_in={name!r}, and nobody declares such a lever{did_you_mean(name, known, PREFIX)}"
+        waiting = ((spec.opt_in, spec) for spec in _specs(items) if spec.opt_in is not None)
+        for name, keys in _keys_by((name, spec) for name, spec in waiting if name not in known):
+            why = f"{keys}: opt_in={name!r}, and nobody declares such a lever{names.did_you_mean(name)}"
             remedies: tuple[str, ...] = ("declare the lever in muster_levers, correct its name, or drop opt_in",)
             if absent:
-                why += f"; what {_listed(absent)} registers is not known"
+                why += f"; what {absent} registers is not known"
                 remedies = ("first have those plugins load which did not", *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
+def _keys_by(labelled: Iterable[tuple[str, KernelSpec]]) -> list[tuple[str, str]]:
+    """Return each label with the keys of its specs, sorted."""
+    keys: dict[str, list[str]] = {}
+    for label, spec in labelled:
+        keys.setdefault(label, []).append(spec.key)
+    return [(label, ", ".join(sorted(keys[label]))) for label in sorted(keys)]
+
+
 def _listed(rows: Iterable[PluginRow]) -> str:
-    return ", ".join(f"{row.name} ({row.status})" for row in rows)
+    return listed([f"{row.name} ({row.status})" for row in rows])
 
 
 def _functions(plugins: Sequence[Plugin], rejected: Rejected) -> None:
@@ -283,16 +291,13 @@ def _weight_layouts(plugins: Sequence[Plugin], rejected: Rejected) -> None:
 
 def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequence[Plugin] = ()) -> None:
     """An override names a distribution, other than its own, that has the key (or the module), or that did not load."""
-    providers: dict[KernelKey, set[str]] = {}
-    modules: dict[str, set[str]] = {}
-    for row, items in plugins:
-        for spec in _specs(items):
-            providers.setdefault(spec.kernel_key, set()).add(row.distribution)
-            modules.setdefault(spec.kernel_key.module, set()).add(row.distribution)
-    for row, _ in unsound:
-        for key in row.keys:
-            providers.setdefault(key, set()).add(row.distribution)
-            modules.setdefault(key.module, set()).add(row.distribution)
+    offers = [(row.distribution, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
+    offers += [(row.distribution, key) for row, _ in unsound for key in row.keys]
+    providers: dict[KernelKey, dict[str, None]] = {}  # sorted
+    modules: dict[str, dict[str, None]] = {}
+    for distribution, key in sorted(offers):
+        providers.setdefault(key, {})[distribution] = None
+        modules.setdefault(key.module, {})[distribution] = None
     unknown = {row.distribution for row in _opaque(unsound, "muster_kernels")}
     for row, items in plugins:
         for spec in _specs(items):
@@ -306,19 +311,26 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequ
 def _override_problems(
     row: PluginRow,
     spec: KernelSpec,
-    providers: Mapping[KernelKey, set[str]],
-    modules: Mapping[str, set[str]],
+    providers: Mapping[KernelKey, Mapping[str, None]],
+    modules: Mapping[str, Mapping[str, None]],
     unknown: set[str],
 ) -> Iterable[str]:
-    name = spec.overrides
-    others = sorted(providers[spec.kernel_key] - {row.distribution})
-    if name is not None and name not in others and name not in unknown:
-        yield f"overrides={name!r}, but {name} does not provide it; others that do: {', '.join(others) or 'none'}"
+    name, own = spec.overrides, row.distribution
+    if name is not None and name not in unknown and (name == own or name not in providers[spec.kernel_key]):
+        others = _others(providers[spec.kernel_key], own)
+        yield f"overrides={name!r}, but {name} does not provide it; others that do: {others or 'none'}"
     if spec.replaces_module is None:
         return
     module, name = spec.replaces_module
     if module != spec.kernel_key.module:
         yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
-    elif name not in unknown and (name == row.distribution or name not in modules[module]):
-        others = sorted(modules[module] - {row.distribution})
-        yield f"replaces_module names {name!r}, but {module} is provided by {', '.join(others) or 'nobody else'}"
+    elif name not in unknown and (name == own or name not in modules[module]):
+        others = _others(modules[module], own)
+        yield f"replaces_module names {name!r}, but {module} is provided by {others or 'nobody else'}"
+
+
+def _others(distributions: Mapping[str, None], own: str) -> str:
+    """Return the distributions other than one; of thousands it reads the first alone."""
+    first = islice((name for name in distributions if name != own), MOST_NAMED)
+    more = len(distributions) - MOST_NAMED - (own in distributions)
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

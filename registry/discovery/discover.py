@@ -4,8 +4,10 @@ Plugins are loaded sorted by name, each in a transaction; rules that compare plu
 nothing depends on the order of plugins, of entry points, or of ``sys.path``.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +24,7 @@ from kernel_muster.registry.plugin_code.entered import tell_guest
 from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
+from kernel_muster.registry.wording import listed
 
 
 @frozen
@@ -230,26 +233,72 @@ def _failed(draft: Draft, *notes: str) -> Draft:
 
 
 def _drop_orphans(drafts: list[Draft], findings: list[Finding]) -> tuple[list[Draft], list[Finding]]:
-    """Drop plugins whose contracts failed with another plugin: consequences, listed in that plugin's finding."""
+    """Drop plugins whose contracts failed with another plugin: consequences, listed in that plugin's finding.
+
+    A plugin that is dropped takes its own contracts along; the first in order goes first.
+    """
+    places, notes = _Places(findings), dict[int, list[str]]()
+    contracts = _Contracts(drafts)
     causes: dict[str, Draft] = {}  # of plugins dropped here: the plugin with the finding
-    while True:
-        sound = {contract.name for d in drafts if d.is_sound for contract in contracts_of(d.loaded.items)}
-        owner = {c.name: d for d in drafts if not d.is_sound for c in contracts_of(d.loaded.items)}
-        orphan = next((d for d in drafts if d.is_sound and _needs(d) - sound), None)
-        if orphan is None:
-            return drafts, findings
-        lost = sorted(_needs(orphan) - sound)
-        culprit = owner[lost[0]]
-        note = f"plugin {orphan.row.name} needs the contract {', '.join(lost)} of {culprit.row.name}, which failed"
-        drafts = [_failed(d, note) if d is orphan else d for d in drafts]
-        culprit = causes[orphan.row.name] = causes.get(culprit.row.name, culprit)
-        at = next(i for i, finding in enumerate(findings) if _is_about(finding, culprit.row))
-        findings = [f.explaining([note]) if i == at else f for i, f in enumerate(findings)]
+    waiting = [at for at, draft in enumerate(drafts) if draft.is_sound and contracts.lost_by(draft)]
+    while waiting:
+        at = heappop(waiting)
+        draft = drafts[at]
+        if not draft.is_sound:
+            continue
+        lost = contracts.lost_by(draft)
+        culprit = drafts[contracts.lost[lost[0]]]
+        note = f"plugin {draft.row.name} needs the contract {listed(lost)} of {culprit.row.name}, which failed"
+        drafts[at] = _failed(draft, note)
+        for user in contracts.lose(at, drafts):
+            heappush(waiting, user)
+        culprit = causes[draft.row.name] = causes.get(culprit.row.name, culprit)
+        notes.setdefault(places.of(culprit.row), []).append(note)
+    return drafts, [f.explaining(notes[at]) if at in notes else f for at, f in enumerate(findings)]
 
 
-def _is_about(finding: Finding, row: PluginRow) -> bool:
-    """Whether a finding refuses a plugin: it is its subject, or one of several that are at fault together."""
-    return finding.subject == row.name or f"{row.distribution} {row.version} ({row.value})" in finding.where
+class _Contracts:
+    """The contracts of plugins: those that are lost, each with the plugin that had it, and the users of each."""
+
+    def __init__(self, drafts: Sequence[Draft]) -> None:
+        self.lost: dict[str, int] = {}
+        self._sound = Counter(c.name for draft in drafts if draft.is_sound for c in contracts_of(draft.loaded.items))
+        self._users: dict[str, list[int]] = {}
+        for at, draft in enumerate(drafts):
+            for name in _needs(draft) if draft.is_sound else ():
+                self._users.setdefault(name, []).append(at)
+            for contract in contracts_of(draft.loaded.items) if not draft.is_sound else ():
+                self.lost[contract.name] = at
+
+    def lost_by(self, draft: Draft) -> list[str]:
+        """Return the contracts that a plugin needs and no sound plugin has."""
+        return sorted(name for name in _needs(draft) if not self._sound[name])
+
+    def lose(self, at: int, drafts: Sequence[Draft]) -> Iterator[int]:
+        """Take the contracts of one plugin away; yield the plugins that need them."""
+        for contract in contracts_of(drafts[at].loaded.items):
+            self._sound[contract.name] -= 1
+            self.lost[contract.name] = max(at, self.lost.get(contract.name, 0))
+            if not self._sound[contract.name]:
+                yield from self._users.get(contract.name, ())
+
+
+class _Places:
+    """The place of the first finding about each plugin: its subject, or one of several at fault together."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._subjects: dict[str, int] = {}
+        self._where: dict[str, int] = {}
+        for at, finding in enumerate(findings):
+            self._subjects.setdefault(finding.subject, at)
+            for text in finding.where:
+                self._where.setdefault(text, at)
+
+    def of(self, row: PluginRow) -> int:
+        """Return the place of the first finding about a plugin that failed; it has one."""
+        label = f"{row.distribution} {row.version} ({row.value})"
+        found = (self._subjects.get(row.name), self._where.get(label))
+        return min(at for at in found if at is not None)
 
 
 def _needs(draft: Draft) -> set[str]:

@@ -105,6 +105,11 @@ class Catalog:
         """Return the plugins in one state."""
         return tuple(row for row in self.plugins if row.status == status)
 
+    @cached_property
+    def plugins_by_name(self) -> Mapping[str, PluginRow]:
+        """The plugins by name; of several that compete for one name, the last."""
+        return {row.name: row for row in self.plugins}
+
     def absent_provider(self, key: KernelKey) -> PluginRow | None:
         """Return the failed or blocked plugin that would have provided a key, if one is known to."""
         if row := self._absent_by_key.get(key):

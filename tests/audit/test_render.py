@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from kernel_muster.audit.render.sections import (
 from kernel_muster.audit.render.terminal import print_report, print_sections
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Counts, FindingRow, KernelRow, LayoutRow, LeverRow, Report, WaiverRow
+from work import instructions
 
 
 def finding(code: str = "MISSING", severity: Any = "refuse", **fields: Any) -> FindingRow:
@@ -428,3 +431,34 @@ def test_renderers_agree_on_the_first_line() -> None:
     made = replace(report(finding()), model="m_1")
     assert render_text(made).splitlines()[0] == headline(made)
     assert render_markdown(made).splitlines()[0] == "## " + headline(made).replace("_", "\\_")
+
+
+def waived(key: str) -> WaiverRow:
+    return WaiverRow(key=key, reason="nobody ships it", where="MODEL.toml:9", until="")
+
+
+def test_thousands_of_findings_are_all_on_a_terminal_and_cost_little_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def made(count: int) -> Report:
+        rows = [finding("PLUGIN_LOAD_FAILED", subject=f"plugin_{n:04}", remedies=()) for n in range(count)]
+        return report(*rows, waivers=tuple(waived(f"acme::k{n:04}") for n in range(count)))
+
+    text = re.sub(r"\x1b\[[0-9;]*m", "", terminal(made(1000)))
+    assert re.findall(r"^ *\d+\. PLUGIN_LOAD_FAILED (\S+)$", text, re.MULTILINE) == [
+        f"plugin_{n:04}" for n in range(1000)
+    ]
+    assert re.findall(r"^  (acme::k\d+) *$", text, re.MULTILINE) == [f"acme::k{n:04}" for n in range(1000)]
+    work = [instructions(partial(print_report, made(count), io.StringIO())) for count in (1000, 2000)]
+    assert work[1] - work[0] < 1000 * 3000
+
+
+def test_table_of_thousands_of_rows_is_whole_on_a_terminal_and_costs_little_each() -> None:
+    def drawn(count: int) -> Report:
+        return report(kernels=tuple(kernel(key=f"acme::k{n:04}") for n in range(count)))
+
+    text = terminal(drawn(1000), verbose=True)
+    assert re.findall(r"^acme::k(\d+) +required  found", text, re.MULTILINE) == [f"{n:04}" for n in range(1000)]
+    work = [instructions(partial(print_report, drawn(count), io.StringIO(), verbose=True)) for count in (500, 1000)]
+    assert work[1] - work[0] < 500 * 6000

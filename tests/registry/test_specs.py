@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_muster.registry.contract.specs import PythonKernel
+from kernel_muster.registry.contract.specs import KernelSpec, PythonKernel
 
 
 @pytest.fixture
@@ -63,3 +63,13 @@ def test_python_kernel_without_a_file_has_the_digest_of_its_bytecode():
 
 def test_python_kernel_of_a_builtin_has_the_digest_of_its_name():
     assert PythonKernel(sys.intern).source_sha256 != PythonKernel(sys.exit).source_sha256
+
+
+def test_spec_that_names_an_architecture_twice_is_refused():
+    def problems(*archs):
+        backend = PythonKernel(print)
+        return KernelSpec(key="a::b", contract="c", archs=archs, backend=backend).problems()
+
+    assert problems("sm_90a", "cpu", "sm_90+") == []
+    assert problems("sm_90a", "cpu", "sm_90a") == ["archs names an entry more than once"]
+    assert problems(["sm_90a"], "sm_90a", "sm_90a")[-1] == "archs names an entry more than once"
