@@ -12,7 +12,6 @@ from kernel_muster.audit.evidence import Asked
 from kernel_muster.audit.opening import Wanted, open_registry_catalog
 from kernel_muster.audit.session import BootOptions, BootSession, abort_process
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.registry.contract.builders import choose_builder
 from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Profile
@@ -137,7 +136,7 @@ def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> An
     (``on_late_miss="abort"``), a builder of the boot that is not ready for production says so when it builds.
     """
     try:
-        builder = choose_builder(kernels.catalog.builders, manifest.model_type, manifest.name)
+        builder = kernels.builder_of(manifest.model_type, manifest.name)
     except MusterError as error:
         # A manifest that leaves its model_type out is named by its first line.
         where = manifest.where("model", "model_type")

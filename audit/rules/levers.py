@@ -9,6 +9,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KeyNames
 from kernel_muster.registry.levers import PREFIX, Levers
+from kernel_muster.registry.selection.records import MALFORMED
 from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
 from kernel_muster.registry.suggestions import Names, named
 
@@ -40,6 +41,8 @@ def _instead_of(asked: str) -> str:
         return "leave it out, or name a model whose manifest says that quant"
     if asked.startswith("checkpoint of "):
         return f"give the folder of a {asked}, or name the model that this one is of"
+    if asked == MALFORMED:
+        return "correct the call: kernel(module, func), try_kernel(module, func) or first_of((module, func), ...)"
     if asked == QUANT:
         return "correct the trace's target.quant, or give the manifest of the model that was built"
     return f"correct the {asked}, or install the plugin that can build it"

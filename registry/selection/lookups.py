@@ -7,11 +7,11 @@ each further one finds that record by the caller's code and instruction and coun
 import sys
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, wraps
 from types import CodeType, FrameType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
-from kernel_muster.registry.contract.builders import ModelBuilder
+from kernel_muster.registry.contract.builders import ModelBuilder, choose_builder
 from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, UsageError
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
@@ -20,9 +20,17 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import HostRunner, NoRunner, Runner
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
+from kernel_muster.registry.plugin_code.plain_text import plain_text
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.handles import AnyHandle, Gate, Handle, NullHandle
-from kernel_muster.registry.selection.records import FailedRequest, LateRegistration, LookupEntry, LookupKind, Phase
+from kernel_muster.registry.selection.records import (
+    MALFORMED,
+    FailedRequest,
+    LateRegistration,
+    LookupEntry,
+    LookupKind,
+    Phase,
+)
 from kernel_muster.registry.selection.select import Selector
 from kernel_muster.registry.selection.sites import is_marked, site_name
 from kernel_muster.registry.values import copied
@@ -185,7 +193,7 @@ class LookupSession:
     def built_by(self, builder: ModelBuilder) -> None:
         """Record that a builder begins to build."""
         with self.lock:
-            self._builders += [] if builder in self._builders else [builder]
+            self._builders += [] if any(builder is known for known in self._builders) else [builder]
 
     @property
     def late_registrations(self) -> tuple[LateRegistration, ...]:
@@ -224,9 +232,7 @@ class LookupSession:
             record = self._records.get(at)
             if record is None:
                 keys, handle = self._found.get(members) or self._answer(members)
-                asker = None if requested_by is None else _plain(requested_by)
-                said = _plain(when or ""), _plain(reached_by or "")
-                record = self._records[at] = _Record(keys, kind, asker, *said, phase, layer, frame)
+                record = self._records[at] = _Record(keys, kind, requested_by, when, reached_by, phase, layer, frame)
                 record.handle = handle or self._missed(record)
             record.count += 1
         if phase == "late":
@@ -237,14 +243,14 @@ class LookupSession:
 
     def _answer(self, members: Members) -> tuple[tuple[KernelKey, ...], Handle | None]:
         """Return the keys of a question, and the handle of the first that resolves; its build begins."""
-        keys = tuple(KernelKey(_plain(module), _plain(func)) for module, func in members)
+        keys = tuple(KernelKey(module, func) for module, func in members)
         for key in keys:
             decision = self.selector.decide(key)
             found = decision.chosen is not None
             self._log.debug("lookup.decided", key=str(key), found=found, reason=decision.reason)
             handle = self.handle_of(key)
-            if handle is not None:
-                self.runner.start(handle.spec)
+            if handle is not None and decision.chosen is not None:
+                self.runner.start(decision.chosen.spec)
                 self._found[members] = keys, handle
                 return keys, handle
         return keys, None
@@ -278,13 +284,43 @@ class LookupSession:
     def request_failed(self, lever: str, why: str, layer: str, site: str) -> None:
         """Record that a lever or option asked for something the model cannot do."""
         with self.lock:
-            said = _plain(why) or "it was not said why"
-            self._requests.append(FailedRequest(_plain(lever), said, layer, _plain(site)))
+            said = plain_text(why) or "it was not said why"
+            self._requests.append(FailedRequest(plain_text(lever), said, layer, plain_text(site)))
+
+    def malformed(self, why: str, layer: str, frame: FrameType) -> None:
+        """Record a question that nobody can answer: its exception may be swallowed. After the seal it is a miss."""
+        frame = self.caller(frame)
+        if not self.sealed:
+            self.request_failed(MALFORMED, why, layer, site_name(frame.f_code, frame.f_lasti))
+            return
+        members = ((MALFORMED, why),)
+        self.look_up((members, id(frame.f_code), frame.f_lasti), members, "required", None, "", "", layer, frame)
 
 
-def _plain(name: object) -> str:
-    """Return a name as text: an enumeration's member that is text counts as its value, as it does in a dict."""
-    return str.__str__(name) if isinstance(name, str) else str(name)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_record(method: _Method) -> _Method:
+    """Record a call whose arguments the method does not take; it is two frames above a lookup that asks."""
+
+    @wraps(method)
+    def asking(lookups: "Lookups", *given: Any, **named: Any) -> Any:
+        try:
+            return method(lookups, *given, **named)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is None:  # the call itself failed
+                lookups.malformed(str(error), sys._getframe(1))
+            raise
+
+    return asking  # type: ignore[return-value]
+
+
+def _is_plain(members: Members, when: str, reached_by: str, requested_by: str | None) -> bool:
+    """Whether all of a question is text and nothing but text. Every lookup asks: no generator here."""
+    for module, func in members:
+        if type(module) is not str or type(func) is not str:
+            return False
+    return type(when) is type(reached_by) is str and (requested_by is None or type(requested_by) is str)
 
 
 class Lookups:
@@ -337,20 +373,23 @@ class Lookups:
 
     def for_layer(self, label: str) -> "Lookups":
         """Return these lookups labelled with a layer: ``layers.3.attn``."""
-        return Lookups(self._live, str(label))
+        return Lookups(self._live, plain_text(label))
 
+    @_on_record
     def kernel(
         self, module: str, func: str, *, when: str = "", reached_by: str = "", requested_by: str | None = None
     ) -> AnyHandle:
         """Look up a kernel that the model cannot run without."""
-        return self._ask(((module, func),), "required", when, reached_by, requested_by, sys._getframe(1))
+        return self._ask(((module, func),), "required", when, reached_by, requested_by, sys._getframe(2))
 
+    @_on_record
     def try_kernel(
         self, module: str, func: str, *, when: str = "", reached_by: str = "", requested_by: str | None = None
     ) -> AnyHandle:
         """Look up a kernel that the model can do without; a falsy handle says that it is absent."""
-        return self._ask(((module, func),), "optional", when, reached_by, requested_by, sys._getframe(1))
+        return self._ask(((module, func),), "optional", when, reached_by, requested_by, sys._getframe(2))
 
+    @_on_record
     def first_of(
         self,
         *members: tuple[str, str],
@@ -360,13 +399,27 @@ class Lookups:
         requested_by: str | None = None,
     ) -> AnyHandle:
         """Look up the first member that resolves; each earlier one that is absent needs a waiver."""
-        if not members:
-            raise UsageError("first_of needs at least one (module, func)")
-        for member in members:
-            if not isinstance(member, tuple) or len(member) != 2:
-                raise UsageError(f"first_of takes (module, func) tuples, got {member!r}")
+        # A class derived from tuple, that of a key for instance, may have a length and an order of its own.
+        pairs: list[Any] = [
+            tuple.__getitem__(one, slice(None)) if issubclass(type(one), tuple) else one for one in members
+        ]
+        wrong = next((one for one in pairs if type(one) is not tuple or len(one) != 2), None)
+        why = ""
+        if not pairs:
+            why = "first_of needs at least one (module, func)"
+        elif wrong is not None:
+            why = f"first_of takes (module, func) tuples, got {plain_text(wrong)}"
+        elif type(required) is not bool:
+            why = f"first_of: required is {plain_text(required)}, expected True or False"
+        if why:
+            self.malformed(why, sys._getframe(2))
+            raise UsageError(why)
         kind: LookupKind = "required" if required else "optional"
-        return self._ask(members, kind, when, reached_by, requested_by, sys._getframe(1))
+        return self._ask(tuple(pairs), kind, when, reached_by, requested_by, sys._getframe(2))
+
+    def malformed(self, why: str, frame: FrameType) -> None:
+        """Record a question that nobody can answer, before its exception is raised."""
+        self._live.malformed(why, self._layer, frame)
 
     def _ask(
         self,
@@ -380,13 +433,14 @@ class Lookups:
         session = self._session
         if session.is_marked(frame.f_code):
             frame = session.caller(frame)
+        if not _is_plain(members, when, reached_by, requested_by):
+            # A name that is a list, say: no plugin registers it, and that is the answer. Of anybody's class nothing is
+            # called: its hash may raise, and its equality find the record of another question.
+            members = tuple((plain_text(module), plain_text(func)) for module, func in members)
+            requested_by = None if requested_by is None else plain_text(requested_by)
+            when, reached_by = ("" if one is None else plain_text(one) for one in (when, reached_by))
         place = (members, id(frame.f_code), frame.f_lasti, kind, requested_by, when, reached_by)
-        try:
-            record = self._places.get(place)
-        except TypeError:  # a name that is a list, say: no plugin registers it, and that is the answer
-            named = tuple((_plain(module), _plain(func)) for module, func in members)
-            asker = None if requested_by is None else _plain(requested_by)
-            return self._ask(named, kind, _plain(when or ""), _plain(reached_by or ""), asker, frame)
+        record = self._places.get(place)
         if record is not None:
             with session.lock:
                 if not session.sealed:
@@ -397,6 +451,10 @@ class Lookups:
         if record.handle or not session.raises:
             self._places[place] = record
         return record.handle
+
+    def builder_of(self, model_type: str | None, model: str) -> ModelBuilder:
+        """Return the one builder of a model type, and no copy of it; MusterError if there is none, or more than one."""
+        return choose_builder(self._live.catalog.builders, model_type, model)
 
     def built_by(self, builder: ModelBuilder) -> None:
         """Say which builder begins to build a model: the report names it and its maturity."""

@@ -9,6 +9,8 @@ from kernel_muster.registry.values import frozen
 
 LookupKind = Literal["optional", "required"]
 Phase = Literal["boot", "late"]
+#: What a question that nobody can answer is recorded as.
+MALFORMED = "(malformed lookup)"
 
 
 @dataclass

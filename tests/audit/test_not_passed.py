@@ -259,3 +259,108 @@ def test_layout_that_is_missing_cannot_be_explained_away_in_a_copy(world):
             copy.readers.clear()
 
     assert world.run(build, {"acme": world.acme("acme::add")}).codes == ["LAYOUT_MISSING"]
+
+
+# malformed questions
+
+
+class Hashless(str):
+    def __hash__(self):
+        raise ValueError("no hash")
+
+
+class Everything(str):
+    """Text that passes for a key that was asked for before."""
+
+    def __hash__(self):
+        return hash("add")
+
+    def __eq__(self, other):
+        return True
+
+
+class Odd:
+    def __getattribute__(self, name):
+        raise SystemExit(0)
+
+    __str__ = __repr__ = __hash__ = __bool__ = __getattribute__
+
+
+class Pair(tuple):
+    def __iter__(self):
+        return iter(("acme", "add"))
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda kernels: kernels.first_of(("acme", "mul", "f32"), ("acme", "add")),
+        lambda kernels: kernels.first_of(),
+        lambda kernels: kernels.first_of("acme::mul"),
+        lambda kernels: kernels.first_of(Odd()),
+        lambda kernels: kernels.first_of(("acme", "add"), required=Odd()),
+        lambda kernels: kernels.first_of(("acme", "add"), needed=True),
+        lambda kernels: kernels.try_kernel("acme::mul"),
+        lambda kernels: kernels.kernel("acme", "mul", "f32"),
+        lambda kernels: kernels.kernel("acme", "mul", layer="layers.0"),
+    ],
+)
+def test_question_whose_exception_is_swallowed_is_on_record(world, ask):
+    def build(boot):
+        boot.kernels.kernel("acme", "add")
+        with contextlib.suppress(Exception):
+            ask(boot.kernels.for_layer("layers.3"))
+
+    outcome = world.run(build, {"acme": world.acme("acme::add")})
+    assert outcome.codes == ["REQUEST_NOT_HONORED"]
+    finding = outcome.finding("REQUEST_NOT_HONORED")
+    assert (finding.subject, finding.layers) == ("(malformed lookup)", ("layers.3",))
+    assert finding.where[0].startswith("tests/audit/test_not_passed.py:")
+    assert finding.remedies[0].startswith("correct the call: kernel(module, func)")
+    assert outcome.replay().findings == outcome.report.findings
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_name_of_any_class_is_a_miss_that_is_on_record(world, number):
+    name = [Hashless("mul"), Everything("mul"), Odd(), [Odd()], {1: Odd()}, 5, None][number]
+
+    def build(boot):
+        boot.kernels.kernel("acme", "add")
+        assert not boot.kernels.try_kernel("acme", name)
+        assert not boot.kernels.first_of(("acme", name), required=False)
+        assert boot.kernels.kernel("acme", "add", when=name, requested_by=name)
+
+    outcome = world.run(build, {"acme": world.acme("acme::add")})
+    assert outcome.codes == ["MISSING"]
+    assert outcome.report.counts.lookups == 4
+
+
+def test_pair_that_passes_for_another_one_is_asked_as_it_is(world):
+    def build(boot):
+        assert not boot.kernels.first_of(Pair(("acme", "mul")))
+
+    assert world.run(build, {"acme": world.acme("acme::add")}).finding("MISSING").subject == "acme::mul"
+
+
+@pytest.mark.parametrize("policy", ["raise", "count"])
+def test_malformed_question_after_the_seal_is_a_late_miss(world, policy):
+    with world.boot({"acme": world.acme("acme::add")}, on_late_miss=policy) as boot:
+        boot.kernels.kernel("acme", "add")
+    with pytest.raises(km.LateKernelMiss if policy == "raise" else km.UsageError):
+        boot.kernels.first_of(("acme", "add", "f32"))
+    (finding,) = boot.late_findings()
+    assert finding.code == "LATE_MISS"
+    assert "first_of takes (module, func) tuples, got ('acme', 'add', 'f32')" in finding.subject
+
+
+def test_malformed_question_after_the_seal_ends_a_server(world):
+    said = []
+    session = world.boot({"acme": world.acme("acme::add")}, on_late_miss="abort", abort=said.append)
+    with session as boot:
+        boot.kernels.kernel("acme", "add")
+    with pytest.raises(km.LateKernelMiss):
+        boot.kernels.first_of("acme::add")
+    assert "first_of takes (module, func) tuples, got acme::add" in said[0]
