@@ -64,6 +64,9 @@ class DraftSteps:
 
     def run(self, caches: Sequence[SequenceState], positions: Sequence[int], rows: Sequence[Any]) -> Any:
         """Return drafts i32 ``(S, drafts)`` behind rows ``(1, H)`` that stand at these positions; caches stay."""
+        if not len(caches) == len(positions) == len(rows) == self._sequences:
+            counts = f"{len(caches)} caches, {len(positions)} positions and {len(rows)} rows"
+            raise UsageError(f"{counts} for a proposal that is recorded for {self._sequences} sequences")
         for at, row in enumerate(rows):
             copy_rows(self._hidden[at : at + 1], row)
         lengths = [cache.length for cache in caches]

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from kernel_muster.models.decode.proposer import Committed, Proposer
+from kernel_muster.models.decode.proposer import Committed, Proposer, check_proposer, checked_drafts
 from kernel_muster.models.memory.state import ModelState, SequenceState, i32, is_int
 from kernel_muster.models.model import Model, Pass
 from kernel_muster.models.policy.rows import committed_rows
@@ -110,6 +110,8 @@ class GreedyDecoder:
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
         """Return ``new_tokens`` tokens behind each prompt."""
         check_run(self.state, prompts, new_tokens, self.longest)
+        if self.proposer is not None:
+            check_proposer(self.proposer)
         with self.model.memory.active():
             return self._run(prompts, new_tokens)
 
@@ -218,7 +220,8 @@ class GreedyDecoder:
         assert self.proposer is not None  # noqa: S101  (the caller has just looked)
         sequences = [one.sequence for one in growing]
         start = perf_counter()
-        drafts = self.proposer.propose(sequences, [one.last for one in growing])
+        given = self.proposer.propose(sequences, [one.last for one in growing])
+        drafts = checked_drafts(self.proposer, given, len(sequences), self.model.dims.vocab)
         found.draft_s.append(perf_counter() - start)
         ids = [[one.last, *row] for one, row in zip(growing, drafts.tolist(), strict=True)]
         verify = self.verify or self.model.verify

@@ -1,10 +1,14 @@
-"""What a decode loop knows of a proposer."""
+"""The protocol of a proposer, and the checks of a decode loop: any object may be given in its place."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kernel_muster.models.memory.state import SequenceState
+import numpy as np
+from kernel_muster.models.memory.state import SequenceState, i32, is_int
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
+
+_METHODS = ("open", "close", "commit", "propose")
 
 
 @frozen
@@ -46,3 +50,28 @@ class Proposer(Protocol):
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
         """Return drafts i32 ``(S, drafts)`` that follow each sequence's last token, which the target has not read."""
+
+
+def check_proposer(proposer: Proposer) -> None:
+    """UsageError for an object that is no proposer, before the first pass."""
+    name = type(proposer).__name__
+    if lacking := [method for method in _METHODS if not callable(getattr(proposer, method, None))]:
+        raise UsageError(f"proposer {name} has no method {', '.join(lacking)}")
+    drafts, reads = getattr(proposer, "drafts", None), getattr(proposer, "reads", None)
+    if not is_int(drafts) or drafts < 1:
+        raise UsageError(f"proposer {name}: drafts is {drafts!r}, expected an integer of at least 1")
+    if not isinstance(reads, tuple) or not all(map(is_int, reads)):
+        raise UsageError(f"proposer {name}: reads is {reads!r}, expected a tuple of layers")
+
+
+def checked_drafts(proposer: Proposer, drafts: object, sequences: int, vocab: int) -> Any:
+    """Return drafts i32 ``(S, drafts)`` of a proposal; UsageError for anything else that ``propose`` returned."""
+    name, shape = type(proposer).__name__, (sequences, proposer.drafts)
+    wanted = f"expected a NumPy array of integers {shape}: a row for each sequence, a token for each draft"
+    if not isinstance(drafts, np.ndarray):
+        raise UsageError(f"proposer {name}: propose returned {type(drafts).__name__}, {wanted}")
+    if drafts.shape != shape or drafts.dtype.kind not in "iu":
+        raise UsageError(f"proposer {name}: propose returned {drafts.dtype} {drafts.shape}, {wanted}")
+    if strange := [token for token in drafts.ravel().tolist() if not 0 <= token < vocab]:
+        raise UsageError(f"proposer {name}: propose returned token {strange[0]}, expected 0 to {vocab - 1}")
+    return i32(drafts)

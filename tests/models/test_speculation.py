@@ -6,6 +6,7 @@ bit of a logit differently, so that only such a near tie can turn. On GEMV kerne
 allowed.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.decode.drafts import DraftSteps
 from kernel_muster.models.decode.generate import Gate, Generated, GreedyDecoder
 from kernel_muster.models.decode.proposer import Committed
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.drafter import Drafter, drafter_from_dims
-from kernel_muster.models.memory.state import SequenceState, StateSizes
+from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes
 from kernel_muster.models.model import Model
 from kernel_muster.models.policy.speculation import speculation_pays
 from kernel_muster.models.proposers.dflash import DflashProposer
@@ -333,6 +335,65 @@ def test_speculation_without_its_parts_is_refused(
         dflash.commit(Committed([sequence], [1], [0], None, None, [1]))
     with pytest.raises(UsageError, match="tiny is no drafter"):
         drafter_from_dims(tiny_dims["dense"], None, None)  # type: ignore[arg-type]
+
+
+GOOD = np.ones((3, 2), np.int32)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (None, "propose returned NoneType, expected a NumPy array of integers (3, 2): a row for each sequence, a token"),
+    (GOOD.tolist(), "propose returned list, expected"), ((), "propose returned tuple, expected"),
+    (GOOD[:2], "propose returned int32 (2, 2), expected a NumPy array of integers (3, 2)"),
+    (GOOD[:, :1], "propose returned int32 (3, 1), expected"), (GOOD[:0], "propose returned int32 (0, 2), expected"),
+    (np.ones((3, 3), np.int32), "propose returned int32 (3, 3), expected"),
+    (GOOD[0], "propose returned int32 (2,), expected"), (np.int32(1), "propose returned int32, expected"),
+    (GOOD.astype(np.float32), "propose returned float32 (3, 2), expected"),
+    (GOOD.astype(bool), "propose returned bool (3, 2), expected"),
+    (GOOD * -1, "propose returned token -1, expected 0 to 95"), (GOOD * 96, "propose returned token 96, expected 0"),
+    (GOOD.astype(np.int64) << 32, "propose returned token 4294967296, expected 0"),
+])  # fmt: skip
+def test_proposal_that_is_no_row_of_tokens_for_each_sequence_is_refused(
+    tiny: Make, make_levers: MakeLevers, plain: Callable[..., Generated], monkeypatch: pytest.MonkeyPatch, given: Any,
+    said: str,
+) -> None:  # fmt: skip
+    model, proposer = tiny("dense"), MtpProposer(tiny("dense"), make_levers(), 2, SIZES)
+    assert model.dims.vocab == 96
+    decoder = decoder_of(model, proposer)
+    with monkeypatch.context() as patch:
+        patch.setattr(proposer, "propose", lambda sequences, last_ids: given)
+        with pytest.raises(UsageError) as caught:
+            decoder.run(PROMPTS, NEW)
+    assert str(caught.value).startswith(f"proposer MtpProposer: {said}")
+    assert_same_tokens(decoder.run(PROMPTS, NEW), plain("dense"), exact=False)  # nothing is left of the refused run
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("drafts", 0, "drafts is 0, expected an integer of at least 1"), ("drafts", None, "drafts is None, expected"),
+    ("drafts", True, "drafts is True, expected"), ("drafts", 2.0, "drafts is 2.0, expected"),
+    ("reads", None, "reads is None, expected a tuple of layers"), ("reads", ("0",), "reads is ('0',), expected"),
+])  # fmt: skip
+def test_proposer_that_does_not_keep_the_protocol_is_refused_before_the_first_pass(
+    tiny: Make, make_levers: MakeLevers, name: str, value: Any, said: str
+) -> None:
+    proposer = MtpProposer(tiny("dense"), make_levers(), 2, SIZES)
+    setattr(proposer, name, value)
+    with pytest.raises(UsageError, match=re.escape(f"proposer MtpProposer: {said}")):
+        run(tiny("dense"), proposer)
+    assert len(proposer._state._free_slots) == SIZES.sequences
+
+
+def test_object_that_is_no_proposer_is_refused(tiny: Make) -> None:
+    with pytest.raises(UsageError, match="proposer object has no method open, close, commit, propose"):
+        run(tiny("dense"), object())
+
+
+def test_recorded_proposal_wants_a_row_of_each_of_its_sequences(tiny: Make) -> None:
+    model = tiny("dense")
+    assert model.mtp is not None
+    steps = DraftSteps(model, ModelState(model.mtp.dims, SIZES, model.memory.zeros), 2, 2, 4)
+    said = "2 caches, 2 positions and 1 rows for a proposal that is recorded for 2 sequences"
+    with pytest.raises(UsageError, match=said):
+        steps.run([None, None], [0, 0], [None])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("fails", ["open", "commit", "propose"])
