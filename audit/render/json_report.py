@@ -1,7 +1,6 @@
 """The JSON report: the report's own fields, a schema for it, and the way back."""
 
 import json
-import re
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from kernel_muster.audit import strict_json
 from kernel_muster.audit.report import SCHEMA, VERSION, Report, check_report
+from kernel_muster.audit.versions import minor_of, version_pattern
 from kernel_muster.registry.errors import UsageError
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,7 +45,7 @@ def report_schema() -> dict[str, Any]:
     """Make the JSON Schema of a report. It stays open: a newer minor version may add fields."""
     schema = _adapter().json_schema(mode="serialization")
     schema["properties"]["schema"] |= {"const": SCHEMA}
-    schema["properties"]["version"] |= {"pattern": rf"^{_MAJOR}\.[0-9]+$"}
+    schema["properties"]["version"] |= {"pattern": version_pattern(_MAJOR)}
     for table in (schema, *schema["$defs"].values()):
         table["required"] = list(table["properties"])
         for field in table["properties"].values():
@@ -82,7 +82,7 @@ def parse_report(data: object, name: str) -> Report:
         got = str(data.get("schema"))[:40] if isinstance(data, dict) else type(data).__name__
         raise UsageError(f'{name}: is no report: expected "schema": "{SCHEMA}", got {got!r}')
     version = data.get("version")
-    if not isinstance(version, str) or not re.fullmatch(rf"{_MAJOR}\.[0-9]{{1,6}}", version):
+    if minor_of(version, _MAJOR) is None:
         raise UsageError(f"{name}: version is {str(version)[:40]!r}; this program reads {_MAJOR}.x")
     try:
         report = _adapter().validate_json(json.dumps(data), strict=True)

@@ -3,7 +3,6 @@
 Strict within a major version: an unknown key is refused, unless the trace says that it comes from a newer minor one.
 """
 
-import re
 import reprlib
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from kernel_muster.audit import strict_json
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.replay.trace_problems import problem_text
 from kernel_muster.audit.tuning.facts import TuningFacts
+from kernel_muster.audit.versions import minor_of
 from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.errors import UsageError
@@ -21,7 +21,16 @@ from kernel_muster.registry.findings import CODES, Finding
 from kernel_muster.registry.hardware.arch import CPU, parse_arch
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.selection.records import LookupEntry
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 VERSION = (1, 2)
 #: 100,000 lookups take about 20 MB.
@@ -61,7 +70,17 @@ def _plugin_code(text: str) -> str:
 
 
 class _Strict(BaseModel):
+    """A table of a trace. ``null`` in an optional field means that the field is absent."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in data.items() if value is not None or name not in optional}
 
 
 class TraceTarget(_Strict):
@@ -361,11 +380,11 @@ def _for_this_version(data: Any, name: str) -> dict[str, Any]:
     """Return the trace, without the keys that a newer minor version added."""
     if not isinstance(data, dict) or not isinstance(data.get("version"), str):
         raise UsageError(f'{name}: expected an object with "version": "{VERSION[0]}.{VERSION[1]}"')
-    match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", data["version"])
-    if match is None or int(match[1]) != VERSION[0]:
+    minor = minor_of(data["version"], VERSION[0])
+    if minor is None:
         version = _plain(repr(data["version"][:40]))
         raise UsageError(f"{name}: version is {version}; this program reads {VERSION[0]}.x")
-    return _without_unknown(data) if int(match[2]) > VERSION[1] else data
+    return _without_unknown(data) if minor > VERSION[1] else data
 
 
 def _without_unknown(data: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from kernel_muster.audit.tuning.arms import is_arm, missing_behind, untimed
+from kernel_muster.audit.versions import version_pattern
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.keys import parse_key
@@ -130,7 +131,7 @@ class Table(_Strict):
     """A tuning table."""
 
     format: Annotated[Literal["kernel-muster/tuning"], Field(alias="schema")]
-    version: Annotated[Name, Field(pattern=r"^1\.[0-9]{1,6}$")]
+    version: Annotated[Name, Field(pattern=version_pattern(1))]
     device: MeasuredDevice
     date: Annotated[Name, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_known_date)]
     command: Text

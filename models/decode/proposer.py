@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from kernel_muster.models.memory.state import SequenceState, i32, is_int
+from kernel_muster.models.memory.state import SequenceState, is_int
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
@@ -57,7 +57,8 @@ def check_proposer(proposer: Proposer) -> None:
     name = type(proposer).__name__
     if lacking := [method for method in _METHODS if not callable(getattr(proposer, method, None))]:
         raise UsageError(f"proposer {name} has no method {', '.join(lacking)}")
-    drafts, reads = getattr(proposer, "drafts", None), getattr(proposer, "reads", None)
+    drafts: Any = getattr(proposer, "drafts", None)
+    reads: Any = getattr(proposer, "reads", None)
     if not is_int(drafts) or drafts < 1:
         raise UsageError(f"proposer {name}: drafts is {drafts!r}, expected an integer of at least 1")
     if not isinstance(reads, tuple) or not all(map(is_int, reads)):
@@ -74,4 +75,4 @@ def checked_drafts(proposer: Proposer, drafts: object, sequences: int, vocab: in
         raise UsageError(f"proposer {name}: propose returned {drafts.dtype} {drafts.shape}, {wanted}")
     if strange := [token for token in drafts.ravel().tolist() if not 0 <= token < vocab]:
         raise UsageError(f"proposer {name}: propose returned token {strange[0]}, expected 0 to {vocab - 1}")
-    return i32(drafts)
+    return drafts.astype(np.int32)

@@ -377,7 +377,41 @@ def test_unknown_key_of_this_version_is_refused():
 
 
 @pytest.mark.parametrize(
-    "version", ["2.0", "0.9", "1", "1.0.0", "", "1.x", "-1.0", "1.0\n", "\u0661.0", 1, 1.0, None, ["1.0"]]
+    "version",
+    [
+        "2.0",
+        "0.9",
+        "1",
+        "1.0.0",
+        "",
+        "1.x",
+        "-1.0",
+        "1.0\n",
+        "\u0661.0",
+        1,
+        1.0,
+        None,
+        ["1.0"],
+        "01.1",
+        "1.01",
+        "1.00",
+        " 1.1",
+        "1.1 ",
+        "1. 1",
+        "+1.1",
+        "1.+1",
+        "1.-1",
+        "1.\u0661",
+        "1.1.0",
+        "1.",
+        ".1",
+        "1,1",
+        "1.1e0",
+        "0x1.1",
+        "1.1000000",
+        True,
+        {"major": 1},
+    ],
 )
 def test_other_major_version_or_none_is_refused(version):
     with pytest.raises(km.UsageError, match="version"):
