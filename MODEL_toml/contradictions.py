@@ -1,53 +1,34 @@
-"""Where a ``config.json`` says something else than a manifest: then it is another model, whatever its type and size.
+"""Where a ``config.json`` and a manifest state different facts: then it is another model, whatever its type and size.
 
-Only what both of them state is compared. What a manifest has no word for (an activation, a bias) is not.
+``config_fields`` has the table of fields. Only stated facts are compared. Two absences count as statements: a config
+that describes its layers and gives no number of MTP layers has none, and so has a manifest without ``[model.mtp]``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from kernel_muster.MODEL_toml.config_fields import (
+    ATTENTION,
+    BESIDE_ROPE,
+    BUILT_IN,
+    DRAFTER,
+    DRAFTER_KEYS,
+    DRAFTER_OPTIONS,
+    GDN,
+    KEYS,
+    NOT_YARN,
+    ROPE_KEYS,
+    WINDOW,
+    YARN,
+    YARN_OPTIONS,
+)
+from kernel_muster.MODEL_toml.hf_config import ROPE_TABLES, TIE, HfConfig, config_of
+from kernel_muster.MODEL_toml.quant_contradictions import quant_contradictions
 from kernel_muster.MODEL_toml.schema import ModelTable, RopeTable
+from kernel_muster.MODEL_toml.statements import Contradiction, is_same, period, toml_value, written
 from kernel_muster.MODEL_toml.wording import shown
 
-#: Each key of a manifest's [model] by its name in configs.
-_KEYS = {
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "vocab_size": "vocab_size",
-    "rms_norm_eps": "rms_norm_eps",
-    "tie_word_embeddings": "tie_word_embeddings",
-    "attention.heads": "num_attention_heads",
-    "attention.kv_heads": "num_key_value_heads",
-    "attention.head_dim": "head_dim",
-    "attention.gated": "attn_output_gate",
-    "gdn.key_heads": "linear_num_key_heads",
-    "gdn.key_dim": "linear_key_head_dim",
-    "gdn.value_heads": "linear_num_value_heads",
-    "gdn.value_dim": "linear_value_head_dim",
-    "gdn.conv_width": "linear_conv_kernel_dim",
-    "moe.experts": "num_experts",
-    "moe.top_k": "num_experts_per_tok",
-    "moe.intermediate_size": "moe_intermediate_size",
-    "moe.shared_intermediate_size": "shared_expert_intermediate_size",
-    "moe.renormalise": "norm_topk_prob",
-    "mtp.layers": "mtp_num_hidden_layers",
-}
-#: The same for rope parameters, in their table; configs of an older generation have some of them outside.
-_ROPE_KEYS = {
-    "theta": "rope_theta",
-    "partial_factor": "partial_rotary_factor",
-    "mrope_sections": "mrope_section",
-    "mrope_interleaved": "mrope_interleaved",
-    "yarn_factor": "factor",
-    "yarn_original_context": "original_max_position_embeddings",
-}
-_ROPE_TABLES = ("rope_parameters", "rope_scaling")
-_YARN, _NOT_YARN = "yarn", ("default", "mrope")
-#: What YaRN's kernel has built in (plugins/rope); None: it follows from the factor.
-_YARN_OPTIONS: Mapping[str, Any] = {
-    "beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None, "mscale": None, "mscale_all_dim": None,
-}  # fmt: skip
-_GDN, _ATTENTION = "linear_attention", ("full_attention", "sliding_attention")
 #: Whether norms multiply by 1 + weight, by model type. Configs do not say; the classes of Hugging Face transformers do
 #: (Qwen3NextRMSNorm and its successors; Qwen2RMSNorm, Qwen3RMSNorm, LlamaRMSNorm).
 _ZERO_CENTRED = {
@@ -63,112 +44,174 @@ _ZERO_CENTRED = {
     "mistral": False,
 }
 _NORM_RULES = {True: "1 + weight", False: "the weight alone"}
-#: Methods that are formats of their own; the other ones say theirs in more words, which loading reads.
-_METHODS = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}
-_READ_WHEN_LOADING = ("compressed-tensors", "modelopt")
-_LONGEST = 60
-_OF_LAYERS = ("num_hidden_layers ", "layer_types ", "full_attention_interval ")
-
-Get = Callable[[str], Any]
+_MTP = "mtp.layers"
+_APART = ("moe.shared_intermediate_size", "intermediate_size", _MTP)  # paths with rules of their own
+_NOBODY = "no manifest accepts it: "
+_NOT_HERE = _NOBODY + "no layer here computes another"
+_SAME = _NOBODY + "it must be as stated"
 
 
-def contradictions(model: ModelTable, config: Mapping[str, Any], *, has_all_layers: bool = True) -> tuple[str, ...]:
-    """Say where a config and a manifest's [model] state different things; the text model may be nested.
+def contradictions(
+    model: ModelTable,
+    config: "HfConfig | Mapping[str, Any]",
+    *,
+    dflash: Mapping[str, Any] | None = None,
+    known: Collection[str] | None = (),
+    has_all_layers: bool = True,
+) -> tuple[Contradiction, ...]:
+    """Compare a config with a manifest's [model] and [dflash]; the text model may be nested.
 
-    Without ``has_all_layers`` the manifest may be of some layers of that model.
+    Fields in ``known`` are those that the builder of the model reads itself; None: the layers of this project build it.
+    Without ``has_all_layers`` the manifest may describe some layers of that model.
     """
-    nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else {}
+    hf = config_of(config)
+    checks: tuple[Callable[[ModelTable, HfConfig], Iterable[Contradiction]], ...] = (
+        _plain, _mtp, _tie, _norms, _context, _layers, _rope, quant_contradictions,
+    )  # fmt: skip
+    found = [one for check in checks for one in check(model, hf)]
+    found += _drafter(dflash or {}, hf)
+    found += _window(hf, is_drafter=bool(dflash))
+    found += _built_in(hf)
+    kept = [one for one in found if one.field not in (known or ()) and (has_all_layers or not one.is_of_layers)]
+    if known is None:
+        kept = [replace(one, accept=_NOT_HERE) if one.is_built_in else one for one in kept]
+    return tuple(dict.fromkeys(kept))
 
-    def get(key: str) -> Any:
-        value = text.get(key)
-        return config.get(key) if value is None else value
 
-    checks = (_plain, _norms, _context, _layers, _rope, _quant)
-    found = tuple(text for check in checks for text in check(model, get))
-    return found if has_all_layers else tuple(text for text in found if not text.startswith(_OF_LAYERS))
-
-
-def _plain(model: ModelTable, get: Get) -> Iterator[str]:
-    for path, key in _KEYS.items():
+def _plain(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
+    for path, keys in KEYS.items():
         table, _, name = path.rpartition(".")
         owner = getattr(model, table) if table else model
-        yield from _compared(path, None if owner is None else getattr(owner, name), key, get(key))
+        if owner is not None and path not in _APART:
+            yield from _compared(path, getattr(owner, name), config.key_of(*keys), config.get(*keys))
     if model.ffn == "dense":
         key = "intermediate_size"
-        yield from _compared(key, model.intermediate_size, key, get(key))
-        if experts := get("num_experts"):
-            yield f"num_experts is {shown(experts)}, expected none (ffn = 'dense')"
-    key = "shared_expert_intermediate_size"
-    if model.moe is not None and model.moe.shared_intermediate_size is None and (size := get(key)):
-        yield f"{key} is {shown(size)}, expected none (moe.shared_intermediate_size)"
+        yield from _compared(key, model.intermediate_size, key, config.get(key))
+        if experts := config.get(*KEYS["moe.experts"]):
+            key = config.key_of(*KEYS["moe.experts"])
+            yield Contradiction(key, shown(experts), 'ffn "dense"', 'ffn = "moe" under [model], and [model.moe]')
+    path = "moe.shared_intermediate_size"
+    if model.moe is not None:
+        mine, key = model.moe.shared_intermediate_size, KEYS[path][0]
+        size = config.get(key)
+        if mine is None and size:
+            yield Contradiction(key, shown(size), f"no {path}", written(path, size, 0) or _SAME)
+        yield from _compared(path, mine, key, size)
 
 
-def _norms(model: ModelTable, get: Get) -> Iterator[str]:
-    """Compare what norms multiply by, which a model type of Hugging Face decides; no norm, no rule."""
+def _compared(path: str, mine: Any, key: str, theirs: Any, where: str = "") -> Iterator[Contradiction]:
+    """Yield a contradiction where both state a fact and the two differ; ``where`` is the table of the field."""
+    if mine is None or theirs is None or is_same(mine, theirs):
+        return
+    stated = f"no {path}" if mine == () else f"{path} {toml_value(mine)}"
+    accept = written(path, theirs, mine) or f"{_NOBODY}expected a value like {toml_value(mine)}"
+    is_of_layers = path == "num_layers"
+    yield Contradiction(key, _value(theirs), stated, accept, where=where, is_of_layers=is_of_layers)
+
+
+def _value(theirs: Any) -> str:
+    text = toml_value(theirs)
+    return shown(theirs) if text is None else text
+
+
+def _mtp(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
+    """Compare the MTP head; a config without a number has none, if it describes the layers of its model."""
+    keys = KEYS[_MTP]
+    key, theirs = config.key_of(*keys), config.get(*keys)
+    mine = 0 if model.mtp is None else model.mtp.layers
+    if theirs is None:
+        is_null = any(name in table for _, table in config.levels for name in keys)
+        if mine and (is_null or config.gives_layers):
+            got = "null" if is_null else "missing"
+            yield Contradiction(key, got, f"{_MTP} {mine}", "no [model.mtp] table")
+    elif not is_same(mine, theirs) and (mine or model.num_layers is not None):
+        accept = written(_MTP, theirs, 1) if theirs else "no [model.mtp] table"
+        yield Contradiction(key, _value(theirs), f"{_MTP} {mine}" if mine else "no [model.mtp]", accept or _SAME)
+
+
+def _tie(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
+    """Compare by the one rule for tied embeddings; levels that disagree are both shown."""
+    tie, mine = config.tie, model.tie_word_embeddings
+    if tie.value is None or tie.value is mine:
+        return
+    accept = written(TIE, tie.value, mine) or f"{_NOBODY}expected true or false"
+    got = f"{shown(tie.outer)} (text_config: {shown(tie.nested)})" if tie.is_contested else shown(tie.value)
+    yield Contradiction(TIE, got, f"{TIE} {shown(mine)}", accept)
+
+
+def _norms(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
+    """Compare the factor of norms, which a model type of Hugging Face decides; no norm, no rule."""
     if model.rms_norm_eps is None and "rms_norm_zero_centred" not in model.model_fields_set:
         return
-    kind = get("model_type")
+    kind = config.get("model_type")
     theirs = _ZERO_CENTRED.get(kind.removesuffix("_text")) if isinstance(kind, str) else None
     mine = model.rms_norm_zero_centred
     if theirs is not None and theirs is not mine:
-        got, wanted = _NORM_RULES[theirs], _NORM_RULES[mine]
-        yield f"norms of model_type {shown(kind)} multiply by {got}, expected {wanted} (rms_norm_zero_centred)"
+        path = "rms_norm_zero_centred"
+        got = f"{_value(kind)}, whose norms multiply by {_NORM_RULES[theirs]}"
+        stated = f"{path} {shown(mine)}, {_NORM_RULES[mine]}"
+        yield Contradiction("model_type", got, stated, written(path, theirs, mine) or _SAME)
 
 
-def _context(model: ModelTable, get: Get) -> Iterator[str]:
+def _context(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
     """Compare the context: a manifest may give a model less than its config, and as much more as YaRN stretches it."""
-    mine, theirs = model.context_length, get("max_position_embeddings")
+    key, path = "max_position_embeddings", "context_length"
+    mine, theirs = model.context_length, config.get(key)
     if mine is None or theirs is None:
         return
     rope = model.rope
     stretched = 0.0 if rope is None else (rope.yarn_factor or 0.0) * (rope.yarn_original_context or 0)
     is_number = isinstance(theirs, int | float) and not isinstance(theirs, bool)
     if not is_number or not mine <= max(theirs, stretched):
-        yield f"max_position_embeddings is {shown(theirs)}, expected at least {mine} (context_length)"
+        accept = written(path, theirs, mine) or f"{_NOBODY}expected an integer"
+        yield Contradiction(key, _value(theirs), f"{path} {mine}", accept)
 
 
-def _compared(path: str, mine: Any, key: str, theirs: Any) -> Iterator[str]:
-    if mine is None or theirs is None or _is_same(mine, theirs):
-        return
-    wanted = list(mine) if isinstance(mine, tuple) else shown(mine)
-    got = str(theirs)[:_LONGEST] if isinstance(theirs, list) else shown(theirs)
-    yield f"{key} is {got}, expected {wanted} ({path})"
-
-
-def _is_same(mine: Any, theirs: Any) -> bool:
-    if isinstance(mine, tuple):
-        return isinstance(theirs, list) and len(theirs) == len(mine) and all(map(_is_same, mine, theirs))
-    if isinstance(mine, bool) or isinstance(theirs, bool):
-        return mine is theirs
-    return isinstance(theirs, int | float) and bool(mine == theirs)
-
-
-def _layers(model: ModelTable, get: Get) -> Iterator[str]:
-    """Compare the kind of every layer; attention to a window counts as full attention, as manifests have no other."""
+def _layers(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
+    """Compare the kind of every layer; attention to a window counts as full attention, and is judged elsewhere."""
     kinds = model.layer_kinds
-    stated, every = get("layer_types"), get("full_attention_interval")
+    stated, every = config.get("layer_types"), config.get("full_attention_interval")
     if not kinds:
         return
     if isinstance(stated, list):
-        theirs = tuple("gdn" if kind == _GDN else "full" for kind in stated)
-        if unknown := next((shown(kind) for kind in stated if kind != _GDN and kind not in _ATTENTION), None):
-            yield f"layer_types has {unknown}, expected {' or '.join((_GDN, *_ATTENTION))}"
-        elif theirs != kinds:
-            yield f"layer_types are {_counted(theirs)}, expected {_counted(kinds)} (layer_pattern)"
+        yield from _kinds_stated(kinds, stated)
     elif stated is not None:
-        yield f"layer_types is {shown(stated)}, expected a list of the kind of each layer"
+        got = _NOBODY + "expected a list of the kind of each layer"
+        yield Contradiction("layer_types", _value(stated), "layer_pattern", got, is_of_layers=True)
     if every is None:
         return
+    key = "full_attention_interval"
     if isinstance(every, bool) or not isinstance(every, int | float) or every < 1 or every != every // 1:
-        yield f"full_attention_interval is {shown(every)}, expected a positive integer"
+        accept = _NOBODY + "expected a positive integer"
+        yield Contradiction(key, _value(every), "layer_pattern", accept, is_of_layers=True)
         return
-    theirs = tuple("gdn" if (at + 1) % every else "full" for at in range(len(kinds)))
-    if theirs != kinds:
-        yield f"full_attention_interval is {shown(every)}, expected {_counted(kinds)} (layer_pattern)"
+    theirs = ["gdn" if (at + 1) % every else "full" for at in range(len(kinds))]
+    if tuple(theirs) != kinds:
+        yield Contradiction(key, _value(every), _pattern(kinds), _accept_pattern(theirs), is_of_layers=True)
 
 
-def _counted(kinds: tuple[str, ...]) -> str:
+def _kinds_stated(kinds: tuple[str, ...], stated: list[Any]) -> Iterator[Contradiction]:
+    known = (GDN, ATTENTION, WINDOW)
+    if unknown := next((_value(kind) for kind in stated if kind not in known), None):
+        accept = f"{_NOBODY}expected {' or '.join(known[:2])}"
+        yield Contradiction("layer_types", f"{unknown} among them", _pattern(kinds), accept, is_of_layers=True)
+        return
+    theirs = ["gdn" if kind == GDN else "full" for kind in stated]
+    if tuple(theirs) != kinds:
+        accept = _accept_pattern(theirs)
+        yield Contradiction("layer_types", _counted(theirs), _pattern(kinds), accept, is_of_layers=True)
+
+
+def _pattern(kinds: tuple[str, ...]) -> str:
+    return f"layer_pattern over {len(kinds)} layers, {_counted(kinds)}"
+
+
+def _accept_pattern(kinds: list[str]) -> str:
+    pattern = toml_value(period(kinds)) or f"[the kinds of all {len(kinds)} layers]"
+    return f"layer_pattern = {pattern} and num_layers = {len(kinds)} under [model]"
+
+
+def _counted(kinds: "tuple[str, ...] | list[str]") -> str:
     if not kinds:
         return "none"
     first = next((at for at, kind in enumerate(kinds) if kind == "full"), None)
@@ -176,56 +219,96 @@ def _counted(kinds: tuple[str, ...]) -> str:
     return f"{kinds.count('gdn')} gdn and {kinds.count('full')} full{where}"
 
 
-def _rope(model: ModelTable, get: Get) -> Iterator[str]:
+def _rope(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
     """Compare rope parameters wherever they stand: which of two tables a loader takes depends on its release."""
-    tables = tuple(_rope_tables(get))
-    for key in _ROPE_TABLES:
-        if (table := get(key)) is not None and not isinstance(table, Mapping):
-            yield f"{key} is {shown(table)}, expected an object"
+    for key in ROPE_TABLES:
+        if (table := config.get(key)) is not None and not isinstance(table, Mapping):
+            yield Contradiction(key, shown(table), "[model.rope]", _NOBODY + "expected an object")
     if model.rope is not None:
-        found = (text for table in tables for text in _one_rope(model.rope, table))
-        plain = {key: get(key) for name, key in _ROPE_KEYS.items() if not name.startswith(_YARN)}
-        yield from dict.fromkeys((*found, *_rope_values(model.rope, plain)))
+        for where, table in _rope_tables(config):
+            yield from _one_rope(model.rope, table, where)
 
 
-def _one_rope(rope: RopeTable, table: Mapping[str, Any]) -> Iterator[str]:
-    yield from _rope_values(rope, table)
+def _one_rope(rope: RopeTable, table: Mapping[str, Any], where: str) -> Iterator[Contradiction]:
+    for name, key in ROPE_KEYS.items():
+        yield from _compared(f"rope.{name}", getattr(rope, name), key, table.get(key), where)
     is_yarn, factor = rope.yarn_factor is not None, table.get("factor")
-    kinds = [kind for key in ("rope_type", "type") if (kind := table.get(key)) is not None]
-    for kind in kinds:
-        if kind != _YARN and kind not in _NOT_YARN:
-            yield f"rope_type is {shown(kind)}, expected {' or '.join((*_NOT_YARN, _YARN))}"
-        elif (kind == _YARN) is not is_yarn:
-            yield f"rope_type is {shown(kind)}, expected {'another' if kind == _YARN else _YARN} (rope.yarn_factor)"
-    if not kinds and factor is not None and not _is_same(1, factor):
-        yield f"rope factor is {shown(factor)} and rope_type is missing, expected {_YARN if is_yarn else 'no factor'}"
-    if is_yarn:
-        for key, built_in in _YARN_OPTIONS.items():
-            if (value := table.get(key)) is not None and (built_in is None or not _is_same(built_in, value)):
-                wanted = "none" if built_in is None else shown(built_in)
-                yield f"rope {key} is {shown(value)}, expected {wanted}, which the YaRN kernel has built in"
+    stated = "rope.yarn_factor" if is_yarn else "no rope.yarn_factor"
+    kinds = [(key, kind) for key in ("rope_type", "type") if (kind := table.get(key)) is not None]
+    for key, kind in kinds:
+        if kind != YARN and kind not in NOT_YARN:
+            accept = f"{_NOBODY}expected {' or '.join((*NOT_YARN, YARN))}"
+            yield Contradiction(key, _value(kind), stated, accept, where=where)
+        elif (kind == YARN) is not is_yarn:
+            yield Contradiction(key, _value(kind), stated, _accept_yarn(table), where=where)
+    if not kinds and factor is not None and not is_same(1, factor):
+        accept = f"{_NOBODY}a factor needs its rope_type"
+        yield Contradiction("factor", f"{_value(factor)} without rope_type", stated, accept, where=where)
+    for key, built_in in YARN_OPTIONS.items() if is_yarn else ():
+        if (value := table.get(key)) is not None and (built_in is None or not is_same(built_in, value)):
+            wanted = f"{'none' if built_in is None else toml_value(built_in)}, built into the YaRN kernel"
+            yield Contradiction(key, _value(value), wanted, _read_by_builder(key), where=where, is_built_in=True)
 
 
-def _rope_values(rope: RopeTable, table: Mapping[str, Any]) -> Iterator[str]:
-    for name, key in _ROPE_KEYS.items():
-        mine = getattr(rope, name)
-        yield from _compared(f"rope.{name}", None if mine == () else mine, key, table.get(key))
+def _accept_yarn(table: Mapping[str, Any]) -> str:
+    if YARN not in (table.get("rope_type"), table.get("type")):
+        return "no yarn_factor under [model.rope]"
+    keys = ("yarn_factor", "yarn_original_context")
+    values = [toml_value(table.get(ROPE_KEYS[key])) or "..." for key in keys]
+    return " and ".join(f"{key} = {value}" for key, value in zip(keys, values, strict=True)) + " under [model.rope]"
 
 
-def _rope_tables(get: Get) -> Iterator[Mapping[str, Any]]:
-    """Yield the tables of rope parameters, and those in them for a kind of attention."""
-    for key in _ROPE_TABLES:
-        table = get(key)
+def _rope_tables(config: HfConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the tables of rope parameters, those in them for a kind of attention, and what stands beside them."""
+    for key in ROPE_TABLES:
+        table = config.get(key)
         if isinstance(table, Mapping):
-            yield table
-            yield from (own for kind in _ATTENTION if isinstance(own := table.get(kind), Mapping))
+            yield key, table
+            for kind in (ATTENTION, WINDOW):
+                if isinstance(own := table.get(kind), Mapping):
+                    yield f"{key}.{kind}", own
+    yield "", {key: value for key in BESIDE_ROPE if (value := config.get(key)) is not None}
 
 
-def _quant(model: ModelTable, get: Get) -> Iterator[str]:
-    """Compare the method of quantisation; without one, weights may be requantised when they are loaded."""
-    stated = get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    if method is None or (isinstance(method, str) and method.startswith(_READ_WHEN_LOADING)):
+def _drafter(dflash: Mapping[str, Any], config: HfConfig) -> Iterator[Contradiction]:
+    """Compare a drafter's options with the [dflash] table; a model that drafts for none has no such options."""
+    options = config.get(DRAFTER)
+    if not dflash:
+        if options is not None:
+            yield Contradiction(DRAFTER, shown(options), "no [dflash]", "a [dflash] table")
         return
-    if not isinstance(method, str) or _METHODS.get(method) != model.quant:
-        yield f"quantization_config.quant_method is {shown(method)}, expected one of {model.quant} (quant)"
+    own = options if isinstance(options, Mapping) else {}
+    found = [(name, key, config.get(key), "") for name, key in DRAFTER_KEYS.items()]
+    found += [(name, key, own.get(key), DRAFTER) for name, key in DRAFTER_OPTIONS.items()]
+    for name, key, theirs, where in found:
+        mine = dflash.get(name)
+        mine = tuple(mine) if isinstance(mine, list) else mine
+        if mine is not None and theirs is not None and not is_same(mine, theirs):
+            accept = f"{name} = {toml_value(theirs) or '...'} under [dflash]"
+            yield Contradiction(key, _value(theirs), f"dflash.{name} {toml_value(mine)}", accept, where=where)
+
+
+def _window(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
+    """Find attention to a window, which drafters alone have; without ``use_sliding_window`` its size has no effect."""
+    if is_drafter:
+        return
+    kinds, size, uses = config.get("layer_types"), config.get("sliding_window"), config.get("use_sliding_window")
+    found = {"layer_types": f"{_value(WINDOW)} among them"} if isinstance(kinds, list) and WINDOW in kinds else {}
+    found |= {"sliding_window": _value(size)} if size is not None and uses is None else {}
+    for key, got in found.items():
+        whole = "attention to the whole context, built in"
+        yield Contradiction(key, got, whole, _read_by_builder(key), is_built_in=True)
+
+
+def _built_in(config: HfConfig) -> Iterator[Contradiction]:
+    """Find options of a config that no layer here has."""
+    for key, values in BUILT_IN.items():
+        theirs = config.get(key)
+        if theirs is None or any(is_same(value, theirs) for value in values):
+            continue
+        wanted = toml_value(values[0]) or "none" if values else "none"
+        yield Contradiction(key, _value(theirs), f"{wanted}, built in", _read_by_builder(key), is_built_in=True)
+
+
+def _read_by_builder(key: str) -> str:
+    return f'known_config_fields = ["{key}"] under [model], if the builder of the model computes it'

@@ -1,14 +1,15 @@
-"""Which manifest serves a model: by name, or by what its ``config.json`` says. Never by order."""
+"""Which manifest serves a model: by name, or by its ``config.json``. Never by order."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.MODEL_toml.contradictions import contradictions
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, ConfigFacts, config_facts, read_config
+from kernel_muster.MODEL_toml.config_check import contradiction_finding, doubts, type_misfit
+from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, ConfigFacts, HfConfig, config_facts, config_of
 from kernel_muster.MODEL_toml.loader import claimed_names, load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.MODEL_toml.needles import deciding_needles, matched_needles, needle_text, other_model
 from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import near
@@ -17,19 +18,25 @@ from kernel_muster.registry.values import frozen
 
 MANIFEST_NAME = "MODEL.toml"
 _LONGEST_NAME = 300
-_MOST_SHOWN = 8
 
 
 @frozen
 class Resolution:
-    """Either a manifest or the finding that says why there is none, and the steps that led there.
+    """Either a manifest or the finding that gives the reason for none, and the steps that led there.
 
-    The finding of a model whose manifest is broken is one of the catalogue's own findings.
+    The finding of a model whose manifest is broken is one of the catalogue's own findings. ``doubts`` are findings
+    beside a manifest: of its config.json, and of the reference.
     """
 
     manifest: Manifest | None
     finding: Finding | None
     steps: tuple[str, ...] = ()
+    doubts: tuple[Finding, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings of the resolution."""
+        return (*(() if self.finding is None else (self.finding,)), *self.doubts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,22 +91,36 @@ class Catalogue:
         why = f"no manifest is named {shown(text)}{_as_path(text)}"
         return Resolution(None, _unknown(shown(text), why, self._near(text)), steps)
 
-    def resolve_config(self, config: str | Path | Mapping[str, Any], reference: str | Path | None = None) -> Resolution:
-        """Find the manifest of a ``config.json`` (path, folder or content) and of what the user called the model.
+    def resolve_config(
+        self, config: str | Path | Mapping[str, Any] | HfConfig, reference: str | Path | None = None
+    ) -> Resolution:
+        """Find the manifest of a ``config.json`` (path, folder or content) and of the user's name of the model.
 
         UsageError if the file cannot be read.
         """
-        content = config if isinstance(config, Mapping) else read_config(Path(config))
+        hf = config_of(config)
         text = None if reference is None else str(reference)
         named = None if text is None else self._named(text)
         if named is not None:
-            return _agreed(_compared(named, content), content)
+            return self._judged(_typed(named, hf), hf, str(hf.file or ""))
         try:
-            facts = config_facts(content)
+            facts = config_facts(hf)
         except ValueError as error:
-            why = f"the config.json is malformed: {error}"
-            return Resolution(None, _unknown("config.json", why, ()), (why,))
-        return _agreed(self._by_type(facts, text), content)
+            return _malformed(error, ())
+        return self._judged(self._by_type(facts, text), hf, text or "", str(hf.file or ""))
+
+    def _judged(self, found: Resolution, config: HfConfig, *references: str) -> Resolution:
+        """Judge a resolved manifest by the config, and the user's references by the other manifests."""
+        judged = fitted(found, config, self.manifests)
+        if judged.manifest is None:
+            return judged
+        other = other_model(judged.manifest, self.manifests, *references)
+        return replace(judged, doubts=(*judged.doubts, *(() if other is None else (other,))))
+
+    def doubts_of(self, manifest: Manifest, folder: str | Path) -> tuple[Finding, ...]:
+        """Report what the config.json of a folder leaves in doubt about a manifest; UsageError if it is unreadable."""
+        other = other_model(manifest, self.manifests, str(folder))
+        return (*doubts(manifest, config_of(folder)), *(() if other is None else (other,)))
 
     def _named(self, text: str) -> Resolution | None:
         found = [manifest for manifest in self.manifests if text in (manifest.name, manifest.hf_id)]
@@ -116,8 +137,11 @@ class Catalogue:
         for tier, size in (("exact", facts.hidden_size), ("wildcard", None)):
             if tier == "exact" and size is None:
                 continue
-            found = [manifest for manifest in self.manifests if _claims(manifest, facts.model_types, size)]
+            found = self._claimants(facts, size)
             steps = (*steps, f"{tier} rows: {_names(found) if found else 'none'}")
+            if called := self._called(facts, size, reference, found):
+                steps = (*steps, f"called by the reference, with rows of the type as it stands: {_names(called)}")
+                found += called
             if len(found) > 1:
                 return self._tie_broken(found, subject, reference, steps)
             if found:
@@ -129,8 +153,26 @@ class Catalogue:
         hints = sorted({name for one in facts.model_types for name in near(one, claimed)})
         return Resolution(None, _unknown(subject, why, hints), steps)
 
+    def _claimants(self, facts: ConfigFacts, size: int | None) -> list[Manifest]:
+        """Return the manifests with a row of the likeliest type that any has; ``foo_text`` comes before ``foo``."""
+        for rank in facts.ranks:
+            if found := [manifest for manifest in self.manifests if _claims(manifest, rank, size)]:
+                return found
+        return []
+
+    def _called(
+        self, facts: ConfigFacts, size: int | None, reference: str | None, found: list[Manifest]
+    ) -> list[Manifest]:
+        """Return further manifests that the reference calls by a needle and that have the type as the file states it.
+
+        Interleaved mrope makes another type of a stated one, for which such a manifest need have no row.
+        """
+        matched = matched_needles(self.manifests, reference or "")
+        others = (manifest for manifest in self.manifests if manifest not in found and matched[manifest.name])
+        return [manifest for manifest in others if _claims(manifest, facts.stated, size)]
+
     def _sizes(self, facts: ConfigFacts) -> str:
-        """Say which sizes there are of the type of a config, and whose they are."""
+        """Name the sizes that manifests claim of the type of a config."""
         known: dict[int, list[str]] = {}
         for manifest in self.manifests:
             for row in manifest.model_types:
@@ -143,11 +185,10 @@ class Catalogue:
     def _tie_broken(
         self, found: list[Manifest], subject: str, reference: str | None, steps: tuple[str, ...]
     ) -> Resolution:
-        matched = _matched_needles(found, (reference or "").casefold())
-        best = {name: needles for name, needles in matched.items() if needles}
+        best = {name: needles for name, needles in matched_needles(found, reference or "").items() if needles}
         steps = (
             *steps,
-            f"match_names found in {shown(reference)}: {_needle_text(best)}" if reference else "no reference",
+            f"match_names found in {shown(reference)}: {needle_text(best)}" if reference else "no reference",
         )
         winners = [manifest for manifest in found if best.get(manifest.name)]
         return self._settled(winners or found, subject, reference, steps)
@@ -184,89 +225,61 @@ def _as_path(text: str) -> str:
     return ", and there is no such file or folder" if text.startswith((".", "/", "~")) or text.endswith("/") else ""
 
 
-def misfit(manifest: Manifest, config: str | Path) -> Finding | None:
-    """Say why a config.json (or the one in a folder) is not of a manifest's model; UsageError if it cannot be read."""
-    content = read_config(Path(config))
-    return _agreed(_compared(Resolution(manifest, None), content), content).finding
+def fit(manifest: Manifest, config: str | Path) -> Resolution:
+    """Judge a manifest by a config.json, or by the one in a folder; UsageError if it cannot be read."""
+    hf = config_of(config)
+    return fitted(_typed(Resolution(manifest, None), hf), hf)
 
 
-def _compared(named: Resolution, config: Mapping[str, Any]) -> Resolution:
-    """Refuse a model resolved by name whose config.json says another type or size than its manifest."""
+def fitted(found: Resolution, config: HfConfig, known: Iterable[Manifest] = ()) -> Resolution:
+    """Refuse a manifest that a config contradicts, and add the doubts about the rest; ``known`` may be suggested."""
+    manifest = found.manifest
+    if manifest is None:
+        return found
+    finding = contradiction_finding(manifest, config, known)
+    if finding is None:
+        return replace(found, doubts=(*found.doubts, *doubts(manifest, config)))
+    steps = (*found.steps, f"but the config.json contradicts it: {finding.why.partition(': ')[2]}")
+    return Resolution(None, finding, steps)
+
+
+def _typed(named: Resolution, config: HfConfig) -> Resolution:
+    """Refuse a model resolved by name whose config.json has another type or size than its manifest."""
     manifest = named.manifest
     if manifest is None:
         return named
     try:
-        facts = config_facts(config)
+        misfit = type_misfit(manifest, config_facts(config))
     except ValueError as error:
-        why = f"the config.json is malformed: {error}"
-        return Resolution(None, _unknown("config.json", why, ()), (*named.steps, why))
-    serves: list[tuple[str | None, int | None]] = [(row.model_type, row.hidden_size) for row in manifest.model_types]
-    # A drafter's config.json has the type of the plain transformer whose layers it is made of.
-    own_type = None if manifest.dflash else manifest.model.model_type
-    serves = serves or [(own_type, manifest.model.hidden_size)]
-    if any(_fits(facts, kind, size) for kind, size in serves):
+        return _malformed(error, named.steps)
+    if misfit is None:
         return named
-    said = f"model_type {facts.label}, hidden_size {facts.hidden_size or 'not given'}"
-    have = " or ".join(f"model_type {kind or 'any'}, hidden_size {size or 'any'}" for kind, size in serves)
-    why = f"{manifest.name} was named, but the config.json says {said}; {manifest.name} is {have}"
+    why = f"{manifest.name} was named, but {misfit}"
     where = manifest.where("model_types") if manifest.model_types else manifest.where("model", "name")
     remedies = (f"name the model of that config.json, or give the config.json of {manifest.name}",)
     return Resolution(None, Finding("UNKNOWN_MODEL", manifest.name, why, (where,), remedies), (*named.steps, why))
 
 
-def _agreed(resolution: Resolution, config: Mapping[str, Any]) -> Resolution:
-    """Refuse a manifest whose dimensions are not those of the config.json that it was found for."""
-    manifest = resolution.manifest
-    found = () if manifest is None else contradictions(manifest.model, config)
-    if manifest is None or not found:
-        return resolution
-    what = "; ".join(found[:_MOST_SHOWN]) + (f"; and {len(found) - _MOST_SHOWN} more" * (len(found) > _MOST_SHOWN))
-    why = f"the config.json has type and size of {manifest.name}, and contradicts its manifest: {what}"
-    remedies = (
-        "give the model of that config.json a manifest of its own: --manifest FILE",
-        "or correct one of the two",
-    )
-    finding = Finding("UNKNOWN_MODEL", manifest.name, why, (manifest.where("model"),), remedies)
-    return Resolution(None, finding, (*resolution.steps, f"but the config.json contradicts it: {what}"))
-
-
-def _fits(facts: ConfigFacts, model_type: str | None, hidden_size: int | None) -> bool:
-    """Whether a config contradicts neither a type nor a size; what one of them leaves out is no contradiction."""
-    same_type = model_type is None or model_type in facts.model_types
-    return same_type and (None in (hidden_size, facts.hidden_size) or hidden_size == facts.hidden_size)
+def _malformed(error: ValueError, steps: tuple[str, ...]) -> Resolution:
+    why = f"the config.json is malformed: {error}"
+    return Resolution(None, _unknown("config.json", why, ()), (*steps, why))
 
 
 def _claims(manifest: Manifest, model_types: tuple[str, ...], size: int | None) -> bool:
     return any(row.model_type in model_types and row.hidden_size == size for row in manifest.model_types)
 
 
-def _matched_needles(found: list[Manifest], reference: str) -> dict[str, list[str]]:
-    """The needles of each manifest that stand in the reference, less those that lie within a longer matched one."""
-    matched = {
-        manifest.name: [needle.casefold() for needle in manifest.match_names if needle.casefold() in reference]
-        for manifest in found
-    }
-    every = {needle for needles in matched.values() for needle in needles}
-    beaten = {needle for needle in every for other in every if needle != other and needle in other}
-    return {name: [needle for needle in needles if needle not in beaten] for name, needles in matched.items()}
-
-
-def _needle_text(best: Mapping[str, list[str]]) -> str:
-    return ", ".join(f"{' '.join(map(shown, needles))} of {name}" for name, needles in best.items()) or "none"
-
-
 def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tuple[str, ...]) -> Resolution:
     where = tuple(manifest.where("model", "name") for manifest in found)
-    tell = "; ".join(
-        f"{manifest.name} by {' or '.join(map(shown, manifest.match_names))}"
-        for manifest in found
-        if manifest.match_names
-    )
+    deciding = deciding_needles(found)
+    tell = "; ".join(f"{name} by {' or '.join(map(shown, needles))}" for name, needles in deciding.items() if needles)
     given = "no reference was given" if reference is None else f"the reference {shown(reference)} does not decide"
     why = f"{len(found)} manifests serve {subject} equally well: {_names(found)}; {given}"
     remedies = [f"name one of them: {_names(found)}"]
     if tell:
         remedies.append(f"or give a reference (--ref) that holds what tells them apart: {tell}")
+    if alike := sorted(name for name, needles in deciding.items() if not needles):
+        remedies.append(f"or add match_names that no other has to the manifest of {' and of '.join(alike)}")
     return Resolution(None, Finding("AMBIGUOUS_MODEL", subject, why, where, tuple(remedies)), steps)
 
 

@@ -223,6 +223,9 @@ class ModelTable(Table):
     model_type: ModelType | None = Field(
         None, description="What its builder is found by; default: the type of [[model_types]]."
     )
+    known_config_fields: Needles = Field(
+        (), description="Fields of its config.json that its builder reads itself: neither compared nor unknown."
+    )
     hidden_size: Count | None = None
     num_layers: LayerCount | None = None
     layer_pattern: Annotated[tuple[LayerKind, ...], _List] | None = Field(None, description="Repeated over all layers.")

@@ -40,6 +40,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN + 2 else f"{text[:_LONGEST_SHOWN]}...'"
 
 
+def plain(text: str) -> str:
+    """Write a name bare where that is safe in a message, else quoted and bounded."""
+    return text if text.isascii() and text.isprintable() and len(text) <= 300 else shown(text)
+
+
 def dotted(path: Sequence[PathPart]) -> str:
     """Write a path as TOML does: ``target.sm_90a.expected_absent``, list items as ``[0]``."""
     text = ""

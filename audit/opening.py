@@ -12,7 +12,7 @@ from kernel_muster.audit.tuning.choose import Chosen, read_tuned_levers
 from kernel_muster.audit.verdict import judge_opening
 from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.MODEL_toml.resolve import Catalogue, has_config, misfit
+from kernel_muster.MODEL_toml.resolve import Catalogue, fit, has_config
 from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import Finding
@@ -27,11 +27,14 @@ class Wanted:
     """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model.
 
     ``model`` beside ``manifest`` must be the name of what that file describes, or a folder whose config.json fits it.
+    ``weights`` is the checkpoint that the model will be built from: the builder compares its config.json with the
+    manifest, and what that leaves in doubt is reported here too, before any weight is read.
     """
 
     model: str | None = None
     manifest: str | Path | None = None
     config: str | Path | None = None
+    weights: Path | None = None
     target: str | None = None
     quant: str | None = None
     levers: Mapping[str, object] = field(default_factory=dict)
@@ -69,7 +72,7 @@ def open_boot(wanted: Wanted) -> Opening:
     target, no_target = resolve_target(wanted.target)
     findings += [no_target] if no_target else []
     manifest, manifest_findings = find_manifest(wanted, catalog)
-    findings += manifest_findings
+    findings += dict.fromkeys((*manifest_findings, *weight_doubts(wanted, catalog, manifest)))
     sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
@@ -134,17 +137,28 @@ def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, li
         if found is None or wanted.model is None or is_of(found, wanted.model):
             return found, problems
         if has_config(wanted.model):
-            other = misfit(found, wanted.model)
-            return (found, problems) if other is None else (None, [*problems, other])
+            fitted = fit(found, wanted.model)
+            return fitted.manifest, [*problems, *fitted.findings]
         why = f"{wanted.manifest} describes {found.name!r}, not {wanted.model!r}"
         raise UsageError(f"{why}: name no model, or name the other manifest")
-    folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *wanted.manifest_folders)
-    catalogue = Catalogue.from_folders(folders, levers=catalog.levers)
+    catalogue = _catalogue(wanted, catalog)
     if wanted.config is not None:
         resolution = catalogue.resolve_config(wanted.config, wanted.model)
     else:
         resolution = catalogue.resolve(wanted.model or "")
-    findings = list(catalogue.findings)
-    if resolution.finding is not None and resolution.finding not in findings:
-        findings.append(resolution.finding)
-    return resolution.manifest, findings
+    return resolution.manifest, list(dict.fromkeys((*catalogue.findings, *resolution.findings)))
+
+
+def weight_doubts(wanted: Wanted, catalog: Catalog, manifest: Manifest | None) -> tuple[Finding, ...]:
+    """Report what the config.json beside the weights leaves in doubt; an unreadable one is an error of loading."""
+    if wanted.weights is None or manifest is None or not has_config(str(wanted.weights)):
+        return ()
+    try:
+        return _catalogue(wanted, catalog).doubts_of(manifest, wanted.weights)
+    except UsageError:
+        return ()
+
+
+def _catalogue(wanted: Wanted, catalog: Catalog) -> Catalogue:
+    folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *wanted.manifest_folders)
+    return Catalogue.from_folders(folders, levers=catalog.levers)

@@ -245,6 +245,7 @@ class BootSession:
         if not with_lookups:
             return evidence
         session = self._lookups
+        evidence = replace(evidence, opening=(*evidence.opening, *session.notices))
         chosen, copies = opening.tuning, session.layouts.copies
         return replace(
             evidence,

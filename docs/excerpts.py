@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import date
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -311,6 +312,24 @@ def expected_not_asked(at: Desk) -> km.BootSession:
     return at.boot()
 
 
+_ACME = '[[model_types]]\nmodel_type = "acme"\nhidden_size = 64'
+
+
+def _config(at: Desk, text: str, folder: str = ".") -> str:
+    (at.folder / folder).mkdir(parents=True, exist_ok=True)
+    (at.folder / folder / "config.json").write_text(text, encoding="utf-8")
+    return str(Path(folder, "config.json"))
+
+
+def _called(at: Desk, rows: dict[str, str]) -> None:
+    """Write a manifest for each name, whose needle it is."""
+    for name, text in rows.items():
+        file = f"manifests/{name}/MODEL.toml"
+        at.manifest(text, model=f'match_names = ["{name}"]', file=file)
+        written = (at.folder / file).read_text(encoding="utf-8")
+        (at.folder / file).write_text(written.replace('"tiny"', f'"{name}"'), encoding="utf-8")
+
+
 def unknown_model(at: Desk) -> km.BootSession:
     """The name is misspelt:"""
     return at.boot(model="qwen3.6-27", manifest=None)
@@ -318,13 +337,9 @@ def unknown_model(at: Desk) -> km.BootSession:
 
 def ambiguous_model(at: Desk) -> km.BootSession:
     """A `config.json` fits two manifests, and nothing else was said:"""
-    (at.folder / "config.json").write_text('{"model_type": "acme", "hidden_size": 64}', encoding="utf-8")
-    for name in ("acme-one", "acme-two"):
-        rows = '[[model_types]]\nmodel_type = "acme"\nhidden_size = 64'
-        at.manifest(rows, model=f'match_names = ["{name}"]', file=f"manifests/{name}/MODEL.toml")
-        file = at.folder / "manifests" / name / "MODEL.toml"
-        file.write_text(file.read_text(encoding="utf-8").replace('"tiny"', f'"{name}"'), encoding="utf-8")
-    return at.boot(manifest=None, config="config.json", manifest_folders=["manifests"])
+    config = _config(at, '{"model_type": "acme", "hidden_size": 64}')
+    _called(at, {"acme-one": _ACME, "acme-two": _ACME})
+    return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
 
 
 def duplicate_model(at: Desk) -> km.BootSession:
@@ -332,6 +347,27 @@ def duplicate_model(at: Desk) -> km.BootSession:
     for folder in ("ours", "theirs"):
         at.manifest(file=f"{folder}/tiny/MODEL.toml")
     return at.boot(model="tiny", manifest=None, manifest_folders=["ours", "theirs"])
+
+
+def reference_names_other(at: Desk) -> km.BootSession:
+    """The folder is called like a model whose manifest claims no model type:"""
+    config = _config(at, '{"model_type": "acme", "hidden_size": 64}', "Acme-Tuned-NVFP4")
+    _called(at, {"acme-base": _ACME, "acme-tuned": ""})
+    return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
+
+
+def unknown_config_field(at: Desk) -> km.BootSession:
+    """A `config.json` has an option that no rule knows:"""
+    at.manifest(_ACME, file="manifests/tiny/MODEL.toml")
+    config = _config(at, '{"model_type": "acme", "hidden_size": 64, "attention_sharpness": 2.0}')
+    return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
+
+
+def weights_not_quantised(at: Desk) -> km.BootSession:
+    """The folder holds the BF16 weights from which the model of the manifest was made:"""
+    at.manifest(_ACME, file="manifests/tiny/MODEL.toml")
+    config = _config(at, '{"model_type": "acme", "hidden_size": 64, "num_hidden_layers": 24}')
+    return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
 
 
 def unknown_lever(at: Desk) -> km.BootSession:
@@ -414,7 +450,8 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
         plugin_not_found, plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec,
         bad_override, overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring,
         stale_waiver, unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model,
-        duplicate_model, unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered,
-        set_hash_mismatch, vacuous_audit, unchecked, plain_arch,
+        duplicate_model, reference_names_other, unknown_config_field, weights_not_quantised, unknown_lever,
+        bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch, vacuous_audit,
+        unchecked, plain_arch,
     )
 }  # fmt: skip

@@ -1,12 +1,12 @@
 """Build a model from a manifest and lookups: layers ask for their kernels here, once, and never again."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kernel_muster.MODEL_toml.config_check import doubts, joined, type_problem
 from kernel_muster.MODEL_toml.contradictions import contradictions
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME
-from kernel_muster.MODEL_toml.wording import shown
+from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, HfConfig, config_of
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
 from kernel_muster.models.ffn.moe_ffn import MoeFfn
@@ -38,15 +38,6 @@ MATURITY: Maturity = "partial"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
 #: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
 MAX_ROWS, MOST_ROWS = 2048, 1 << 20
-#: Options of configs that change what layers compute, and the only value that is built.
-_OPTIONS: Mapping[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "use_sliding_window": False,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "mlp_only_layers": [],
-}
 #: What a model reads. The vision tower of multimodal checkpoints is not built.
 MODALITIES = ("text",)
 
@@ -72,7 +63,7 @@ def build_model(
         kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest, error))
         raise
     try:
-        check_checkpoint(manifest, weights)
+        check_checkpoint(manifest, kernels, weights)
     except UsageError as error:
         checkpoint: Any = getattr(weights, "checkpoint", None)
         where = str(Path(checkpoint.folder) / CONFIG_NAME)
@@ -126,16 +117,23 @@ def _build(ctx: LayerContext, dims: ModelDims, kernels: Lookups) -> Model:
     )
 
 
-def check_checkpoint(manifest: HasModelTable, weights: object) -> None:
-    """Refuse a checkpoint of another model whose weights may have the same shapes; UsageError. A part of it will do."""
+def check_checkpoint(manifest: HasModelTable, kernels: Lookups, weights: object) -> None:
+    """Refuse a checkpoint of another model whose weights may have the same shapes; UsageError. A part of it will do.
+
+    Doubts that its config.json leaves become findings of the boot.
+    """
     checkpoint = getattr(weights, "checkpoint", None)  # a plan shall not import what reads checkpoints
-    config = getattr(checkpoint, "config", None)
-    if checkpoint is None or not isinstance(config, Mapping):
+    config = getattr(checkpoint, "hf", None) or getattr(checkpoint, "config", None)
+    if checkpoint is None or not isinstance(config, HfConfig | Mapping):
         return
-    found = contradictions(manifest.model, config, has_all_layers=False)
-    if found := (*found, *_not_built(config, is_drafter=bool(getattr(manifest, "dflash", None)))):
+    hf = config_of(config)
+    dflash = getattr(manifest, "dflash", None)
+    found = joined(contradictions(manifest.model, hf, dflash=dflash, known=None, has_all_layers=False))
+    if why := type_problem(manifest, hf) or found:
         where = f"{manifest.model.name} cannot be built from {checkpoint.folder}"
-        raise UsageError(f"{where}, whose config.json contradicts its manifest: {'; '.join(found)}")
+        raise UsageError(f"{where}, whose config.json contradicts its manifest: {why}")
+    for doubt in doubts(manifest, hf):
+        kernels.noticed(doubt)
 
 
 def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
@@ -144,16 +142,6 @@ def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
         why = f"no weight of {name} is named like {', '.join(unmatched)}: correct what shall be requantised"
         kernels.request_failed(f"weights of {name}", why)
         raise UsageError(why)
-
-
-def _not_built(config: Mapping[str, Any], *, is_drafter: bool) -> Iterator[str]:
-    """Say which options of a config no layer has; a drafter attends to a window anyway."""
-    nested = config.get("text_config")
-    text = nested if isinstance(nested, Mapping) else {}
-    for key, built in _OPTIONS.items():
-        value = text.get(key, config.get(key))
-        if value is not None and value != built and not (is_drafter and key == "use_sliding_window"):
-            yield f"{key} is {shown(value)}, which no layer does"
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:

@@ -4,18 +4,32 @@ The text model may be nested in ``text_config``. A ``vision_config`` is noted; i
 guessed: a size that is missing, or an option that layers do not have, is refused by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernel_muster.MODEL_toml.config_check import joined
+from kernel_muster.MODEL_toml.config_fields import (
+    ATTENTION,
+    DRAFTER,
+    DRAFTER_KEYS,
+    DRAFTER_OPTIONS,
+    GDN,
+    KEYS,
+    ROPE_KEYS,
+    YARN,
+)
 from kernel_muster.MODEL_toml.contradictions import contradictions
-from kernel_muster.MODEL_toml.hf_config import config_facts
+from kernel_muster.MODEL_toml.hf_config import ROPE_TABLES, config_facts, config_of
+from kernel_muster.MODEL_toml.quantisation import PLAIN, READABLE, QuantProblem, bare_format, quantisation
 from kernel_muster.MODEL_toml.schema import ModelTable
+from kernel_muster.MODEL_toml.statements import period
 from kernel_muster.registry.errors import UsageError
 from pydantic import ValidationError
 
-_KINDS = {"linear_attention": "gdn", "full_attention": "full"}
-_NVFP4_FORMATS = ("nvfp4-pack-quantized", "NVFP4")
+_KINDS = {GDN: "gdn", ATTENTION: "full"}
+_GDN_SIZES = ("key_heads", "key_dim", "value_heads", "value_dim", "conv_width")
+_FLOATS = ("theta", "partial_factor", "yarn_factor")
 _LAYERS_A_GROUP = 4
 
 
@@ -43,9 +57,9 @@ def config_model(config: Mapping[str, Any], name: str, target: str | None = None
     except ValidationError as error:
         why = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'model'}: {one['msg']}" for one in error.errors())
         raise UsageError(f"{name}: the config.json cannot be built from: {why}") from None
-    # What was read is one of the places that state it: the others must agree (two tables of rope parameters).
-    if found := contradictions(model, config):
-        raise UsageError(f"{name}: the config.json cannot be built from, it contradicts itself: {'; '.join(found)}")
+    # A field is read from one of the places that have it: the others must agree (two tables of rope parameters).
+    if found := joined(contradictions(model, config, dflash=dflash, known=None)):
+        raise UsageError(f"{name}: the config.json cannot be built from, it contradicts itself or the layers: {found}")
     return ConfigModel(model, dflash, bool(config.get("vision_config")))
 
 
@@ -74,71 +88,66 @@ class _Reader:
     """Reads one config, and collects what is wrong with it."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        nested = config.get("text_config")
-        self.text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
-        self.config, self.name = config, name
+        self.hf, self.name = config_of(config), name
         self.problems: list[str] = []
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value of the text model, else of the whole."""
-        return self.text.get(key, self.config.get(key, default))
+    def at(self, path: str, default: Any = None) -> Any:
+        """Return the value of a manifest's key, under any name that configs have for it."""
+        value = self.hf.get(*KEYS[path])
+        return default if value is None else value
 
-    def need(self, key: str) -> Any:
-        """Return a value that must be there."""
-        value = self.get(key)
+    def need(self, path: str) -> Any:
+        """Return the value of a manifest's key, which must be there."""
+        value = self.at(path)
         if value is None:
-            self.problems.append(f"{key} is missing")
+            self.problems.append(f"{KEYS[path][0]} is missing")
         return value
 
     def table(self) -> dict[str, Any]:
         """Return the ``[model]`` table."""
-        activation = self.get("hidden_act", "silu")
-        if activation != "silu":
-            self.problems.append(f"hidden_act is {activation!r}, expected silu")
-        if self.get("attention_bias"):
-            self.problems.append("attention_bias is true, the projections have none")
-        has_experts = self.get("num_experts") is not None
+        has_experts = bool(self.at("moe.experts"))
         pattern = self._pattern()
         return {
             "name": self.name,
             "quant": self._quant(),
             "model_type": self._type(),
             "hidden_size": self.need("hidden_size"),
-            "num_layers": self.need("num_hidden_layers"),
+            "num_layers": self.need("num_layers"),
             "layer_pattern": pattern,
             "ffn": "moe" if has_experts else "dense",
             "intermediate_size": None if has_experts else self.need("intermediate_size"),
             "vocab_size": self.need("vocab_size"),
-            "context_length": self.get("max_position_embeddings"),
-            "tie_word_embeddings": bool(self.get("tie_word_embeddings", False)),
+            "context_length": self.hf.get("max_position_embeddings"),
+            "tie_word_embeddings": self.hf.tie.value is True,
             "rms_norm_eps": self.need("rms_norm_eps"),
             # Qwen3-Next and its successors store norm weights around zero, Qwen3 (the drafter) around one.
             "rms_norm_zero_centred": not self._is_drafter,
             "attention": self._attention() if "full" in pattern else None,
-            "gdn": self._gdn() if "gdn" in pattern else None,
+            "gdn": {name: self.need(f"gdn.{name}") for name in _GDN_SIZES} if "gdn" in pattern else None,
             "moe": self._moe() if has_experts else None,
             "rope": self._rope() if "full" in pattern else None,
-            "mtp": self._mtp(),
+            "mtp": {"layers": layers} if (layers := self.at("mtp.layers")) else None,
         }
 
     @property
     def _is_drafter(self) -> bool:
-        return isinstance(self.get("dflash_config"), Mapping)
+        return isinstance(self.hf.get(DRAFTER), Mapping)
 
     def _type(self) -> str | None:
         if self._is_drafter:
             return "dflash"
         try:
-            return config_facts(self.config).model_types[0]
+            types = config_facts(self.hf).model_types
         except ValueError as error:
             self.problems.append(str(error))
             return None
+        return next((name for name in types if not name.endswith("_text")), types[0])
 
     def _pattern(self) -> list[str]:
         """Return the kind of every layer, folded to its shortest period."""
-        count, kinds = self.get("num_hidden_layers"), self.get("layer_types")
+        count, kinds = self.at("num_layers"), self.hf.get("layer_types")
         if not isinstance(kinds, list):
-            every = self.get("full_attention_interval", 1 if self._is_drafter else _LAYERS_A_GROUP)
+            every = self.hf.get("full_attention_interval") or (1 if self._is_drafter else _LAYERS_A_GROUP)
             return ["gdn"] * (every - 1) + ["full"] if isinstance(every, int) and every > 0 else ["full"]
         if self._is_drafter:
             return ["full"]
@@ -146,109 +155,56 @@ class _Reader:
             self.problems.append(f"layer_types holds {', '.join(unknown)}, expected {' or '.join(_KINDS)}")
         if len(kinds) != count:
             self.problems.append(f"layer_types has {len(kinds)} entries for {count} layers")
-        return _period([_KINDS.get(str(kind), "full") for kind in kinds]) or ["full"]
+        return period([_KINDS.get(str(kind), "full") for kind in kinds]) or ["full"]
 
     def _quant(self) -> str:
-        quantised = self.get("quantization_config")
-        if not isinstance(quantised, Mapping):
-            return "bf16"
-        said = [quantised.get("format"), quantised.get("quant_algo")]
-        groups = quantised.get("config_groups")
-        for group in groups.values() if isinstance(groups, Mapping) else ():
-            said += [group.get("format")] if isinstance(group, Mapping) else []
-        if not any(one in _NVFP4_FORMATS for one in said):
-            known = ", ".join(str(one) for one in said if one) or "no format"
-            self.problems.append(f"quantization_config says {known}, expected {' or '.join(_NVFP4_FORMATS)}")
-        return "nvfp4"
+        """Return nvfp4 or bf16; a config that names a format and no weights counts by its format."""
+        try:
+            quants = {group.quant for group in quantisation(self.hf).groups}
+        except QuantProblem as problem:
+            if not problem.is_incomplete:
+                self.problems.append(str(problem))
+                return PLAIN
+            quants = {bare_format(self.hf) or problem.got}
+        if strangers := sorted(quants.difference(READABLE)):
+            self.problems.append(f"its weights are {', '.join(strangers)}, expected {' or '.join(READABLE)}")
+        return "nvfp4" if quants else PLAIN
 
     def _attention(self) -> dict[str, Any]:
         return {
-            "heads": self.need("num_attention_heads"),
-            "kv_heads": self.need("num_key_value_heads"),
-            "head_dim": self.need("head_dim"),
-            "gated": not self._is_drafter and bool(self.get("attn_output_gate", True)),
+            **{name: self.need(f"attention.{name}") for name in ("heads", "kv_heads", "head_dim")},
+            "gated": not self._is_drafter and bool(self.at("attention.gated", True)),
             "qk_norm": True,
         }
 
-    def _gdn(self) -> dict[str, Any]:
-        names = {
-            "key_heads": "linear_num_key_heads",
-            "key_dim": "linear_key_head_dim",
-            "value_heads": "linear_num_value_heads",
-            "value_dim": "linear_value_head_dim",
-            "conv_width": "linear_conv_kernel_dim",
-        }
-        return {mine: self.need(theirs) for mine, theirs in names.items()}
-
     def _moe(self) -> dict[str, Any]:
         return {
-            "experts": self.need("num_experts"),
-            "top_k": self.need("num_experts_per_tok"),
-            "intermediate_size": self.need("moe_intermediate_size"),
-            "shared_intermediate_size": self.get("shared_expert_intermediate_size"),
-            "router": "softmax",
-            "renormalise": bool(self.get("norm_topk_prob", True)),
+            **{name: self.need(f"moe.{name}") for name in ("experts", "top_k", "intermediate_size")},
+            "shared_intermediate_size": self.at("moe.shared_intermediate_size"),
+            "router": self.at("moe.router", "softmax"),
+            "renormalise": bool(self.at("moe.renormalise", True)),
         }
 
     def _rope(self) -> dict[str, Any]:
-        """Read rope parameters of either generation of configs."""
-        ropes = [self.get(name) for name in ("rope_parameters", "rope_scaling")]
-        rope: dict[str, Any] = next((dict(one) for one in ropes if isinstance(one, Mapping)), {})
-        theta = rope.get("rope_theta", self.get("rope_theta"))
-        if theta is None:
+        """Read rope parameters of either generation of configs; contradictions() judges their options."""
+        ropes = [self.hf.get(name) for name in ROPE_TABLES]
+        rope: Mapping[str, Any] = next((one for one in ropes if isinstance(one, Mapping)), {})
+        found: dict[str, Any] = {}
+        for name, key in ROPE_KEYS.items():
+            value = rope.get(key) if key == "factor" or rope.get(key) is not None else self.hf.get(key)
+            if value is not None and (not name.startswith(YARN) or YARN in (rope.get("rope_type"), rope.get("type"))):
+                found[name] = float(value) if name in _FLOATS and isinstance(value, int) else value
+        if "theta" not in found:
             self.problems.append("rope_theta is missing")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        found: dict[str, Any] = {
-            "theta": None if theta is None else float(theta),
-            "partial_factor": float(rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))),
-            "mrope_sections": list(rope.get("mrope_section", ())),
-            "mrope_interleaved": bool(rope.get("mrope_interleaved", False)),
-        }
-        if kind == "yarn":
-            found["yarn_factor"] = float(rope.get("factor", 0.0))
-            found["yarn_original_context"] = rope.get("original_max_position_embeddings")
-            self._refuse_yarn_options(rope)
-        elif kind not in ("default", "mrope"):
-            self.problems.append(f"rope_type is {kind!r}, expected default, mrope or yarn")
-        return {key: value for key, value in found.items() if value is not None}
-
-    def _refuse_yarn_options(self, rope: Mapping[str, Any]) -> None:
-        """Refuse what the YaRN kernel has built in with other values."""
-        expected: dict[str, Callable[[Any], bool]] = {
-            "beta_fast": lambda value: float(value) == 32.0,
-            "beta_slow": lambda value: float(value) == 1.0,
-            "truncate": lambda value: value is True,
-            "attention_factor": lambda value: False,
-            "mscale": lambda value: False,
-            "mscale_all_dim": lambda value: False,
-        }
-        for key, holds in expected.items():
-            if rope.get(key) is not None and not holds(rope[key]):
-                self.problems.append(f"rope {key} is {rope[key]!r}, which the YaRN kernel does not take")
-
-    def _mtp(self) -> dict[str, Any] | None:
-        layers = self.get("mtp_num_hidden_layers", self.get("num_nextn_predict_layers"))
-        return {"layers": layers} if layers else None
+        return found
 
     def drafter(self, target: str | None) -> dict[str, Any]:
         """Return the ``[dflash]`` table of a drafter's config, else nothing."""
-        own = self.get("dflash_config")
+        own = self.hf.get(DRAFTER)
         if not isinstance(own, Mapping):
             return {}
         if target is None:
             self.problems.append("a drafter's config does not name its target: give one")
-        return {
-            "target": target,
-            "gamma": self.need("block_size"),
-            "window": self.need("sliding_window"),
-            "mask_token_id": own.get("mask_token_id"),
-            "target_layer_ids": own.get("target_layer_ids"),
-        }
-
-
-def _period(kinds: list[str]) -> list[str]:
-    """Return the shortest beginning that gives the whole list when it is repeated."""
-    for size in range(1, len(kinds)):
-        if len(kinds) % size == 0 and kinds[:size] * (len(kinds) // size) == kinds:
-            return kinds[:size]
-    return kinds
+        found = {name: self.hf.get(key) for name, key in DRAFTER_KEYS.items()}
+        self.problems += [f"{DRAFTER_KEYS[name]} is missing" for name, value in found.items() if value is None]
+        return {"target": target, **found, **{name: own.get(key) for name, key in DRAFTER_OPTIONS.items()}}

@@ -66,7 +66,7 @@ def build_drafter(
         dims = model_dims(manifest)
         if dims.drafter is None:
             raise UsageError(f"{dims.name} cannot be built: its manifest has no [dflash] table")
-        check_checkpoint(manifest, weights)
+        check_checkpoint(manifest, kernels, weights)
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest, error))
         raise

@@ -91,7 +91,10 @@ _TABLE: dict[str, str] = {
         EXPECTED_NOT_ASKED R/R a kernel the manifest expects was not asked for, or not got
         UNKNOWN_MODEL R/R no manifest serves the model that was named
         AMBIGUOUS_MODEL R/R several manifests serve the model equally well
-        DUPLICATE_MODEL R/R two manifests describe a model of one name""",
+        DUPLICATE_MODEL R/R two manifests describe a model of one name
+        REFERENCE_NAMES_OTHER W/R the reference holds the text that tells another model apart
+        UNKNOWN_CONFIG_FIELD W/R a config.json has fields that nobody knows
+        WEIGHTS_NOT_QUANTISED W/R a config.json has no quantised weights, and the manifest asks for some""",
     "levers": """
         UNKNOWN_LEVER R/R a lever that nobody declares was set
         BAD_LEVER R/R a lever's value does not fit its type

@@ -10,14 +10,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kernel_muster.MODEL_toml.hf_config import HfConfig
 from kernel_muster.MODEL_toml.wording import shown, type_name
-from kernel_muster.models.checkpoints.documents import is_there, read_object
+from kernel_muster.models.checkpoints.documents import is_there, read_hf_config, read_object
 from kernel_muster.models.checkpoints.errors import CheckpointError, MissingTensorError, plain
 from kernel_muster.models.checkpoints.tensors import CARRIERS, MappedFile, TensorEntry, read_header
 from kernel_muster.registry.errors import UsageError
 from numpy.typing import NDArray
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Bytes of a name that any file system takes.
 _LONGEST_NAME = 255
 
@@ -25,14 +26,19 @@ _LONGEST_NAME = 255
 class Checkpoint:
     """Entries by tensor name, the config, and values on demand, memory-mapped and read-only."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> None:
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: HfConfig, entries: Mapping[str, TensorEntry]) -> None:
+        self.folder, self.hf = folder, config
         self.entries = MappingProxyType(dict(entries))
         self._files: dict[Path, MappedFile] = {}
         self._children: dict[str, list[str]] = {}
         for name in self.entries:
             module, _, leaf = name.rpartition(".")
             self._children.setdefault(module, []).append(leaf)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The content of config.json."""
+        return self.hf.content
 
     def leaves(self, module: str) -> tuple[str, ...]:
         """Return the last name parts of a module's own tensors: ``("weight", "weight_scale")``."""
@@ -67,7 +73,7 @@ def open_checkpoint(folder: str | PathLike[str]) -> Checkpoint:
     if not isinstance(folder, str | PathLike) or not isinstance(fspath(folder), str):
         raise UsageError(f"folder is {type(folder).__name__}, expected the path of a checkpoint's folder")
     folder = Path(folder)
-    config = read_object(folder / CONFIG)
+    config = read_hf_config(folder)
     has_single, has_index = is_there(folder / SINGLE), is_there(folder / INDEX)
     if has_index:
         entries = _sharded(folder)

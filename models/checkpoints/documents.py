@@ -1,32 +1,32 @@
-"""JSON files of a checkpoint: bounded, regular, without duplicate keys."""
+"""JSON files of a checkpoint, whose problems are those of the checkpoint."""
 
-import json
 import stat
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.MODEL_toml.wording import shown, type_name
+from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, HF_QUANT_NAME, MOST_BYTES, HfConfig
+from kernel_muster.MODEL_toml.json_files import JsonProblem, read_json_object, unique
 from kernel_muster.models.checkpoints.errors import CheckpointError
-from kernel_muster.registry.plugin_code.regular_files import read_regular
 
-# An index of 35B parameters in 256 experts a layer names 120,000 tensors in about 13 MB.
-MOST_BYTES = 64 * 1024 * 1024
+__all__ = ["is_there", "read_hf_config", "read_object", "regular_size", "unique"]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; CheckpointError if that cannot be done."""
-    size = regular_size(path)
-    if size > MOST_BYTES:
-        raise CheckpointError(path, None, f"at most {MOST_BYTES} bytes", f"{size} bytes")
+    """Read a JSON object; CheckpointError if that cannot be done.
+
+    The limit also holds for indices: one of 35B parameters in 256 experts a layer names 120,000 tensors in 13 MB.
+    """
     try:
-        value = json.loads(read_regular(path, MOST_BYTES).decode("utf-8-sig"), object_pairs_hook=unique)
-    except RecursionError:
-        raise CheckpointError(path, None, "valid JSON", "a document nested too deeply") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(path, None, "valid JSON", str(error)) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(path, None, "a JSON object", type_name(value))
-    return value
+        return read_json_object(path, MOST_BYTES)
+    except JsonProblem as problem:
+        raise CheckpointError(path, None, problem.expected, problem.got) from None
+
+
+def read_hf_config(folder: Path) -> HfConfig:
+    """Read ``config.json`` with its ``hf_quant_config.json``; CheckpointError if one of them cannot be read."""
+    beside = folder / HF_QUANT_NAME
+    file = folder / CONFIG_NAME
+    return HfConfig(read_object(file), file, read_object(beside) if is_there(beside) else None)
 
 
 def is_there(path: Path) -> bool:
@@ -52,15 +52,5 @@ def regular_size(path: Path) -> int:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> CheckpointError:
-    """Say why a path leads nowhere; a NUL in it, or half a character, is a ValueError."""
+    """Give the reason why a path cannot be read; a NUL in it, or half a character, is a ValueError."""
     return CheckpointError(path, None, "a readable file", getattr(error, "strerror", None) or str(error))
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its pairs; ValueError if a key stands twice."""
-    table: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in table:
-            raise ValueError(f"key {shown(name)} stands twice")
-        table[name] = value
-    return table

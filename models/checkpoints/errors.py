@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from kernel_muster.MODEL_toml.wording import shown
+from kernel_muster.MODEL_toml.wording import plain
 from kernel_muster.registry.errors import UsageError
+
+__all__ = ["CheckpointError", "MissingTensorError", "UnsupportedQuantError", "plain"]
 
 
 class CheckpointError(UsageError):
@@ -34,8 +36,3 @@ class UnsupportedQuantError(CheckpointError):
             f"{quant} ({origin})",
             "nothing is requantised silently: take a checkpoint whose projections are NVFP4 or BF16",
         )
-
-
-def plain(text: str) -> str:
-    """Write a name bare where that is safe in a message, else quoted and bounded."""
-    return text if text.isascii() and text.isprintable() and len(text) <= 300 else shown(text)

@@ -4,23 +4,17 @@ Our ``qkvz_proj`` groups rows per key head ``[q | k | v of its value heads | z o
 ``ba_proj`` is ``[beta of all value heads | alpha of all]``. Permuting rows is exact in every format.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
+from kernel_muster.MODEL_toml.config_fields import KEYS
+from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME
 from kernel_muster.MODEL_toml.wording import shown
-from kernel_muster.models.checkpoints.checkpoint import CONFIG, Checkpoint
+from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.registry.values import frozen
 from numpy.typing import NDArray
 
 Rows = NDArray[np.intp]
-_KEYS = {
-    "key_heads": "linear_num_key_heads",
-    "key_dim": "linear_key_head_dim",
-    "value_heads": "linear_num_value_heads",
-    "value_dim": "linear_value_head_dim",
-}
+_SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
 _MOST = 1 << 20
 
 
@@ -50,16 +44,16 @@ class GdnHeads:
 
 def gdn_heads(checkpoint: Checkpoint) -> GdnHeads:
     """Read the sizes from a checkpoint's config; CheckpointError if they are missing or make no sense."""
-    text = checkpoint.config.get("text_config")
-    table: Mapping[str, Any] = text if isinstance(text, dict) else checkpoint.config
+    file = checkpoint.folder / CONFIG_NAME
     sizes = {}
-    for name, key in _KEYS.items():
-        value = table.get(key)
+    for name in _SIZES:
+        keys = KEYS[f"gdn.{name}"]
+        value = checkpoint.hf.get(*keys)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
-            raise CheckpointError(checkpoint.folder / CONFIG, None, f"{key} as a positive integer", shown(value))
+            raise CheckpointError(file, None, f"{keys[0]} as a positive integer", shown(value))
         sizes[name] = value
     heads = GdnHeads(**sizes)
     if heads.value_heads % heads.key_heads:
         wanted = f"linear_num_value_heads as a multiple of the {heads.key_heads} key heads"
-        raise CheckpointError(checkpoint.folder / CONFIG, None, wanted, str(heads.value_heads))
+        raise CheckpointError(file, None, wanted, str(heads.value_heads))
     return heads

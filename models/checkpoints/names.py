@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
+from kernel_muster.MODEL_toml.module_patterns import TEXT_PREFIXES
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
-from kernel_muster.models.checkpoints.patterns import TEXT_PREFIXES
 from kernel_muster.registry.values import frozen
 
 # module: one projection. qkvz, ba: the GDN's inputs. experts: a projection of every expert. array: a plain tensor.
@@ -87,11 +87,17 @@ class Names:
         return _layer_recipe(f"{stack}layers.{index}.", part, rest)
 
     def _lm_head(self) -> str:
-        """The head's own weight, else the embedding's where the config ties them."""
+        """The head's own weight, else the embedding's where the config ties them and no level of it contradicts."""
         for module in HEADS:
             if _has_weight(self._checkpoint.leaves(module)):
                 return module
-        return f"{self.prefix}embed_tokens" if _is_tied(self._checkpoint) else HEADS[0]
+        tie = self._checkpoint.hf.tie
+        if tie.value is not True:
+            return HEADS[0]
+        if tie.is_contested:
+            wanted, got = f"a head: the levels of config.json disagree ({tie})", "none"
+            raise CheckpointError(self._checkpoint.folder, f"{HEADS[0]}.weight", wanted, got)
+        return f"{self.prefix}embed_tokens"
 
 
 def _layer_recipe(layer: str, part: str, rest: str) -> Recipe | None:
@@ -120,9 +126,3 @@ def _text_prefix(checkpoint: Checkpoint) -> str:
 
 def _has_weight(leaves: Collection[str]) -> bool:
     return "weight" in leaves or "weight_packed" in leaves
-
-
-def _is_tied(checkpoint: Checkpoint) -> bool:
-    text = checkpoint.config.get("text_config")
-    tables = [checkpoint.config, text if isinstance(text, dict) else {}]
-    return any(table.get("tie_word_embeddings") is True for table in tables)

@@ -15,6 +15,7 @@ from kernel_muster.registry.contract.builders import ModelBuilder, choose_builde
 from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, UsageError
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
+from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import HostRunner, NoRunner, Runner
@@ -109,6 +110,7 @@ class LookupSession:
         self._found: dict[Members, tuple[tuple[KernelKey, ...], Handle]] = {}
         self._boot: tuple[LookupEntry, ...] | None = None  # complete once sealed
         self._requests: list[FailedRequest] = []
+        self._notices: list[Finding] = []
         self._builders: list[ModelBuilder] = []
         self._late_registrations: list[LateRegistration] = []
         self._log = logger()
@@ -177,6 +179,11 @@ class LookupSession:
         """Whether a layer has asked for anything, or said what it wants."""
         with self.lock:
             return bool(self._records or self._requests or self.layouts.copies)
+
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """Findings of builders about what they were given."""
+        return tuple(self._notices)
 
     @property
     def requests(self) -> tuple[FailedRequest, ...]:
@@ -295,6 +302,11 @@ class LookupSession:
             return
         members = ((MALFORMED, why),)
         self.look_up((members, id(frame.f_code), frame.f_lasti), members, "required", None, "", "", layer, frame)
+
+    def noticed(self, finding: Finding) -> None:
+        """Record a finding of a builder."""
+        with self.lock:
+            self._notices.append(finding)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -459,6 +471,10 @@ class Lookups:
     def built_by(self, builder: ModelBuilder) -> None:
         """Say which builder begins to build a model: the report names it and its maturity."""
         self._live.built_by(builder)
+
+    def noticed(self, finding: Finding) -> None:
+        """Add a finding to the boot's report: a doubt about weights, say, that the builder alone can see."""
+        self._live.noticed(finding)
 
     def request_failed(self, lever: str, why: str, *, where: str = "") -> None:
         """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED.

@@ -57,7 +57,7 @@ SHIPPED_CONFIGS = [
         "AEON-7/Qwen3.6-35B-A3B-heretic-NVFP4",
     ),
     ("holo-3.1-35b-a3b", nested("qwen3_5_moe"), None),
-    ("holo-3.1-35b-a3b", nested("qwen3_5_moe", rope_parameters={**INTERLEAVED, "mrope_interleaved": False}), None),
+    ("UNKNOWN_MODEL", nested("qwen3_5_moe", rope_parameters={**INTERLEAVED, "mrope_interleaved": False}), None),
     ("AMBIGUOUS_MODEL", nested("qwen3_5", 5120, rope_parameters=INTERLEAVED), None),
     ("AMBIGUOUS_MODEL", nested("qwen3_5", 5120), "/models/some-27b"),
     ("AMBIGUOUS_MODEL", nested("qwen3_5", 5120), "/qwen3.6-27b/against/Qwen3.8-27B"),
@@ -278,6 +278,99 @@ def test_config_without_a_size_or_a_manifest_without_a_type_contradicts_nothing(
     assert name(catalogue(bare=""), {"model_type": "t", "hidden_size": 1}, "bare") == "bare"
 
 
+WHOLE = {"num_hidden_layers": 40}
+OF_HOLO = nested("qwen3_5_moe", rope_parameters=INTERLEAVED, mtp_num_hidden_layers=None, **WHOLE)
+OF_35B = nested("qwen3_5_moe", rope_parameters=INTERLEAVED, mtp_num_hidden_layers=1, **WHOLE)
+
+
+@pytest.mark.parametrize(("expected", "config", "reference"), [
+    ("holo-3.1-35b-a3b", OF_HOLO, "/models/Holo-3.1-35B-A3B-NVFP4"),
+    ("holo-3.1-35b-a3b", OF_HOLO, "holo-3.1-35b-a3b"),
+    ("holo-3.1-35b-a3b", OF_HOLO, "Hcompany/Holo-3.1-35B-A3B-NVFP4"),
+    ("UNKNOWN_MODEL", OF_HOLO, None),
+    ("UNKNOWN_MODEL", OF_HOLO, "/models/Qwen3.6-35B-A3B"),
+    ("UNKNOWN_MODEL", nested("qwen3_5_moe", rope_parameters=INTERLEAVED, **WHOLE), "qwen3.6-35b-a3b"),
+    ("UNKNOWN_MODEL", nested("qwen3_5_moe", rope_parameters=INTERLEAVED, mtp_num_hidden_layers=None), None),
+    ("qwen3.6-35b-a3b", OF_35B, None),
+    ("UNKNOWN_MODEL", OF_35B, "/models/Holo-3.1-35B-A3B-NVFP4"),
+    ("UNKNOWN_MODEL", OF_35B, "holo-3.1-35b-a3b"),
+    ("AMBIGUOUS_MODEL", OF_35B, "/models/Holo-3.1-35B-A3B/from/Qwen3.6-35B-A3B"),
+])  # fmt: skip
+def test_mtp_head_and_needle_tell_models_of_one_config_apart(
+    shipped: Catalogue, expected: str, config: dict[str, Any], reference: str | None
+) -> None:
+    assert name(shipped, config, reference) == expected
+
+
+def test_config_without_an_mtp_head_gets_the_manifest_that_agrees_with_it(shipped: Catalogue) -> None:
+    finding = shipped.resolve_config(OF_HOLO).finding
+    assert finding is not None
+    assert (
+        "config.json: mtp_num_hidden_layers null; manifest: mtp.layers 1; to accept it write no [model.mtp] table"
+        in (finding.why)
+    )
+    assert finding.remedies[0] == "name holo-3.1-35b-a3b, whose manifest agrees with this config.json"
+
+
+@pytest.mark.parametrize(("reference", "holds"), [
+    ("/models/Ornith-1.0-35B-NVFP4", "'ornith-1.0-35b' of ornith-1.0-35b"),
+    ("/models/Qwen3.6-35B-A3B-heretic", "'qwen3.6-35b-a3b-heretic' of qwen3.6-35b-a3b-heretic"),
+    ("/models/Qwen3.6-27B-NVFP4", "'qwen3.6-27b' of qwen3.6-27b"),
+    ("/models/qwen3.6-27b/qwen3.6-35b-a3b", "'qwen3.6-27b' of qwen3.6-27b"),
+    ("/models/Qwen3.6-35B-A3B", None),
+    ("/models/whatever", None),
+    (None, None),
+])  # fmt: skip
+def test_needle_of_another_model_is_never_ignored(shipped: Catalogue, reference: str | None, holds: str | None) -> None:
+    config = nested("qwen3_5_moe", rope_parameters=INTERLEAVED)
+    found = shipped.resolve_config(config, reference)
+    assert found.manifest is not None
+    assert found.manifest.name == "qwen3.6-35b-a3b"
+    assert [doubt.code for doubt in found.doubts] == ["REFERENCE_NAMES_OTHER"] * (holds is not None)
+    if holds is not None:
+        assert found.doubts[0].why == f"{reference} holds {holds}; the config.json was resolved as qwen3.6-35b-a3b"
+
+
+def test_folder_of_a_config_that_is_called_like_another_model_is_reported(tmp_path: Path, shipped: Catalogue) -> None:
+    folder = tmp_path / "Qwen3.8-27B-NVFP4"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(nested("qwen3_5", 5120)))
+    for config, model, codes in (
+        (folder, "qwen3.6-27b", ["REFERENCE_NAMES_OTHER"]), (folder / "config.json", "qwen3.8-27b", []),
+    ):  # fmt: skip
+        assert [doubt.code for doubt in shipped.resolve_config(config, model).doubts] == codes
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    ({"model_type": "foo_text", "hidden_size": 64}, "text"),
+    ({"model_type": "foo", "hidden_size": 64}, "bare"),
+    ({"model_type": "foo", "text_config": {"model_type": "foo_text", "hidden_size": 64}}, "bare"),
+    ({"model_type": "foo_vl", "text_config": {"model_type": "foo_text", "hidden_size": 64}}, "text"),
+    ({"model_type": "bar_text", "hidden_size": 64}, "other"),
+    ({"model_type": "foo_text", "hidden_size": 65}, "wild"),
+])  # fmt: skip
+def test_exact_type_wins_over_the_same_without_text(catalogue: Make, config: dict[str, Any], expected: str) -> None:
+    made = catalogue(bare=row("foo", 64), text=row("foo_text", 64), other=row("bar", 64), wild=row("foo"))
+    assert name(made, config) == expected
+
+
+@pytest.mark.parametrize(("first", "second", "remedies"), [
+    (["shared", "One"], ["Shared", "two"], ["one by 'One'; two by 'two'"]),
+    (["shared"], ["shared", "two"], ["two by 'two'", "or add match_names that no other has to the manifest of one"]),
+    (["shared"], ["shared"], ["or add match_names that no other has to the manifest of one and of two"]),
+])  # fmt: skip
+def test_remedy_of_a_tie_lists_only_needles_that_decide(
+    catalogue: Make, first: list[str], second: list[str], remedies: list[str]
+) -> None:
+    made = catalogue(one=f"match_names = {first}\n" + row("t", 1), two=f"match_names = {second}\n" + row("t", 1))
+    finding = made.resolve_config({"model_type": "t", "hidden_size": 1}, "a shared name").finding
+    assert finding is not None
+    assert finding.code == "AMBIGUOUS_MODEL"
+    assert [text.rpartition("apart: ")[2] for text in finding.remedies[1:]] == remedies
+    for needle in {*first, *second} - {"shared", "Shared"}:
+        assert name(made, {"model_type": "t", "hidden_size": 1}, f"a {needle}") in ("one", "two")
+
+
 def test_malformed_config_of_a_named_model_is_refused(shipped: Catalogue) -> None:
     assert name(shipped, {"hidden_size": 5120}, "qwen3.6-27b") == "UNKNOWN_MODEL"
 
@@ -317,7 +410,7 @@ UNREADABLE = {
     "latin": (b'{"model_type": "\xff"}', "is not valid JSON: 'utf-8' codec"),
     "twice": (b'{"model_type": "a", "model_type": "b"}', "is not valid JSON: key 'model_type' stands twice"),
     "integer": (b'{"hidden_size": ' + b"9" * 5000 + b"}", "is not valid JSON: Exceeds the limit"),
-    "huge": (b" " * (4 * 1024 * 1024 + 1), "has more than 4194304 bytes"),
+    "huge": (b" " * (64 * 1024 * 1024 + 1), "has more than 67108864 bytes"),
 }
 
 

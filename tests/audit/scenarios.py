@@ -346,6 +346,39 @@ def ambiguous_model(world, trip, **options):
     return world.run(ask_base, base(world), None, **options)
 
 
+_ACME_TYPE = '[[model_types]]\nmodel_type = "acme_moe"\nhidden_size = 2048'
+
+
+def _with_config(world, folders, config, reference=None, **options):
+    """Boot the model that a config.json resolves to among the manifests of some folders."""
+    file = world.folder / "config.json"
+    file.write_text(json.dumps({"model_type": "acme_moe", "hidden_size": 2048} | config))
+    options = {"model": reference, "config": file, "manifest_folders": folders} | options
+    return world.run(ask_base, base(world), None, **options)
+
+
+@scenario("REFERENCE_NAMES_OTHER", "one", "name the model that is meant", where="MODEL.toml", has_trace=False)
+def reference_names_other(world, trip, **options):
+    one = world.manifest(_ACME_TYPE, "one", model='match_names = ["acme-one"]')
+    two = world.manifest("", "two", model='match_names = ["acme-two"]')
+    folders = [file.parent.parent for file in (one, two)]
+    return _with_config(world, folders, {}, f"/models/Acme-{'Two' if trip else 'One'}", **options)
+
+
+@scenario("UNKNOWN_CONFIG_FIELD", "config.json", "known_config_fields", where="config.json", has_trace=False)
+def unknown_config_field(world, trip, **options):
+    folders = [world.manifest(_ACME_TYPE).parent.parent]
+    field = "attention_sharpness" if trip else "attention_dropout"
+    return _with_config(world, folders, {"text_config": {field: 0.5}}, **options)
+
+
+@scenario("WEIGHTS_NOT_QUANTISED", "tiny", "checkpoint in nvfp4", where="config.json", has_trace=False)
+def weights_not_quantised(world, trip, **options):
+    folders = [world.manifest(_ACME_TYPE).parent.parent]
+    quantised = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    return _with_config(world, folders, {"num_hidden_layers": 4} | ({} if trip else quantised), **options)
+
+
 @scenario("DUPLICATE_MODEL", "tiny", "rename or remove all but one", where="MODEL.toml", has_trace=False)
 def duplicate_model(world, trip, **options):
     folders = [world.manifest(name=name).parent.parent for name in ("tiny", "tiny" if trip else "other")]

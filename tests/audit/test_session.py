@@ -426,7 +426,10 @@ def test_boot_takes_the_manifest_that_the_config_of_a_folder_fits(world, tmp_pat
     assert (outcome.codes, outcome.report.model) == ([], "tiny")
     for other, said in (
         ('model_type = "acme_type"\nhidden_size = 32', "but the config.json says model_type acme_type, hidden_size 64"),
-        ('model_type = "acme_type"\nhidden_size = 64\nvocab_size = 7', "vocab_size is 9, expected 7"),
+        (
+            'model_type = "acme_type"\nhidden_size = 64\nvocab_size = 7',
+            "config.json: vocab_size 9; manifest: vocab_size 7; to accept it write vocab_size = 9",
+        ),
     ):
         (tmp_path / "config.json").write_text('{"model_type": "acme_type", "hidden_size": 64, "vocab_size": 9}')
         refused = world.run(world.ask(), {}, world.manifest(model=other), model=str(tmp_path))

@@ -75,13 +75,24 @@ def test_checkpoint_of_the_model_or_of_more_layers_of_it_builds_it(make_session:
 
 
 @pytest.mark.parametrize(("config", "said"), [
-    ({"hidden_size": 4096}, r"hidden_size is 4096, expected \d+ \(hidden_size\)$"),
-    ({"rope_theta": 1e6}, r"rope_theta is 1000000\.0, expected 10000000\.0 \(rope\.theta\)"),
-    ({"text_config": {"rms_norm_eps": 1e-5}}, "rms_norm_eps is 1e-05, expected 1e-06"),
-    ({"tie_word_embeddings": True}, "tie_word_embeddings is true, expected false"),
-    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which no layer does"),
-    ({"text_config": {"use_sliding_window": True}}, "use_sliding_window is true, which no layer does"),
-    ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping is 30\.0, which no layer does"),
+    ({"hidden_size": 4096}, r"the config\.json says model_type qwen3_5, hidden_size 4096; tiny is model_type qwen3_5"),
+    ({"model_type": "llama"},
+     r"the config\.json says model_type llama, hidden_size not given; tiny is model_type qwen3_5"),
+    ({"model_type": 5}, r"it is malformed: model_type is 5, expected text"),
+    ({"rope_theta": 1e6},
+     r"config\.json: rope_theta 1000000\.0; manifest: rope\.theta 10000000\.0; to accept it write "),
+    ({"text_config": {"rms_norm_eps": 1e-5}},
+     r"config\.json: rms_norm_eps 1e-05; manifest: rms_norm_eps 1e-06; to acc"),
+    ({"tie_word_embeddings": True},
+     r"config\.json: tie_word_embeddings true; manifest: tie_word_embeddings false; to "),
+    ({"hidden_act": "gelu"},
+     r'config\.json: hidden_act "gelu"; manifest: "silu", built in; no manifest accepts it: no '),
+    ({"text_config": {"use_sliding_window": True}},
+     r"config\.json: use_sliding_window true; manifest: false, built in; "),
+    ({"final_logit_softcapping": 30.0},
+     r"config\.json: final_logit_softcapping 30\.0; manifest: none, built in; no ma"),
+    ({"quantization_config": {"quant_method": "fp8"}},
+     r"config\.json: quantization_config has model\.layers\.0\..* fp8; "),
 ])  # fmt: skip
 def test_checkpoint_of_another_model_whose_weights_would_fit_is_refused(
     make_session: Make, config: dict[str, Any], said: str

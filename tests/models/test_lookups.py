@@ -112,7 +112,7 @@ def of_layer(rows: Any, layer: str) -> set[str]:
     ("qwen3.6-27b", "layers.3.attn", ATTENTION),
     ("qwen3.6-27b", "layers.1.ffn", FFN),
     ("qwen3.6-27b", "lm_head", HEAD),
-    ("holo-3.1-35b-a3b", "layers.3.attn", TEXT_ATTENTION),
+    ("holo-3.1-35b-a3b", "layers.3.attn", ATTENTION),
     ("qwen3.6-35b-a3b", "final_norm", NORMS),
     ("qwen3.6-35b-a3b", "sampler", SAMPLER),
     ("qwen3.6-35b-a3b", "mtp", EXACT | BATCH | TILES | {"r norm::rms_norm"}),
@@ -131,7 +131,7 @@ def test_layer_looks_up_exactly_its_table(make_session: Make, asked: Any, name: 
 @pytest.mark.parametrize(("name", "expected"), [
     ("qwen3.6-35b-a3b", ATTENTION | GDN | MOE | TOP),
     ("qwen3.6-27b", ATTENTION | GDN | FFN | TOP),
-    ("holo-3.1-35b-a3b", TEXT_ATTENTION | GDN | MOE | TOP),
+    ("holo-3.1-35b-a3b", ATTENTION | GDN | MOE | TOP),
     ("qwen3.6-35b-a3b-dflash", DRAFTER | HEAD | EMBEDDING),
 ])  # fmt: skip
 def test_model_looks_up_nothing_else_and_labels_every_layer(

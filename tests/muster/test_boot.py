@@ -274,7 +274,7 @@ def test_checkpoint_of_another_size_is_what_is_wrong_and_not_the_manifest(cli: A
     ran = cli("boot", "--manifest", manifest, *CPU, "--weights", folder)
     assert ran.code == 1
     assert "REQUEST_NOT_HONORED checkpoint of small" in ran.out
-    assert "hidden_size is 256, expected 32" in ran.out
+    assert "config.json: hidden_size 256; manifest: hidden_size 32; to accept it write hidden_size = 256" in ran.out
     assert f"where   {folder / 'config.json'}" in ran.out
     assert "give the folder of a checkpoint of small, or name the model that this one is of" in ran.out
     assert "correct the manifest" not in ran.out
@@ -318,9 +318,46 @@ def test_model_whose_norms_are_read_by_the_wrong_rule_is_refused_before_it_decod
     (folder / "config.json").write_text('{"model_type": "qwen3_5_text"}')
     ran = cli("boot", "--manifest", small_manifest(cli.folder), *CPU, "--weights", folder)
     assert ran.code == 1
-    assert "norms of model_type 'qwen3_5_text' multiply by 1 + weight, expected the weight alone" in ran.out
+    assert (
+        'config.json: model_type "qwen3_5_text", whose norms multiply by 1 + weight; manifest: rms_norm_zero' in ran.out
+    )
     right = small_manifest(cli.folder, "rms_norm_zero_centred = true\n")
     assert cli("boot", "--manifest", right, *CPU, "--weights", folder).code == 0
+
+
+def test_checkpoint_whose_config_has_an_unknown_field_is_warned_of_and_does_not_qualify(cli: Any) -> None:
+    folder = cli.folder / "checkpoint"
+    write_checkpoint(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3_5", "attention_sharpness": 2, "rope_theta": 1e4}')
+    right = small_manifest(cli.folder, "rms_norm_zero_centred = true\n")
+    common = ("boot", "--manifest", right, *CPU, "--weights", folder, "--tokens", "2")
+    ran = cli(*common)
+    assert (ran.code, ran.out.count("UNKNOWN_CONFIG_FIELD config.json")) == (0, 1), ran.out
+    assert "attention_sharpness = 2" in ran.out
+    assert f"where   {folder / 'config.json'}" in ran.out
+    strict = cli(*common, "--profile", "qualify")
+    assert strict.code == 1
+    assert "UNKNOWN_CONFIG_FIELD" in strict.out
+    known = small_manifest(cli.folder, 'rms_norm_zero_centred = true\nknown_config_fields = ["attention_sharpness"]\n')
+    assert "UNKNOWN_CONFIG_FIELD" not in cli(*common[:2], known, *common[3:]).out
+
+
+def test_weights_in_a_folder_of_another_name_are_warned_of(cli: Any) -> None:
+    folder = cli.folder / "Acme-Large"
+    write_checkpoint(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3_5"}')
+    for name in ("small", "large"):
+        more = f'match_names = ["acme-{name}"]\nrms_norm_zero_centred = true\n'
+        file = small_manifest(cli.folder, more)
+        text = file.read_text().replace('"small"', f'"{name}"') + '[[model_types]]\nmodel_type = "qwen3_5"\n'
+        (cli.folder / "all" / name).mkdir(parents=True)
+        (cli.folder / "all" / name / "MODEL.toml").write_text(text)
+    common = ("--manifests", cli.folder / "all", *CPU, "--weights", folder, "--tokens", "2")
+    ran = cli("boot", "small", *common)
+    assert ran.code == 0, ran.out
+    assert "REFERENCE_NAMES_OTHER small" in ran.out
+    assert f"{folder} holds 'acme-large' of large" in ran.out
+    assert "REFERENCE_NAMES_OTHER" not in cli("boot", "large", *common).out
 
 
 def test_checkpoint_whose_norms_are_all_zero_computes_nothing(cli: Any) -> None:

@@ -96,7 +96,7 @@ def boot(
     )  # fmt: skip
     wanted: Wanted = wanted_of(
         model=model, manifest=manifest, config=config, reference=ref, manifests=manifests, target=target,
-        quant=quant.value if quant else None, plugins=plugin, no_plugins=no_plugin,
+        quant=quant.value if quant else None, plugins=plugin, no_plugins=no_plugin, weights=weights,
     )  # fmt: skip
     is_reduced = reduced if reduced is not None else target == CPU and weights is None
     limits = HOST if target == CPU else DEVICE

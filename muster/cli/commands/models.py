@@ -47,8 +47,7 @@ def models(
     else:
         resolution = _resolve(catalogue, config, reference or "")
         data, sections = _resolved(resolution.manifest, resolution.steps)
-        if resolution.finding is not None and resolution.finding not in findings:
-            findings.append(resolution.finding)
+        findings = list(dict.fromkeys((*findings, *resolution.findings)))
     return show(Listing("models", data, sections, rows_of(findings)), format, output, verbose=verbose)
 
 

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,28 @@ def test_older_modelopt_export_is_read_from_its_own_file(disk: Any) -> None:
     )
     source = LogicalWeights(open_checkpoint(folder))
     assert (source.quant(M), source.quant("lm_head")) == ("nvfp4", "bf16")
+
+
+def test_two_files_of_quantisation_must_agree(disk: Any) -> None:
+    folder = disk.write(disk.modelopt(M, disk.weight(4, 16)), disk.mo_config())
+    beside = folder / "hf_quant_config.json"
+    for algorithm in ("NVFP4", "FP8"):
+        beside.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        if algorithm == "NVFP4":
+            assert LogicalWeights(open_checkpoint(folder)).quant(M) == "nvfp4"
+            continue
+        with pytest.raises(
+            CheckpointError, match=r"one quantisation, got nvfp4 in config\.json, fp8 in hf_quant_config"
+        ):
+            LogicalWeights(open_checkpoint(folder))
+    beside.write_text("[]")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: expected a JSON object, got a list"):
+        open_checkpoint(folder)
+
+
+def test_quantisation_under_its_older_name_is_read(disk: Any) -> None:
+    source = logical(disk, disk.compressed_tensors(M, disk.weight(4, 16)), compression_config=disk.ct_config())
+    assert source.quant(M) == "nvfp4"
 
 
 def test_mixed_precision_follows_the_list_of_layers(disk: Any) -> None:
