@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.models.checkpoints.modules import ACTIVATION_LEAVES
@@ -52,6 +53,7 @@ class Strangers:
     def __init__(self, checkpoint: Checkpoint, prefix: str) -> None:
         self._checkpoint, self._prefix = checkpoint, prefix
         self._judged: set[tuple[str, str]] = set()
+        self._is_tie_judged = False
 
     def check(self, name: str) -> None:
         """Judge the surroundings of the weight that we call so; CheckpointError names a tensor that nothing reads."""
@@ -59,6 +61,8 @@ class Strangers:
         if name.startswith(_MTP):
             stack, kind = _MTP, "mtp"
         self._judge(stack, kind, _TOPS[kind])
+        if name in ("lm_head.weight", "embedding.table"):
+            self._judge_tied()
         if name == "lm_head.weight":
             self._judge_heads()
         elif match := LAYER.fullmatch(name):
@@ -96,6 +100,27 @@ class Strangers:
             leaves = self._checkpoint.leaves(module)
             if module != held[0] or {"weight", "weight_packed"}.isdisjoint(leaves):
                 self._refuse(f"{module}.{leaves[0]}")
+
+    def _judge_tied(self) -> None:
+        """Refuse a head beside an embedding that the config ties it to, unless both have the same values."""
+        table = f"{self._prefix}embed_tokens.weight"
+        if self._checkpoint.hf.tie.value is not True or self._is_tie_judged:
+            return
+        for module in HEADS:
+            for leaf in self._checkpoint.leaves(module):
+                name = f"{module}.{leaf}"
+                if leaf != "weight" or not self._has_same_bytes(name, table):
+                    file = self._checkpoint.entry(name).file
+                    wanted = f"the values of {table}, to which config.json ties the head"
+                    raise CheckpointError(file, name, wanted, "others", "correct tie_word_embeddings in config.json")
+        self._is_tie_judged = True
+
+    def _has_same_bytes(self, name: str, other: str) -> bool:
+        one, two = self._checkpoint.entry(name), self._checkpoint.entry(other)
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return False
+        tensors = (self._checkpoint.tensor(each.name, (one.dtype,)) for each in (one, two))
+        return np.array_equal(*(tensor.reshape(-1).view(np.uint8) for tensor in tensors))
 
     def _is_head(self, name: str) -> bool:
         return name.rpartition(".")[0] in HEADS

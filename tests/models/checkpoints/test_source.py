@@ -359,6 +359,59 @@ def test_tied_head_is_the_embedding(disk: Any) -> None:
         source(disk, {"model.embed_tokens.weight": table}).find(ask)
 
 
+EMBED = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(("config", "is_tied"), [
+    ({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": True}}, True),
+    ({"text_config": {"tie_word_embeddings": True}}, True),
+    ({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": None}}, True),
+    ({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}}, False),
+    ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+    ({"tie_word_embeddings": 1}, False),
+])  # fmt: skip
+def test_absent_head_is_the_embedding_only_where_no_level_of_the_config_contradicts(
+    disk: Any, config: dict[str, Any], is_tied: bool
+) -> None:
+    table, ask = disk.values(V, H), spec("lm_head.weight", V, H, quant="bf16")
+    found = source(disk, {EMBED: table}, **config)
+    if is_tied:
+        np.testing.assert_array_equal(found.find(ask).values, table)
+        return
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight: expected a (tensor|head: the levels of config\.json di)"
+    ):
+        found.find(ask)
+
+
+def test_refusal_of_an_absent_head_shows_both_levels(disk: Any) -> None:
+    config = {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}}
+    with pytest.raises(
+        CheckpointError, match=r"disagree \(tie_word_embeddings true, text_config\.tie_word_embeddings fa"
+    ):
+        source(disk, {EMBED: disk.values(V, H)}, **config).find(spec("lm_head.weight", V, H, quant="bf16"))
+
+
+def test_head_of_an_untied_checkpoint_is_read_whatever_the_nested_level_says(disk: Any) -> None:
+    table, head = disk.values(V, H), disk.values(V, H, seed=1)
+    config = {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}
+    found = source(disk, {EMBED: table, "lm_head.weight": head}, **config)
+    np.testing.assert_array_equal(found.find(spec("lm_head.weight", V, H, quant="bf16")).values, head)
+    np.testing.assert_array_equal(found.find(spec("embedding.table", V, H, quant="array")), table)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "embedding.table"])
+def test_head_beside_a_tied_embedding_must_have_its_values(disk: Any, name: str) -> None:
+    table, ask = disk.values(V, H), spec(name, V, H, quant="array" if "table" in name else "bf16")
+    same = source(disk, {EMBED: table, "lm_head.weight": table}, tie_word_embeddings=True).find(ask)
+    np.testing.assert_array_equal(getattr(same, "values", same), table)
+    other = source(disk, {EMBED: table, "lm_head.weight": disk.values(V, H, seed=1)}, tie_word_embeddings=True)
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight: expected the values of model\.embed_tokens\.weight, to w"
+    ):
+        other.find(ask)
+
+
 def test_checkpoint_without_one_text_model_is_refused(disk: Any) -> None:
     table = disk.values(V, H)
     for names in (["other.weight"], ["model.embed_tokens.weight", "model.language_model.embed_tokens.weight"]):
