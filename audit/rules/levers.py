@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
+from kernel_muster.audit.serving import REQUEST as SERVING
 from kernel_muster.MODEL_toml.manifest import Manifest
+from kernel_muster.registry.contract.builders import NO_BUILDER
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KeyNames
 from kernel_muster.registry.levers import PREFIX, Levers
-from kernel_muster.registry.selection.records import MALFORMED
+from kernel_muster.registry.selection.records import MALFORMED, FailedRequest
 from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
 from kernel_muster.registry.suggestions import Names, named
 
@@ -27,25 +29,34 @@ def failed_requests(evidence: Evidence) -> list[Finding]:
             request.lever,
             request.why,
             (request.site,),
-            (_instead_of(request.lever),),
+            _instead_of(request),
             (request.layer,) if request.layer else (),
         )
         for request in sorted(evidence.requests, key=lambda r: (r.lever, r.site, r.layer, r.why))
     )
 
 
-def _instead_of(asked: str) -> str:
+def _instead_of(request: FailedRequest) -> tuple[str, ...]:
+    """Return what helps against a request that failed."""
+    asked = request.lever
     if asked.startswith(PREFIX):
-        return f"unset {asked}, or choose a model that can do it"
+        return (f"unset {asked}, or choose a model that can do it",)
     if asked in ("--quant", "quant"):
-        return "leave it out, or name a model whose manifest says that quant"
+        return ("leave it out, or name a model whose manifest says that quant",)
     if asked.startswith("checkpoint of "):
-        return f"give the folder of a {asked}, or name the model that this one is of"
+        return (f"give the folder of a {asked}, or name the model that this one is of",)
     if asked == MALFORMED:
-        return "correct the call: kernel(module, func), try_kernel(module, func) or first_of((module, func), ...)"
+        return ("correct the call: kernel(module, func), try_kernel(module, func) or first_of((module, func), ...)",)
     if asked == QUANT:
-        return "correct the trace's target.quant, or give the manifest of the model that was built"
-    return f"correct the {asked}, or install the plugin that can build it"
+        return ("correct the trace's target.quant, or give the manifest of the model that was built",)
+    if asked == SERVING:
+        return (
+            "serve a model whose builder is production: muster models lists each builder with its maturity",
+            "or boot with on_late_miss='raise' where nothing is served: to measure, or to test",
+        )
+    if NO_BUILDER in request.why:
+        return ("correct model_type in the manifest", "or install the plugin whose builder serves that type")
+    return (f"correct the {asked}, or install the plugin that can build it",)
 
 
 def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:

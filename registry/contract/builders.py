@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.keys import near
 from kernel_muster.registry.values import frozen
 
 Maturity = Literal["reference", "partial", "production"]
@@ -75,5 +76,15 @@ def choose_builder(builders: Iterable[ModelBuilder], model_type: str | None, mod
     if len(found) == 1:
         return found[0]
     have = ", ".join(f"{builder.name} ({', '.join(builder.model_types)})" for builder in known) or "none"
-    what = f"{len(found)} builders serve" if found else NO_BUILDER
-    raise MusterError(f"{model}: {what} model type {model_type!r}; builders: {have}")
+    if found:
+        raise MusterError(f"{model}: {len(found)} builders serve model type {model_type!r}; builders: {have}")
+    hint = _fitting(known, model_type)
+    raise MusterError(f"{model}: {NO_BUILDER} model type {model_type!r}{hint}; builders: {have}")
+
+
+def _fitting(known: Iterable[ModelBuilder], model_type: str) -> str:
+    """Name the builder of the type that is meant: that of the same type without ``_text``, else of one like it."""
+    owners = {kind: builder.name for builder in known for kind in builder.model_types}
+    bare = model_type.removesuffix("_text")
+    likely = [bare] if bare in owners else near(model_type, owners, most=1)
+    return "".join(f'; {owners[kind]} serves {kind}: write model_type = "{kind}" under [model]' for kind in likely)

@@ -37,6 +37,11 @@ def found(world):
         ("", "", "REQUEST_NOT_HONORED", "it states no model type, or several: add [[model_types]], or", 1),
         ('model_type = "acme_tipe"', "", "REQUEST_NOT_HONORED", "no builder serves model type 'acme_tipe'", 4),
         (
+            'model_type = "acme_type_text"', "", "REQUEST_NOT_HONORED",
+            'no builder serves model type \'acme_type_text\'; acme serves acme_type: write model_type = "acme_ty',
+            4,
+        ),
+        (
             'model_type = "acme_type"', "[defaults]\nMUSTER_NO_ZETA = true",
             "UNKNOWN_LEVER", "nobody declares a lever MUSTER_NO_ZETA", 6,
         ),

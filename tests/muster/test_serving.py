@@ -51,6 +51,9 @@ def test_serving_with_a_builder_that_is_not_production_is_refused(tmp_path, matu
     [(subject, why)] = requests(session)
     assert "serving" in subject
     assert why == f"builder acme_builder is {maturity}: what serves must be production"
+    remedies = " ".join(next(row.remedies for row in session.report.findings if row.subject == subject))
+    assert "a model whose builder is production: muster models lists each builder with its maturity" in remedies
+    assert "correct the serving" not in remedies
 
 
 def test_builder_taken_before_a_plugin_is_registered_is_noticed_too(tmp_path):
