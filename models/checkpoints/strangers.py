@@ -119,8 +119,8 @@ class Strangers:
         one, two = self._checkpoint.entry(name), self._checkpoint.entry(other)
         if (one.dtype, one.shape) != (two.dtype, two.shape):
             return False
-        tensors = (self._checkpoint.tensor(each.name, (one.dtype,)) for each in (one, two))
-        return np.array_equal(*(tensor.reshape(-1).view(np.uint8) for tensor in tensors))
+        first, second = (self._checkpoint.tensor(each.name, (one.dtype,)) for each in (one, two))
+        return bool(np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8)))
 
     def _is_head(self, name: str) -> bool:
         return name.rpartition(".")[0] in HEADS

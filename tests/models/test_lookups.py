@@ -39,8 +39,7 @@ PAGED = {
 MIXER = NORMS | DENSE | PAGED | {"r residual_add::bf16_residual_add"}
 GATED_DECODE = {"o paged_decode::paged_decode_attn_gated", "o paged_decode::paged_decode_attn_fresh"}
 TOGETHER = {"o rope::qk_norm_rope_append", *GATED_DECODE}
-TEXT_ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | QGKV | TILES | GATE | SPLIT | ROPE | TOGETHER | {FP4}
-ATTENTION = TEXT_ATTENTION | MROPE
+ATTENTION = MIXER | EXACT | BATCH | DUAL | QG | QGKV | TILES | GATE | SPLIT | ROPE | TOGETHER | {FP4} | MROPE
 RULE = {
     "r causal_conv1d::causal_conv1d_update",
     "r causal_conv1d::causal_conv1d_update_prefill",
