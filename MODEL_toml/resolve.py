@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.MODEL_toml.config_check import contradiction_finding, doubts, type_misfit
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, ConfigFacts, HfConfig, config_facts, config_of
+from kernel_muster.MODEL_toml.hf.check import contradiction_finding, doubts, type_misfit
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, ConfigFacts, HfConfig, config_facts, config_of
 from kernel_muster.MODEL_toml.loader import claimed_names, load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.needles import deciding_needles, matched_needles, needle_text, other_model

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.MODEL_toml.config_check import doubts, joined, type_problem
-from kernel_muster.MODEL_toml.contradictions import contradictions
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, HfConfig, config_of
+from kernel_muster.MODEL_toml.hf.check import doubts, joined, type_problem
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, HfConfig, config_of
+from kernel_muster.MODEL_toml.hf.contradictions import contradictions
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
 from kernel_muster.models.ffn.moe_ffn import MoeFfn

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernel_muster.MODEL_toml.config_check import joined
-from kernel_muster.MODEL_toml.config_fields import (
+from kernel_muster.MODEL_toml.hf.check import joined
+from kernel_muster.MODEL_toml.hf.config import ROPE_TABLES, config_facts, config_of
+from kernel_muster.MODEL_toml.hf.contradictions import contradictions
+from kernel_muster.MODEL_toml.hf.fields import (
     ATTENTION,
     DRAFTER,
     DRAFTER_KEYS,
@@ -19,11 +21,9 @@ from kernel_muster.MODEL_toml.config_fields import (
     ROPE_KEYS,
     YARN,
 )
-from kernel_muster.MODEL_toml.contradictions import contradictions
-from kernel_muster.MODEL_toml.hf_config import ROPE_TABLES, config_facts, config_of
-from kernel_muster.MODEL_toml.quantisation import PLAIN, READABLE, QuantProblem, bare_format, quantisation
+from kernel_muster.MODEL_toml.hf.quantisation import PLAIN, READABLE, QuantProblem, bare_format, quantisation
+from kernel_muster.MODEL_toml.hf.statements import period
 from kernel_muster.MODEL_toml.schema import ModelTable
-from kernel_muster.MODEL_toml.statements import period
 from kernel_muster.registry.errors import UsageError
 from pydantic import ValidationError
 

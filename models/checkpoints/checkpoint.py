@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernel_muster.MODEL_toml.hf_config import HfConfig
+from kernel_muster.MODEL_toml.hf.config import HfConfig
 from kernel_muster.MODEL_toml.wording import shown, type_name
 from kernel_muster.models.checkpoints.documents import is_there, read_hf_config, read_object
 from kernel_muster.models.checkpoints.errors import CheckpointError, MissingTensorError, plain

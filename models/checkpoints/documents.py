@@ -4,8 +4,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, HF_QUANT_NAME, MOST_BYTES, HfConfig
-from kernel_muster.MODEL_toml.json_files import JsonProblem, read_json_object, unique
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, HF_QUANT_NAME, MOST_BYTES, HfConfig
+from kernel_muster.MODEL_toml.hf.json_files import JsonProblem, read_json_object, unique
 from kernel_muster.models.checkpoints.errors import CheckpointError
 
 __all__ = ["is_there", "read_hf_config", "read_object", "regular_size", "unique"]

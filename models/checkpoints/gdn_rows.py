@@ -5,8 +5,8 @@ Our ``qkvz_proj`` groups rows per key head ``[q | k | v of its value heads | z o
 """
 
 import numpy as np
-from kernel_muster.MODEL_toml.config_fields import KEYS
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME
+from kernel_muster.MODEL_toml.hf.fields import KEYS
 from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError

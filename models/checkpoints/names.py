@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from kernel_muster.MODEL_toml.module_patterns import TEXT_PREFIXES
+from kernel_muster.MODEL_toml.hf.module_patterns import TEXT_PREFIXES
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 from kernel_muster.registry.values import frozen

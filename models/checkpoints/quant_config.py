@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernel_muster.MODEL_toml.quantisation import PLAIN, READABLE, Expected, QuantProblem, Style, quantisation
+from kernel_muster.MODEL_toml.hf.quantisation import PLAIN, READABLE, Expected, QuantProblem, Style, quantisation
 from kernel_muster.models.checkpoints.checkpoint import Checkpoint
 from kernel_muster.models.checkpoints.errors import CheckpointError
 

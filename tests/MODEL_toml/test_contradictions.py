@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
-from kernel_muster.MODEL_toml.config_fields import BUILT_IN, KEYS, ROPE_KEYS
-from kernel_muster.MODEL_toml.contradictions import contradictions
+from kernel_muster.MODEL_toml.hf.contradictions import contradictions
+from kernel_muster.MODEL_toml.hf.fields import BUILT_IN, KEYS, ROPE_KEYS
 from kernel_muster.MODEL_toml.schema import ModelTable
 
 ROPE = {

@@ -7,7 +7,7 @@ here. Where releases of Hugging Face transformers differ in a name, the usual on
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kernel_muster.MODEL_toml.hf_config import ROPE_TABLES, TIE, HfConfig
+from kernel_muster.MODEL_toml.hf.config import ROPE_TABLES, TIE, HfConfig
 from kernel_muster.registry.values import frozen
 
 #: Fields with a key of their own below [model]. Those with other rules of comparison are in ``SPECIAL``.

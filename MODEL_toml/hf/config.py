@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.MODEL_toml.json_files import JsonProblem, read_json_object
+from kernel_muster.MODEL_toml.hf.json_files import JsonProblem, read_json_object
 from kernel_muster.MODEL_toml.wording import shown, type_name
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen

@@ -1,6 +1,6 @@
 """Where a ``config.json`` and a manifest state different facts: then it is another model, whatever its type and size.
 
-``config_fields`` has the table of fields. Only stated facts are compared. Two absences count as statements: a config
+``fields`` has the table of fields. Only stated facts are compared. Two absences count as statements: a config
 that describes its layers and gives no number of MTP layers has none, and so has a manifest without ``[model.mtp]``.
 """
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernel_muster.MODEL_toml.config_fields import (
+from kernel_muster.MODEL_toml.hf.config import ROPE_TABLES, TIE, HfConfig, config_of
+from kernel_muster.MODEL_toml.hf.fields import (
     ATTENTION,
     BESIDE_ROPE,
     BUILT_IN,
@@ -23,10 +24,9 @@ from kernel_muster.MODEL_toml.config_fields import (
     YARN,
     YARN_OPTIONS,
 )
-from kernel_muster.MODEL_toml.hf_config import ROPE_TABLES, TIE, HfConfig, config_of
-from kernel_muster.MODEL_toml.quant_contradictions import quant_contradictions
+from kernel_muster.MODEL_toml.hf.quant_contradictions import quant_contradictions
+from kernel_muster.MODEL_toml.hf.statements import Contradiction, is_same, period, toml_value, written
 from kernel_muster.MODEL_toml.schema import ModelTable, RopeTable
-from kernel_muster.MODEL_toml.statements import Contradiction, is_same, period, toml_value, written
 from kernel_muster.MODEL_toml.wording import shown
 
 #: Whether norms multiply by 1 + weight, by model type. Configs do not say; the classes of Hugging Face transformers do

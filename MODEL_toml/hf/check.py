@@ -6,13 +6,13 @@ A contradiction refuses. A field that nobody knows, and weights that the config 
 from collections.abc import Iterable
 from typing import Protocol
 
-from kernel_muster.MODEL_toml.config_fields import UnknownField, unknown_fields
-from kernel_muster.MODEL_toml.contradictions import contradictions
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, ConfigFacts, HfConfig, config_facts
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, ConfigFacts, HfConfig, config_facts
+from kernel_muster.MODEL_toml.hf.contradictions import contradictions
+from kernel_muster.MODEL_toml.hf.fields import UnknownField, unknown_fields
+from kernel_muster.MODEL_toml.hf.quant_contradictions import is_quantised
+from kernel_muster.MODEL_toml.hf.statements import Contradiction, toml_value
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.MODEL_toml.quant_contradictions import is_quantised
 from kernel_muster.MODEL_toml.schema import ModelTable
-from kernel_muster.MODEL_toml.statements import Contradiction, toml_value
 from kernel_muster.MODEL_toml.wording import plain, shown
 from kernel_muster.registry.findings import Finding
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from kernel_muster.MODEL_toml.config_fields import QUANTISATION
-from kernel_muster.MODEL_toml.hf_config import HfConfig
-from kernel_muster.MODEL_toml.quantisation import (
+from kernel_muster.MODEL_toml.hf.config import HfConfig
+from kernel_muster.MODEL_toml.hf.fields import QUANTISATION
+from kernel_muster.MODEL_toml.hf.quantisation import (
     PLAIN,
     READABLE,
     Quantisation,
@@ -12,8 +12,8 @@ from kernel_muster.MODEL_toml.quantisation import (
     bare_format,
     quantisation,
 )
+from kernel_muster.MODEL_toml.hf.statements import Contradiction
 from kernel_muster.MODEL_toml.schema import QUANTS, ModelTable
-from kernel_muster.MODEL_toml.statements import Contradiction
 from kernel_muster.MODEL_toml.wording import plain
 
 _FIELD = QUANTISATION[0]

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
-from kernel_muster.MODEL_toml.config_fields import QUANTISATION
-from kernel_muster.MODEL_toml.hf_config import CONFIG_NAME, HF_QUANT_NAME, HfConfig
-from kernel_muster.MODEL_toml.module_patterns import Patterns, compressed_tensors_patterns, modelopt_patterns
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, HF_QUANT_NAME, HfConfig
+from kernel_muster.MODEL_toml.hf.fields import QUANTISATION
+from kernel_muster.MODEL_toml.hf.module_patterns import Patterns, compressed_tensors_patterns, modelopt_patterns
 from kernel_muster.MODEL_toml.wording import plain, shown, type_name
 from kernel_muster.registry.contract.nvfp4 import GROUP
 from kernel_muster.registry.values import frozen
