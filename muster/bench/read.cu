@@ -1,5 +1,5 @@
-// The floor that every memory-bound kernel is compared with: a kernel that only reads the same bytes, timed in the same
-// call, so that launch, ramp and tail are in it. Grid: ceil(count / 4096) blocks of 512 threads, 8 loads of 16 bytes each.
+// The floor of all memory-bound kernels: only reads the same bytes, and is timed in the same call, so that it includes
+// launch, ramp and tail. Grid: ceil(count / 4096) blocks of 512 threads, 8 loads of 16 bytes each.
 using u32 = unsigned int;
 
 constexpr int LOADS = 8;

@@ -1,4 +1,4 @@
-"""What CUDA families share: headers, and weight layouts that several of them read."""
+"""Shared by CUDA families: headers, weight layouts, helpers of launchers."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-// Asynchronous copies from global to shared memory: cp.async by each thread (PTX ISA 7.0), and bulk copies by one thread, of
-// contiguous bytes or of a box of a tensor by TMA (PTX ISA 8.0, from sm_90 on).
+// Asynchronous copies from global to shared memory: cp.async by each thread (PTX ISA 7.0), and bulk copies by one
+// thread, of contiguous bytes or of a box of a tensor by TMA (PTX ISA 8.0, from sm_90 on).
 #pragma once
 #include "shared_memory.cuh"
 

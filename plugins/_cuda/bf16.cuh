@@ -1,7 +1,7 @@
-// BF16 rows as FP32 numbers: loads and stores of 8 values (16 bytes) or of one, and the logistic function.
+// Loads and stores of BF16 rows as FP32 values: 8 at a time (16 bytes) or one. Also the logistic function.
 //
-// Rows of an odd length begin at any even address: kernels have a form of each width, and the launcher chooses by the
-// length of a row. A value's arithmetic is the same in both.
+// Rows of odd length start at any even address. Kernels therefore exist for both widths, and the launcher chooses by
+// the length of a row. The arithmetic is the same in both.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -12,7 +12,7 @@ struct Values {
     float at[WIDTH];
 };
 
-// What a load brings, before it is widened: many can be in flight in few registers.
+// Values as they are loaded. They take half the registers of FP32, so that more loads are in flight.
 template <int WIDTH>
 struct Raw;
 template <>
@@ -24,14 +24,14 @@ struct Raw<1> {
     bf16 bits;
 };
 
-// The piece-th WIDTH values of a row; for a WIDTH of 8 the row begins at a multiple of 16 bytes.
+// The WIDTH values of vector ``vec`` of a row. With a WIDTH of 8, the row starts at a multiple of 16 bytes.
 template <int WIDTH>
-__device__ __forceinline__ Raw<WIDTH> load_raw(const bf16* row, size_t piece) {
-    return reinterpret_cast<const Raw<WIDTH>*>(row)[piece];
+__device__ __forceinline__ Raw<WIDTH> load_raw(const bf16* row, size_t vec) {
+    return reinterpret_cast<const Raw<WIDTH>*>(row)[vec];
 }
 template <int WIDTH>
-__device__ __forceinline__ void store_raw(bf16* row, size_t piece, Raw<WIDTH> raw) {
-    reinterpret_cast<Raw<WIDTH>*>(row)[piece] = raw;
+__device__ __forceinline__ void store_raw(bf16* row, size_t vec, Raw<WIDTH> raw) {
+    reinterpret_cast<Raw<WIDTH>*>(row)[vec] = raw;
 }
 
 __device__ __forceinline__ Values<8> widen(Raw<8> raw) {
@@ -57,16 +57,17 @@ __device__ __forceinline__ Raw<8> narrow(const Values<8>& v) {
 __device__ __forceinline__ Raw<1> narrow(const Values<1>& v) { return {__float2bfloat16_rn(v.at[0])}; }
 
 template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> load(const bf16* row, size_t piece) {
-    return widen(load_raw<WIDTH>(row, piece));
+__device__ __forceinline__ Values<WIDTH> load(const bf16* row, size_t vec) {
+    return widen(load_raw<WIDTH>(row, vec));
 }
 template <int WIDTH>
-__device__ __forceinline__ void store(bf16* row, size_t piece, const Values<WIDTH>& v) {
-    store_raw<WIDTH>(row, piece, narrow(v));
+__device__ __forceinline__ void store(bf16* row, size_t vec, const Values<WIDTH>& v) {
+    store_raw<WIDTH>(row, vec, narrow(v));
 }
 
-// The exponential never overflows: it is of a negative number. The quotient errs by 2 units in the last place; an exact
-// one costs a call, and registers kept over it. It has the bits of __fdividef, which would look for a subnormal divisor.
+// The argument of the exponential is negative, so that it never overflows. The quotient has an error of 2 units in the
+// last place and the bits of __fdividef. An exact division is a function call, which costs registers. __fdividef would
+// also test for a subnormal divisor.
 __device__ __forceinline__ float sigmoid(float x) {
     const float small = expf(-fabsf(x));
     float inverse;

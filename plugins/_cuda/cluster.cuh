@@ -1,7 +1,7 @@
 // Thread block clusters and their distributed shared memory (DSMEM), PTX ISA 8.1.
 //
-// Below sm_90 a block stands alone: the rank is 0, the barrier of the cluster is that of the block, a load reads the block's
-// own memory, and asynchronous stores do nothing.
+// Below sm_90 a block stands alone: the rank is 0, the barrier of the cluster is that of the block, a load reads the
+// block's own memory, and asynchronous stores do nothing.
 #pragma once
 #include "mbarrier.cuh"
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ u32 cluster_size() {
     return size;
 }
 
-// The barrier of the cluster in two steps. A relaxed arrival orders no memory: it only says that a block has started. An
-// ordinary one orders all memory of the device, and drops L1.
+// The barrier of the cluster in two steps. A relaxed arrival orders no memory: it only says that a block has started.
+// An ordinary one orders all memory of the device, and drops L1.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -75,8 +75,8 @@ __device__ __forceinline__ float4 dsmem_load_16(u32 remote) {
     return v;
 }
 
-// Stores to the block of a rank, asynchronously: the bytes count on that block's mbarrier. Both addresses are those of the
-// own block.
+// Stores to the block of a rank, asynchronously: the bytes count on that block's mbarrier. Both addresses are those of
+// the own block.
 __device__ __forceinline__ void dsmem_store_async(float* p, float v, Mbarrier* barrier, u32 rank) {
 #if __CUDA_ARCH__ >= 900
     const u32 to = dsmem_address(shared_address(p), rank), counter = dsmem_address(shared_address(barrier), rank);

@@ -1,5 +1,8 @@
-// The two gates of one head of the gated delta rule, FP32 of BF16: decay = exp(-rate softplus(a + bias)), where rate is
-// exp(a_log), and beta = sigmoid(b). softplus(x) = max(x, 0) + log1p(exp(-|x|)) never overflows.
+// The two gates of one head of the gated delta rule, FP32 from BF16:
+//
+//   decay = exp(-rate softplus(a + bias)), rate = exp(a_log)          beta = sigmoid(b)
+//
+// softplus(x) = max(x, 0) + log1p(exp(-|x|)) never overflows.
 #pragma once
 #include "bf16.cuh"
 

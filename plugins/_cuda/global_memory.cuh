@@ -4,8 +4,8 @@
 
 // --- loads at this place of the program ---
 //
-// Of memory that no running kernel writes. The compiler moves an ordinary load to the first use of its value, for example
-// behind pdl_wait. It does not move these.
+// Of memory that no running kernel writes. The compiler moves an ordinary load to the first use of its value, for
+// example behind pdl_wait. It does not move these.
 
 __device__ __forceinline__ uint4 load_now(const uint4* p) {
     uint4 v;
@@ -113,8 +113,8 @@ __device__ __forceinline__ u32 add_acq_rel(u32* p, u32 v) {
 
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// By one thread; address and size are multiples of 16 bytes. Below sm_90 it does nothing. A line a thread is slower: 132
-// blocks that prefetched 16 KB each took 0.15 us longer (H200).
+// By one thread; address and size are multiples of 16 bytes. Below sm_90 it does nothing. A line a thread is slower:
+// 132 blocks that prefetched 16 KB each took 0.15 us longer (H200).
 __device__ __forceinline__ void prefetch_l2(const void* p, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));

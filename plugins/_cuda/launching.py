@@ -1,4 +1,4 @@
-"""What the launchers of the CUDA families share."""
+"""Shared by the launchers of CUDA families."""
 
 from collections.abc import Iterable
 from functools import cache, partial
@@ -17,24 +17,24 @@ VECTOR = 8
 device_spec = partial(KernelSpec, archs=("sm_80+",))
 cuda_kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
 
-# What a plan on host memory, which is never launched, is made for.
+# For plans on host memory, which are never launched.
 _IMAGINARY_MULTIPROCESSORS = 132
 _ROWWISE_THREADS = 128  # rowwise.cuh
 
 
 @cache
 def multiprocessors_of(device: int) -> int:
-    """Return how many multiprocessors the device of an argument has."""
+    """Return the number of multiprocessors of the device of an argument."""
     return _IMAGINARY_MULTIPROCESSORS if device == HOST else read_devices()[device].multiprocessors
 
 
 def ceil_div(count: int, step: int) -> int:
-    """Return how many steps cover a count."""
+    """Return the number of steps that cover a count."""
     return -(-count // step)
 
 
 def width_of(*lengths: int) -> int:
-    """Return how many values a thread takes at a time: 8 if every length is a multiple of 8, else 1."""
+    """Return the values in a vector of a thread: 8 if every length is a multiple of 8, else 1."""
     return VECTOR if all(length % VECTOR == 0 for length in lengths) else 1
 
 
@@ -50,25 +50,25 @@ def head_rows(name: str, view: ArrayView) -> int:
 
 
 def row_blocks(columns: int, width: int) -> int:
-    """Return the blocks that a row has in rowwise.cuh: a thread for each vector, one more for what is left over."""
+    """Return the blocks of a row in rowwise.cuh: a thread for each vector, and one for the remainder."""
     return ceil_div(columns // width + (columns % width > 0), _ROWWISE_THREADS)
 
 
 @frozen
 class RowGrid:
-    """How an element-wise kernel walks over ``[M, H]``: values a row, distance of rows by argument, and the grid."""
+    """The rows of an elementwise kernel over ``[M, H]``: length, distance of rows by argument, and the grid."""
 
     columns: int
     strides: tuple[int, ...]
     width: int
-    blocks_a_row: int
+    blocks_per_row: int
     grid: tuple[int, int, int]
 
 
 def row_grid(views: Iterable[ArrayView]) -> RowGrid:
-    """Return the walk over arguments of one shape ``[M, H]``, of which any may have gaps between rows.
+    """Return the grid for arguments of one shape ``[M, H]``, with or without gaps between rows.
 
-    Without a gap all rows are one: then only the last few values are left over from vectors, whatever H is.
+    Without gaps all rows count as one, so that at most one vector is incomplete, whatever H is.
     """
     views = tuple(views)
     rows, columns = views[0].shape

@@ -24,7 +24,7 @@ TILE_N = 16
 TILE_K = 256
 SUPERTILE_BYTES = TILE_N * TILE_K // 2 + TILE_N * TILE_K // GROUP
 # Rows a step of the re-layout takes: bounds the scratch it needs to about 100 MB at K = 5120.
-_ROWS_A_STEP = 8192
+_ROWS_PER_STEP = 8192
 
 
 @frozen
@@ -83,7 +83,7 @@ def _lay_out(xp: Any, weight: Nvfp4Weight, data: Any) -> None:
     weight = transpose(weight) if weight.layout != ROW_MAJOR else weight
     if bool((weight.block_scale > 0x80).any()) or bool((weight.block_scale == 0x7F).any()):
         raise ContractError(f"{LAYOUT}: a block scale is NaN or negative")
-    step = _ROWS_A_STEP // TILE_N
+    step = _ROWS_PER_STEP // TILE_N
     for start in range(0, data.shape[0], step):
         chunk = slice(start * TILE_N, (start + step) * TILE_N)
         data[start : start + step] = _supertiles(xp, weight.packed[chunk], weight.block_scale[chunk], data.shape[1])

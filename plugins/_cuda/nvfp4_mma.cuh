@@ -1,13 +1,13 @@
-// NVFP4 weights in layout nvfp4_mma_16x256 (nvfp4_layout.py makes it) as the A operand of mma.sync.m16n8k16.
+// NVFP4 weights in layout nvfp4_mma_16x256 (made by nvfp4_layout.py) as the A operand of mma.sync.m16n8k16.
 //
-// Supertiles of 16 rows x 256 k, 2304 bytes each, tile by tile along N, supertile by supertile along K; N padded to 16,
-// K to 256, with zeros.
-//   bytes 0..2047     [4 blocks of 64 k][32 lanes][4 words]: a word is the 8 weights one lane feeds to one mma
+// Supertiles of 16 rows x 256 k, 2304 bytes each, in row-major order of tiles along N and supertiles along K. N is
+// padded to 16 and K to 256, with zeros.
+//   bytes 0..2047     [4 blocks of 64 k][32 lanes][4 words]: a word is the 8 weights of one lane for one mma
 //   bytes 2048..2303  [32 lanes][4 blocks][2 row halves]: E5M3 scales, the same values as the checkpoint's E4M3
 //
-// Lane (g, t) = (lane / 4, lane % 4) holds weight rows g and g + 8 and k = 64 b + 16 t .. + 15, so that its part of an
-// activation row is 32 contiguous bytes. The k order inside a block differs from the mma's own; both operands use the
-// same one. The result of the mma has weight rows as M, activation rows as N.
+// Lane (g, t) = (lane / 4, lane % 4) holds weight rows g and g + 8 and k = 64 b + 16 t .. + 15. Its part of an
+// activation row is therefore 32 contiguous bytes. The order of k inside a block is not that of the mma, but both
+// operands use it. The result of the mma has weight rows as M and activation rows as N.
 #pragma once
 #include "bf16.cuh"
 #include "nvfp4_decode.cuh"
@@ -18,10 +18,10 @@ constexpr int TILE_N = 16;
 constexpr int TILE_K = 256;
 constexpr int CODE_BYTES = TILE_N * TILE_K / 2;
 constexpr int SUPERTILE_BYTES = CODE_BYTES + TILE_N * TILE_K / 16;
-// A scale as E5M3 at bits 11..4 over this base reads as BF16 of scale * 2^118.
+// An E5M3 scale at bits 11..4 over this base is the BF16 of scale * 2^118.
 constexpr u32 SCALE_BASE = 0x70007000u;
 
-// --- PTX (ISA 8.0): one statement for what belongs together compiles faster than C++, to the same machine code ---
+// --- PTX (ISA 8.0): a single statement compiles faster than C++, to the same machine code ---
 
 #define MMA(C, A, B) "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {" C "}, {" A "}, {" B "}, {" C "};\n"
 
@@ -34,7 +34,7 @@ constexpr u32 SCALE_BASE = 0x70007000u;
     "or.b32 t, t, u;\nshl.b32 u, " CODES ", 1;\nand.b32 u, u, 0x80008000;\nor.b32 t, t, u;\n" PRODUCT(A3, "t", HIGH)
 #define TEMPORARIES ".reg .b32 t, u, minus_zero;\nmov.b32 minus_zero, 0x80008000;\n"
 
-// Weights are read once: keep them out of L1, where x lives.
+// Weights are read once and bypass L1, which holds x.
 __device__ __forceinline__ uint4 load_codes(const u8* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint2 load_scales(const u8* p) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
-// As these where they stand (pdl.cuh).
+// The same at this place of the program (global_memory.cuh).
 __device__ __forceinline__ uint4 load_codes_now(const u8* p) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -86,7 +86,8 @@ struct Supertile {
     }
 };
 
-// x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on (unless K is WHOLE supertiles), are zeros.
+// x[row, k .. k + 15] for NT groups of 8 rows. Rows from M on are zeros, and so is k from K on. WHOLE: K is a multiple
+// of a supertile.
 template <int NT, bool WHOLE>
 __device__ __forceinline__ void load_x(uint4 (&v)[NT][2], const __nv_bfloat16* __restrict__ x, int stride, int M, int K,
                                        int g, int k) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void load_x(uint4 (&v)[NT][2], const __nv_bfloat16* _
     }
 }
 
-// Four words of codes, decoded: what a lane feeds to the four mma of 64 k.
+// Four decoded words: the A operands of a lane for the four mma of 64 k.
 using Decoded = u32[4][4];
 
 __device__ __forceinline__ void decode_block(Decoded& a, uint4 q, u32 scale_low, u32 scale_high) {
@@ -111,7 +112,7 @@ __device__ __forceinline__ void decode_block(Decoded& a, uint4 q, u32 scale_low,
     decode(q.w, scale_low, scale_high, a[3]);
 }
 
-// On A accumulators. The mma of all rows follow each other, so that none waits for the one before it.
+// With A accumulators. The mma of all row groups follow each other, so that none waits for the one before it.
 template <int NT, int A>
 __device__ __forceinline__ void multiply_decoded(float (&c)[A][NT][4], const Decoded& a, const uint4 (&x)[NT][2]) {
 #pragma unroll
@@ -124,7 +125,8 @@ __device__ __forceinline__ void multiply_decoded(float (&c)[A][NT][4], const Dec
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[3 % A][n], a[3], x[n][1].z, x[n][1].w);
 }
 
-// Both, in registers of their own: a decode that reused those of the last mma would wait for it.
+// Both steps in one statement with registers of their own: a decode into the registers of the last mma would wait for
+// it.
 #define DECODE_BLOCK(Q0, Q1, Q2, Q3, LOW, HIGH)                                                                         \
     "{\n.reg .b32 a<16>;\n" TEMPORARIES                                                                                \
     DECODE("a0", "a1", "a2", "a3", Q0, LOW, HIGH) DECODE("a4", "a5", "a6", "a7", Q1, LOW, HIGH)                         \

@@ -1,5 +1,5 @@
-// Hides from the compiler how a value is computed. It then keeps the value in a register, where it is computed here: without
-// this it would compute the value again at each use, or later.
+// Hides from the compiler how a value is computed. It then keeps the value in a register, where it is computed here:
+// without this it would compute the value again at each use, or later.
 #pragma once
 #include "types.cuh"
 

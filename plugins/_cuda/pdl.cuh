@@ -1,13 +1,13 @@
 // Programmatic dependent launch (PDL), PTX ISA 7.8. Below sm_90 both functions do nothing.
 //
-// A kernel that is launched with PDL may start while the kernel before it still runs. It may then read weights, which no
-// kernel writes. It may not read activations, nor write anything, before pdl_wait. Speculative work on memory that others
-// write is possible in two ways: load_relaxed, if the value is read again after the wait, and prefetch_l2, because L2 is
-// coherent (global_memory.cuh).
+// A kernel that is launched with PDL may start while the kernel before it still runs. It may then read weights, which
+// no kernel writes. It may not read activations, nor write anything, before pdl_wait. Speculative work on memory that
+// others write is possible in two ways: load_relaxed, if the value is read again after the wait, and prefetch_l2,
+// because L2 is coherent (global_memory.cuh).
 //
-// Neither the compiler nor ptxas keeps an ld.global.nc on its side of the wait. Loads from const __restrict__ parameters
-// become ld.global.nc. Kernels that rely on the wait therefore do not declare a parameter __restrict__ if an earlier kernel
-// writes it. In a GEMV of 5120 x 6144, x was read before the wait, and weights after it.
+// Neither the compiler nor ptxas keeps an ld.global.nc on its side of the wait. Loads from const __restrict__
+// parameters become ld.global.nc. Kernels that rely on the wait therefore do not declare a parameter __restrict__ if an
+// earlier kernel writes it. In a GEMV of 5120 x 6144, x was read before the wait, and weights after it.
 #pragma once
 #include "types.cuh"
 

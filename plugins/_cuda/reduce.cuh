@@ -1,4 +1,4 @@
-// Sums in a fixed order over a warp or a block: all lanes get the same bits.
+// Sums over a warp or a block in a fixed order. All lanes get the same bits.
 #pragma once
 
 __device__ __forceinline__ float warp_sum(float value) {
@@ -7,7 +7,7 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// ``partial`` is shared memory that nothing else uses.
+// ``partial`` is shared memory without another use.
 template <int WARPS>
 __device__ __forceinline__ float block_sum(float value, float (&partial)[WARPS]) {
     value = warp_sum(value);

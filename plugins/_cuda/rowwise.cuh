@@ -1,7 +1,7 @@
-// Element-wise kernels over rows that may have gaps between them: which thread does which piece.
+// Elementwise kernels over rows that may have gaps between them: which thread has which vector.
 //
-// A thread has one piece of 8 values; the last thread of a row has what is left over. With a WIDTH of 1 each thread has
-// one value. The launcher makes one row of rows without gaps.
+// A thread has one vector of 8 values, and the last thread of a row has the remainder. With a WIDTH of 1 each thread
+// has one value. The launcher turns rows without gaps into a single row.
 #pragma once
 #include "bf16.cuh"
 
@@ -12,13 +12,14 @@ struct Width {
     static constexpr int value = WIDTH;
 };
 
-// Calls ``apply(Width<w>{}, row, piece)``; ``columns`` are values a row, ``blocks_a_row`` blocks of ROWWISE_THREADS.
+// Calls ``apply(Width<w>{}, row, vec)``. ``columns`` is the length of a row, and ``blocks_per_row`` counts blocks of
+// ROWWISE_THREADS.
 template <int WIDTH, class Apply>
-__device__ __forceinline__ void for_each_piece(long long columns, int blocks_a_row, Apply apply) {
-    const size_t row = blockIdx.x / blocks_a_row;
-    const size_t piece = (size_t)(blockIdx.x % blocks_a_row) * ROWWISE_THREADS + threadIdx.x;
+__device__ __forceinline__ void for_each_vector(long long columns, int blocks_per_row, Apply apply) {
+    const size_t row = blockIdx.x / blocks_per_row;
+    const size_t vec = (size_t)(blockIdx.x % blocks_per_row) * ROWWISE_THREADS + threadIdx.x;
     const size_t whole = columns / WIDTH;
-    if (piece < whole) apply(Width<WIDTH>{}, row, piece);
-    if (WIDTH > 1 && piece == whole)
+    if (vec < whole) apply(Width<WIDTH>{}, row, vec);
+    if (WIDTH > 1 && vec == whole)
         for (size_t rest = whole * WIDTH; rest < (size_t)columns; ++rest) apply(Width<1>{}, row, rest);
 }

@@ -1,4 +1,5 @@
-// silu(x) = x * sigmoid(x), and the product of a SwiGLU: the same bits in every kernel that has one, in FP32.
+// silu(x) = x * sigmoid(x) and the product of a SwiGLU, in FP32. All kernels share them, so that their bits are the
+// same.
 #pragma once
 #include "bf16.cuh"
 

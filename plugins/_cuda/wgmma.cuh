@@ -1,4 +1,5 @@
-// wgmma of sm_90a with BF16 operands, A in registers or in shared memory, and registers of a warpgroup (PTX ISA 8.0).
+// wgmma of sm_90a with BF16 operands, A in registers or in shared memory, and the registers of a warpgroup (PTX ISA
+// 8.0).
 #pragma once
 #include "types.cuh"
 
@@ -22,14 +23,15 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// An operand in shared memory: rows of 64 BF16 k (128 bytes), swizzled in 128 bytes, 8 rows 1024 bytes apart from the next 8. The
-// tile begins at a multiple of 1024; 16 k are 32 bytes, 2 in the descriptor. Addresses have 18 bits, 14 without the last 4.
+// The descriptor of an operand in shared memory: rows of 64 BF16 k (128 bytes) with the 128-byte swizzle, groups of 8
+// rows 1024 bytes apart. The tile starts at a multiple of 1024. A step of 16 k is 32 bytes, which is 2 in the
+// descriptor: an address has 18 bits, of which the descriptor holds the upper 14.
 __device__ __forceinline__ u64 wgmma_descriptor(u32 address) {
     constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (1024ull >> 4) << 32, UNUSED = 1ull << 16;
     return SWIZZLE_128B | EIGHT_ROWS | UNUSED | (address >> 4);
 }
 
-// Keeps the compiler from using registers of a wgmma for something else, or too early, before the wait for it.
+// Keeps the compiler from using the registers of a wgmma before the wait for it.
 template <int COUNT>
 __device__ __forceinline__ void wgmma_fence_operand(float (&values)[COUNT]) {
 #pragma unroll
@@ -43,7 +45,7 @@ __device__ __forceinline__ void wgmma_fence_operand(u32 (&values)[COUNT][4]) {
         for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(values[i][j])::"memory");
 }
 
-// %0 to %127 and their registers, 16 at a time: wgmma takes N / 2 of them.
+// %0 to %127 and their registers, 16 at a time. wgmma takes N / 2 of them.
 #define D0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define D1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define D2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -58,8 +60,9 @@ __device__ __forceinline__ void wgmma_fence_operand(u32 (&values)[COUNT][4]) {
 #define R64(d, i) R32(d, i), R32(d, i + 32)
 #define ARGS(...) __VA_ARGS__
 
-// d [64 x N] (+)= a [64 x 64] b [64 x N]^T, four steps of 16 k; d is overwritten where accumulate is 0. All four are one
-// statement: each would hand every register of d through the compiler, which is most of what such a kernel takes to compile.
+// d [64 x N] (+)= a [64 x 64] b [64 x N]^T, four steps of 16 k. An ``accumulate`` of 0 overwrites d. The four steps are
+// one statement: four statements would each pass all registers of d through the compiler, which takes most of the
+// compile time.
 #define WGMMA_STEP(N, D, A, B, P) \
     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, " A ", " B ", " P ", 1, 1"
 #define WGMMA_STEPS(P) \
@@ -97,7 +100,7 @@ WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64
 WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128, %129, %130, %131", "%132, %133, %134, %135",
       "%136, %137, %138, %139", "%140, %141, %142, %143", "%144", "%145")
 
-// The same with a in shared memory, rows of k as b has them.
+// The same with a in shared memory, in the same layout as b.
 template <int N>
 struct WgmmaShared;
 #define WGMMA_SHARED(N, D, REGISTERS, A, B, P)                                                                     \

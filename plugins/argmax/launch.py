@@ -1,4 +1,4 @@
-"""Launching the argmax: as many blocks a row as have something to read, up to a limit."""
+"""Launching the argmax: several blocks a row, up to a limit."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +10,8 @@ from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.launch.workspace import Counters
 
-# argmax.cu: loads of a block that are on their way together; a warp waits for the words of 32 blocks at once.
-_LOADS_A_BLOCK, _MOST_BITS = 1024, 5
+# argmax.cu: loads of a block in flight together; a warp waits for the words of 32 blocks at once.
+_LOADS_PER_BLOCK, _MAX_BITS = 1024, 5
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -19,12 +19,12 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     if width == 0:
         raise ContractError(f"logits has shape {bound.views['logits'].shape}, expected at least one logit a row")
     vector = width_of(width)
-    bits = min(_MOST_BITS, (ceil_div(width // vector, _LOADS_A_BLOCK) - 1).bit_length())
-    # One block of a row waits for its others, which must find room beside all that wait.
+    bits = min(_MAX_BITS, (ceil_div(width // vector, _LOADS_PER_BLOCK) - 1).bit_length())
+    # The last block of a row waits for the others, so that all of them must be resident.
     if rows > multiprocessors_of(bound.views["logits"].device):
         bits = 0
     blocks = 1 << bits
-    arguments = (bound.views["logits"], bound.views["out"], Counters(8 * rows * blocks, "posts"), width, bits)
+    arguments = (bound.views["logits"], bound.views["out"], Counters(8 * rows * blocks, "partials"), width, bits)
     return LaunchPlan(f"argmax_bf16_w{vector}", (rows * blocks, 1, 1), arguments)
 
 

@@ -15,7 +15,7 @@
 // offsets that do not rise from 0 to M, which the contract refuses, touch nothing outside: such a slot is padding, such
 // offsets are cut to fit. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
-#include "causal_taps.cuh"
+#include "causal_conv.cuh"
 #include "global_memory.cuh"
 #include "opaque.cuh"
 #include "pdl.cuh"
@@ -30,13 +30,13 @@ struct Chunk {
 };
 
 // The index-th chunk of all; an empty one past the last. All lanes of a warp ask together.
-__device__ __forceinline__ Chunk chunk_of(const int* cu_rows, int M, int S, int rows_a_chunk, int index) {
+__device__ __forceinline__ Chunk chunk_of(const int* cu_rows, int M, int S, int rows_per_chunk, int index) {
     if (cu_rows == nullptr) return index < S ? Chunk{index, index, index + 1, index, index + 1} : Chunk{};
     const int lane = threadIdx.x & 31;
     for (int base = 0; base < S; base += 32) {
         const int s = base + lane;
         const int start = s < S ? min(max(cu_rows[s], 0), M) : 0, stop = s < S ? min(max(cu_rows[s + 1], start), M) : 0;
-        const int count = s < S ? (stop - start + rows_a_chunk - 1) / rows_a_chunk : 0;
+        const int count = s < S ? (stop - start + rows_per_chunk - 1) / rows_per_chunk : 0;
         int sum = count;
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
@@ -47,8 +47,8 @@ __device__ __forceinline__ Chunk chunk_of(const int* cu_rows, int M, int S, int 
         if (reached != 0) {
             const int owner = __ffs(reached) - 1;
             const int first = __shfl_sync(ALL_LANES, start, owner), last = __shfl_sync(ALL_LANES, stop, owner);
-            const int begin = first + (index - __shfl_sync(ALL_LANES, sum - count, owner)) * rows_a_chunk;
-            return {base + owner, first, last, begin, min(begin + rows_a_chunk, last)};
+            const int begin = first + (index - __shfl_sync(ALL_LANES, sum - count, owner)) * rows_per_chunk;
+            return {base + owner, first, last, begin, min(begin + rows_per_chunk, last)};
         }
         index -= __shfl_sync(ALL_LANES, sum, 31);
     }
@@ -128,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_one(
     bf16* state,                      // [R, C, 3], in and out
     const int* slots,                 // [S]
     bf16* out,                        // [S, C]
-    int R, int C, int blocks_a_row) {
-    const int piece = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x, row = blockIdx.x / blocks_a_row;
+    int R, int C, int blocks_per_row) {
+    const int piece = (blockIdx.x % blocks_per_row) * THREADS + threadIdx.x, row = blockIdx.x / blocks_per_row;
     const bool is_inside = piece < C / CHANNELS;
     bf16* const own = state + (size_t)piece * CHANNELS * (TAPS - 1);
     auto state_in = [&](int slot) { return reinterpret_cast<uint2*>(own + (size_t)slot * C * (TAPS - 1)); };
@@ -187,8 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     const int* __restrict__ slots,    // [S]
     bf16* __restrict__ out,           // [M, C]
     bf16* __restrict__ out_states,    // [M, C, 3], or null
-    int M, int S, int R, int C, int W, int rows_a_chunk, int blocks_a_row) {
-    const int piece = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x;
+    int M, int S, int R, int C, int W, int rows_per_chunk, int blocks_per_row) {
+    const int piece = (blockIdx.x % blocks_per_row) * THREADS + threadIdx.x;
     const bool is_inside = piece < C / 8;
     const size_t place = (size_t)piece * 8 * (TAPS - 1);  // of these channels in a state
 
@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     Block<TAPS> taps = {};
     if (is_inside) taps.load_from(weight + (size_t)piece * 8 * TAPS);
     pdl_wait();
-    const Chunk chunk = chunk_of(cu_rows, M, S, rows_a_chunk, blockIdx.x / blocks_a_row);
+    const Chunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
     const int slot = slot_of(slots, chunk, R);
     bf16* own_state = state + (size_t)max(slot, 0) * C * (TAPS - 1) + place;
     Raw<8> fresh[GROUP];
@@ -265,11 +265,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w1(
     const int* __restrict__ slots,    // [S]
     bf16* __restrict__ out,           // [M, C]
     bf16* __restrict__ out_states,    // [M, C, W - 1], or null
-    int M, int S, int R, int C, int W, int rows_a_chunk, int blocks_a_row) {
-    const int channel = (blockIdx.x % blocks_a_row) * THREADS + threadIdx.x, memory = W - 1;
+    int M, int S, int R, int C, int W, int rows_per_chunk, int blocks_per_row) {
+    const int channel = (blockIdx.x % blocks_per_row) * THREADS + threadIdx.x, memory = W - 1;
     pdl_launch_dependents();
     pdl_wait();
-    const Chunk chunk = chunk_of(cu_rows, M, S, rows_a_chunk, blockIdx.x / blocks_a_row);
+    const Chunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
     const int slot = slot_of(slots, chunk, R);
     const bool is_inside = channel < C;
     bf16* own_state = state + ((size_t)max(slot, 0) * C + channel) * memory;

@@ -13,7 +13,7 @@ from kernel_muster.registry.contract.signature import Bound
 _THREADS, _TAPS = 64, 4
 _CHANNELS = 4  # of a thread, for single rows
 # Rows that a thread does one after the other: more read fewer rows twice (W - 1 a chunk), fewer fill the device.
-_ROWS_A_CHUNK = 16
+_ROWS_PER_CHUNK = 16
 _NULL = 0
 
 
@@ -26,8 +26,8 @@ def _plan(
     if rows == 0:  # no state moves
         return ()
     width = VECTOR if taps == _TAPS and channels % VECTOR == 0 else 1
-    rows_a_chunk = max(_ROWS_A_CHUNK, taps - 1)
-    chunks = rows // rows_a_chunk + sequences if is_ragged else sequences
+    rows_per_chunk = max(_ROWS_PER_CHUNK, taps - 1)
+    chunks = rows // rows_per_chunk + sequences if is_ragged else sequences
     blocks = ceil_div(channels // width, _THREADS)
     if width > 1 and not is_ragged:
         blocks = ceil_div(channels // _CHANNELS, _THREADS)
@@ -35,7 +35,7 @@ def _plan(
         return LaunchPlan("causal_conv1d_one", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
     cu_rows = views["cu_rows"] if is_ragged else _NULL
     tensors = (views["x"], cu_rows, views["weight"], views["state"], views["slots"], views["out"])
-    sizes = (rows, sequences, dims["R"], channels, taps, rows_a_chunk, blocks)
+    sizes = (rows, sequences, dims["R"], channels, taps, rows_per_chunk, blocks)
     return LaunchPlan(
         f"causal_conv1d_w{width}", (chunks * blocks, 1, 1), (*tensors, views.get("out_states", _NULL), *sizes)
     )

@@ -1,7 +1,7 @@
-// out[m] = table[ids[m]]: rows of the embedding table, BF16, copied as they are.
+// out[m] = table[ids[m]]: rows of the embedding table, copied as BF16.
 //
-// An id outside the table, which the contract refuses, gives a row of zeros: nothing outside the table is read. One block
-// a row. sm_80 and newer. Launched by launch.py.
+// An id outside the table, which the contract rejects, gives a row of zeros, without a read outside the table. One
+// block a row. Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "pdl.cuh"
 
@@ -19,8 +19,8 @@ constexpr int THREADS = 256;
         const bool is_inside = id >= 0 && id < V;                                                                \
         const bf16* from = table + (is_inside ? (size_t)id * H : 0);                                             \
         bf16* to = out + (size_t)blockIdx.x * H;                                                                 \
-        for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS)                                       \
-            store_raw<WIDTH>(to, piece, is_inside ? load_raw<WIDTH>(from, piece) : Raw<WIDTH>{});                \
+        for (int vec = threadIdx.x; vec < H / WIDTH; vec += THREADS)                                       \
+            store_raw<WIDTH>(to, vec, is_inside ? load_raw<WIDTH>(from, vec) : Raw<WIDTH>{});                \
     }
 
 GATHER(1)

@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     __syncthreads();
     if (is_padding) return;
     const NormWeight weights{weight, (bool)is_bf16};
-    const bool is_short = value_dim <= WARP_WIDEST;
+    const bool is_short = value_dim <= MAX_WARP_ROW;
     if (is_short && value_dim % 8 == 0) norm_in_place<warp, 8>(gate + at, weights, out + at, value_dim, eps);
     else if (is_short) norm_in_place<warp, 1>(gate + at, weights, out + at, value_dim, eps);
     else norm_in_place<block, 1>(gate + at, weights, out + at, value_dim, eps);

@@ -22,7 +22,7 @@ _SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
 # 64 heads 5.61 / 6.56, 96 7.26 / 8.15, 128 8.16 / 8.15, 192 11.40 / 11.12, 512 23.21 / 22.07, 768 32.42 / 30.67.
 _MANY_HEADS = 128
 _NO_ARRAY = 0  # a null pointer
-_MOST_BLOCKS = 2**16 - 1  # of a grid, but in its first dimension
+_MAX_BLOCKS = 2**16 - 1  # of a grid, but in its first dimension
 
 
 def _sizes(bound: Bound) -> tuple[int, ...]:
@@ -31,9 +31,9 @@ def _sizes(bound: Bound) -> tuple[int, ...]:
 
 def _check(heads: int, sequences: int) -> None:
     """Refuse what no grid holds; so many heads are also what delta_rule.cuh counts in FP32."""
-    if max(heads, sequences) > _MOST_BLOCKS:
+    if max(heads, sequences) > _MAX_BLOCKS:
         raise ContractError(
-            f"gated_delta_rule: {heads} heads of {sequences} sequences, expected at most {_MOST_BLOCKS} of each"
+            f"gated_delta_rule: {heads} heads of {sequences} sequences, expected at most {_MAX_BLOCKS} of each"
         )
 
 
@@ -78,7 +78,7 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
 _CHUNK, _CHUNK_BYTES, _TILES_BYTES = 64, 21760, 32768
 _WITHIN_BYTES, _THROUGH_BYTES = 57088, 99600
 # Chunks of a head that are in scratch at a time: 78 MB at 32 heads over 16.
-_MOST_CHUNKS = 64
+_MAX_CHUNKS = 64
 
 
 def _plan_chunked(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
@@ -95,13 +95,13 @@ def _plan_chunked(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     qkv, decay, beta, state, slots, cu_rows, out = (
         views[name] for name in ("qkv", "decay", "beta", "state", "slots", "cu_rows", "out")
     )
-    most = min(places, _MOST_CHUNKS)
+    most = min(places, _MAX_CHUNKS)
     chunks = Scratch(most * heads * _CHUNK_BYTES, "chunks")
     tiles = Scratch(most * dims["key_heads"] * _TILES_BYTES, "tiles")
     sizes = (dims["key_heads"], heads, dims["value_dim"])
     plans = []
-    for first in range(0, places, _MOST_CHUNKS):
-        last = min(first + _MOST_CHUNKS, places)
+    for first in range(0, places, _MAX_CHUNKS):
+        last = min(first + _MAX_CHUNKS, places)
         within = (qkv, decay, beta, cu_rows, chunks, tiles, rows, dims["S"], first, *sizes)
         through = (qkv, state, slots, cu_rows, chunks, tiles, out, rows, first, last, dims["R"], *sizes)
         grids = (last - first) * heads, dims["S"] * heads * dims["value_dim"] // COLUMNS

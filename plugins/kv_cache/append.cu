@@ -1,10 +1,10 @@
-// New rows of keys and values to their places in a paged cache, BF16, copied as they are.
+// Copies new rows of keys and values into a paged cache, as BF16.
 //
 //   k_cache[slots[m]] = k[m], v_cache[slots[m]] = v[m]        the cache as [P * B, Hk * D]: slot = page * B + offset
 //
-// Slot -1 is a row that is not kept. Other slots outside the cache, which the contract refuses, are not kept either; of
-// two rows with one slot, also refused, some values of each may stay. k and v may be slices of one projection. One block
-// a row. sm_80 and newer. Launched by launch.py.
+// A row with slot -1 is not kept. The contract rejects other slots outside the cache. They are not kept either. Of two
+// rows with one slot, also rejected, the cache may keep some values of each. k and v may be slices of one projection.
+// One block a row. Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "pdl.cuh"
 
@@ -20,14 +20,14 @@ constexpr int THREADS = 128;
         long long k_stride, long long v_stride, long long places, int columns) {                                 \
         pdl_launch_dependents();                                                                                     \
         pdl_wait();                                                                              \
-        const int slot = slots[blockIdx.x], pieces = columns / WIDTH;                                            \
+        const int slot = slots[blockIdx.x], vecs = columns / WIDTH;                                            \
         if (slot < 0 || slot >= places) return;                                                                  \
         const size_t row = blockIdx.x, to = (size_t)slot * columns;                                              \
-        for (int i = threadIdx.x; i < 2 * pieces; i += THREADS) {                                                \
-            const bool is_key = i < pieces;                                                                      \
-            const int piece = is_key ? i : i - pieces;                                                           \
+        for (int i = threadIdx.x; i < 2 * vecs; i += THREADS) {                                                \
+            const bool is_key = i < vecs;                                                                      \
+            const int vec = is_key ? i : i - vecs;                                                           \
             const bf16* from = is_key ? k + row * k_stride : v + row * v_stride;                                 \
-            store_raw<WIDTH>((is_key ? k_cache : v_cache) + to, piece, load_raw<WIDTH>(from, piece));            \
+            store_raw<WIDTH>((is_key ? k_cache : v_cache) + to, vec, load_raw<WIDTH>(from, vec));            \
         }                                                                                                        \
     }
 

@@ -6,13 +6,13 @@
 #include "pdl.cuh"
 #include "reduce.cuh"
 
-constexpr int THREADS = 256, MOST_CHOICES = 1024, AHEAD = 8;
+constexpr int THREADS = 256, MAX_CHOICES = 1024, AHEAD = 8;
 
 // A token's places in the sorted slots, -1 for one that is not there. For all threads of a block.
 struct Places {
     const int* slots;
     int first, S, T;
-    int (&places)[MOST_CHOICES];
+    int (&places)[MAX_CHOICES];
 
     __device__ __forceinline__ void clear() {
         for (int t = threadIdx.x; t < T; t += blockDim.x) places[t] = -1;
@@ -33,7 +33,7 @@ struct Places {
 
 // The sum over t, in order of t, of weights[token, t] * y[places[t]].
 template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&places)[MOST_CHOICES], const float* weights,
+__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&places)[MAX_CHOICES], const float* weights,
                                                       int token, int piece, int T, int H) {
     Values<WIDTH> total = {};
     for (int begin = 0; begin < T; begin += AHEAD) {  // so many rows are in flight
@@ -67,7 +67,7 @@ __device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (
 template <int WIDTH>
 __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
                                                  int T, int H) {
-    __shared__ int places[MOST_CHOICES];
+    __shared__ int places[MAX_CHOICES];
     pdl_launch_dependents();
     const int token = blockIdx.x, piece = blockIdx.y * blockDim.x + threadIdx.x;
     Places own{slots, token * T, S, T, places};
@@ -135,7 +135,7 @@ template <int WIDTH>
 __device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* slots, const float* weights, const bf16* x,
                                                      const bf16* gate_weight, const bf16* shared, bf16* out, int S, int T,
                                                      int H) {
-    __shared__ int places[MOST_CHOICES];
+    __shared__ int places[MAX_CHOICES];
     pdl_launch_dependents();
     pdl_wait();
     const int token = blockIdx.x;

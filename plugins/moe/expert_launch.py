@@ -21,7 +21,7 @@ from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
-_MOST_ON_AN_AXIS = 65535  # of a grid's second axis
+_MAX_ON_AN_AXIS = 65535  # of a grid's second axis
 _ROUND_THREADS = 256  # atomic.cu
 GROUPED_WARPS, PAIRWISE_WARPS = {"gate_up": 8, "down": 4}, 8  # grouped.cuh, pairwise.cu
 
@@ -62,15 +62,15 @@ def split_of(form: str, depth: int) -> Split:
 # experts very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
 FEW_SLOTS = 1024
 _REPEATS = {"gate_up": 4, "down": 4}
-_BLOCKS_A_MULTIPROCESSOR = {"gate_up": 2, "down": 4}  # grouped.cuh
+_BLOCKS_PER_MULTIPROCESSOR = {"gate_up": 2, "down": 4}  # grouped.cuh
 # By choices: so many tiles a block that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).
 _PAIRWISE_REPEATS = ((8, 1), (16, 2), (24, 3), (1 << 62, 4))
 
 
 def _groups(experts: int, slots: int) -> int:
     groups = min(experts, slots)
-    if groups > _MOST_ON_AN_AXIS:
-        raise ContractError(f"{groups} experts may have rows, expected at most {_MOST_ON_AN_AXIS}")
+    if groups > _MAX_ON_AN_AXIS:
+        raise ContractError(f"{groups} experts may have rows, expected at most {_MAX_ON_AN_AXIS}")
     return groups
 
 
@@ -93,7 +93,7 @@ def shares_of(form: str, features: int, depth: int, experts: int, slots: int, mu
     split, tiles, groups = split_of(form, depth), ceil_div(features, TILE_N), _groups(experts, slots)
     teams = split.teams(GROUPED_WARPS[form])
     if slots <= FEW_SLOTS:
-        most = _BLOCKS_A_MULTIPROCESSOR[form] * multiprocessors
+        most = _BLOCKS_PER_MULTIPROCESSOR[form] * multiprocessors
         return Shares(0, (min(most, ceil_div(tiles * groups, teams)), 1, 1))
     repeats = _REPEATS[form]
     return Shares(repeats, (ceil_div(tiles, teams * repeats), groups, 1))
@@ -104,8 +104,8 @@ _MANY = {"gate_up": 2048, "down": 512}
 _MANY_ROWS_AN_EXPERT, _MANY_WARPS = 8, 16
 # Waves of blocks that a device should have at least, of one block a multiprocessor.
 _MANY_WAVES = 4
-_MOST_SLICES = {"gate_up": 4, "down": 8}
-_MOST_SHARED = 163 * KIB
+_MAX_SLICES = {"gate_up": 4, "down": 8}
+_MAX_SHARED = 163 * KIB
 # What a plan on host memory, for no device that anybody named, is made for: it fits them all.
 _SMALLEST = (8, 6)
 
@@ -117,7 +117,7 @@ def _capability_of(device: int) -> tuple[int, int]:
 
 def many_rows(capability: tuple[int, int]) -> int:
     """Return how many rows a block of grouped_many.cuh has in shared memory."""
-    return 32 if LIMITS[capability].shared_bytes_per_block >= _MOST_SHARED else 16
+    return 32 if LIMITS[capability].shared_bytes_per_block >= _MAX_SHARED else 16
 
 
 def _many_bytes(form: str, capability: tuple[int, int]) -> int:
@@ -151,12 +151,12 @@ def many_grid(
 ) -> tuple[int, int, int]:
     """Return the slices of tiles, and as many parts of up to ``rows`` slots of one expert as there may be."""
     parts = slots // rows + min(experts, slots)
-    if parts > _MOST_ON_AN_AXIS:
-        raise ContractError(f"{slots} choices make {parts} parts, expected at most {_MOST_ON_AN_AXIS}: launch in parts")
+    if parts > _MAX_ON_AN_AXIS:
+        raise ContractError(f"{slots} choices make {parts} parts, expected at most {_MAX_ON_AN_AXIS}: launch in parts")
     slices, likely = 1, slots // rows + min(experts, slots) // 2  # half of the last parts of experts are none
     while slices * 2 * _MANY_WARPS * TILE_N <= features and slices * likely < _MANY_WAVES * multiprocessors:
         slices *= 2
-    return min(slices, _MOST_SLICES[form]), parts, 1
+    return min(slices, _MAX_SLICES[form]), parts, 1
 
 
 def _plan_many(form: str, bound: Bound, slots: int, features: int, arguments: tuple[object, ...]) -> LaunchPlan:
@@ -217,8 +217,8 @@ def _plan_pairwise_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     slots, features, depth = dims["M"] * dims["T"], dims["I"], dims["H"]
     split = split_of("gate_up", depth)
-    if slots > _MOST_ON_AN_AXIS:
-        raise ContractError(f"{slots} choices, expected at most {_MOST_ON_AN_AXIS}: launch in parts")
+    if slots > _MAX_ON_AN_AXIS:
+        raise ContractError(f"{slots} choices, expected at most {_MAX_ON_AN_AXIS}: launch in parts")
     repeats = next(repeats for most, repeats in _PAIRWISE_REPEATS if slots <= most)
     grid = (ceil_div(ceil_div(features, TILE_N), split.teams(PAIRWISE_WARPS) * repeats), slots, 1)
     arrays = tuple(views[name] for name in ("x", "ids", "out"))

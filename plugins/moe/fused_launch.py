@@ -28,7 +28,7 @@ _ORDERS = {
     "k17408": (8, 2),
 }
 _INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # of the form that serves gate and up together
-_BLOCKS_A_MULTIPROCESSOR = 2  # fused_shared.cu
+_BLOCKS_PER_MULTIPROCESSOR = 2  # fused_shared.cu
 # By choices: tiles of a choice that a team has, so that all blocks fit an H200 at once, and the least blocks that have
 # the shared expert where choices leave fewer free. Its weights come early, so that few suffice; more are faster where
 # the others end soon. H200, cold L2, us with the router, 8 / 32 blocks of the shared expert: 8 choices 15.1 / 14.5,
@@ -57,7 +57,7 @@ def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
     slots, teams = dims["M"] * dims["T"], split_of("gate_up", dims["H"]).teams(PAIRWISE_WARPS)
     repeats, least = next((repeats, least) for most, repeats, least in _SHARES if slots <= most)
     blocks = ceil_div(ceil_div(dims["I"], TILE_N), teams * repeats)
-    free = _BLOCKS_A_MULTIPROCESSOR * multiprocessors - blocks * slots
+    free = _BLOCKS_PER_MULTIPROCESSOR * multiprocessors - blocks * slots
     shared_blocks = min(ceil_div(dims["J"], TILE_N), max(least, free))
     return Shares(repeats, blocks, shared_blocks, (shared_blocks + blocks * slots, 1, 1))
 

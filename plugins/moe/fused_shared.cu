@@ -21,7 +21,7 @@
 #include "shared_memory.cuh"
 #include "topk.cuh"
 
-constexpr int MOST_TOKENS = 4, MOST_CHOICES = 32;
+constexpr int MAX_TOKENS = 4, MAX_CHOICES = 32;
 // Two blocks a multiprocessor.
 #define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
 #define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32 * SHARED_WARPS, 2)
@@ -62,7 +62,7 @@ struct Rows {
     int H;
 
     static __device__ __forceinline__ u32 place(int token, int k) {
-        __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MOST_TOKENS * STRIDE : 8];
+        __shared__ __align__(16) bf16 rows[F::STATIC_K > 0 ? MAX_TOKENS * STRIDE : 8];
         return shared_address(rows) + (token * STRIDE + k) * (u32)sizeof(bf16);
     }
     __device__ __forceinline__ void fetch(int M) const {
@@ -90,7 +90,7 @@ struct Rows {
 // Tiles blockIdx.x, blockIdx.x + blocks, ... of the shared expert's gate and up, a chain a warp at a time.
 template <class F>
 __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const bf16* x, int M, int H, GemvOrder order) {
-    __shared__ float partial[2][MOST_CHAINS][MOST_TOKENS][TILE_N], sums[PAIRWISE_WARPS];
+    __shared__ float partial[2][MAX_CHAINS][MAX_TOKENS][TILE_N], sums[PAIRWISE_WARPS];
     const Place<F> at(shared.J, H);
     const int warp = threadIdx.x >> 5, there = min(order.chains, at.supertiles);
     const auto place = [&](int tile, int s) { return ((size_t)tile * at.supertiles + s) * SUPERTILE_BYTES; };
@@ -202,8 +202,8 @@ template <class F>
 __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], const Routing& routing, const bf16* x, bf16* out,
                                                int block, int M, int E, int T, int I, int H, int repeats, int blocks) {
     __shared__ Exchange<F, 2> exchange;
-    __shared__ int ids[MOST_TOKENS * MOST_CHOICES];
-    __shared__ WordSpace spaces[MOST_TOKENS];
+    __shared__ int ids[MAX_TOKENS * MAX_CHOICES];
+    __shared__ WordSpace spaces[MAX_TOKENS];
     const Place<F> at(I, H);
     const int own = block / blocks, block_first = block % blocks * F::TEAMS * repeats, warp = threadIdx.x >> 5;
     const int tile_end = min(block_first + F::TEAMS * repeats, at.tiles), first = block_first + at.team, S = M * T;

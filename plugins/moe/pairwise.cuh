@@ -17,7 +17,7 @@
 #include "shared_memory.cuh"
 
 constexpr int PAIRWISE_WARPS = 8, PAIRWISE_THREADS = PAIRWISE_WARPS * 32;
-constexpr int MOST_CHAINS = 20;  // of the GEMV
+constexpr int MAX_CHAINS = 20;  // of the GEMV
 
 // The i-th set bit of a mask.
 __device__ __forceinline__ int nth_bit(u32 mask, int i) {
@@ -217,7 +217,7 @@ template <class F, bool SHARED>
 __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const DownArguments& in, GemvOrder order) {
     using G = Form<1, 0, 1>;
     const Experts experts[1] = {expert_weights};
-    __shared__ float partial[F::TEAMS][F::CHAINS][TILE_N], of_shared[SHARED ? MOST_CHAINS : 1][TILE_N];
+    __shared__ float partial[F::TEAMS][F::CHAINS][TILE_N], of_shared[SHARED ? MAX_CHAINS : 1][TILE_N];
     __shared__ float scales[F::TEAMS], shares[F::TEAMS];  // of the choices at hand
     __shared__ bool is_there[F::TEAMS];
     pdl_launch_dependents();

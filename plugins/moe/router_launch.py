@@ -17,14 +17,14 @@ Entries = Mapping[str, EntryResources]
 _NO_ARRAY = 0  # a null pointer
 _WIDTHS = (1, 8)
 
-_SORT_WARPS, MOST_EXPERTS = 8, 32768  # sort.cu: experts a block, and at all
+_SORT_WARPS, MAX_EXPERTS = 8, 32768  # sort.cu: experts a block, and at all
 _LOCAL_THREADS = 256  # sort.cu
 _ROUTER_TILE = 8  # experts and rows a block of router_logits.cu
 _COMBINE_THREADS = 256  # combine.cu
 # So few slots are looked at early, one a thread; then a row's columns are shared out among more multiprocessors.
 _FEW_SLOTS = 64
-MOST_CHOICES = 1024
-_MOST_ROW_TILES = 65535  # what a grid's second axis takes
+MAX_CHOICES = 1024
+_MAX_ROW_TILES = 65535  # what a grid's second axis takes
 
 
 def _plan_topk(kind: str, bound: Bound, entries: Entries) -> LaunchPlan:
@@ -36,8 +36,8 @@ def _plan_topk(kind: str, bound: Bound, entries: Entries) -> LaunchPlan:
 
 def _plan_sort(bound: Bound, entries: Entries) -> LaunchPlan:
     views, experts = bound.views, bound.dims["experts"]
-    if experts > MOST_EXPERTS:
-        raise ContractError(f"experts is {experts}, expected at most {MOST_EXPERTS}")
+    if experts > MAX_EXPERTS:
+        raise ContractError(f"experts is {experts}, expected at most {MAX_EXPERTS}")
     arrays = tuple(views[name] for name in ("ids", "out_slots", "out_offsets", "out_work"))
     return LaunchPlan(
         "sort_by_expert", (ceil_div(experts, _SORT_WARPS), 1, 1), (*arrays, views["out_slots"].size, experts)
@@ -56,16 +56,16 @@ def _plan_logits(bound: Bound, entries: Entries) -> LaunchPlan:
     if not weight.is_contiguous:
         raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
     grid = (ceil_div(sizes[1], _ROUTER_TILE), ceil_div(sizes[0], _ROUTER_TILE), 1)
-    if grid[1] > _MOST_ROW_TILES:
-        raise ContractError(f"M is {sizes[0]}, expected at most {_MOST_ROW_TILES * _ROUTER_TILE}: launch in parts")
+    if grid[1] > _MAX_ROW_TILES:
+        raise ContractError(f"M is {sizes[0]}, expected at most {_MAX_ROW_TILES * _ROUTER_TILE}: launch in parts")
     return LaunchPlan(f"router_logits_w{width_of(sizes[2])}", grid, (views["x"], weight, views["out"], *sizes))
 
 
 def _plan_unpermute(bound: Bound, entries: Entries) -> LaunchPlan:
     views, dims = bound.views, bound.dims
     tokens, choices, columns = dims["M"], dims["T"], dims["H"]
-    if choices > MOST_CHOICES:
-        raise ContractError(f"T is {choices}, expected at most {MOST_CHOICES} choices a token")
+    if choices > MAX_CHOICES:
+        raise ContractError(f"T is {choices}, expected at most {MAX_CHOICES} choices a token")
     width = width_of(columns)
     arrays = tuple(views[name] for name in ("y", "slots", "weights", "out"))
     slots = tokens * choices
@@ -77,8 +77,8 @@ def _plan_unpermute(bound: Bound, entries: Entries) -> LaunchPlan:
 def _plan_unpermute_shared(bound: Bound, entries: Entries) -> LaunchPlan:
     views, dims = bound.views, bound.dims
     tokens, choices, columns = dims["M"], dims["T"], dims["H"]
-    if choices > MOST_CHOICES:
-        raise ContractError(f"T is {choices}, expected at most {MOST_CHOICES} choices a token")
+    if choices > MAX_CHOICES:
+        raise ContractError(f"T is {choices}, expected at most {MAX_CHOICES} choices a token")
     arrays = tuple(views[name] for name in ("y", "slots", "weights", "x", "gate_weight", "shared", "out"))
     entry = f"unpermute_shared_add_w{width_of(columns)}"
     return LaunchPlan(entry, (tokens, 1, 1), (*arrays, tokens * choices, choices, columns))

@@ -1,6 +1,8 @@
-// Router logits in FP32: out[m, e] = sum_h x[m, h] * w[e, h], BF16 weights. A warp has an expert and up to eight rows;
-// the weights are read once for them. Numerics: products exact, FP32 sums whose order depends on H only: rows do not
-// depend on each other. Any H. Launched by router_launch.py. Grid: (ceil(E / 8), ceil(M / 8)).
+// Router logits in FP32: out[m, e] = sum_h x[m, h] * w[e, h], BF16 weights.
+//
+// A warp has an expert and up to eight rows, which share one read of the weights. Numerics: exact products, FP32 sums
+// in an order that depends on H only, so that rows do not depend on each other. Any H. Grid: (ceil(E / 8), ceil(M /
+// 8)). Launched by router_launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "pdl.cuh"
 #include "reduce.cuh"
@@ -24,12 +26,12 @@ __device__ __forceinline__ void router_logits(const bf16* x, const bf16* weight,
     const int first = blockIdx.y * ROWS, rows = min(ROWS, M - first);
     if (expert >= E) return;  // no barrier follows
     float sums[ROWS] = {};
-    for (int piece = lane; piece < H / WIDTH; piece += 32) {
-        const Values<WIDTH> w = load<WIDTH>(weight + (size_t)expert * H, piece);
+    for (int vec = lane; vec < H / WIDTH; vec += 32) {
+        const Values<WIDTH> w = load<WIDTH>(weight + (size_t)expert * H, vec);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
             if (row < rows) {
-                const Values<WIDTH> v = load<WIDTH>(x + (size_t)(first + row) * H, piece);
+                const Values<WIDTH> v = load<WIDTH>(x + (size_t)(first + row) * H, vec);
 #pragma unroll
                 for (int i = 0; i < WIDTH; ++i) sums[row] = fmaf(v.at[i], w.at[i], sums[row]);
             }

@@ -7,7 +7,7 @@
 #include "pdl.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, AHEAD = 4;  // AHEAD loads in flight
-constexpr int MOST_EXPERTS = 32768;                        // a bit each in shared memory
+constexpr int MAX_EXPERTS = 32768;                        // a bit each in shared memory
 
 struct Ids {
     int at[AHEAD];
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
     int* __restrict__ offsets,    // [experts + 1]
     int* __restrict__ work,       // [experts, 4]
     int slots, int experts) {
-    __shared__ u32 has_slots[MOST_EXPERTS / 32];
+    __shared__ u32 has_slots[MAX_EXPERTS / 32];
     pdl_launch_dependents();
     pdl_wait();
     const int lane = threadIdx.x & 31, expert = blockIdx.x * WARPS + (threadIdx.x >> 5);

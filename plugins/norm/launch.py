@@ -13,8 +13,8 @@ from kernel_muster.registry.contract.signature import Bound
 Entries = Mapping[str, EntryResources]
 
 # Up to here a warp keeps its row in registers (rms_norm.cuh: KEPT vectors of 8 for each of 32 lanes).
-_WARP_WIDEST, _ROWS_A_BLOCK = 1024, 4
-# Up to here a row may have a thread for each vector (rms_norm.cuh: MOST_WARPS); the gated form has none for it.
+_WARP_WIDEST, _ROWS_PER_BLOCK = 1024, 4
+# Up to here a row may have a thread for each vector (rms_norm.cuh: MAX_WARPS); the gated form has none for it.
 _WIDE_WIDEST, _WARP = 8192, 32
 # Up to so many rows a cluster has a row. H200, one behind the other, us, block of 256 / one block / cluster:
 # 1 x 2048 0.98 / 0.97 / 0.93, 16 x 2048 1.12 / 1.14 / 1.03, 512 x 2048 4.16 / 3.65 / 4.88, 1 x 5120 1.22 / 1.39 / 1.04,
@@ -46,7 +46,7 @@ def _plan(name: str, tensors: tuple[str, ...], scalars: tuple[str, ...], bound: 
     arguments = (*(bound.views[name] for name in tensors), *(bound.arguments[name] for name in scalars), rows, columns)
     width = width_of(columns)
     if columns <= _WARP_WIDEST:
-        return LaunchPlan(f"{name}_warp_w{width}", (ceil_div(rows, _ROWS_A_BLOCK), 1, 1), arguments)
+        return LaunchPlan(f"{name}_warp_w{width}", (ceil_div(rows, _ROWS_PER_BLOCK), 1, 1), arguments)
     if columns > _WIDE_WIDEST or width == 1 or "gated" in name:
         return LaunchPlan(f"{name}_block_w{1 if 'gated' in name else width}", (rows, 1, 1), arguments)
     form = "team" if rows <= _TEAM_ROWS else "wide" if rows <= _WIDE_ROWS else "many"

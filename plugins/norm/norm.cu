@@ -9,13 +9,13 @@
 #include "bf16.cuh"
 #include "rms_norm.cuh"
 
-constexpr int ROWS_A_BLOCK = 4;  // of a warp each
+constexpr int ROWS_PER_BLOCK = 4;  // of a warp each
 
-#define BOUNDS(LANES) __launch_bounds__(LANES == warp ? ROWS_A_BLOCK * warp : LANES, LANES == warp ? 4 : 2)
+#define BOUNDS(LANES) __launch_bounds__(LANES == warp ? ROWS_PER_BLOCK * warp : LANES, LANES == warp ? 4 : 2)
 
 template <int LANES>
 __device__ __forceinline__ size_t row_of_thread() {
-    return LANES == warp ? (size_t)blockIdx.x * ROWS_A_BLOCK + threadIdx.x / warp : blockIdx.x;
+    return LANES == warp ? (size_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / warp : blockIdx.x;
 }
 
 #define RMS_NORM(LANES, WIDTH)                                                                                   \
@@ -64,13 +64,13 @@ GATED_FORMS(block, 1)  // no model has a gate over rows that long
 // Rows of up to 8192 values in vectors: one block a row, of a thread for each vector, or for two so that of many rows more
 // loads are on their way; or, so that few rows come and go over more multiprocessors, four blocks of a cluster (from sm_90
 // on). The bits are the same.
-constexpr int MOST_THREADS = MOST_WARPS * warp;
+constexpr int MAX_THREADS = MAX_WARPS * warp;
 #if __CUDA_ARCH__ >= 900
 constexpr int TEAM = 4;
-#define TEAM_BOUNDS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(MOST_THREADS / TEAM)
+#define TEAM_BOUNDS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(MAX_THREADS / TEAM)
 #else
 constexpr int TEAM = 1;
-#define TEAM_BOUNDS __launch_bounds__(MOST_THREADS)
+#define TEAM_BOUNDS __launch_bounds__(MAX_THREADS)
 #endif
 
 #define WIDE_FORMS(NAME, RANKS, VECTORS, BOUNDS)                                                                 \
@@ -80,7 +80,7 @@ constexpr int TEAM = 1;
         bf16* out,                       /* [M, H] */                                                            \
         float eps, float weight_offset, int M, int H) {                                                          \
         const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                                      \
-        norm_wide_row<RANKS, VECTORS>(Plain{x + at, weight, out + at, weight_offset}, H, eps);                   \
+        norm_row_in_registers<RANKS, VECTORS>(Plain{x + at, weight, out + at, weight_offset}, H, eps);                   \
     }                                                                                                            \
     extern "C" __global__ void BOUNDS rms_norm_residual_##NAME##_w8(                                             \
         const bf16* x,                   /* [M, H] */                                                            \
@@ -89,9 +89,9 @@ constexpr int TEAM = 1;
         bf16* out,                       /* [M, H] */                                                            \
         float eps, float weight_offset, int M, int H) {                                                          \
         const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                                      \
-        norm_wide_row<RANKS, VECTORS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps); \
+        norm_row_in_registers<RANKS, VECTORS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps); \
     }
 
 WIDE_FORMS(team, TEAM, 1, TEAM_BOUNDS)
-WIDE_FORMS(wide, 1, 1, __launch_bounds__(MOST_THREADS))
-WIDE_FORMS(many, 1, 2, __launch_bounds__(MOST_THREADS / 2))
+WIDE_FORMS(wide, 1, 1, __launch_bounds__(MAX_THREADS))
+WIDE_FORMS(many, 1, 2, __launch_bounds__(MAX_THREADS / 2))

@@ -34,9 +34,9 @@ constexpr int NO_PIECE = 0x7fffffff;
 // Tiles of keys or values of a warp, in shared memory: two blocks of 96 KB on a multiprocessor; where one has 100 KB, one of
 // 64 (launch.py has the numbers too).
 #if (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100)
-constexpr int LARGEST_SLOTS = 3;
+constexpr int MAX_SLOTS = 3;
 #else
-constexpr int LARGEST_SLOTS = 2;
+constexpr int MAX_SLOTS = 2;
 #endif
 // What a block has in shared memory beside them, at most (launch.py).
 constexpr int BESIDE_BYTES = 12 * 1024;
@@ -48,7 +48,7 @@ constexpr int BESIDE_BYTES = 12 * 1024;
 template <int D>
 struct Rows {
     static constexpr int BYTES = 2 * D, PIECES = D / 8, TILE_BYTES = TILE * BYTES;
-    static constexpr int SLOTS = LARGEST_SLOTS * 256 / D, RING_BYTES = SLOTS * TILE_BYTES;  // of a warp
+    static constexpr int SLOTS = MAX_SLOTS * 256 / D, RING_BYTES = SLOTS * TILE_BYTES;  // of a warp
 
     __device__ __forceinline__ static int at(int row, int piece) { return row * BYTES + ((piece ^ (row & 7)) << 4); }
 

@@ -1,4 +1,4 @@
-// Queries, and the newest token's key and value, as projections leave them: normalised and turned here, and the token put
+// Queries, and the newest token's key and value, as projections leave them: normalised and rotated here, and the token put
 // into the cache, with the bits of rms_norm, rope_forward and kv_cache_append.
 //
 // Every block of a row makes the queries for itself while its first keys and values are on their way: each warp its heads.
@@ -24,20 +24,20 @@ struct Projected {
 // A call, which compiles once for all heads: double precision is much code.
 __device__ __noinline__ float2 angle_of(int i, int position, double log2_step) {
     float2 v;
-    cosine_and_sine(position, turns_a_position(i, log2_step, NO_RAMP), NO_RAMP.scale, v.x, v.y);
+    cosine_and_sine(position, turns_per_token(i, log2_step, NO_YARN), NO_YARN.scale, v.x, v.y);
     return v;
 }
 
 template <int D, int WARPS>
 struct Fresh {
     static constexpr bool IS_FRESH = true;
-    static constexpr int PIECES = D / 8, HEADS_A_WARP = HEADS / WARPS, THREADS = 32 * WARPS;
+    static constexpr int PIECES = D / 8, HEADS_PER_WARP = HEADS / WARPS, THREADS = 32 * WARPS;
     struct Memory {
         alignas(16) bf16 key[D], value[D];
     };
     Projected row;
     double log2_step;
-    Raw<8> q_weight, k_weight, q[HEADS_A_WARP], token;
+    Raw<8> q_weight, k_weight, q[HEADS_PER_WARP], token;
 
     // What no launch writes.
     __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_) : log2_step(log2_step_) {
@@ -47,11 +47,11 @@ struct Fresh {
     __device__ __forceinline__ bool has_token() const { return row.place >= 0; }
 
     __device__ __forceinline__ void begin(Queries<D>& queries, const Row& of) {
-        const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_A_WARP;
+        const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_PER_WARP;
         const bf16 *const key = row.k, *const value = row.v;
         if (lane >= PIECES) return;
 #pragma unroll
-        for (int i = 0; i < HEADS_A_WARP; ++i)
+        for (int i = 0; i < HEADS_PER_WARP; ++i)
             q[i] = load_raw<8>(row.q + (first + i < of.heads ? first + i : 0) * D, lane);
         token = load_raw<8>(threadIdx.x / warp == WARPS - 1 ? key : value, lane);
     }
@@ -65,22 +65,22 @@ struct Fresh {
     }
     __device__ __forceinline__ static void turn(bf16* low, bf16* high, float2 angle) {
         const float x = __bfloat162float(*low), y = __bfloat162float(*high);
-        *low = __float2bfloat16_rn(turned_low(x, y, angle.x, angle.y));
-        *high = __float2bfloat16_rn(turned_high(x, y, angle.x, angle.y));
+        *low = __float2bfloat16_rn(rotated_low(x, y, angle.x, angle.y));
+        *high = __float2bfloat16_rn(rotated_high(x, y, angle.x, angle.y));
     }
 
     // Makes a warp's heads, and by the last warp the key; the first one has the value. No barrier stands here: angles are
     // made by each warp for itself.
     __device__ __forceinline__ void make(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
-        const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_A_WARP;
+        const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_PER_WARP;
         const bool has_piece = lane < PIECES, makes_token = is_owner && has_token();
         const bool makes_key = makes_token && of_block == WARPS - 1;
-        const int count = HEADS_A_WARP + makes_key;
+        const int count = HEADS_PER_WARP + makes_key;
         // Where element i of the n-th head stands; the key is the last one.
         auto element = [&](int n, int i) {
             const int head = first + n;
             bf16* const of_query = reinterpret_cast<bf16*>(&queries.piece(head % HEADS, i / 8)) + i % 8;
-            return n == HEADS_A_WARP ? memory.key + i : of_query;
+            return n == HEADS_PER_WARP ? memory.key + i : of_query;
         };
         if (makes_token && of_block == 0 && has_piece) {
             store_raw<8>(memory.value, lane, token);
@@ -88,10 +88,10 @@ struct Fresh {
         }
 #pragma unroll 1
         for (int n = 0; n < count; ++n) {
-            const bool is_key = n == HEADS_A_WARP;
+            const bool is_key = n == HEADS_PER_WARP;
             Raw<8> x = is_key ? token : q[0];
 #pragma unroll
-            for (int i = 1; i < HEADS_A_WARP; ++i)
+            for (int i = 1; i < HEADS_PER_WARP; ++i)
                 if (n == i) x = q[i];
             const Raw<8> piece = normalised(x, is_key ? k_weight : q_weight);
             if (has_piece)

@@ -24,13 +24,13 @@ Entries = Mapping[str, EntryResources]
 #: Head sizes that the tensor-core kernel is compiled for, and the largest that the simple one takes (attention.cuh).
 HEAD_DIMS = (64, 128, 256)
 LARGEST_HEAD_DIM = 1024
-_HEADS_A_BLOCK = 8
-_MOST_ROWS, _MOST_VECTORS = 2**31 - 1, 2**32 - 1
+_HEADS_PER_BLOCK = 8
+_MAX_ROWS, _MAX_VECTORS = 2**31 - 1, 2**32 - 1
 _NO_ARRAY = 0  # a null pointer
 # pieces.cuh: the fewest tokens of a piece.
 _PIECE_TOKENS = 64
 # A row has pieces for so many blocks, and a piece's groups of 8 are at most 8 (pieces.cuh).
-_MOST_BLOCKS, _MOST_PIECES, _GROUP = 128, 64, 8
+_MAX_BLOCKS, _MAX_PIECES, _GROUP = 128, 64, 8
 # Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 10 KB a piece.
 _SPREAD_BLOCKS = 256
 # So many blocks keep a device busy: with fewer rows several share one.
@@ -75,8 +75,8 @@ def head_entry(name: str, bound: Bound) -> str:
     dims = bound.dims
     if dims["D"] > LARGEST_HEAD_DIM:
         raise ContractError(f"attention: head_dim is {dims['D']}, expected at most {LARGEST_HEAD_DIM}")
-    if dims["P"] * dims["B"] > _MOST_ROWS:
-        raise ContractError(f"attention: the cache has {dims['P'] * dims['B']} tokens, expected at most {_MOST_ROWS}")
+    if dims["P"] * dims["B"] > _MAX_ROWS:
+        raise ContractError(f"attention: the cache has {dims['P'] * dims['B']} tokens, expected at most {_MAX_ROWS}")
     return f"{name}_d{dims['D']}" if dims["D"] in HEAD_DIMS else f"{name}_any"
 
 
@@ -103,9 +103,9 @@ def in_base_two(scale: float) -> float:
     return float(scale) * math.log2(math.e)
 
 
-def most_pieces(teams_a_row: int) -> int:
+def most_pieces(teams_per_row: int) -> int:
     """Return how many pieces a context has at most: it depends on the heads alone, so that every launch cuts alike."""
-    return min(_MOST_PIECES, max(1, _MOST_BLOCKS // teams_a_row))
+    return min(_MAX_PIECES, max(1, _MAX_BLOCKS // teams_per_row))
 
 
 @frozen
@@ -128,7 +128,7 @@ def shares_of(teams: int, longest: int, most: int) -> Shares:
 def combining_blocks(head_dim: int, pieces: int) -> int:
     """Return how many blocks combine the pieces of a row and key head: 8 columns a warp, or two, four or eight."""
     of_block = 8 if head_dim >= 128 else 4
-    warps = next(count for count in (1, 2, 4, 8) if pieces <= count * (_MOST_PIECES // of_block))
+    warps = next(count for count in (1, 2, 4, 8) if pieces <= count * (_MAX_PIECES // of_block))
     return head_dim // _COLUMNS * warps // of_block
 
 
@@ -138,22 +138,22 @@ def _shared_launch(
     """Return the launch of blocks with a piece each, or with groups, and what they combine their results in."""
     dims = bound.dims
     vectors = dims["P"] * dims["B"] * dims["Hk"] * dims["D"] // VECTOR
-    if vectors > _MOST_VECTORS:
-        raise ContractError(f"attention: the cache has {vectors} x 16 bytes, expected at most {_MOST_VECTORS}")
-    teams_a_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_A_BLOCK)
-    teams, most = rows * teams_a_row, most_pieces(teams_a_row)
+    if vectors > _MAX_VECTORS:
+        raise ContractError(f"attention: the cache has {vectors} x 16 bytes, expected at most {_MAX_VECTORS}")
+    teams_per_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_PER_BLOCK)
+    teams, most = rows * teams_per_row, most_pieces(teams_per_row)
     shares = shares_of(teams, dims["L"] * dims["B"], most)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
     if shares.is_spread:
         pieces = ceil_div(shares.sharing, _MAIL_PIECES) * _MAIL_PIECES
         workspace = _NO_ARRAY, Counters(teams * pieces * _MAIL_BYTES * dims["D"], "mail")
     elif shares.sharing > 1:
-        slice_bytes = 4 * _HEADS_A_BLOCK * (dims["D"] + 2)
+        slice_bytes = 4 * _HEADS_PER_BLOCK * (dims["D"] + 2)
         workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")
     waiting = combining_blocks(dims["D"], shares.sharing) if shares.is_spread else 0
     return LaunchPlan(
         f"{name}_spread_d{dims['D']}" if shares.is_spread else f"{name}_d{dims['D']}",
-        (rows, teams_a_row, shares.sharing + waiting),
+        (rows, teams_per_row, shares.sharing + waiting),
         (*tensors, *workspace, *numbers, shares.sharing, most),
         dynamic_shared_bytes=_shared_bytes(_capability_of(bound.views["q"].device)),
     )

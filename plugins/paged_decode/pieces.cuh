@@ -14,7 +14,7 @@
 #include "global_memory.cuh"
 #include "opaque.cuh"
 
-constexpr int GROUP = 8, MOST_GROUPS = 8;
+constexpr int GROUP = 8, MAX_GROUPS = 8;
 // A piece has at least so many tokens (launch.py has the number too).
 constexpr int PIECE_TOKENS = 64;
 
@@ -253,8 +253,8 @@ struct Sending {
 
 // Groups, as lanes leave them for the first of the warps that combine the same columns; it looks at as many as a row may have.
 struct Groups {
-    float2 total[2 * MOST_GROUPS][32];
-    Stats stats[2 * MOST_GROUPS][32];
+    float2 total[2 * MAX_GROUPS][32];
+    Stats stats[2 * MAX_GROUPS][32];
 };
 
 // Combines the same columns by one warp, or by two or more: a lane one head of A_LANE of them. By a block without a piece, the
@@ -262,7 +262,7 @@ struct Groups {
 template <int D>
 __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf16* gate, int heads, u32* mail, int sharing,
                                              int pieces, int index) {
-    constexpr int BLOCK_WARPS = Spread<D>::WARPS, OWN_GROUPS = MOST_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP;  // of a warp
+    constexpr int BLOCK_WARPS = Spread<D>::WARPS, OWN_GROUPS = MAX_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP;  // of a warp
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int warps = sharing > 4 * OWN ? 8 : sharing > 2 * OWN ? 4 : sharing > OWN ? 2 : 1;
     const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = pieces - first;
@@ -321,16 +321,16 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
         for (int i = 0; i < OWN; ++i) values[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Mail::words_of(D)) + lane);
     };
     if (count > 0) look_at_values();
-    float2 group_shares[MOST_GROUPS];
+    float2 group_shares[MAX_GROUPS];
     float inverse = 0.0f, factors[Mail::A_LANE];
     bool is_zero = true;
     if (is_first) {
         Running whole;
-        Stats of_groups[MOST_GROUPS];
+        Stats of_groups[MAX_GROUPS];
 #pragma unroll
-        for (int g = 0; g < MOST_GROUPS; ++g) of_groups[g] = groups->stats[from + g][lane];
+        for (int g = 0; g < MAX_GROUPS; ++g) of_groups[g] = groups->stats[from + g][lane];
 #pragma unroll
-        for (int g = 0; g < MOST_GROUPS; ++g)
+        for (int g = 0; g < MAX_GROUPS; ++g)
             group_shares[g] = whole.take(g < all ? of_groups[g] : make_float2(NO_TOP, 0.0f));
         inverse = __frcp_rn(whole.weight), is_zero = whole.stats().y <= 0.0f;
 #pragma unroll
@@ -364,7 +364,7 @@ __device__ __noinline__ void combine_columns(Groups* groups, bf16* out, const bf
     if (!is_first) return;
     float2 total = {};
 #pragma unroll
-    for (int g = 0; g < MOST_GROUPS; ++g) {
+    for (int g = 0; g < MAX_GROUPS; ++g) {
         const float2 of_group = groups->total[from + g][lane];
         total.x = mix(total.x, g < all ? of_group.x : 0.0f, group_shares[g]);
         total.y = mix(total.y, g < all ? of_group.y : 0.0f, group_shares[g]);

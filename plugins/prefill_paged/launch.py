@@ -22,9 +22,9 @@ _ARRAYS = ("q", "k_cache", "v_cache", "block_table", "cu_rows", "context_lens", 
 _PAIRS, _TOKENS = 64, 64
 _MMA = {128: 48 * 1024 + 16, 256: 96 * 1024 + 16}
 _HOPPER = {128: 80 * 1024 + 16, 256: 96 * 1024 + 16}
-_MOST_PIECES = 2**32 - 1
+_MAX_PIECES = 2**32 - 1
 # Parts of a context, at most (parts.cuh), and tiles of tokens of one, at least.
-_MOST_PARTS, _LEAST_TILES = 32, 2
+_MAX_PARTS, _MIN_TILES = 32, 2
 # A context of so many tiles of tokens is not cut: the first number, and the second over the parts; the third, where
 # blocks run in two turns. On an H200, heads 16/2 of 256, us whole / cut: 64 rows behind 256 tokens 12.6 / 12.5, 384
 # 16.3 / 13.0, 512 19.5 / 13.4; 256 rows behind 256 18.5 / 18.0, 512 24.9 / 20.0; 512 rows behind 512 32.3 / 30.4, 1024
@@ -54,7 +54,7 @@ class Cut:
 
     parts: int
     whole: int
-    least: int = _LEAST_TILES
+    least: int = _MIN_TILES
 
 
 def cut_of(tiles: int, longest: int, at_once: int) -> Cut:
@@ -68,7 +68,7 @@ def cut_of(tiles: int, longest: int, at_once: int) -> Cut:
     is_long = longest > _TWO_TURNS_WHOLE * _TOKENS
     parts = two_turns if is_long and two_turns * _TWO_TURNS_SHARE > 2 * one_turn else one_turn
     whole = _WHOLE + _WHOLE_OVER_PARTS // one_turn if one_turn > 1 else _TWO_TURNS_WHOLE
-    parts = min(parts, ceil_div(longest, _LEAST_TILES * _TOKENS), _MOST_PARTS)
+    parts = min(parts, ceil_div(longest, _MIN_TILES * _TOKENS), _MAX_PARTS)
     return Cut(parts, whole) if tiles and longest > whole * _TOKENS and parts > 1 else Cut(1, whole)
 
 
@@ -87,8 +87,8 @@ def _plan_tiles(name: str, shared_bytes: Mapping[int, int], bound: Bound, _entri
     if dims["D"] not in shared_bytes:
         raise ContractError(f"{name}: head_dim is {dims['D']}, expected 128 or 256")
     pieces = max(dims["P"] * dims["B"] * dims["Hk"], dims["M"] * dims["Hq"]) * dims["D"] // VECTOR
-    if pieces > _MOST_PIECES:
-        raise ContractError(f"{name}: an array has {pieces} x 16 bytes, expected at most {_MOST_PIECES}")
+    if pieces > _MAX_PIECES:
+        raise ContractError(f"{name}: an array has {pieces} x 16 bytes, expected at most {_MAX_PIECES}")
     shared = shared_bytes[dims["D"]]
     per_key = dims["Hq"] // dims["Hk"]
     slots = ceil_div(dims["M"] * per_key, _PAIRS) + dims["S"] - 1 if dims["M"] and dims["S"] else 0

@@ -13,7 +13,7 @@
 #include "prompts.cuh"
 #include "shared_memory.cuh"
 
-constexpr int MOST_PARTS = 32;  // launch.py has the number too
+constexpr int MAX_PARTS = 32;  // launch.py has the number too
 
 // Which part of its context a block has: tokens ``from`` to ``end - 1``. Without parts: all of it.
 template <bool IN_PARTS>
@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_parts(float4 (&loaded)[PARTS_AT_ONCE][COLUM
 // Puts the parts of a tile together, 32 columns at a time. A thread has one of the two pairs that it has in the launch
 // before.
 __device__ __forceinline__ void combine(const Prompts& given, int D) {
-    __shared__ float weights[MOST_PARTS][ROWS];
+    __shared__ float weights[MAX_PARTS][ROWS];
     const Block block(given);
     if (block.is_empty()) return;  // the whole block
     const int room = block.room(), all = min(block.length(ROWS - 1), room), tokens = block.part_tokens();
@@ -121,20 +121,20 @@ __device__ __forceinline__ void combine(const Prompts& given, int D) {
 
     // Stage 1: what each part counts; a lane has every fourth.
     const Partial own(given, t, D);
-    float2 stats[MOST_PARTS / 4];
+    float2 stats[MAX_PARTS / 4];
     float top = no_score(), sum = 0.0f;
     bool is_zero = false;
 #pragma unroll
-    for (int k = 0; k < MOST_PARTS / 4; ++k) {
+    for (int k = 0; k < MAX_PARTS / 4; ++k) {
         stats[k] = make_float2(no_score(), 0.0f);
         if (4 * k + t < own_parts) stats[k] = __ldcg(own.stats(own_pair) + 4 * k * 2 * Partial::vectors(D));
     }
 #pragma unroll
-    for (int k = 0; k < MOST_PARTS / 4; ++k) top = fmaxf(top, stats[k].x), is_zero |= stats[k].y < 0.0f;
+    for (int k = 0; k < MAX_PARTS / 4; ++k) top = fmaxf(top, stats[k].x), is_zero |= stats[k].y < 0.0f;
     top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
     top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
 #pragma unroll
-    for (int k = 0; k < MOST_PARTS / 4; ++k) {
+    for (int k = 0; k < MAX_PARTS / 4; ++k) {
         const float weight = exp2_approx(__fsub_rn(stats[k].x, top));
         sum = __fmaf_rn(weight, stats[k].y, sum);
         weights[4 * k + t][own_pair] = weight;

@@ -7,7 +7,7 @@
 #include "shared_memory.cuh"
 
 constexpr int NOWHERE = -1;  // the place of a row that is not there: its copy is zeros
-constexpr int MOST_TOKENS = 0x7fffffff;
+constexpr int MAX_TOKENS = 0x7fffffff;
 // What a block has: pairs of a row and a query head, of which a warp has 16; tokens of a tile.
 constexpr int ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
 static_assert(ROWS == 16 * WARPS);
@@ -99,7 +99,7 @@ struct Block {
 
     // How many tokens the pages hold; a context too short for its rows has none.
     __device__ __forceinline__ int room() const {
-        return before < 0 ? 0 : (int)min((long long)given.L * given.B, (long long)MOST_TOKENS);
+        return before < 0 ? 0 : (int)min((long long)given.L * given.B, (long long)MAX_TOKENS);
     }
 
     // How many tokens a part has, but for the last one: whole tiles, by the sequence's context and the launch alone.
@@ -127,7 +127,7 @@ template <class T>
 struct Pages {
     const int *table, pages, page_size, from, end;
     const u32 stride;
-    int bad = MOST_TOKENS;  // the first token without a page that this lane met
+    int bad = MAX_TOKENS;  // the first token without a page that this lane met
 
     // Of tokens ``from`` to ``end - 1``.
     __device__ __forceinline__ Pages(const Block& block, int from_, int end_)

@@ -134,7 +134,7 @@ __device__ __forceinline__ void attend(const Prompts& given) {
     softmax.finish();
     cp_async_wait<0>();
     __syncthreads();
-    if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
+    if (pages.bad < MAX_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();
     bring_out_results<T, true>(given, pairs, length, kept, shared, softmax, o);
 }

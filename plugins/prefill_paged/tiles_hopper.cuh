@@ -174,7 +174,7 @@ __device__ __forceinline__ void attend_hopper(const Prompts& given) {
     // Stage 3: the results, to where q was, and from there.
     pdl_launch_dependents();  // no earlier: its blocks would stand beside those of this one unevenly, and wait
     softmax.finish();
-    if (pages.bad < MOST_TOKENS) atomicMin(&kept.first_bad, pages.bad);
+    if (pages.bad < MAX_TOKENS) atomicMin(&kept.first_bad, pages.bad);
     __syncthreads();
     bring_out_results<T, IN_PARTS>(given, pairs, length, kept, shared, softmax, o);
 }

@@ -17,8 +17,8 @@ THREADS, TILE, TILE_GROUPS = 256, 32, 8
 _TILE_THREADS = (TILE, 8, 1)
 _ONE, _BLOCK = (1, 1, 1), (THREADS, 1, 1)
 # Enough blocks of absmax to fill any device several times; each strides over the rest.
-_MOST_BLOCKS = 2048
-_MOST_GRID_Y = 65535
+_MAX_BLOCKS = 2048
+_MAX_GRID_Y = 65535
 Entries = Mapping[str, EntryResources]
 
 
@@ -28,8 +28,8 @@ def _blocks(items: int, per_block: int) -> int:
 
 def _tiles(rows: int) -> int:
     tiles = _blocks(rows, TILE)
-    if tiles > _MOST_GRID_Y:
-        raise ContractError(f"{rows} rows, expected at most {TILE * _MOST_GRID_Y} to transpose at once")
+    if tiles > _MAX_GRID_Y:
+        raise ContractError(f"{rows} rows, expected at most {TILE * _MAX_GRID_Y} to transpose at once")
     return tiles
 
 
@@ -40,7 +40,7 @@ def _around(bound: Bound, quantize: LaunchPlan) -> tuple[LaunchPlan, ...]:
     words = values.size // 2
     if not words:
         return (clear,)  # the bits of 0 are the scale 0
-    grid = (min(_blocks(words, THREADS), _MOST_BLOCKS), 1, 1)
+    grid = (min(_blocks(words, THREADS), _MAX_BLOCKS), 1, 1)
     absmax = LaunchPlan("absmax", grid, (values, words, scale), _BLOCK)
     return (clear, absmax, quantize, LaunchPlan("finish", _ONE, (scale,), _ONE))
 

@@ -21,14 +21,14 @@ _ENTRIES = (
 def _plan_add(bound: Bound, entries: Entries) -> LaunchPlan:
     x, residual = bound.views["x"], bound.views["residual"]
     walk = row_grid((x, residual))
-    arguments = (x, residual, walk.strides[0], walk.columns, walk.blocks_a_row)
+    arguments = (x, residual, walk.strides[0], walk.columns, walk.blocks_per_row)
     return LaunchPlan(f"{_ADD}{walk.width}", walk.grid, arguments)
 
 
 def _plan_gate(bound: Bound, entries: Entries) -> LaunchPlan:
     x, gate, out = (bound.views[name] for name in ("x", "gate", "out"))
     walk = row_grid((x, gate, out))
-    arguments = (x, gate, out, *walk.strides[:2], walk.columns, walk.blocks_a_row)
+    arguments = (x, gate, out, *walk.strides[:2], walk.columns, walk.blocks_per_row)
     return LaunchPlan(f"{_GATE}{walk.width}", walk.grid, arguments)
 
 

@@ -13,15 +13,15 @@ from kernel_muster.registry.errors import ContractError
 
 Entries = Mapping[str, EntryResources]
 
-_MOST_PAIRS = 2**20  # of a row, which rope.cu counts in FP32
+_MAX_PAIRS = 2**20  # of a row, which rope.cu counts in FP32
 _PLAIN = (0.0, 0.0, 1.0, 1.0)  # start and slope of the ramp, stretch, scale
 
 
 def _plan(bound: Bound, axes: int, ramp: tuple[float, float, float, float]) -> LaunchPlan:
     views, dims = bound.views, bound.dims
     half = dims["rotary_dim"] // 2
-    if (pairs := (dims["Hq"] + dims["Hk"]) * half) >= _MOST_PAIRS:
-        raise ContractError(f"rope: a row has {pairs} pairs of values, expected fewer than {_MOST_PAIRS}")
+    if (pairs := (dims["Hq"] + dims["Hk"]) * half) >= _MAX_PAIRS:
+        raise ContractError(f"rope: a row has {pairs} pairs of values, expected fewer than {_MAX_PAIRS}")
     sections = (dims["section_h"], dims["section_w"]) if axes > 1 else (0, 0)
     sizes = (dims["M"], dims["Hq"], dims["Hk"], dims["D"], half, axes, *sections)
     log2_step = math.log2(bound.arguments["theta"]) / half
@@ -52,7 +52,7 @@ YARN = cuda_kernel(_SOURCE, _ENTRIES, _plan_yarn)
 
 # qk_norm_rope_append.cu: a block has at most 8 heads, and a lane up to 8 values of a short one. H200, heads 16/2, us
 # with 8 / 4 / 2 / 1 heads a block: 1 row 1.66 / 1.58 / 1.58 / 1.60, 16 rows 1.80 / 1.72 / 1.77 / 1.83.
-_HEADS_A_BLOCK, _WARP, _SHORT = 4, 32, 256
+_HEADS_PER_BLOCK, _WARP, _SHORT = 4, 32, 256
 _FUSED_PARAMETERS = ("ptr",) * 9 + ("f32", "f32", "i64") + ("i32",) * 4 + ("f64",)
 _FUSED_TENSORS = ("q", "k", "v", "q_weight", "k_weight", "positions", "slots", "k_cache", "v_cache")
 
@@ -65,7 +65,7 @@ def _plan_fused(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan
     sizes = (dims["Hq"], dims["Hk"], dims["D"], half, math.log2(arguments["theta"]) / half)
     if dims["M"] == 0:
         return ()
-    grid, block = (dims["M"], ceil_div(heads, _HEADS_A_BLOCK), 1), (_WARP * (_HEADS_A_BLOCK + 1), 1, 1)
+    grid, block = (dims["M"], ceil_div(heads, _HEADS_PER_BLOCK), 1), (_WARP * (_HEADS_PER_BLOCK + 1), 1, 1)
     is_short = dims["D"] <= _SHORT and width_of(dims["D"], half) > 1
     form = "short" if is_short else f"w{width_of(dims['D'])}"
     return LaunchPlan(f"qk_norm_rope_append_{form}", grid, (*tensors, *numbers, *sizes), block=block)

@@ -7,10 +7,10 @@
 // A warp a head, and in each block one warp more that makes the row's cosines and sines meanwhile. Of a short head (up to
 // 256 values, D and half multiples of 8) a lane has 8 values, and gets those that they turn with from another lane; of
 // others a lane has both values of a pair, one pair after the other, and reads them again. A row with a negative position,
-// which the contract refuses, is not turned; one with slot -1, or another one outside the cache, which the contract
+// which the contract refuses, is not rotated; one with slot -1, or another one outside the cache, which the contract
 // refuses, is not kept.
 //
-// Grid: rows x ceil((Hq + Hk) / heads of a block); a block has a warp for each of its heads, at most MOST_HEADS, and one
+// Grid: rows x ceil((Hq + Hk) / heads of a block); a block has a warp for each of its heads, at most MAX_HEADS, and one
 // more. sm_80 and newer. Launched by launch.py.
 #include "bf16.cuh"
 #include "global_memory.cuh"
@@ -18,11 +18,11 @@
 #include "rms_norm.cuh"
 #include "rope.cuh"
 
-constexpr int MOST_HEADS = 8, MOST_THREADS = (MOST_HEADS + 1) * warp;  // of a block
-constexpr int MOST_PAIRS = WARP_WIDEST / 2;                             // of a head
+constexpr int MAX_HEADS = 8, MAX_THREADS = (MAX_HEADS + 1) * warp;  // of a block
+constexpr int MAX_PAIRS = MAX_WARP_ROW / 2;                             // of a head
 
 struct Angles {
-    alignas(16) float cosine[MOST_PAIRS], sine[MOST_PAIRS];
+    alignas(16) float cosine[MAX_PAIRS], sine[MAX_PAIRS];
     int pairs;  // that turn
 
     // By the last warp of a block, which then meets the others.
@@ -31,7 +31,7 @@ struct Angles {
         const int lane = threadIdx.x % warp, at = load_now(position);
 #pragma unroll 1
         for (int i = lane; i < half; i += warp)
-            cosine_and_sine(at, turns_a_position(i, log2_step, NO_RAMP), NO_RAMP.scale, cosine[i], sine[i]);
+            cosine_and_sine(at, turns_per_token(i, log2_step, NO_YARN), NO_YARN.scale, cosine[i], sine[i]);
         if (lane == 0) pairs = at < 0 ? 0 : half;
         __syncthreads();
     }
@@ -89,7 +89,7 @@ __device__ __forceinline__ Values<8> load_eight(const float* p) {
         bf16 *v_cache,        /* [P * B, Hk, D] */                                                               \
         float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_short(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_short(PARAMETERS) {
     __shared__ Angles angles;
     pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_s
         Values<8> x = widen(own);
         const Values<8> y = widen(other);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x.at[i] = turned(is_high, x.at[i], y.at[i], cosines.at[i], sines.at[i]);
+        for (int i = 0; i < 8; ++i) x.at[i] = rotated(is_high, x.at[i], y.at[i], cosines.at[i], sines.at[i]);
         if (angles.pairs > 0) own = narrow(x);
     }
     if (!at.is_key) {
@@ -170,15 +170,15 @@ __device__ __forceinline__ void norm_turn_append(PARAMETERS) {
     for (int i = lane; i < angles.pairs; i += warp) {
         const int j = i + angles.pairs;
         const float low = normed(i), high = normed(j), cosine = angles.cosine[i], sine = angles.sine[i];
-        out[i] = __float2bfloat16_rn(turned(false, low, high, cosine, sine));
-        out[j] = __float2bfloat16_rn(turned(true, high, low, cosine, sine));
+        out[i] = __float2bfloat16_rn(rotated(false, low, high, cosine, sine));
+        out[j] = __float2bfloat16_rn(rotated(true, high, low, cosine, sine));
     }
 #pragma unroll 1
     for (int i = lane + 2 * angles.pairs; i < D; i += warp) out[i] = __float2bfloat16_rn(normed(i));
 }
 
 #define ANY_HEADS(WIDTH)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(MOST_THREADS) qk_norm_rope_append_w##WIDTH(PARAMETERS) {        \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_w##WIDTH(PARAMETERS) {        \
         norm_turn_append<WIDTH>(q, k, v, q_weight, k_weight, positions, slots, k_cache, v_cache, eps, weight_offset, \
                                 places, Hq, Hk, D, half, log2_step);                                             \
     }

@@ -17,7 +17,7 @@
 #include "rope.cuh"
 
 constexpr int THREADS = 256;  // and frequencies a round
-constexpr int MOST_AXES = 3;
+constexpr int MAX_AXES = 3;
 
 // Where they stand, so that they are on their way while angles are made.
 __device__ __forceinline__ Raw<8> load_now(const bf16* p, Raw<8>) { return {load_now(reinterpret_cast<const uint4*>(p))}; }
@@ -52,8 +52,8 @@ struct Pieces {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
             const float low = x.at[i], high = y.at[i];
-            x.at[i] = turned_low(low, high, c.at[i], s.at[i]);
-            y.at[i] = turned_high(low, high, c.at[i], s.at[i]);
+            x.at[i] = rotated_low(low, high, c.at[i], s.at[i]);
+            y.at[i] = rotated_high(low, high, c.at[i], s.at[i]);
         }
         store<WIDTH>(low, 0, x);
         store<WIDTH>(high, 0, y);
@@ -69,7 +69,7 @@ struct Pieces {
         double ramp_low, double ramp_slope, double stretch, double scale) {                                      \
         __shared__ __align__(16) float cosine[THREADS], sine[THREADS];                                           \
         pdl_launch_dependents();                                                                                     \
-        const Ramp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
+        const YarnRamp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
         const size_t row = blockIdx.x;                                                                           \
         for (int begin = 0; begin < half; begin += THREADS) {                                                    \
             /* Of few frequencies, warps that have no piece make the angles. */                                  \
@@ -84,12 +84,12 @@ struct Pieces {
             };                                                                                                   \
             Pieces<WIDTH> now;                                                                                   \
             pdl_wait();                                                                          \
-            int places[MOST_AXES];                                                                               \
-            _Pragma("unroll") for (int a = 0; a < MOST_AXES; ++a)                                                \
+            int places[MAX_AXES];                                                                               \
+            _Pragma("unroll") for (int a = 0; a < MAX_AXES; ++a)                                                \
                 places[a] = a < axes ? load_now(positions + (size_t)a * M + row) : 0;                       \
             if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                 \
             if (own < count) {                                                                                   \
-                const double turns = turns_a_position(i, log2_step, ramp);                                       \
+                const double turns = turns_per_token(i, log2_step, ramp);                                       \
                 const bool is_height = i % 3 == 1 && i < 3 * section_h, is_width = i % 3 == 2 && i < 3 * section_w; \
                 const int place = is_height ? places[1] : is_width ? places[2] : places[0];                      \
                 cosine_and_sine(place, turns, ramp.scale, cosine[own], sine[own]);                               \

@@ -1,20 +1,24 @@
-// out[m] = a token of row m, drawn in the falling order of logits, of equal ones the lowest index first.
+// out[m] = a token of row m, drawn in the descending order of logits, the lower index first among equal ones.
 //
-// In this order: the first top_k stay (0: all), softmax of logit / temperature over them, the shortest run of them whose
-// sum reaches top_p stays, and the first whose cumulative sum exceeds uniform times their total is the token. Temperature
-// 0 takes the largest. With a top_k of up to 128 these are listed (largest.cuh), and sorted unless they are few; else nothing
-// is sorted, and all blocks of the row find where the limits lie (ranking.cuh). Each way gives the same token: all sums are exact.
+// In this order: keep the first top_k (0: all). Take the softmax of logit / temperature over them. Keep the shortest
+// run with a sum of at least top_p. The token is the first whose cumulative sum exceeds uniform times the total of the
+// run. Temperature 0 takes the largest logit.
 //
-// Numerics: exponentials FP32 (2 units in the last place), summed exactly as whole numbers; limits are multiplied in FP64.
-// One ``uniform`` always gives one token, whatever other rows there are. Parameters out of range and rows without a finite
-// largest logit, which the contract refuses, give the largest logit; NaN is passed over. sm_80 and newer. Launched by
-// launch.py.
+// With a top_k of up to 128 the logits are listed (candidates.cuh), and sorted unless there are only a few. Otherwise
+// nothing is sorted: all blocks of the row search for the limits (radix_select.cuh). Both ways give the same token,
+// because all sums are exact.
+//
+// Numerics: exponentials in FP32 (2 units in the last place), exact integer sums, limits multiplied in FP64. One
+// ``uniform`` always gives the same token, whatever the other rows are. The contract rejects parameters out of range
+// and rows without a finite largest logit. They give the largest logit here. NaN is ignored.
+//
+// Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "global_memory.cuh"
-#include "largest.cuh"
+#include "candidates.cuh"
 #include "pdl.cuh"
 
-// What bounds the order by mass, one after the other; each is a sum that the last logit within it reaches.
+// The limits by mass, in their order. Each is a sum that the last logit inside the limit reaches.
 enum { TOP_P, TOKEN, LIMITS };
 
 struct Limits {
@@ -22,7 +26,8 @@ struct Limits {
     int top_k;
     float top_p, uniform;
 
-    // By a warp, of which a lane loads each: what is the same in all lanes the compiler moves to where it waits for it at once.
+    // By a warp: each lane loads one parameter. The compiler would move a load with the same address in all lanes, and
+    // wait for it at once.
     __device__ __forceinline__ static u32 loaded(u32 m, const float* temperature, const int* top_k, const float* top_p, const float* uniform) {
         const u32 lane = threadIdx.x % 4;
         const void* const even = lane < 2 ? temperature : top_p;
@@ -38,16 +43,16 @@ struct Limits {
                uniform >= 0.0f && uniform < 1.0f;
     }
     __device__ __forceinline__ bool has(int limit) const { return limit == TOKEN || top_p < 1.0f; }
-    // ``kept`` is the mass up to the limit before.
+    // ``kept`` is the mass inside the limit before.
     __device__ __forceinline__ u64 wanted(int limit, u64 kept) const {
         const double mass = (double)(limit == TOP_P ? top_p : uniform) * __ull2double_rn(kept);
         return min(limit == TOP_P ? max(__double2ull_ru(mass), 1ull) : __double2ull_rd(mass) + 1, kept);
     }
 };
 
-// By a warp: the token, of the ``listed`` logits that top_k keeps, sorted.
-__device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax& softmax, u32 listed) {
-    u64* const sums = shared.list;  // of all up to each
+// By a warp: the token, from the sorted list of the top_k logits.
+__device__ __forceinline__ u32 draw_from_list(const Limits& limits, const Softmax& softmax, u32 listed) {
+    u64* const sums = shared.list;  // inclusive prefix sums
     u64 kept = 0;
 #pragma unroll 1
     for (u32 at = threadIdx.x; at - threadIdx.x < listed; at += 32) {
@@ -77,26 +82,26 @@ __device__ __forceinline__ u32 drawn_of_list(const Limits& limits, const Softmax
     return index_in(shared.sorted[place]);
 }
 
-// By all blocks of the row: the token, in the block that asks for it.
-__device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, float unit, u32 own, bool is_asked) {
+// By all blocks of the row: the token, in the block that needs it.
+__device__ __noinline__ u32 draw_from_whole_row(Row row, Limits limits, float unit, u32 own, bool is_needed) {
     own = __reduce_max_sync(ALL_LANES, own);
     if (threadIdx.x % 32 == 0) shared.tops[threadIdx.x / 32] = own;
     __syncthreads();
 #pragma unroll 1
     for (int warp = 0; warp < WARPS; ++warp) own = max(own, shared.tops[warp]);
     if (row.row_bits) {
-        if (threadIdx.x == 0) max_relaxed(&row.joint->largest, own);
-        meet(row);
-        own = load_relaxed(&row.joint->largest);
+        if (threadIdx.x == 0) max_relaxed(&row.workspace->largest, own);
+        row_barrier(row);
+        own = load_relaxed(&row.workspace->largest);
     }
-    if (own <= LOWEST_KEY) return 0;  // nothing above -infinity
+    if (own <= LOWEST_KEY) return 0;  // no logit above -infinity
     const Softmax softmax{value_of(own), rate_of(limits.temperature), unit};
-    if (!isfinite(softmax.largest)) return index_of(row, own, 1, is_asked);
-    // What top_k keeps of the last key is not in the row's sums.
+    if (!isfinite(softmax.largest)) return index_of(row, own, 1, is_needed);
+    // The row's sums leave out the last key, of which top_k keeps a part.
     u32 least = 0;
     u64 place = 0, rest = 0;
     if (limits.top_k > 0) {
-        const Place last = place_of(row, limits.top_k, 1);
+        const Selected last = select_k(row, limits.top_k, 1);
         least = last.key, rest = last.rest * softmax.mass(least);
     }
     const u64 upper = sum_bins(row, {least + 1, HIGHEST_KEY, 8, false, true}, softmax) +
@@ -120,17 +125,18 @@ __device__ __noinline__ u32 drawn_of_all(Row row, Limits limits, float unit, u32
         place = (found.rest - 1) / max(mass, 1ull) + 1;
         kept = wanted - found.rest + place * mass;
     }
-    return index_of(row, key, place, is_asked);
+    return index_of(row, key, place, is_needed);
 }
 
-// So many logits that the masses of MOST_DRAWN sum up to at most 2^53: their sums are FP64 as well. A sum has a count above it.
-constexpr int LEAST_EXACT = 8192, MOST_DRAWN = 32;
+// From so many logits on, the masses of MAX_UNSORTED logits have a sum of at most 2^53, which FP64 holds exactly. Sums
+// hold a count above the mass.
+constexpr int MIN_EXACT = 8192, MAX_UNSORTED = 32;
 constexpr u64 ONE = 1ull << 58;
 
-// By the merging block: the token, of up to MOST_DRAWN that are listed; nothing is sorted. A lane has one, and a warp sums
-// for all lanes EACH of those that may be ahead.
-__device__ __forceinline__ void draw_of_few(u32 listed, const Limits& limits, const Softmax& softmax, bool is_drawn, u32 wanted, int* out) {
-    constexpr u32 EACH = MOST_DRAWN / WARPS;
+// By the merging block: the token, from up to MAX_UNSORTED listed logits, without sorting. A lane has one logit. A warp
+// adds, for all lanes, EACH of the logits that may be larger.
+__device__ __forceinline__ void draw_unsorted(u32 listed, const Limits& limits, const Softmax& softmax, bool is_drawn, u32 wanted, int* out) {
+    constexpr u32 EACH = MAX_UNSORTED / WARPS;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u64 order = lane < listed ? shared.list[lane] : 0;
     const u64 mass = lane < listed && is_drawn ? softmax.mass(key_in(order)) : 0;
@@ -163,56 +169,56 @@ __device__ __forceinline__ void draw_of_few(u32 listed, const Limits& limits, co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
-    // Not restrict: the launch before may write them, and loads of what is restrict may be moved before the wait.
+    // Not __restrict__: the kernel before may write them, and such loads could move before the wait.
     const bf16* logits,        // [M, V]
-    u64* all_posts,            // [M, lanes * WARPS * WORDS] with up to 32 lanes, one a block, zeros before and after
+    u64* all_candidates,            // [M, lanes * WARPS * CANDIDATES], a lane for each of up to 32 blocks, zeros before and after
     int row_bits, int V, float unit,
     const float* temperature,  // [M]
     const int* top_k,          // [M]
     const float* top_p,        // [M]
     const float* uniform,      // [M]
     int* out,                  // [M]
-    Joint* joint) {            // [M], zeros before and after
+    RowWorkspace* workspace) {            // [M], zeros before and after
     pdl_launch_dependents();
     pdl_wait();
     const u32 m = blockIdx.x >> row_bits;
     const int block = blockIdx.x & ((1 << row_bits) - 1);
     const bf16* row = logits + (size_t)m * V;
-    const Share share(V, row_bits, block);
-    u64* const posts = posts_of_row(all_posts, m, row_bits);
-    const bool merges = block + 1 == share.blocks();
-    if (threadIdx.x == 0) shared.listed = shared.has_more = shared.meetings = shared.passes = 0;
-    if (merges) fetch_posts(posts, row_bits);
+    const RowSlice slice(V, row_bits, block);
+    u64* const candidates = candidates_of_row(all_candidates, m, row_bits);
+    const bool is_merger = block + 1 == slice.blocks();
+    if (threadIdx.x == 0) shared.listed = shared.has_more = shared.barriers_passed = shared.passes = 0;
+    if (is_merger) prefetch_candidates(candidates, row_bits);
     u32 loaded;
-    const u32 own = post_largest(posts, row, V, share, block, [&] { loaded = Limits::loaded(m, temperature, top_k, top_p, uniform); });
+    const u32 own = post_candidates(candidates, row, V, slice, block, [&] { loaded = Limits::loaded(m, temperature, top_k, top_p, uniform); });
     Limits limits(loaded);
     bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all
     const int wanted = is_drawn ? limits.top_k : 1;
-    if (wanted == 0 || wanted > MOST_WANTED) {
-        if (merges) leave_posts(posts, row_bits);
-        const Row all{row, joint + m, V, row_bits, block};
-        const u32 token = drawn_of_all(all, limits, unit, own, merges);
-        if (merges && threadIdx.x == 0) out[m] = token;
-        is_last_of(all);
+    if (wanted == 0 || wanted > MAX_LISTED_K) {
+        if (is_merger) drop_candidates(candidates, row_bits);
+        const Row all{row, workspace + m, V, row_bits, block};
+        const u32 token = draw_from_whole_row(all, limits, unit, own, is_merger);
+        if (is_merger && threadIdx.x == 0) out[m] = token;
+        is_last_block(all);
         return;
     }
-    // Where blocks begin in order, all that the last of a row waits for have begun.
-    if (!merges) return;
+    // Blocks start in order, so that all blocks that the last of a row waits for have started.
+    if (!is_merger) return;
     const float rate = rate_of(limits.temperature);
     u32 largest;
-    const u32 listed = list_largest(posts, row, V, row_bits, wanted, &largest);
-    if (listed <= MOST_DRAWN && wanted <= MOST_FEW && V >= LEAST_EXACT) {
+    const u32 listed = collect_largest(candidates, row, V, row_bits, wanted, &largest);
+    if (listed <= MAX_UNSORTED && wanted <= MAX_FAST_K && V >= MIN_EXACT) {
         const Softmax softmax{value_of(largest), rate, unit};
-        return draw_of_few(listed, limits, softmax, is_drawn && isfinite(softmax.largest), wanted, out + m);
+        return draw_unsorted(listed, limits, softmax, is_drawn && isfinite(softmax.largest), wanted, out + m);
     }
-    each_listed(listed, [&](u32 place, u64 order) {
+    for_each_ranked(listed, [&](u32 place, u64 order) {
         if (place < (u32)wanted) shared.sorted[place] = order;
     });
     __syncthreads();
     if (threadIdx.x >= 32) return;
     const Softmax softmax{value_of(key_in(shared.sorted[0])), rate, unit};
     u32 token = index_in(shared.sorted[0]);
-    if (is_drawn && isfinite(softmax.largest)) token = drawn_of_list(limits, softmax, wanted);
+    if (is_drawn && isfinite(softmax.largest)) token = draw_from_list(limits, softmax, wanted);
     if (threadIdx.x == 0) out[m] = token;
 }

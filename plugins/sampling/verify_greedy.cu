@@ -1,7 +1,8 @@
-// How many drafted tokens hold before the first that does not: those equal to the target's choice at their place.
+// The number of accepted drafts: drafted tokens that equal the target's token at their place, before the first that
+// does not.
 //
-// A draft below 0 never holds; a target below 0, which the contract refuses, is equal to no draft. A warp a sequence, 32
-// drafts at a time. sm_80 and newer. Launched by launch.py.
+// A draft below 0 is never accepted. A target below 0, which the contract rejects, equals no draft. A warp has a
+// sequence, 32 drafts at a time. Launched by launch.py. sm_80 and newer.
 #include "pdl.cuh"
 
 constexpr int THREADS = 128;

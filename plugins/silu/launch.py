@@ -14,7 +14,7 @@ _PARAMETERS = ("ptr", "ptr", "ptr", "i64", "i64", "i64", "i32")
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     gate, up, out = (bound.views[name] for name in ("gate", "up", "out"))
     walk = row_grid((gate, up, out))
-    arguments = (gate, up, out, *walk.strides[:2], walk.columns, walk.blocks_a_row)
+    arguments = (gate, up, out, *walk.strides[:2], walk.columns, walk.blocks_per_row)
     return LaunchPlan(f"silu_mul_w{walk.width}", walk.grid, arguments)
 
 

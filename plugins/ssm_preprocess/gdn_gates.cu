@@ -1,10 +1,10 @@
-// The two gates of the gated delta rule, FP32 [M, Hv], of BF16 rows:
+// The two gates of the gated delta rule, FP32 [M, Hv] from BF16 rows:
 //
 //   decay = exp(-exp(a_log) * softplus(a + dt_bias))           beta = sigmoid(b)
 //
-// a and b may be slices of one projection. Numerics: FP32; softplus(x) = max(x, 0) + log1p(exp(-|x|)) never overflows. A
-// thread has one head of one row; what launches write is not __restrict__: pdl.cuh says why. sm_80 and newer. Launched by
-// launch.py.
+// a and b may be slices of one projection. Numerics: FP32. softplus(x) = max(x, 0) + log1p(exp(-|x|)) never overflows.
+// A thread has one head of one row. Parameters that an earlier kernel writes are not __restrict__ (pdl.cuh). Launched
+// by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "gdn_gates.cuh"
 #include "global_memory.cuh"

@@ -41,7 +41,7 @@ NARROW_FEATURES, NARROW_ROWS = 512, 64
 # Fewer narrow tiles leave most of a device idle. H200, us spread / narrow: 64 x 96 x 5120 7.7 / 16.9,
 # 512 x 96 x 5120 11.2 / 16.5, 2048 x 64 x 2048 12.7 / 8.9, 64 x 4096 x 2048 20.4 / 9.9 (M x N x K).
 _FEW_NARROW_TILES = 33
-_MOST_ELEMENTS = 2**32 - 1
+_MAX_ELEMENTS = 2**32 - 1
 
 
 @frozen
@@ -202,8 +202,8 @@ def _plan_bulk(x: ArrayView, weight: ArrayView, out: ArrayView, depth: int) -> L
 def _check_size(x: ArrayView, stride: int, weight: ArrayView) -> None:
     """Refuse what 32 bits do not count."""
     for name, elements in (("x", x.shape[0] * stride), ("w", weight.size)):
-        if elements > _MOST_ELEMENTS:
-            raise ContractError(f"{name} spans {elements} elements, expected at most {_MOST_ELEMENTS}: split the rows")
+        if elements > _MAX_ELEMENTS:
+            raise ContractError(f"{name} spans {elements} elements, expected at most {_MAX_ELEMENTS}: split the rows")
 
 
 _PARAMETERS = ("ptr", "ptr", "ptr", "i32", "i32", "i32", "i32")

@@ -29,7 +29,7 @@ struct SplitForm {
     static_assert(ROWS * WIDTH * 4 <= BARRIERS_AT, "sums take the place of the ring");
     static_assert(SHARED_BYTES <= 113 * 1024, "two blocks a multiprocessor");
 };
-constexpr int MOST_RANKS = 8;  // of a cluster
+constexpr int MAX_RANKS = 8;  // of a cluster
 
 // Four neighbouring results of a row.
 __device__ __forceinline__ void store_four(__nv_bfloat16* out, int row, int column, float4 v, int N) {
@@ -104,20 +104,20 @@ struct SplitBlock {
         const int count = min(size.rows, M - m0) * PIECES, stride = ranks * F::MULTIPLIERS;
 #pragma unroll 1
         for (int i = rank * F::MULTIPLIERS + threadIdx.x; i < count; i += TOGETHER * stride) {
-            float4 parts[TOGETHER][MOST_RANKS];
+            float4 parts[TOGETHER][MAX_RANKS];
 #pragma unroll
             for (int j = 0; j < TOGETHER; ++j) {
                 const int piece = min(i + j * stride, count - 1);
                 const u32 here = base + (piece / PIECES * F::WIDTH + piece % PIECES * 4) * 4;
 #pragma unroll
-                for (int r = 0; r < MOST_RANKS; ++r)
+                for (int r = 0; r < MAX_RANKS; ++r)
                     if (r < ranks) parts[j][r] = dsmem_load_16(dsmem_address(here, r));
             }
 #pragma unroll
             for (int j = 0; j < TOGETHER; ++j) {
                 float4 sum = parts[j][0];
 #pragma unroll
-                for (int r = 1; r < MOST_RANKS; ++r) {
+                for (int r = 1; r < MAX_RANKS; ++r) {
                     const float4& one = parts[j][r];
                     if (r < ranks) sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
                 }

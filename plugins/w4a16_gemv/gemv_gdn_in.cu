@@ -8,7 +8,7 @@
 // Numerics: the bits of gemv_parts.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
 // rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
 // sm_80 and newer. Launched by launch.py.
-#include "causal_taps.cuh"
+#include "causal_conv.cuh"
 #include "dense_gemv.cuh"
 #include "gdn_gates.cuh"
 #include "global_memory.cuh"

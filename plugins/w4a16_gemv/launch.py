@@ -40,7 +40,7 @@ _JOINT_SPLITS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")
 # From so many features on it no longer counts how evenly the last tiles fill the device.
 _MANY_FEATURES = 100_000
 # So few that each multiprocessor of an H200 has one tile at most, whose warps may use all registers.
-_ONE_A_MULTIPROCESSOR = 132 * TILE_N
+_ONE_PER_MULTIPROCESSOR = 132 * TILE_N
 # gemv_gdn_in.cu: heads whose gates a block makes.
 GATE_HEADS = 4
 
@@ -67,7 +67,7 @@ def shape_of(features: int, depth: int, rows: int) -> tuple[str, int]:
         return ("k5120_pair", 2) if (10560 if rows == 8 else 8448) < features <= 16896 else (split, 1)
     if split == "k2048" and features > (12672 if rows == 8 else 10560):
         return "k2048_pair", 2
-    if split == "k4096" and rows == 8 and features <= _ONE_A_MULTIPROCESSOR:
+    if split == "k4096" and rows == 8 and features <= _ONE_PER_MULTIPROCESSOR:
         return "k4096_early", 1
     return split, 1
 
@@ -166,7 +166,7 @@ def wide_of(features: int, depth: int, rows: int) -> tuple[str, int]:
     if entry is None and depth % TILE_K:
         entry = "any"
     elif entry is None:
-        warps, most = ("2", 2 * _ONE_A_MULTIPROCESSOR) if depth <= 2 * TILE_K else ("8", _ONE_A_MULTIPROCESSOR)
+        warps, most = ("2", 2 * _ONE_PER_MULTIPROCESSOR) if depth <= 2 * TILE_K else ("8", _ONE_PER_MULTIPROCESSOR)
         blocks = _tiles(features) * ceil_div(rows, _WIDE_ROWS)
         entry = warps + ("_pair" if blocks * TILE_N > most else "")
     return entry, 2 if entry.endswith("_pair") else 1

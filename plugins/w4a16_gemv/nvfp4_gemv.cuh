@@ -171,10 +171,10 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
 
 // Whether a block begins while blocks of the launch ahead may still run: those that begin later take the place of others
 // of their own launch.
-__device__ __forceinline__ bool is_in_first_wave(int blocks_a_multiprocessor) {
+__device__ __forceinline__ bool is_in_first_wave(int blocks_per_multiprocessor) {
     u32 multiprocessors;
     asm volatile("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
-    return blockIdx.x < multiprocessors * blocks_a_multiprocessor;
+    return blockIdx.x < multiprocessors * blocks_per_multiprocessor;
 }
 
 // accumulate with S::EARLY blocks of weights decoded before the wait, which leaves mma alone to be done for them when x is

@@ -43,7 +43,7 @@ constexpr int CHUNK_BYTES = CHUNK_CODES + BLOCK_ROWS * CHUNK_K / 16;
 constexpr int OUT_TOKENS = 32;
 constexpr int OUT_BYTES = 2 * OUT_TOKENS * BLOCK_ROWS * 2;  // two in turn
 // Neighbouring tiles share weights along up to so many token tiles, then go on along N: x of that many stays in the L2.
-constexpr u32 TOKEN_TILES_A_PANEL = 8;
+constexpr u32 TOKEN_TILES_PER_PANEL = 8;
 
 template <int TOKENS_, int WARPGROUPS_, int SPAN_, int STAGES_, int GATHERS_>
 struct Form {
@@ -86,10 +86,10 @@ struct Schedule {
     __device__ __forceinline__ u32 share(u32 i) const { return each * i + min(i, rest); }
     __device__ __forceinline__ void place(u32 tile, u32& row_tile, u32& token_tile) const {
         u32 first = 0, width = token_tiles;
-        if (token_tiles > TOKEN_TILES_A_PANEL) {
-            const u32 panel_tiles = TOKEN_TILES_A_PANEL * row_tiles, panel = tile / panel_tiles;
-            tile -= panel * panel_tiles, first = panel * TOKEN_TILES_A_PANEL;
-            width = min(TOKEN_TILES_A_PANEL, token_tiles - first);
+        if (token_tiles > TOKEN_TILES_PER_PANEL) {
+            const u32 panel_tiles = TOKEN_TILES_PER_PANEL * row_tiles, panel = tile / panel_tiles;
+            tile -= panel * panel_tiles, first = panel * TOKEN_TILES_PER_PANEL;
+            width = min(TOKEN_TILES_PER_PANEL, token_tiles - first);
         }
         row_tile = width == 1 ? tile : tile / width;
         token_tile = first + tile - row_tile * width;
@@ -98,7 +98,7 @@ struct Schedule {
 
 // Visits a worker's pieces in order; producer and consumers walk alike.
 template <class Visit>
-__device__ __forceinline__ void for_each_piece(const Schedule& s, Visit visit) {
+__device__ __forceinline__ void for_each_vector(const Schedule& s, Visit visit) {
     const u32 line = s.line(), place = s.worker - line * s.parts, end = s.share(place + 1);
     u32 at = s.share(place), tile = at < s.steps ? 0 : at / s.steps, begin = at - tile * s.steps;
     tile += s.whole * s.workers + line;
@@ -149,7 +149,7 @@ struct Producer {
     const TensorMap& x;
     const u8* weight;
     const Schedule& schedule;
-    int row_blocks, chunks_a_block, loader;
+    int row_blocks, chunks_per_block, loader;
     u64 policy;
     const u8* chunks;  // of the piece at hand, at k = 0
     int token;
@@ -160,7 +160,7 @@ struct Producer {
         token = token_tile * schedule.tile_tokens;
         // A block beyond N repeats the last one; its results are not stored.
         const int block = min((int)row_tile * F::WARPGROUPS + loader - 1, row_blocks - 1);
-        chunks = weight + (size_t)block * chunks_a_block * CHUNK_BYTES;
+        chunks = weight + (size_t)block * chunks_per_block * CHUNK_BYTES;
     }
     __device__ __forceinline__ void copy(const Ring<F>& ring, u32 step) const {
         constexpr u32 WEIGHT_BYTES = F::SPAN * CHUNK_BYTES;
@@ -176,7 +176,7 @@ struct Producer {
     __device__ __forceinline__ void run(Ring<F> ring) {
         // x may be what the launch before writes; weights never are.
         if (loader == 0) pdl_wait();
-        for_each_piece(schedule, [&](const Piece& p) {
+        for_each_vector(schedule, [&](const Piece& p) {
             begin(p);
 #pragma unroll 1
             for (u32 step = p.begin; step < p.end; ++step, ring.next()) {
@@ -391,8 +391,8 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
         const int loader = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
         if (loader < F::LOADERS && threadIdx.x % 32 == 0) {
             const int row_blocks = (N + BLOCK_ROWS - 1) / BLOCK_ROWS;
-            const int chunks_a_block = (K + 2 * CHUNK_K - 1) / (2 * CHUNK_K) * 2;
-            Producer<F> producer{x, weight, s, row_blocks, chunks_a_block, loader, l2_policy(s.token_tiles == 1)};
+            const int chunks_per_block = (K + 2 * CHUNK_K - 1) / (2 * CHUNK_K) * 2;
+            Producer<F> producer{x, weight, s, row_blocks, chunks_per_block, loader, l2_policy(s.token_tiles == 1)};
             producer.run(ring);
         }
         return;
@@ -407,7 +407,7 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     consumer.lane = threadIdx.x & 31;
     consumer.sixteen = blockDim.x * 16 / F::THREADS;
     pdl_wait();  // before scratch and out are touched
-    for_each_piece(s, [&](const Piece& p) {
+    for_each_vector(s, [&](const Piece& p) {
         consumer.accumulate(p.end - p.begin);
         u32 row_tile, token_tile;
         s.place(p.tile, row_tile, token_tile);

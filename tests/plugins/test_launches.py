@@ -173,9 +173,9 @@ def test_attention_of_few_rows_shares_contexts_among_blocks(teams, longest, is_s
     assert paged_launch.shares_of(teams, longest, 64) == paged_launch.Shares(is_spread, sharing)
 
 
-@pytest.mark.parametrize(("teams_a_row", "most"), [(1, 64), (2, 64), (4, 32), (64, 2), (1000, 1)])
-def test_attention_cuts_a_context_by_the_heads_alone(teams_a_row, most):
-    assert paged_launch.most_pieces(teams_a_row) == most
+@pytest.mark.parametrize(("teams_per_row", "most"), [(1, 64), (2, 64), (4, 32), (64, 2), (1000, 1)])
+def test_attention_cuts_a_context_by_the_heads_alone(teams_per_row, most):
+    assert paged_launch.most_pieces(teams_per_row) == most
 
 
 def test_rows_of_prompts_are_launched_like_those_of_decode():
@@ -217,7 +217,7 @@ def test_attention_of_many_rows_has_scratch_for_every_group_and_counts_them():
 
 
 def test_attention_over_a_cache_whose_vectors_have_no_32_bit_number_is_refused(monkeypatch):
-    monkeypatch.setattr(paged_launch, "_MOST_VECTORS", 4 * 8 * 2 * 128 // 8 - 1)
+    monkeypatch.setattr(paged_launch, "_MAX_VECTORS", 4 * 8 * 2 * 128 // 8 - 1)
     with pytest.raises(ContractError, match="attention: the cache has 1024 x 16 bytes, expected at most 1023"):
         paged_launch.ROWS.plan(attention(), {})
 

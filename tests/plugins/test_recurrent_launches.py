@@ -65,7 +65,7 @@ def test_rule_with_norm_by_its_heads(sequences, form, cluster, blocks):
 
 
 def test_rule_of_more_heads_or_sequences_than_a_grid_has_is_refused(monkeypatch):
-    monkeypatch.setattr(delta_launch, "_MOST_BLOCKS", 3)
+    monkeypatch.setattr(delta_launch, "_MAX_BLOCKS", 3)
     dims = {"S": 4, "R": 4, "key_heads": 1, "key_dim": 128, "value_heads": 2, "value_dim": 32}
     with pytest.raises(ContractError, match="gated_delta_rule: 2 heads of 4 sequences, expected at most 3 of each"):
         delta_launch.DELTA_RULE.plan(bound("gated_delta_rule_decode_strided", dims), {})

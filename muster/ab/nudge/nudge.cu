@@ -1,13 +1,13 @@
-// Move half of the elements of a result by one step, up or down: what another rounding could have given, and more.
+// Moves half of the elements of a result by one step, up or down: as far as another rounding could, or further.
 //
-//   values [R, C], rows `stride` elements apart; BF16 by one unit in the last place, FP32 by 2^-16 of itself.
+//   values [R, C], rows `stride` elements apart: BF16 by one unit in the last place, FP32 by 2^-16 of its value
 //
-// Which elements, and where to, a mixer of the element's number and a seed decides (the finaliser of MurmurHash3, Appleby
-// 2011, public domain), so that the host's form (nudging.py) gives the same bits. Any size. sm_80 and newer.
-// Never begins early: it changes what the launch before it wrote.
+// A hash of the element's number and a seed chooses the elements and directions (the finaliser of MurmurHash3, Appleby
+// 2011, public domain). The host computes the same bits (nudging.py). Any size. sm_80 and newer. It never starts early,
+// because it changes what the kernel before it wrote.
 
 constexpr int THREADS = 256;
-constexpr unsigned SIZE_BITS = 0x7FFF, LARGEST = 0x7F00;  // no step leads from below LARGEST to infinity
+constexpr unsigned SIZE_BITS = 0x7FFF, LARGEST = 0x7F00;  // a step below LARGEST never gives infinity
 constexpr float F32_STEP = 1.0f / 65536;
 
 __device__ unsigned mixed(unsigned element, unsigned seed) {

@@ -1,10 +1,11 @@
-// Where in the falling order of a row's logits something lies, without sorting it: BF16 has 65536 values only.
+// Radix select: finds a place in the descending order of a row's logits without sorting it. BF16 has only 65536 values.
 //
-// What is summed along the order is either how many logits there are, or their mass: exp((logit - largest) / temperature)
-// as a whole number, FP32 times 2^k. Whole numbers make every sum the same in any order, so that atomics serve. A place is
-// found in passes over the row, each of which shares a part of the order out among 256 bins: by the upper half of a key,
-// by its lower half, and of equal keys by index. Bins are summed in shared memory and brought together in L2, where all
-// blocks of the row meet once a pass; each then searches for itself. So all of them must run at once (launch.py).
+// The order is measured either by the number of logits, or by their mass: exp((logit - largest) / temperature) as an
+// integer, FP32 times 2^k. Integer sums do not depend on their order, so that atomics are exact. A place is found in
+// passes over the row. Each pass divides a part of the order into 256 bins: by the upper half of the key, then by its
+// lower half, then equal keys by index. Blocks sum bins in shared memory and add them up in L2, where all blocks of the
+// row meet once a pass. Each block then searches the bins. All blocks of a row must therefore run at the same time
+// (launch.py).
 #pragma once
 #include "bf16.cuh"
 #include "fast_math.cuh"
@@ -12,22 +13,22 @@
 #include "logits.cuh"
 #include "shared_memory.cuh"
 
-constexpr int BINS = THREADS, COPIES = 8;  // a bin a thread; so that lanes of a warp seldom add to one word
-constexpr int LISTED = BINS * COPIES, MOST_WANTED = 128;  // of the latter launch.py says the same
+constexpr int BINS = THREADS, COPIES = 8;  // a bin a thread; copies, so that the lanes of a warp seldom add to the same word
+constexpr int LIST_SIZE = BINS * COPIES, MAX_LISTED_K = 128;  // launch.py has MAX_LISTED_K too
 
-// 2^((logit - largest) * rate) * unit.
+// mass(key) = 2^((logit - largest) * rate) * unit.
 struct Softmax {
     float largest, rate, unit;
     __device__ __forceinline__ u64 mass(u32 key) const {
         return __float2ull_rz(exp2_approx((value_of(key) - largest) * rate) * unit);
     }
 };
-// The rate of a temperature above 0; finite, so that the largest has a power of 1.
+// The rate of a temperature above 0. It is finite, so that the power of the largest logit is 1.
 __device__ __forceinline__ float rate_of(float temperature) { return fminf(1.44269504f / temperature, 3e38f); }
 
-// What the blocks of a row share in global memory: zeros before and after. launch.py knows the size.
+// What the blocks of a row share in global memory: zeros before and after a launch. launch.py has its size.
 constexpr int SETS = 3;
-struct Joint {
+struct RowWorkspace {
     u32 arrived, done;
     u32 largest, selected;
     u64 sums[SETS][BINS];
@@ -38,42 +39,42 @@ struct Shared {
         struct {
             u32 low[BINS * COPIES], high[BINS * COPIES];
         };
-        u64 list[LISTED];
+        u64 list[LIST_SIZE];
     };
-    u64 sorted[MOST_WANTED];
+    u64 sorted[MAX_LISTED_K];
     u32 tops[WARPS];
-    __align__(16) unsigned short few[32], few_keys[32];  // the largest of each warp, and their keys
-    u64 sums[WARPS][32];  // parts of sums up to each of a few
+    __align__(16) unsigned short warp_tops[32], warp_top_keys[32];  // the largest logits of each warp
+    u64 sums[WARPS][32];  // prefix sums of a few entries, in parts
     u64 of_warp[WARPS];
     u64 rest;
     u32 bin, index, listed, has_more;
-    u32 meetings, passes;
+    u32 barriers_passed, passes;
 };
-// Of the block; not passed about, so that all code knows where it is.
+// A global of the block, so that its address is known everywhere and is no parameter.
 __shared__ Shared shared;
 
-// A logit in the falling order: larger is ahead. The lower 16 bits are anybody's.
+// A logit in the descending order: a larger value comes first. The lower 16 bits are free.
 __device__ __forceinline__ u64 order_of(u32 key, u32 index, u32 low = 0xFFFFu) {
     return (u64)key << 48 | (u64)~index << 16 | low;
 }
 __device__ __forceinline__ u32 key_in(u64 order) { return (u32)(order >> 48); }
 __device__ __forceinline__ int index_in(u64 order) { return (int)~(u32)(order >> 16); }
 
-// Without what the compiler adds to share one among the lanes of a warp.
-__device__ __forceinline__ u32 count_up(u32& counter) {
+// Without the aggregation over the lanes of a warp that the compiler adds to atomicAdd.
+__device__ __forceinline__ u32 increment(u32& counter) {
     u32 before;
     asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(&counter)) : "memory");
     return before;
 }
-// True as long as the list has room.
-__device__ __forceinline__ bool list_up(u64 order) {
-    const u32 place = count_up(shared.listed);
-    if (place < LISTED) shared.list[place] = order;
-    return place < LISTED;
+// False if the list is full.
+__device__ __forceinline__ bool append(u64 order) {
+    const u32 place = increment(shared.listed);
+    if (place < LIST_SIZE) shared.list[place] = order;
+    return place < LIST_SIZE;
 }
 
-// The sum over all threads up to and with this one, and that over all.
-__device__ __noinline__ ulonglong2 sums_up_to_thread(u64 sum) {
+// The inclusive prefix sum over the threads of the block, and the total.
+__device__ __noinline__ ulonglong2 inclusive_scan_over_block(u64 sum) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -92,59 +93,59 @@ __device__ __noinline__ ulonglong2 sums_up_to_thread(u64 sum) {
     return make_ulonglong2(sum + before, all);
 }
 
-// Of sums of bins, one a thread: the first bin whose sum, with those before, reaches ``wanted``, how much of it is wanted, and
-// the sum of all.
+// The result of a search over bins, one a thread: the first bin whose prefix sum reaches ``wanted``, the part of
+// ``wanted`` inside this bin, and the sum of all bins.
 struct Found {
     u32 bin;
     u64 rest, all;
 };
 __device__ __noinline__ Found search(u64 own, u64 wanted) {
-    const ulonglong2 sums = sums_up_to_thread(own);
+    const ulonglong2 sums = inclusive_scan_over_block(own);
     const u64 up_to = sums.x;
-    if (threadIdx.x == BINS - 1) shared.bin = BINS - 1, shared.rest = 1;  // where there is none: no such row is right
+    if (threadIdx.x == BINS - 1) shared.bin = BINS - 1, shared.rest = 1;  // without such a bin, which no valid row has
     __syncthreads();
     if (up_to - own < wanted && wanted <= up_to) shared.bin = threadIdx.x, shared.rest = wanted - (up_to - own);
     __syncthreads();
     return {shared.bin, shared.rest, sums.y};
 }
 
-// Which logits a pass sums, and into which bins: those whose key is in ``lowest .. highest``, by the ``shift``-th bits of it,
-// complemented, or by index. Each counts 1, or its mass.
-struct Pass {
+// The logits of a pass, and their bins: keys in ``lowest .. highest``, by their bits from ``shift`` on, complemented,
+// or by index. A logit adds 1, or its mass.
+struct HistogramPass {
     u32 lowest, highest;
     int shift;
     bool by_index, by_mass;
 };
 
-// A row, or a part of it if blocks share it.
+// A row, or this block's part of it.
 struct Row {
     const bf16* logits;
-    Joint* joint;
+    RowWorkspace* workspace;
     int V, row_bits, block;
 };
 
-// All blocks of the row.
-__device__ __forceinline__ void meet(const Row& row) {
+// A barrier of all blocks of the row.
+__device__ __forceinline__ void row_barrier(const Row& row) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        const u32 all = ++shared.meetings << row.row_bits;
-        add_release(&row.joint->arrived, 1);
+        const u32 all = ++shared.barriers_passed << row.row_bits;
+        add_release(&row.workspace->arrived, 1);
         u32 arrived = 0;
-        while (arrived < all) arrived = load_acquire(&row.joint->arrived);
+        while (arrived < all) arrived = load_acquire(&row.workspace->arrived);
     }
     __syncthreads();
 }
 
-// The sum of this thread's bin over the row. All threads; what is passed is passed in registers.
-__device__ __noinline__ u64 sum_bins(Row row, Pass pass, Softmax softmax) {
-    const Share share(row.V, row.row_bits, row.block);
+// The sum of this thread's bin over the row. By all threads. Parameters are passed by value, in registers.
+__device__ __noinline__ u64 sum_bins(Row row, HistogramPass pass, Softmax softmax) {
+    const RowSlice slice(row.V, row.row_bits, row.block);
     __syncthreads();
     const u32 set = shared.passes % SETS, copy = threadIdx.x % COPIES;
 #pragma unroll 1
     for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) shared.low[i] = shared.high[i] = 0;
     __syncthreads();
-    each_four(row.logits, share.width, share.first, share.step, share.pieces, pass.lowest, [&](uint2 bits, int index) {
-        constexpr int FOUR = 4;  // steps of all, so that none waits for the last
+    for_each_four(row.logits, slice.width, slice.first, slice.step, slice.vecs, pass.lowest, [&](uint2 bits, int index) {
+        constexpr int FOUR = 4;  // independent steps for four logits at a time
         u64 mass[FOUR];
         u32 at[FOUR], before[FOUR];
         u32 any = 0;
@@ -152,7 +153,7 @@ __device__ __noinline__ u64 sum_bins(Row row, Pass pass, Softmax softmax) {
         for (int i = 0; i < FOUR; ++i) {
             const u32 key = key_of((i < 2 ? bits.x : bits.y) >> 16 * (i % 2) & 0xFFFFu);
             const u32 bin = pass.by_index ? (u32)(index + i) >> pass.shift : ~(key >> pass.shift) & (BINS - 1);
-            const bool counts = key >= pass.lowest && key <= pass.highest && i < share.width;
+            const bool counts = key >= pass.lowest && key <= pass.highest && i < slice.width;
             at[i] = bin * COPIES + copy;
             mass[i] = counts ? pass.by_mass ? softmax.mass(key) : 1 : 0;
             any |= counts;
@@ -175,22 +176,23 @@ __device__ __noinline__ u64 sum_bins(Row row, Pass pass, Softmax softmax) {
         sum += shared.low[at] + ((u64)shared.high[at] << 32);
     }
     if (row.row_bits == 0) return sum;
-    // Of three sets in turn one is summed, one is read, and one, which all have read, is cleared.
-    u64* const own = &row.joint->sums[set][threadIdx.x];
+    // Three sets take turns: one is summed, one is read, and one, which all blocks have read, is cleared.
+    u64* const own = &row.workspace->sums[set][threadIdx.x];
     if (sum) add_relaxed(own, sum);
-    meet(row);
-    if (row.block == 0) row.joint->sums[(set + SETS - 1) % SETS][threadIdx.x] = 0;
+    row_barrier(row);
+    if (row.block == 0) row.workspace->sums[(set + SETS - 1) % SETS][threadIdx.x] = 0;
     if (threadIdx.x == 0) ++shared.passes;
     return load_relaxed(own);
 }
 
-// Of the logits with this key the wanted-th by index, from 1: its index, in all threads; for a block that does not ask, 0.
-__device__ __noinline__ u32 index_of(Row row, u32 key, u64 wanted, bool is_asked) {
+// The index of the wanted-th logit with this key, counted from 1 by rising index. The result is 0 in blocks that do not
+// need it.
+__device__ __noinline__ u32 index_of(Row row, u32 key, u64 wanted, bool is_needed) {
     int bits = 0;
 #pragma unroll 1
     while (BINS << bits < row.V) ++bits;
     const Found bin = search(sum_bins(row, {key, key, bits, true, false}, {}), wanted);
-    if (!is_asked) return 0;
+    if (!is_needed) return 0;
     const int each = max((1 << bits) / THREADS, 1);
     const int first = ((int)bin.bin << bits) + threadIdx.x * each;
     const int end = min(min(first + each, (int)(bin.bin + 1) << bits), row.V);
@@ -209,29 +211,29 @@ __device__ __noinline__ u32 index_of(Row row, u32 key, u64 wanted, bool is_asked
     return shared.index;
 }
 
-// Of the keys from ``least`` on that of the wanted-th logit, from 1, and its place among equal ones.
-struct Place {
+// Among the keys from ``least`` on: the key of the wanted-th logit, counted from 1, and its place among equal ones.
+struct Selected {
     u32 key;
     u64 rest;
 };
-__device__ __noinline__ Place place_of(Row row, u64 wanted, u32 least) {
+__device__ __noinline__ Selected select_k(Row row, u64 wanted, u32 least) {
     const Found upper = search(sum_bins(row, {least, HIGHEST_KEY, 8, false, false}, {}), wanted);
     const u32 begin = (BINS - 1 - upper.bin) << 8;
     const Found lower = search(sum_bins(row, {max(least, begin), begin | 0xFFu, 0, false, false}, {}), upper.rest);
     return {begin | (BINS - 1 - lower.bin), lower.rest};
 }
 
-// By all threads once nothing of ``joint`` is read any more; true in the block that is the last to say so. That one finds
-// what the others wrote before, and clears.
-__device__ __forceinline__ bool is_last_of(const Row& row) {
+// By all threads, after the last read of ``workspace``. True in the last block of the row, which sees all writes of the
+// others, and clears the workspace.
+__device__ __forceinline__ bool is_last_block(const Row& row) {
     if (row.row_bits == 0) return true;
     __syncthreads();
     if (threadIdx.x == 0)
-        shared.index = add_acq_rel(&row.joint->done, 1);
+        shared.index = add_acq_rel(&row.workspace->done, 1);
     __syncthreads();
     if (shared.index + 1 < 1u << row.row_bits) return false;
 #pragma unroll
-    for (int set = 0; set < SETS; ++set) row.joint->sums[set][threadIdx.x] = 0;
-    if (threadIdx.x == 0) row.joint->arrived = row.joint->done = row.joint->largest = row.joint->selected = 0;
+    for (int set = 0; set < SETS; ++set) row.workspace->sums[set][threadIdx.x] = 0;
+    if (threadIdx.x == 0) row.workspace->arrived = row.workspace->done = row.workspace->largest = row.workspace->selected = 0;
     return true;
 }

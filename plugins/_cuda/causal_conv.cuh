@@ -1,5 +1,5 @@
-// One output of the short causal convolution of four taps: the taps of a channel times its last four inputs, oldest
-// first, by fused multiply-add in FP32, and silu. Every form of it has these bits.
+// One output of the causal convolution with four taps: the taps of a channel times its last four inputs, oldest first,
+// by fused multiply-add in FP32, then silu. All kernels share this function, so that their bits are the same.
 #pragma once
 #include "silu.cuh"
 
