@@ -68,9 +68,11 @@ class SharedExpert:
                 self._combine(y=y, slots=slots, weights=weights, **added)
                 is_added = True
 
-            yield combine if self._combine else None
-            if not is_added:
+            try:
+                yield combine if self._combine else None
+            finally:  # what comes after a failure may use the same buffers
                 side.join()
+            if not is_added:
                 self._gate_add(**added)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ScratchError
+from kernel_muster.registry.launch.tape import Beside, open_block
 from kernel_muster.registry.values import frozen
 
 
@@ -73,13 +74,16 @@ def _host_bytes(size: int) -> Any:
 
 
 class Scratch:
-    """The buffers of a plan. Each has one live user at a time and belongs to one stream."""
+    """The buffers of a plan. Each has one live user at a time, and no two streams use it without waiting.
+
+    The stream is that of the launches around a lease: a block of ``beside()``, or what runs beside it until its join.
+    """
 
     def __init__(self, plan: ScratchPlan, allocate: Callable[[int], Any] = _host_bytes) -> None:
         self.plan, self._allocate = plan, allocate
         self._buffers: dict[str, Any] = {}
         self._live: dict[str, str] = {}
-        self._streams: dict[str, object | None] = {}
+        self._last: dict[str, tuple[str, object | None]] = {}  # user and stream
 
     @contextmanager
     def lease(
@@ -93,8 +97,14 @@ class Scratch:
             raise ScratchError(f"{buffer}: {user} needs {needed} bytes for {dtype} {shape}, planned were {planned}")
         if buffer in self._live:
             raise ScratchError(f"{buffer}: {user} wants it while {self._live[buffer]} uses it")
-        if self._streams.setdefault(buffer, stream) is not stream:
-            raise ScratchError(f"{buffer}: {user} uses it on a second stream; a tile loop has one")
+        stream = open_block() if stream is None else stream
+        before, last = self._last.get(buffer, (user, stream))
+        if not _waits(stream, last):
+            raise ScratchError(
+                f"{buffer}: {user} uses it on a second stream, beside {before}, which nothing waits for; "
+                "join first, or give one of them another buffer"
+            )
+        self._last[buffer] = user, stream
         self._live[buffer] = user
         try:
             yield self._storage(buffer)[:needed].view(carrier).reshape(shape)
@@ -105,3 +115,10 @@ class Scratch:
         if buffer not in self._buffers:
             self._buffers[buffer] = self._allocate(self.plan.buffers[buffer])
         return self._buffers[buffer]
+
+
+def _waits(stream: object | None, last: object | None) -> bool:
+    """Whether launches on a stream run after those on the last one: a block begins behind the first stream."""
+    if stream is last or (last is None and isinstance(stream, Beside)):
+        return True
+    return isinstance(last, Beside) and last.is_joined

@@ -14,6 +14,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.launch.runners import Launch
 
 _OPEN: ContextVar["Tape | None"] = ContextVar("tape", default=None)
+_BESIDE: ContextVar["Beside | None"] = ContextVar("beside", default=None)
 
 
 class Lane(Protocol):
@@ -140,6 +141,7 @@ class Beside:
     def __init__(self) -> None:
         self._is_ended = False
         self._tape: Tape | None = None
+        self.is_joined = False
 
     def end(self, tape: Tape | None = None) -> None:
         """End the block; ``tape`` is where its launches fork off."""
@@ -149,6 +151,7 @@ class Beside:
         """Let what follows wait for them; once, and before anything reads what they write."""
         if not self._is_ended:
             raise UsageError("join() in the block of beside(): leave the block first, what follows it is to wait")
+        self.is_joined = True
         tape, self._tape = self._tape, None
         if tape is not None and tape.lane is not None:
             tape.unjoined = None
@@ -166,16 +169,34 @@ def beside() -> Iterator[Beside]:
     """
     tape, block = _OPEN.get(), Beside()
     if tape is None or tape.lane is None:
-        yield block
+        with _in_block(block):
+            yield block
         block.end()
         return
     if tape.unjoined is not None:
         raise UsageError("launches run beside already: call join() before the next block of beside()")
-    with tape.child() as child:
+    with tape.child() as child, _in_block(block):
         yield block
     tape.launches.append(_Fork(tape.lane, child))
     tape.unjoined = block
     block.end(tape)
+
+
+@contextmanager
+def _in_block(block: Beside) -> Iterator[None]:
+    token = _BESIDE.set(block)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
+
+
+def open_block() -> Beside | None:
+    """Return the block of :func:`beside` whose launches these are; None on the first stream.
+
+    It is the same without a second stream, where everything runs in line: what would race is then known there too.
+    """
+    return _BESIDE.get()
 
 
 def open_tape() -> Tape | None:

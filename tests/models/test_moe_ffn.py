@@ -9,7 +9,7 @@ from kernel_muster.models.ffn.moe_ffn import MoeFfn
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.policy.ffn import MOE_ARMS
 from kernel_muster.models.weights.source import SyntheticWeights, WeightSpec
-from kernel_muster.registry.errors import NullKernelError, UsageError
+from kernel_muster.registry.errors import NullKernelError, ScratchError, UsageError
 from kernel_muster.registry.selection.records import fold
 
 Make = Callable[..., LayerContext]
@@ -220,3 +220,16 @@ def test_moe_takes_the_k64_twin_where_k_divides(make_context: Make) -> None:
         "moe_w4a16_grouped_gate_up_k64",
         "moe_w4a16_grouped_down",
     )
+
+
+def test_buffers_of_the_shared_expert_are_not_lent_to_what_runs_beside_it(make_context: Make, exact: Any) -> None:
+    ctx = make_context()
+    ffn = moe(ctx)
+    x, out = exact.rows(5, H), exact.rows(5, H)
+    assert ffn.shared is not None
+    lent = ("ffn.act", "swiglu", (5, DIMS.shared_intermediate))
+    refused = pytest.raises(ScratchError, match=r"ffn\.act: swiglu uses it on a second stream")
+    with refused, ffn.shared.beside(x, out, "decode"), ctx.scratch.lease(*lent):
+        pass
+    with ctx.scratch.lease(*lent):  # what failed waits for nothing any more
+        pass

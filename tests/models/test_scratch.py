@@ -1,7 +1,11 @@
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
 from kernel_muster.registry.errors import ScratchError
+from kernel_muster.registry.launch.tape import Tape, beside
 
 
 def planned(size_bytes: int = 64) -> Scratch:
@@ -75,13 +79,57 @@ def test_lease_by_somebody_who_planned_nothing_is_refused() -> None:
         planned().lease("q", "nobody", (1,)).__enter__()
 
 
+def use(scratch: Scratch, user: str = "tile", stream: object | None = None) -> None:
+    with scratch.lease("q", user, (4,), stream=stream):
+        pass
+
+
 def test_lease_on_a_second_stream_is_refused() -> None:
     scratch, one, two = planned(), object(), object()
     for _ in range(3):
-        with scratch.lease("q", "tile", (4,), stream=one):
-            pass
-    with pytest.raises(ScratchError, match="a tile loop has one"):
-        scratch.lease("q", "tile", (4,), stream=two).__enter__()
+        use(scratch, stream=one)
+    with pytest.raises(ScratchError, match=r"q: wide uses it on a second stream, beside tile, .*; join first"):
+        use(scratch, "wide", two)
+
+
+class SecondStream:
+    stream = "side"
+
+    def fork(self, stream: object | None) -> None:
+        pass
+
+    def join(self, stream: object | None) -> None:
+        pass
+
+
+@pytest.fixture(params=[False, True], ids=["in line", "on two streams"])
+def tape(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Launches with a second stream, and without one: what races there is refused here too."""
+    with Tape(lane=SecondStream()) if request.param else nullcontext():
+        yield
+
+
+@pytest.mark.usefixtures("tape")
+def test_lease_beside_launches_that_nothing_waits_for_is_refused() -> None:
+    scratch = planned()
+    use(scratch)
+    with beside() as side:
+        use(scratch)  # a block begins behind what was enqueued before it
+    with pytest.raises(ScratchError, match="wide uses it on a second stream, beside tile"):
+        use(scratch, "wide")
+    side.join()
+    use(scratch, "wide")
+    with beside() as again:
+        use(scratch)
+    again.join()
+
+
+def test_lease_in_a_block_beside_one_that_nothing_waits_for_is_refused() -> None:
+    scratch = planned()
+    with beside():
+        use(scratch)
+    with beside(), pytest.raises(ScratchError, match="wide uses it on a second stream"):
+        use(scratch, "wide")
 
 
 def test_lease_reuses_one_allocation() -> None:
