@@ -167,6 +167,11 @@ class ModelDims:
     drafter: DrafterDims | None = None
     context: int | None = None
 
+    @property
+    def has_ffn(self) -> bool:
+        """Whether an FFN stands behind each mixer."""
+        return self.moe is not None or self.ffn == "dense"
+
     def problems(self) -> list[str]:
         """Say what no kernel of these layers could serve, all at once, before any launch."""
         found = []

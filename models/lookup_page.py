@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from kernel_muster.registry.selection.records import LookupEntry
 LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (
     {},
     {"MUSTER_NO_TGEMM_PIPELINE3": "1", "MUSTER_NO_K64_PIPELINE3": "1"},
+    {"MUSTER_NO_K64_N64": "1"},
+    {"MUSTER_FFN_ARM": "batched"},
+    {"MUSTER_FFN_ARM": "atomic_c4"},
     {"MUSTER_W4A16_VARIANT": "v2"},
     {"MUSTER_W4A16_VARIANT": "v3"},
     {"MUSTER_FP32_ROUTING": "1"},
@@ -42,14 +46,25 @@ _ASKERS = (
 _HEADER = """# Lookups
 
 Every kernel that the shipped models ask for while they are built: by which layers, as required (R) or optional (O), on
-what condition, under which contract, and who of the built-in families provides it on which target. A chain (a > b) is
-asked in order; a member that is absent needs a waiver, and of a required chain one must be there. Made from plan builds
-of all models, under every lever setting and for every target that changes what they ask for, by
-`python -m kernel_muster.models.lookup_page docs/lookups.md`; a test keeps it current.
+what condition, which decision or lever reaches it, under which contract, and which built-in family provides it on which
+target. A chain (a > b) is asked in order; a member that is absent needs a waiver, and of a required chain one must be
+there. A launch of several steps and its parts are one chain: the parts are asked for where that launch is absent. A key
+that no family provides is open: any plugin may provide it under its contract. Made from plan builds of all models,
+under every lever setting and for every target that changes what they ask for, by
+`python -m kernel_muster.models.lookup_page docs/lookups.md`; a test keeps it current. Another test runs every model
+over arrays that hold nothing, and finds each kernel that is asked for among the launches.
 """
 
 
-_Roles = dict[KernelKey, dict[str, dict[str, set[str]]]]  # key -> R or O -> condition -> who asks
+@dataclass
+class Role:
+    """One way that a key is asked for: by which layers on which condition, and what reaches it."""
+
+    askers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by condition
+    reached_by: set[str] = field(default_factory=set)
+
+
+_Roles = dict[KernelKey, dict[str, Role]]  # key -> R or O, with the chain
 
 
 def asker_of(layer: str) -> str:
@@ -81,7 +96,8 @@ def page_text(catalog: Catalog | None = None) -> str:
     parts = [_HEADER]
     for module, keys in modules.items():
         rows = [row for key in keys for row in _rows(catalog, key, roles[key])]
-        head = "| function | asked as | by: when | contract | provided |\n| --- | --- | --- | --- | --- |"
+        columns = ("function", "asked as", "by: when", "reached by", "contract", "provided")
+        head = f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}"
         parts.append("\n".join([f"## {module}", "", head, *rows, ""]))
     return "\n".join(parts)
 
@@ -95,26 +111,29 @@ def built_in_only(catalog: Catalog) -> Catalog:
 
 
 def _roles(entries: Iterable[LookupEntry]) -> _Roles:
-    found: _Roles = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    found: _Roles = defaultdict(lambda: defaultdict(Role))
     for entry in entries:
         kind = "R" if entry.kind == "required" else "O"
         if len(entry.members) > 1:
             kind += f", chain {' > '.join(member.func for member in entry.members)}"
         when = f"{entry.when} (asked for by {entry.requested_by})" if entry.requested_by else entry.when
         for key in entry.members:
-            found[key][kind][when or "always"].add(asker_of(entry.layer))
+            role = found[key][kind]
+            role.askers[when or "always"].add(asker_of(entry.layer))
+            role.reached_by.add(entry.reached_by)
     return found
 
 
-def _rows(catalog: Catalog, key: KernelKey, roles: Mapping[str, Mapping[str, set[str]]]) -> Iterator[str]:
+def _rows(catalog: Catalog, key: KernelKey, roles: Mapping[str, Role]) -> Iterator[str]:
     """Yield one line for each way a key is asked for; contract and providers stand in the first."""
     contracts = sorted({one.spec.contract for one in catalog.by_key.get(key, ())})
     if opened := catalog.open_contracts.get(key):
         contracts = [opened.name]
     tail = [", ".join(contracts) or "-", _providers(catalog, key) or "nobody yet: open to any plugin"]
-    for kind, conditions in sorted(roles.items()):
-        asked = sorted(f"{', '.join(sorted(askers))}: {when}" for when, askers in conditions.items())
-        yield f"| {' | '.join([key.func, kind, '<br>'.join(asked), *tail])} |"
+    for kind, role in sorted(roles.items()):
+        asked = sorted(f"{', '.join(sorted(askers))}: {when}" for when, askers in role.askers.items())
+        cells = [key.func, kind, "<br>".join(asked), "<br>".join(sorted(role.reached_by)), *tail]
+        yield f"| {' | '.join(cells)} |"
         tail = ["", ""]
 
 

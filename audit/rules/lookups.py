@@ -29,7 +29,8 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 def _joined(group: list[Finding]) -> Finding:
     return replace(
         group[0],
-        why="; ".join(dict.fromkeys(finding.why for finding in group)),
+        # Several chains behind one absent key: its reason once.
+        why="; ".join(dict.fromkeys(clause for finding in group for clause in finding.why.split("; "))),
         where=tuple(dict.fromkeys(site for finding in group for site in finding.where)),
         remedies=tuple(dict.fromkeys(remedy for finding in group for remedy in finding.remedies)),
         layers=tuple(dict.fromkeys(layer for finding in group for layer in finding.layers)),

@@ -1,12 +1,13 @@
 import kernel_muster as km
+import numpy as np
 
 
-def add_rows(x, residual):
-    residual += x  # BF16 + BF16, rounded once: what the contract asks for
+def gate_rows(x, gate, out):
+    out[...] = x.astype("f4") / (1 + np.exp(-gate.astype("f4")))  # FP32, rounded once: what the contract asks for
 
 
 @km.hookimpl
 def muster_kernels():
-    key, contract = "residual_add::bf16_residual_add", "bf16_residual_add"
-    backend = km.PythonKernel(add_rows)
+    key, contract = "residual_add::sigmoid_gate_mul_batched", "sigmoid_gate_mul_batched"
+    backend = km.PythonKernel(gate_rows)
     yield km.KernelSpec(key=key, contract=contract, archs=("cpu",), backend=backend, overrides="kernel-muster")

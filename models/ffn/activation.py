@@ -10,8 +10,8 @@ ACTIVATIONS = {"silu": ("silu", "silu_mul")}
 
 
 @track_caller
-def activation_kernel(kernels: Lookups, name: str) -> AnyHandle:
+def activation_kernel(kernels: Lookups, name: str, *, reached_by: str = "every pass") -> AnyHandle:
     """Look up ``act(gate) * up``; UsageError for an activation that no kernel has."""
     if name not in ACTIVATIONS:
         raise UsageError(f"activation {name!r}: expected {', '.join(ACTIVATIONS)}")
-    return kernels.kernel(*ACTIVATIONS[name])
+    return kernels.kernel(*ACTIVATIONS[name], reached_by=reached_by)

@@ -1,23 +1,26 @@
 """The dense FFN: one SwiGLU for all tokens."""
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from kernel_muster.models.ffn.activation import activation_kernel
 from kernel_muster.models.ffn.swiglu import How, SwiGlu, bf16_swiglu, nvfp4_swiglu
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.families import (
-    batch_tiers,
+    GEMM_SWIGLU,
+    Tiers,
     bf16_kernels,
-    dual_silu_tiers,
+    chunk_tiers,
     dual_tiers,
     exact_tiers,
-    tile_kernels,
+    swiglu_tiers,
 )
 from kernel_muster.models.layers.ffn import forced_arm
+from kernel_muster.models.layers.tiles import tile_kernels
 from kernel_muster.models.policy.ffn import BATCHED_ROWS, DENSE_ARMS, KM_ROWS, FfnArm, dense_alias, dense_arm
 from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
-from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.phase import PHASES, Phase
 
 _NVFP4, _BF16 = "FFN weights are NVFP4", "FFN weights are BF16"
 # How each arm cuts the rows (0: not at all), and what serves a tile.
@@ -32,30 +35,43 @@ _ARMS: dict[FfnArm, tuple[int, How]] = {
 
 
 class DenseFfn:
-    """``down(silu(gate x) * up x)`` for BF16 rows ``(M, H)``; weights NVFP4, or BF16 in an unquantised model."""
+    """``down(silu(gate x) * up x)`` for BF16 rows ``(M, H)``; weights NVFP4, or BF16 in an unquantised model.
+
+    ``fewest_rows`` is the least M of a pass: above 16 no GEMV is looked up, unless MUSTER_FFN_ARM asks for one.
+    ``phases`` are those of its passes.
+    """
 
     is_none = False
     is_dense = True
     fp32_routing_active = False
 
-    def __init__(self, ctx: LayerContext, hidden: int, intermediate: int, quant: str, activation: str = "silu") -> None:
+    def __init__(
+        self, ctx: LayerContext, hidden: int, intermediate: int, quant: str, activation: str = "silu",
+        fewest_rows: int = 1, phases: Collection[Phase] = PHASES,
+    ) -> None:  # fmt: skip
         quant = ctx.stored("gate_proj", quant)
-        self._activation = activation
-        make = self._nvfp4 if quant == "nvfp4" else self._bf16
-        self.swiglu = make(ctx, hidden, intermediate)
+        self._activation, self._phases = activation, phases
         self.arms: tuple[FfnArm, ...] = tuple(arm for arm in DENSE_ARMS if arm != "km" or quant == "nvfp4")
         self._forced = forced_arm(ctx, self.arms)
+        self._has_few = fewest_rows <= WIDEST_TIER or self._forced not in (None, "prefill")
+        make = self._nvfp4 if quant == "nvfp4" else self._bf16
+        self.swiglu = make(ctx, hidden, intermediate)
         self.used: Counter[str] = Counter()
 
     def _nvfp4(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:
         kernels = ctx.kernels
-        tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
-        duals = dual_tiers(kernels, _NVFP4)
-        fused = dual_silu_tiers(kernels, _NVFP4) if self._activation == "silu" else {}
-        tiles = tile_kernels(kernels, _NVFP4)
-        silu_mul = activation_kernel(kernels, self._activation)
-        # FP4 x FP4 would change the activations' numerics: it gets an arm when somebody ships and measures one.
-        self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm", when=_NVFP4)
+        tiers: Tiers = {}
+        fused: Tiers = {}
+        duals: Tiers = {}
+        if self._has_few:
+            tiers = {**exact_tiers(kernels, _NVFP4), **chunk_tiers(kernels, _NVFP4)}
+            if self._activation == "silu":
+                fused, duals = swiglu_tiers(kernels, _NVFP4)
+            else:
+                duals = dual_tiers(kernels, _NVFP4, reached_by="dense_arm")
+        shapes = (intermediate, hidden), (hidden, intermediate)
+        tiles = tile_kernels(kernels, shapes, _NVFP4, fp4="w4a4_gemm", phases=self._phases)
+        silu_mul = activation_kernel(kernels, self._activation, reached_by=GEMM_SWIGLU)
         return nvfp4_swiglu(ctx, "", (hidden, intermediate), tiers, duals, tiles, silu_mul, fused)
 
     def _bf16(self, ctx: LayerContext, hidden: int, intermediate: int) -> SwiGlu:

@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from kernel_muster.models.dims import MoeDims
+from kernel_muster.models.ffn.moe_kernels import GROUPED, StepKernels, grouped_kernel
 from kernel_muster.models.layers.context import LayerContext
+from kernel_muster.models.layers.families import looked_up
+from kernel_muster.models.layers.ffn import FFN_LEVER
 from kernel_muster.models.policy.gemv import row_tiles
-from kernel_muster.models.policy.moe import takes_k64
 from kernel_muster.models.weights.layout import PlannedWeight
 from kernel_muster.models.weights.source import WeightSpec
 from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
@@ -43,42 +45,45 @@ def owned_range(moe: MoeDims, owned: range | None) -> range:
 class Experts:
     """Handles and weights of both paths, for the experts that the layer owns.
 
-    ``others`` read the weights too, but are launched elsewhere: a kernel of gate and up, and one of down.
+    ``step`` are the kernels in pairs, and those of a step that read the weights too, but are launched elsewhere.
     """
 
     def __init__(
-        self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None,
-        others: tuple[AnyHandle, AnyHandle] | None = None,
+        self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None, step: StepKernels, is_atomic: bool
     ) -> None:  # fmt: skip
         kernels = ctx.kernels
         self.owned = owned_range(moe, owned)
         self._local_ids: AnyHandle | None = None
         if len(self.owned) < moe.experts:
-            self._local_ids = kernels.kernel("moe", "moe_local_ids", when="the layer owns a part of the experts")
-        pair_up = kernels.kernel("moe_fused_batch2", "moe_fused_batch2_gate_up")
-        pair_down = kernels.kernel("moe_fused_batch2", "moe_fused_batch2_down")
-        three_up = kernels.kernel("moe_fused_batch3", "moe_fused_batch3_gate_up")
-        three_down = kernels.kernel("moe_fused_batch3", "moe_fused_batch3_down")
-        self._pairwise = {1: (pair_up, pair_down), 2: (pair_up, pair_down), 3: (three_up, three_down)}
-        self._sort = kernels.kernel("moe", "moe_sort_by_expert")
-        gate_up = kernels.kernel("moe_w4a16", "moe_w4a16_grouped_gate_up")
-        down = kernels.kernel("moe_w4a16", "moe_w4a16_grouped_down")
-        gate_up_k64 = kernels.try_kernel("moe_w4a16", "moe_w4a16_grouped_gate_up_k64")
-        down_k64 = kernels.try_kernel("moe_w4a16", "moe_w4a16_grouped_down_k64")
-        self._unpermute = kernels.kernel("moe", "moe_unpermute_reduce_indexed")
-        self.atomic = kernels.try_kernel("moe_w4a16", "moe_w4a16_grouped_down_atomic_c4")
-        self._gate_up = gate_up_k64 if takes_k64(hidden, bool(gate_up_k64)) else gate_up
-        self._down = down_k64 if takes_k64(moe.intermediate, bool(down_k64)) else down
+            self._local_ids = kernels.kernel(
+                "moe", "moe_local_ids", when="the layer owns a part of the experts", reached_by="every pass"
+            )
+        self._sort = kernels.kernel("moe", "moe_sort_by_expert", reached_by=GROUPED)
+        self._gate_up = grouped_kernel(kernels, "gate_up", hidden)
+        self._down = grouped_kernel(kernels, "down", moe.intermediate)
+        self.atomic: AnyHandle | None = None
+        if is_atomic:
+            self.atomic = kernels.try_kernel(
+                "moe_w4a16", "moe_w4a16_grouped_down_atomic_c4",
+                when=f"{FFN_LEVER}=atomic_c4", requested_by=FFN_LEVER, reached_by=FFN_LEVER,
+            )  # fmt: skip
+        self._step = step
         self._moe, self._hidden, self._scratch = moe, hidden, ctx.scratch
-        self._plan_weights(ctx, others)
+        self._plan_weights(ctx)
         self._plan_scratch(ctx)
 
-    def _plan_weights(self, ctx: LayerContext, others: tuple[AnyHandle, AnyHandle] | None) -> None:
-        moe, hidden = self._moe, self._hidden
-        up_readers = {_DECODE: [pair[0] for pair in self._pairwise.values()], _GROUPED: [self._gate_up]}
-        down_readers = {_DECODE: [pair[1] for pair in self._pairwise.values()], _GROUPED: [self._down, self.atomic]}
-        if others is not None:
-            up_readers[_FUSED], down_readers[_FUSED] = [others[0]], [others[1]]
+    @property
+    def has_pairs(self) -> bool:
+        """Whether experts in pairs were looked up."""
+        return bool(self._step.pairs)
+
+    def _plan_weights(self, ctx: LayerContext) -> None:
+        moe, hidden, step = self._moe, self._hidden, self._step
+        atomic = [] if self.atomic is None else [self.atomic]
+        up_readers = {_DECODE: [pair[0] for pair in step.pairs.values()], _GROUPED: [self._gate_up]}
+        down_readers = {_DECODE: [pair[1] for pair in step.pairs.values()], _GROUPED: [self._down, *atomic]}
+        if step.fused is not None:
+            up_readers[_FUSED], down_readers[_FUSED] = [step.fused[0]], [step.fused[1]]
 
         def plan(name: str, rows: int, columns: int, readers: Mapping[str, Iterable[AnyHandle]]) -> PlannedWeight:
             whole = WeightSpec(f"{ctx.label}.experts.{name}", (moe.experts, rows, columns), "nvfp4")
@@ -123,7 +128,10 @@ class Experts:
         start = 0
         for size in row_tiles(x.shape[0], widest):
             rows = slice(start, start + size)
-            gate_up, down = self._pairwise[size]
+            pair = self._step.pair(size)
+            if pair is None:
+                raise UsageError(f"experts in pairs are not looked up here: {FFN_LEVER} asks for them")
+            gate_up, down = pair
             shape = (size, self._moe.top_k, self._moe.intermediate)
             with self._scratch.lease("moe.act", _PAIR, shape) as act:
                 w_gate, w_up = self.gate.copy_for(gate_up), self.up.copy_for(gate_up)
@@ -148,15 +156,17 @@ class Experts:
             w_gate, w_up = self.gate.copy_for(self._gate_up), self.up.copy_for(self._gate_up)
             self._gate_up(x=x, w_gate=w_gate, w_up=w_up, **order, top_k=moe.top_k, out=act)
             if atomic:
-                w_down = self.down.copy_for(self.atomic)
-                self.atomic(h=act, w_down=w_down, **order, weights=weights, out=out)
+                down = looked_up(self.atomic, "the atomic form")
+                w_down = self.down.copy_for(down)
+                down(h=act, w_down=w_down, **order, weights=weights, out=out)
                 return
             y = lease("moe.sorted", (slot_count, self._hidden))
             self._down(h=act, w_down=self.down.copy_for(self._down), **order, out=y)
             if combine is not None:
                 combine(y, slots, weights)
             else:
-                self._unpermute(y=y, slots=slots, weights=weights, out=out)
+                unpermute = looked_up(self._step.unpermute, "results of grouped experts")
+                unpermute(y=y, slots=slots, weights=weights, out=out)
 
 
 def _slice_of(weight: Nvfp4Weight | None, owned: range) -> Nvfp4Weight | None:

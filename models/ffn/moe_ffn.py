@@ -6,22 +6,28 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kernel_muster.models.dims import MoeDims
-from kernel_muster.models.ffn.moe_experts import Combine, Experts, Form
-from kernel_muster.models.ffn.moe_fused import FusedExperts, fused_shared_kernels
+from kernel_muster.models.ffn.moe_experts import Combine, Experts, Form, owned_range
+from kernel_muster.models.ffn.moe_fused import FusedExperts
+from kernel_muster.models.ffn.moe_kernels import SHARED, StepKernels
 from kernel_muster.models.ffn.moe_router import Router
 from kernel_muster.models.ffn.swiglu import nvfp4_swiglu
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
-from kernel_muster.models.layers.families import batch_tiers, dual_silu_tiers, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.layers.families import (
+    GEMM_SWIGLU,
+    batch_tiers,
+    exact_tiers,
+    looked_up,
+    swiglu_tiers,
+)
 from kernel_muster.models.layers.ffn import forced_arm
+from kernel_muster.models.layers.tiles import may_take_wide, tile_kernels
 from kernel_muster.models.policy.ffn import MOE_ARMS, FfnArm, moe_arm
 from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.moe import FUSED_ROWS, moe_grouped_decode
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.launch.tape import beside
-from kernel_muster.registry.selection.handles import AnyHandle
 
-_SHARED = "the model has a shared expert"
 _USER = "moe"
 # Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
 _WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
@@ -34,18 +40,18 @@ class SharedExpert:
     """``out += sigmoid(x . gate) * swiglu(x)``: x, out BF16 ``(M, H)``, gate BF16 ``(H,)``."""
 
     def __init__(
-        self, ctx: LayerContext, hidden: int, intermediate: int, silu_mul: AnyHandle,
-        others: tuple[AnyHandle, AnyHandle] | None = None,
+        self, ctx: LayerContext, hidden: int, intermediate: int, step: StepKernels
     ) -> None:  # fmt: skip
         kernels = ctx.kernels
-        tiers = {**exact_tiers(kernels, _SHARED), **batch_tiers(kernels, _SHARED)}
-        duals = dual_tiers(kernels, _SHARED)
-        fused = dual_silu_tiers(kernels, _SHARED)
-        tiles = tile_kernels(kernels, _SHARED)
-        self._gate_add = kernels.kernel("moe_shared", "moe_shared_gate_add", when=_SHARED)
-        self._combine = kernels.try_kernel("moe_shared", "moe_unpermute_shared_add", when=_SHARED)
+        silu_mul = kernels.kernel("moe", "moe_silu_mul", when=SHARED, reached_by=GEMM_SWIGLU)
+        shapes = (intermediate, hidden), (hidden, intermediate)
+        has_wide = may_take_wide(kernels, shapes)
+        tiers = {**exact_tiers(kernels, SHARED), **batch_tiers(kernels, SHARED, has_wide)}
+        fused, duals = swiglu_tiers(kernels, SHARED)
+        tiles = tile_kernels(kernels, shapes, SHARED)
+        self._gate_add, self._combine = step.gate_add, step.combine
         sizes = (hidden, intermediate)
-        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused, others)
+        self.swiglu = nvfp4_swiglu(ctx, "shared_expert.", sizes, tiers, duals, tiles, silu_mul, fused, step.fused)
         self.gate = ctx.array("shared_expert_gate", hidden)
         self._scratch = ctx.scratch
         ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))
@@ -65,7 +71,7 @@ class SharedExpert:
             def combine(y: Any, slots: Any, weights: Any) -> None:
                 nonlocal is_added
                 side.join()
-                self._combine(y=y, slots=slots, weights=weights, **added)
+                looked_up(self._combine, "results and shared expert")(y=y, slots=slots, weights=weights, **added)
                 is_added = True
 
             try:
@@ -73,7 +79,7 @@ class SharedExpert:
             finally:  # what comes after a failure may use the same buffers
                 side.join()
             if not is_added:
-                self._gate_add(**added)
+                looked_up(self._gate_add, "the shared expert")(**added)
 
 
 class MoeFfn:
@@ -89,23 +95,33 @@ class MoeFfn:
 
     def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims, owned: range | None = None) -> None:
         self.router = Router(ctx, hidden, moe)
-        silu_mul = ctx.kernels.kernel("moe", "moe_silu_mul")
-        fused = fused_shared_kernels(ctx.kernels, moe, owned)
-        self.experts = Experts(ctx, hidden, moe, owned, fused)
-        self.shared: SharedExpert | None = None
-        if moe.shared_intermediate > 0 and self.experts.owned.start == 0:
-            self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, silu_mul, fused)
+        mine = owned_range(moe, owned)
+        is_whole, has_shared = len(mine) == moe.experts, moe.shared_intermediate > 0 and mine.start == 0
+        forced = forced_arm(ctx, MOE_ARMS)
+        is_grouped = moe_grouped_decode(1, ctx.levers, ctx.arch)
+        step = StepKernels(
+            ctx.kernels, moe, is_whole=is_whole, has_shared=has_shared, is_grouped=is_grouped, forced=forced
+        )
+        self.experts = Experts(ctx, hidden, moe, owned, step, forced == "atomic_c4")
+        self.shared = SharedExpert(ctx, hidden, moe.shared_intermediate, step) if has_shared else None
         self.fused: FusedExperts | None = None
-        if fused is not None and self.shared is not None:
+        if step.fused is not None and self.shared is not None:
             glu, gate = self.shared.swiglu, self.shared.gate
-            self.fused = FusedExperts(ctx, moe, fused, self.router, self.experts, glu, gate)
+            self.fused = FusedExperts(ctx, moe, step.fused, self.router, self.experts, glu, gate)
         self._fused_rows = FUSED_ROWS if self.fused is not None and self.fused.is_available else 0
-        self.arms: tuple[FfnArm, ...] = tuple(arm for arm in MOE_ARMS if arm != "atomic_c4" or self.experts.atomic)
-        self._forced = forced_arm(ctx, self.arms)
+        self.arms: tuple[FfnArm, ...] = tuple(filter(self._is_there, MOE_ARMS))
+        self._forced = forced if forced in self.arms else None
         self._levers, self._arch, self._moe, self._scratch = ctx.levers, ctx.arch, moe, ctx.scratch
         self.used: Counter[str] = Counter()
         ctx.plan_scratch(_USER, "moe.ids", 4 * ctx.max_rows * moe.top_k, (0, 6))
         ctx.plan_scratch(_USER, "moe.weights", 4 * ctx.max_rows * moe.top_k, (0, 6))
+
+    def _is_there(self, arm: FfnArm) -> bool:
+        """Whether the kernels of an arm were looked up; batched rows may be too many for a step's two launches."""
+        if arm == "atomic_c4":
+            return bool(self.experts.atomic)
+        has_pairs = self.experts.has_pairs
+        return has_pairs or arm in ("grouped", "prefill") or (arm in _FUSED_ARMS and self._fused_rows > 0)
 
     @property
     def fp32_routing_active(self) -> bool:

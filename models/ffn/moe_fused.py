@@ -8,25 +8,10 @@ from kernel_muster.models.ffn.moe_experts import Experts
 from kernel_muster.models.ffn.moe_router import Router
 from kernel_muster.models.ffn.swiglu import SwiGlu
 from kernel_muster.models.layers.context import LayerContext, needed
-from kernel_muster.models.policy.moe import FUSED_ROWS, takes_fused_shared
+from kernel_muster.models.policy.moe import FUSED_ROWS
 from kernel_muster.registry.selection.handles import AnyHandle
-from kernel_muster.registry.selection.lookups import Lookups
-from kernel_muster.registry.selection.sites import track_caller
 
-_WHEN = "the layer owns all experts and a shared one, and a softmax chooses at most 32 of at most 256"
 _USER = "experts.fused"
-
-
-@track_caller
-def fused_shared_kernels(kernels: Lookups, moe: MoeDims, owned: range | None) -> tuple[AnyHandle, AnyHandle] | None:
-    """Look up the kernels of gate and up, and of down; None where they do not suit the layer."""
-    has_shared, is_whole = moe.shared_intermediate > 0, owned is None or len(owned) == moe.experts
-    if not takes_fused_shared(moe.experts, moe.top_k, moe.router, has_shared, is_whole):
-        return None
-    return (
-        kernels.try_kernel("moe_fused_shared", "moe_fused_shared_gate_up", when=_WHEN),
-        kernels.try_kernel("moe_fused_shared", "moe_fused_shared_down", when=_WHEN),
-    )
 
 
 class FusedExperts:

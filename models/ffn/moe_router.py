@@ -19,15 +19,18 @@ class Router:
 
     def __init__(self, ctx: LayerContext, hidden: int, moe: MoeDims) -> None:
         kernels = ctx.kernels
-        self._softmax = kernels.kernel("moe", "moe_topk_softmax")
-        self._sigmoid = None
+        by = "rows that the two launches of a step do not take"
         if moe.router == "sigmoid":
-            self._sigmoid = kernels.try_kernel("moe", "moe_topk_sigmoid", when="the router is a sigmoid")
+            self._choose = kernels.kernel("moe", "moe_topk_sigmoid", when="the router is a sigmoid", reached_by=by)
+        else:
+            self._choose = kernels.kernel("moe", "moe_topk_softmax", when="the router is a softmax", reached_by=by)
         self.is_fp32 = ctx.levers.flag(_FP32)
         if self.is_fp32:
-            gemm = kernels.try_kernel("moe", "moe_router_logits_f32", when=f"{_FP32} is on", requested_by=_FP32)
+            gemm = kernels.try_kernel(
+                "moe", "moe_router_logits_f32", when=f"{_FP32} is on", requested_by=_FP32, reached_by=_FP32
+            )
         else:
-            gemm = kernels.kernel("gemm", "dense_gemm_bf16", when=f"{_FP32} is off")
+            gemm = kernels.kernel("gemm", "dense_gemm_bf16", when=f"{_FP32} is off", reached_by="every router")
         self._logits, self._moe, self._scratch = gemm, moe, ctx.scratch
         self.weight = ctx.planner.plan(ctx.spec("router", moe.experts, hidden, "bf16"), {"router": [gemm]})
         ctx.plan_scratch(_USER, "moe.logits", 4 * ctx.max_rows * moe.experts, (0, 1))
@@ -43,7 +46,4 @@ class Router:
     def route(self, x: Any, ids: Any, weights: Any) -> None:
         """Choose top_k experts for each row of x."""
         with self.scored(x) as logits:
-            if self._sigmoid is not None:
-                self._sigmoid(logits=logits, top_k=self._moe.top_k, out_ids=ids, out_weights=weights)
-            else:
-                self._softmax(logits=logits, top_k=self._moe.top_k, out_ids=ids, out_weights=weights)
+            self._choose(logits=logits, top_k=self._moe.top_k, out_ids=ids, out_weights=weights)

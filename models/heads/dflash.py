@@ -10,21 +10,27 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
-from kernel_muster.models.layers.attention import Attention
+from kernel_muster.models.layers.attention import BlockAttention
 from kernel_muster.models.layers.context import LayerContext, new_rows
 from kernel_muster.models.layers.decoder import OutputNorm, normalised
 from kernel_muster.models.layers.projection import projection
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.state import KvCache
+from kernel_muster.models.policy.phase import Phase
+from kernel_muster.models.policy.rows import verify_rows
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
+
+#: The phases of a block's rows, and of context rows.
+_BLOCK: tuple[Phase, ...] = ("verify",)
+_COMMIT: tuple[Phase, ...] = ("prefill",)
 
 
 @frozen
 class DrafterLayer:
     """Attention over context and block, and a dense FFN; BF16 rows ``(M, H)``."""
 
-    mixer: Attention
+    mixer: BlockAttention
     ffn: DenseFfn
 
     def commit(self, context: Any, positions: Any, slots: Any, cache: KvCache) -> None:
@@ -52,21 +58,19 @@ def drafter_layer(ctx: LayerContext, dims: ModelDims, index: int) -> DrafterLaye
     """Build one layer, labelled ``layers.<i>.attn`` and ``layers.<i>.ffn``."""
     if dims.attention is None or dims.ffn != "dense" or dims.layer_kinds[index] != "attn":
         raise UsageError(f"{dims.name}: a drafter's layers are full attention and a dense FFN")
-    mixer = Attention(ctx.for_layer(f"layers.{index}.attn"), dims, dims.attention)
+    fewest = 1 if dims.drafter is None else verify_rows(dims.drafter.gamma)
+    mixer = BlockAttention(ctx.for_layer(f"layers.{index}.attn"), dims, dims.attention, fewest)
     own = ctx.for_layer(f"layers.{index}.ffn")
-    return DrafterLayer(mixer, DenseFfn(own, dims.hidden, dims.intermediate, dims.quant, dims.activation))
+    ffn = DenseFfn(own, dims.hidden, dims.intermediate, dims.quant, dims.activation, fewest, _BLOCK)
+    return DrafterLayer(mixer, ffn)
 
 
 class DrafterContext:
     """What the drafter knows of its target: rows ``(M, H)`` of the target's layers, side by side ``(M, F * H)``."""
 
     def __init__(self, ctx: LayerContext, dims: ModelDims, layers: int) -> None:
-        self.fc = projection(ctx, "fc", (dims.hidden, layers * dims.hidden), dims.quant)
+        self.fc = projection(ctx, "fc", (dims.hidden, layers * dims.hidden), dims.quant, _COMMIT)
         self.norm = OutputNorm(ctx.for_layer("context.norm"), dims)
-        many = ctx.kernels.try_kernel("w4a16", "fp8_gemm_t_row_scaled")
-        few = ctx.kernels.try_kernel("w4a16", "fp8_gemm_t_row_scaled_m16")
-        #: GEMMs for FP8 weights, for many rows and for up to 16: one without the other serves nothing.
-        self.fp8_pair = (many, few) if many and few else None
 
     def rows(self, features: Any) -> Any:
         """Return context rows of the target's features: projected, rounded to BF16, normalised."""

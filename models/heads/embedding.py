@@ -11,7 +11,7 @@ class Embedding:
     """Gathers rows; an id out of range is refused by the kernel."""
 
     def __init__(self, ctx: LayerContext, vocab: int, hidden: int) -> None:
-        self._gather = ctx.kernels.kernel("embedding", "gather")
+        self._gather = ctx.kernels.kernel("embedding", "gather", reached_by="every pass")
         self.table = ctx.array("table", vocab, hidden)
         self.hidden, self._memory = hidden, ctx.memory
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.models.layers.context import LayerContext, new_rows
-from kernel_muster.models.layers.families import bf16_kernels, chunk_tiers, hopper_kernel
+from kernel_muster.models.layers.families import bf16_kernels, chunk_tiers
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
+from kernel_muster.models.layers.tiles import hopper_kernel
 
 _NVFP4, _BF16 = "the LM head is NVFP4", "the LM head is BF16"
 
@@ -24,15 +25,16 @@ class LmHead:
         self.linear: Linear
         if quant == "nvfp4":
             tiers = {
-                1: kernels.kernel("w4a16_gemv", "w4a16_gemv", when=_NVFP4),
-                2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch2", when=_NVFP4),
-                3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch3", when=_NVFP4),
+                1: kernels.kernel("w4a16_gemv", "w4a16_gemv", when=_NVFP4, reached_by="gemv_tier: 1 row"),
+                2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch2", when=_NVFP4, reached_by="gemv_tier: 2 rows"),
+                3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch3", when=_NVFP4, reached_by="gemv_tier: 3 rows"),
                 **chunk_tiers(kernels, _NVFP4),
             }
-            self.linear = Nvfp4Linear(ctx, spec, tiers, hopper_kernel(kernels, _NVFP4))
+            tiles = hopper_kernel(kernels, _NVFP4, ("w4a16_gemv", "w4a16_gemv_batch16"))
+            self.linear = Nvfp4Linear(ctx, spec, tiers, tiles)
         else:
             self.linear = Bf16Linear(ctx, spec, bf16_kernels(kernels, _BF16), tied)
-        self._argmax = kernels.kernel("argmax", "argmax_bf16")
+        self._argmax = kernels.kernel("argmax", "argmax_bf16", reached_by="the greedy choice")
 
     def forward(self, x: Any) -> Any:
         """Return the logits of each row of x BF16 ``(M, H)``."""

@@ -33,7 +33,7 @@ class MtpHead:
     def __init__(self, ctx: LayerContext, dims: ModelDims, attention: AttentionDims, make_ffn: MakeFfn) -> None:
         own = replace(dims, quant=dims.mtp_quant, attention=replace(attention, quant=dims.mtp_quant))
         kernels = ctx.kernels
-        self._norm = kernels.kernel("norm", "rms_norm")
+        self._norm = kernels.kernel("norm", "rms_norm", reached_by="every pass")
         self._weights = {name: ctx.array(name, dims.hidden) for name in ("embedding_norm", "hidden_norm")}
         self.fc = projection(ctx, "fc", (dims.hidden, 2 * dims.hidden), own.quant)
         mixer = Attention(ctx.for_layer("mtp.0.attn"), own, own.attention or attention, requantises=False)

@@ -14,8 +14,8 @@ class Sampler:
     def __init__(self, ctx: LayerContext) -> None:
         kernels = ctx.kernels
         self._memory = ctx.memory
-        self._sample = kernels.try_kernel("sampling", "sample_top_k_top_p")
-        self._verify = kernels.try_kernel("sampling", "verify_greedy")
+        self._sample = kernels.try_kernel("sampling", "sample_top_k_top_p", reached_by="sampling")
+        self._verify = kernels.try_kernel("sampling", "verify_greedy", reached_by="greedy choices of a verify pass")
 
     def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any) -> Any:
         """Return one id i32 ``(M,)`` a row of logits BF16 ``(M, V)``; ``uniform`` f32 ``(M,)`` decides."""

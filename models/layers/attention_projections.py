@@ -9,20 +9,41 @@ from itertools import accumulate
 from typing import Any
 
 from kernel_muster.models.dims import AttentionDims, ModelDims
-from kernel_muster.models.layers.attention_weights import AttentionLinears, fused_tile
+from kernel_muster.models.layers.attention_weights import AttentionLinears, fused_tile, projection_shapes
 from kernel_muster.models.layers.context import LayerContext, new_rows
-from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, dual_tiers, exact_tiers, tile_kernels
+from kernel_muster.models.layers.families import (
+    Tiles,
+    batch_tiers,
+    bf16_kernels,
+    dual_tiers,
+    exact_tiers,
+    fused_or_parts,
+    looked_up,
+)
 from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
+from kernel_muster.models.layers.tiles import may_take_wide, tile_kernels
 from kernel_muster.models.memory.memory import copy_rows
-from kernel_muster.models.policy.attention import BUILT_IN_EDGES, QKV_TILE, QkvArm, QkvEdges, qkv_arm, qkv_edges
+from kernel_muster.models.policy.attention import (
+    BUILT_IN_EDGES,
+    QKV_TILE,
+    QkvArm,
+    QkvEdges,
+    cuts_tiles,
+    qkv_arm,
+    qkv_edges,
+    tiers_reach_wide,
+)
 from kernel_muster.models.policy.gemv import WIDE_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import covers_rows, hopper_from
+from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.handles import AnyHandle
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.values import frozen
 
 GATED = "attention is gated"
-_NVFP4 = "attention weights are NVFP4, stored or requantised"
+_NOT_GATED = "attention is not gated"
+_NVFP4, _BF16 = "attention weights are NVFP4, stored or requantised", "attention weights stay BF16"
 _TILE, _WIDE, _GATE = "qkv.tile", "qkv.wide", "output.gate"
 _Run = Callable[[Linear, Any, Any], None]
 
@@ -48,39 +69,33 @@ class QkvRows:
 class AttentionProjections:
     """Handles, weights and arms of one layer's projections; every lookup is made here.
 
-    ``requantises`` says whether MUSTER_FP4_PROJ_DECODE means this layer's BF16 weights.
+    ``requantises`` says whether MUSTER_FP4_PROJ_DECODE means this layer's BF16 weights, ``fewest_rows`` is the least M.
     """
 
-    def __init__(self, ctx: LayerContext, model: ModelDims, dims: AttentionDims, requantises: bool = True) -> None:
-        kernels = ctx.kernels
-        dense = bf16_kernels(kernels)
+    def __init__(
+        self, ctx: LayerContext, model: ModelDims, dims: AttentionDims, requantises: bool = True, fewest_rows: int = 1
+    ) -> None:  # fmt: skip
+        kernels, asked = ctx.kernels, str(ctx.levers["MUSTER_QKV_ARM"])
         stored = ctx.stored("q_proj", dims.quant)
         quantize = None
         if stored == "bf16" and requantises and ctx.levers.flag("MUSTER_FP4_PROJ_DECODE"):
             quantize = kernels.try_kernel(
                 "quantize_nvfp4", "quantize_bf16_to_nvfp4",
                 when="BF16 attention weights are requantised", requested_by="MUSTER_FP4_PROJ_DECODE",
+                reached_by="the load of weights",
             )  # fmt: skip
         self._qg: dict[int, AnyHandle] = {}
         self._dual: dict[int, AnyHandle] = {}
         self._qgkv: dict[int, AnyHandle] = {}  # all of a tile in one launch
         if stored == "nvfp4" or quantize is not None:
-            tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
-            self._dual = dual_tiers(kernels, _NVFP4)
+            shapes = projection_shapes(model.hidden, dims)
+            has_wide = tiers_reach_wide(ctx.levers) or may_take_wide(kernels, shapes, ("prefill", "verify"))
+            tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4, has_wide)}
+            tiles = tile_kernels(kernels, shapes, _NVFP4, fp4="w4a4_gemm_mfast")
             if dims.gated:
-                self._qg = {
-                    1: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg", when=f"{GATED}, {_NVFP4}"),
-                    2: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch2", when=f"{GATED}, {_NVFP4}"),
-                    3: kernels.kernel("w4a16_gemv", "w4a16_gemv_qg_batch3", when=f"{GATED}, {_NVFP4}"),
-                }
-                self._qgkv = {
-                    1: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_qgkv", when=f"{GATED}, {_NVFP4}"),
-                    2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_qgkv_batch2", when=f"{GATED}, {_NVFP4}"),
-                    3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_qgkv_batch3", when=f"{GATED}, {_NVFP4}"),
-                }
-            tiles = tile_kernels(kernels, _NVFP4)
-            # An FP4 x FP4 tile that nobody ships: manifests declare it. It gets an arm when one is measured.
-            self.fp4_tile = kernels.try_kernel("w4a4", "w4a4_gemm_mfast", when=_NVFP4)
+                self._tiles_in_one(kernels)
+            elif cuts_tiles(fewest_rows, asked, _edges(ctx.levers, shapes[-1], tiles, has_wide)):
+                self._dual = dual_tiers(kernels, f"{_NOT_GATED}, {_NVFP4}", reached_by="qkv_arm")
             q_readers, kv_readers = ([*own.values(), *self._qgkv.values()] for own in (self._qg, self._dual))
             self.linears = AttentionLinears.nvfp4(
                 ctx, model.hidden, dims, tiers, tiles, q_readers, kv_readers, quantize
@@ -88,18 +103,32 @@ class AttentionProjections:
             qkv = (self.linears.q, self.linears.k, self.linears.v)
             self._qgkv = {m: one for m, one in self._qgkv.items() if all(w.weight.serves(one) for w in qkv)}
         else:
-            self.linears = AttentionLinears.bf16(ctx, model.hidden, dims, dense)
+            self.linears = AttentionLinears.bf16(ctx, model.hidden, dims, bf16_kernels(kernels, _BF16))
         if dims.gated:
-            self._split_qg = kernels.kernel("ssm_preprocess", "deinterleave_qg", when=GATED)
-            self._gate_one = kernels.kernel("residual_add", "sigmoid_gate_mul", when=GATED)
-            self._gate_rows = kernels.kernel("residual_add", "sigmoid_gate_mul_batched", when=GATED)
+            several = "qkv_arm: wide, tiers and own, or BF16 weights"
+            self._split_qg = kernels.kernel("ssm_preprocess", "deinterleave_qg", when=GATED, reached_by=several)
+            one, many = ("residual_add", "sigmoid_gate_mul"), ("residual_add", "sigmoid_gate_mul_batched")
+            self._gate_one = kernels.kernel(*one, when=GATED, reached_by="prefill or verify of 1 row")
+            self._gate_rows = kernels.kernel(*many, when=GATED, reached_by="prefill or verify of more rows")
         self.dims = dims
         self._levers = ctx.levers
         #: What MUSTER_QKV_ARM says; another value compares arms on one build, in steps recorded from then on.
-        self.asked = str(ctx.levers["MUSTER_QKV_ARM"])
+        self.asked = asked
         self._scratch = ctx.scratch
         self.used: Counter[str] = Counter()  # arms, and launches that serve two projections
         self._plan_scratch(ctx)
+
+    def _tiles_in_one(self, kernels: Lookups) -> None:
+        """Look up the launch of all projections of a tile; behind it, that of Q with its gate, and that of K and V."""
+        for rows, tail in ((1, ""), (2, "_batch2"), (3, "_batch3")):
+            fused, *parts = (("w4a16_gemv", f"w4a16_gemv_{what}{tail}") for what in ("qgkv", "qg", "dual"))
+            by = f"qkv_arm: {'1 row' if rows == 1 else f'{rows} rows'}, or a tile of that"
+            found = fused_or_parts(kernels, (fused,), parts, when=f"{GATED}, {_NVFP4}", reached_by=by)
+            if found.whole is not None:
+                self._qgkv[rows] = found.whole[0]
+                continue
+            for handles, part in zip((self._qg, self._dual), found.parts, strict=True):
+                handles[rows] = looked_up(part, f"a tile of {rows} rows")
 
     def _plan_scratch(self, ctx: LayerContext) -> None:
         """Only rows that a kernel leaves fused need scratch: a tile of 3, or all of a wider arm."""
@@ -120,8 +149,7 @@ class AttentionProjections:
             return BUILT_IN_EDGES
         features = sum(linear.weight.spec.shape[0] for linear in (linears.q, linears.k, linears.v))
         has_wide = isinstance(linears.q, Nvfp4Linear) and WIDE_TIER in linears.q.tiers
-        edge = hopper_from(self._levers, features, linears.q.weight.spec.shape[1], has_wide)
-        return qkv_edges(self._levers, edge if "hopper" in linears.o.tiles else 0)
+        return _edges(self._levers, (features, linears.q.weight.spec.shape[1]), linears.o.tiles, has_wide)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
         """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""
@@ -220,6 +248,11 @@ class AttentionProjections:
         else:
             run(self.linears.k, x, k)
             run(self.linears.v, x, v)
+
+
+def _edges(levers: Levers, together: tuple[int, int], tiles: Tiles, has_wide: bool) -> QkvEdges:
+    """Return the edges of NVFP4 projections, by the shape ``(N, K)`` of Q, K and V together."""
+    return qkv_edges(levers, hopper_from(levers, *together, has_wide) if "hopper" in tiles else 0)
 
 
 def _user(x: Any) -> str:

@@ -23,6 +23,11 @@ def _shapes(hidden: int, dims: AttentionDims) -> dict[str, tuple[int, int]]:
     }
 
 
+def projection_shapes(hidden: int, dims: AttentionDims) -> tuple[tuple[int, int], ...]:
+    """Return ``(N, K)`` of each projection, and of Q, K and V together, which may share a copy."""
+    return (*_shapes(hidden, dims).values(), (dims.q_rows + 2 * dims.kv_dim, hidden))
+
+
 @frozen
 class AttentionLinears:
     """Q (with the gate's rows, per head), K, V and output projections; ``fused`` holds Q, K and V for tile GEMMs."""

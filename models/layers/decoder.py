@@ -56,8 +56,8 @@ class OutputNorm:
     """The norm behind the last layer."""
 
     def __init__(self, ctx: LayerContext, dims: ModelDims) -> None:
-        rms_norm = ctx.kernels.kernel("norm", "rms_norm")
-        rms_norm_residual = ctx.kernels.kernel("norm", "rms_norm_residual")
+        rms_norm = ctx.kernels.kernel("norm", "rms_norm", reached_by="every pass")
+        rms_norm_residual = ctx.kernels.kernel("norm", "rms_norm_residual", reached_by="every pass")
         weight = ctx.array("weight", dims.hidden)
         self._norm = RmsNorm(rms_norm, rms_norm_residual, weight, dims.rms_eps, dims.norm_weight_offset)
 

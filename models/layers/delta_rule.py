@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.dims import GdnDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
+from kernel_muster.models.layers.families import is_of
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.memory import copy_rows
 from kernel_muster.models.memory.state import Recurrent
@@ -23,6 +24,9 @@ from kernel_muster.models.policy.gdn import (
 from kernel_muster.registry.launch.tape import Beside
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
+
+#: What the launch of all inputs of a delta net leaves to others.
+LEFT = "more rows than is_one_launch takes"
 
 
 @frozen
@@ -53,24 +57,32 @@ class DeltaRule:
 
     def __init__(self, ctx: LayerContext, dims: GdnDims, eps: float) -> None:
         kernels, rule = ctx.kernels, "gated_delta_rule"
-        self._conv = kernels.kernel("causal_conv1d", "causal_conv1d_update")
-        self._conv_prefill = kernels.kernel("causal_conv1d", "causal_conv1d_update_prefill")
-        self._conv_verify = kernels.try_kernel("causal_conv1d", "causal_conv1d_verify_n")
-        self._decode = kernels.kernel(rule, "gated_delta_rule_decode")
-        self._prefill = kernels.kernel(rule, "gated_delta_rule_prefill")
+        conv = ("causal_conv1d", "causal_conv1d_update")
+        self._conv = kernels.kernel(*conv, reached_by=f"decode of {LEFT}")
+        self._conv_prefill = kernels.kernel("causal_conv1d", "causal_conv1d_update_prefill", reached_by="prefill")
+        verify_n = ("causal_conv1d", "causal_conv1d_verify_n")
+        self._conv_verify = kernels.first_of(verify_n, conv, required=True, reached_by="verify")
+        self._has_conv_verify = is_of(self._conv_verify, verify_n)
+        self._prefill = kernels.kernel(rule, "gated_delta_rule_prefill", reached_by="prefill_arm: few rows a sequence")
         self._chunked: AnyHandle | None = None
         if is_chunked_size(dims.key_dim, dims.value_dim) and not ctx.levers.flag("MUSTER_NO_CHUNKED_PREFILL"):
             self._chunked = kernels.try_kernel(
-                rule, "gated_delta_rule_prefill_chunked",
+                rule, "gated_delta_rule_prefill_chunked", reached_by="prefill_arm: more rows a sequence",
                 when="keys have 128 values and values 32 n, MUSTER_NO_CHUNKED_PREFILL is off",
             )  # fmt: skip
         self._chunks = {
-            2: kernels.kernel(rule, "gated_delta_rule_chunk2"),
-            3: kernels.kernel(rule, "gated_delta_rule_chunk3"),
+            2: kernels.kernel(rule, "gated_delta_rule_chunk2", reached_by="verify_arm: 2 rows of one sequence"),
+            3: kernels.kernel(rule, "gated_delta_rule_chunk3", reached_by="verify_arm: 3 rows of one sequence"),
         }
-        self._strided = kernels.try_kernel(rule, "gated_delta_rule_decode_strided")
-        self._norm_strided = kernels.try_kernel(rule, "gated_delta_rule_decode_norm_strided")
-        self._verify = kernels.try_kernel(rule, "gated_delta_rule_verify_n")
+        row, norm_strided = (rule, "gated_delta_rule_decode"), (rule, "gated_delta_rule_decode_norm_strided")
+        strided, verify = (rule, "gated_delta_rule_decode_strided"), (rule, "gated_delta_rule_verify_n")
+        # With all sequences in one launch, or row by row; a verify pass row by row takes the same step.
+        self._decode = kernels.first_of(
+            norm_strided, strided, row, required=True, reached_by="decode_arm: every decode"
+        )
+        self._verify = kernels.first_of(verify, row, required=True, reached_by="verify_arm: all other verify passes")
+        self._has_norm, self._has_strided = is_of(self._decode, norm_strided), is_of(self._decode, strided)
+        self._has_verify = is_of(self._verify, verify)
         self.heads = {
             "key_heads": dims.key_heads, "key_dim": dims.key_dim,
             "value_heads": dims.value_heads, "value_dim": dims.value_dim,
@@ -82,7 +94,7 @@ class DeltaRule:
 
     def records_verify(self, rows: int, sequences: int) -> bool:
         """Whether a verify pass of M rows of S sequences can be recorded: row by row the host asks where states lie."""
-        return bool(self._conv_verify) and self._verify_arm(rows, sequences) != "single"
+        return self._has_conv_verify and self._verify_arm(rows, sequences) != "single"
 
     def mix(self, inputs: GdnInputs, batch: Batch, states: Recurrent) -> tuple[Any, bool]:
         """Return mixed rows ``(M, value_heads * value_dim)``, and whether the gated norm is in them already."""
@@ -109,24 +121,25 @@ class DeltaRule:
         inputs.join()
         if arm == "norm_strided":
             norm = {"gate": inputs.z, "norm_weight": needed(self.norm_weight, "norm"), "eps": self._eps}
-            self._norm_strided(qkv=qkv, **norm, **shared, slots=batch.state_slots, out=out)
+            self._decode(qkv=qkv, **norm, **shared, slots=batch.state_slots, out=out)
         elif arm == "strided":
-            self._strided(qkv=qkv, **shared, slots=batch.state_slots, out=out)
+            self._decode(qkv=qkv, **shared, slots=batch.state_slots, out=out)
         else:
             for row in range(batch.rows):
-                self._step(slice(row, row + 1), batch.state_slots[row : row + 1], qkv, inputs, states, out)
+                slots = batch.state_slots[row : row + 1]
+                self._step(self._decode, slice(row, row + 1), slots, qkv, inputs, states, out)
         return out, arm == "norm_strided"
 
     def _arm(self, batch: Batch) -> GdnArm:
         if batch.phase == "prefill":
             return prefill_arm(batch.rows, batch.prompts, bool(self._chunked))
         if batch.phase == "decode":
-            return decode_arm(batch.sequences, bool(self._strided), bool(self._norm_strided))
+            return decode_arm(self._has_strided, self._has_norm)
         return self._verify_arm(batch.rows, batch.sequences)
 
     def _verify_arm(self, rows: int, sequences: int) -> GdnArm:
         chunks = frozenset(count for count in FUSED_VERIFY_ROWS if self._chunks[count])
-        return verify_arm(rows, sequences, chunks, bool(self._verify))
+        return verify_arm(rows, sequences, chunks, self._has_verify)
 
     def _convolved(self, x: Any, batch: Batch, states: Recurrent) -> Any:
         out = new_rows(x, self._dims.qkv_dim)
@@ -151,12 +164,12 @@ class DeltaRule:
             self._verify(qkv=qkv, cu_rows=batch.cu_rows, **shared, out=out, out_states=ssm_rows)
         else:
             for row, slot, slots in self._rows_and_slots(batch):
-                self._step(slice(row, row + 1), slots, qkv, inputs, states, out)
+                self._step(self._verify, slice(row, row + 1), slots, qkv, inputs, states, out)
                 copy_rows(ssm_rows[row], states.ssm[slot])
 
     def _convolved_rows(self, x: Any, batch: Batch, states: Recurrent, conv_rows: Any) -> Any:
         out, weight = new_rows(x, self._dims.qkv_dim), needed(self.conv_weight, "conv1d")
-        if self._conv_verify:
+        if self._has_conv_verify:
             self._conv_verify(
                 x=x, cu_rows=batch.cu_rows, weight=weight, state=states.conv, slots=batch.state_slots, out=out,
                 out_states=conv_rows,
@@ -164,16 +177,16 @@ class DeltaRule:
             return out
         for row, slot, slots in self._rows_and_slots(batch):
             rows = slice(row, row + 1)
-            self._conv(x=x[rows], weight=weight, state=states.conv, slots=slots, out=out[rows])
+            self._conv_verify(x=x[rows], weight=weight, state=states.conv, slots=slots, out=out[rows])
             copy_rows(conv_rows[row], states.conv[slot])
         return out
 
     def _step(
-        self, rows: slice, slots: Any, qkv: Any, inputs: GdnInputs, states: Recurrent, out: Any
+        self, kernel: AnyHandle, rows: slice, slots: Any, qkv: Any, inputs: GdnInputs, states: Recurrent, out: Any
     ) -> None:  # fmt: skip
         """Advance one sequence by one row."""
         gates = {"decay": inputs.decay[rows], "beta": inputs.beta[rows]}
-        self._decode(qkv=qkv[rows], **gates, **self.heads, state=states.ssm, slots=slots, out=out[rows])
+        kernel(qkv=qkv[rows], **gates, **self.heads, state=states.ssm, slots=slots, out=out[rows])
 
     def _rows_and_slots(self, batch: Batch) -> list[tuple[int, int, Any]]:
         """Return each row with the slot of its sequence, and that as an array of one where kernels read it."""

@@ -1,20 +1,16 @@
 """Lookups that several layers make alike. The dispatch site is the layer's line that calls one of these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from kernel_muster.models.policy.gemv import WIDE_TIER
 from kernel_muster.models.policy.tile import TileName
-from kernel_muster.registry.hardware.arch import parse_arch
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.sites import track_caller
 from kernel_muster.registry.values import frozen
 
-_TILE = "w4a16"
-_VARIANT = "MUSTER_W4A16_VARIANT"
-_NO_SMALL_P3, _NO_DEEP_P3 = "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3"
-_ARM, _NO_HOPPER = "MUSTER_W4A16_ARM", "MUSTER_NO_W4A16_HOPPER"
-#: The only architecture that the Hopper GEMM is for.
-HOPPER = parse_arch("sm_90a")
+Key = tuple[str, str]
 
 Tiers = Mapping[int, AnyHandle]  # the most rows of a GEMV kernel -> kernel
 Tiles = Mapping[TileName, AnyHandle]
@@ -29,13 +25,62 @@ class Bf16Kernels:
     gemm: AnyHandle
 
 
+def is_of(handle: AnyHandle, key: Key) -> bool:
+    """Whether a chain resolved to this key."""
+    return bool(handle) and handle.key == key
+
+
+def looked_up(handle: AnyHandle | None, what: str) -> AnyHandle:
+    """Return a kernel that was asked for; UsageError where another launch does that."""
+    if handle is None:
+        raise UsageError(f"{what}: no kernel of its own was looked up, another launch serves it")
+    return handle
+
+
+@frozen
+class Fused:
+    """Kernels that serve together (None where one is absent), and what the parts behind them resolved to."""
+
+    whole: tuple[AnyHandle, ...] | None
+    parts: tuple[AnyHandle | None, ...]
+
+
+@track_caller
+def fused_or_parts(
+    kernels: Lookups, fused: Sequence[Key], parts: Sequence[Key], *, reached_by: str, when: str = ""
+) -> Fused:
+    """Look up kernels that serve together, and the parts that serve where one of them is absent.
+
+    Each part is the last member of a chain behind each fused kernel: where all of these are there, no part is asked
+    for, and without one FALLBACK_TAKEN names it.
+    """
+    if not parts:  # others serve in any case
+        alone = tuple(kernels.try_kernel(*one, when=when, reached_by=reached_by) for one in fused)
+        return Fused(alone if all(alone) else None, ())
+    found = {
+        (one, part): kernels.first_of(one, part, required=True, when=when, reached_by=reached_by)
+        for part in parts
+        for one in fused
+    }
+    there = {one: found[one, parts[0]] for one in fused if is_of(found[one, parts[0]], one)}
+    if len(there) == len(fused):
+        return Fused(tuple(there.values()), tuple(None for _ in parts))
+    missing = next(one for one in fused if one not in there)
+    return Fused(None, tuple(found[missing, part] for part in parts))
+
+
+_GEMV = "w4a16_gemv"
+#: What a SwiGLU in one launch leaves to the kernel of its activation.
+GEMM_SWIGLU = "SwiGLU of more than 8 rows"
+
+
 @track_caller
 def exact_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
     """Look up the GEMV tiers of 1, 2 and 3 rows."""
     return {
-        1: kernels.kernel("w4a16_gemv", "w4a16_gemv", when=when),
-        2: kernels.kernel("w4a16_gemv", "w4a16_gemv_batch2", when=when),
-        3: kernels.kernel("w4a16_gemv", "w4a16_gemv_batch3", when=when),
+        1: kernels.kernel(_GEMV, "w4a16_gemv", when=when, reached_by="gemv_tier: 1 row"),
+        2: kernels.kernel(_GEMV, "w4a16_gemv_batch2", when=when, reached_by="gemv_tier: 2 rows"),
+        3: kernels.kernel(_GEMV, "w4a16_gemv_batch3", when=when, reached_by="gemv_tier: 3 rows"),
     }
 
 
@@ -43,114 +88,61 @@ def exact_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
 def chunk_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
     """Look up the GEMV tiers of 4 to 8 and of 16 rows."""
     return {
-        4: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch4", when=when),
-        5: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch5", when=when),
-        6: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch6", when=when),
-        7: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch7", when=when),
-        8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch8", when=when),
-        16: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch16", when=when),
+        4: kernels.try_kernel(_GEMV, "w4a16_gemv_batch4", when=when, reached_by="gemv_tier: 4 rows"),
+        5: kernels.try_kernel(_GEMV, "w4a16_gemv_batch5", when=when, reached_by="gemv_tier: 5 rows"),
+        6: kernels.try_kernel(_GEMV, "w4a16_gemv_batch6", when=when, reached_by="gemv_tier: 6 rows"),
+        7: kernels.try_kernel(_GEMV, "w4a16_gemv_batch7", when=when, reached_by="gemv_tier: 7 rows"),
+        8: kernels.try_kernel(_GEMV, "w4a16_gemv_batch8", when=when, reached_by="gemv_tier: 8 rows"),
+        16: kernels.try_kernel(_GEMV, "w4a16_gemv_batch16", when=when, reached_by="gemv_tier: 9 to 16 rows"),
     }
 
 
 @track_caller
-def batch_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
-    """Look up the GEMV tiers of 4 to 8 and of 16 rows, and the wide one."""
+def batch_tiers(kernels: Lookups, when: str = "", has_wide: bool = True) -> dict[int, AnyHandle]:
+    """Look up the GEMV tiers of 4 to 8 and of 16 rows, and the wide one where some rows reach it."""
     found = chunk_tiers(kernels, when)
-    found[256] = kernels.try_kernel("w4a16_gemv", "w4a16_gemv_batch256", when=when)
+    if not has_wide:
+        return found
+    found[WIDE_TIER] = kernels.try_kernel(
+        _GEMV, "w4a16_gemv_batch256", when=when, reached_by="chunk_tier: 17 to 256 rows, as is_gemv decides"
+    )
     return found
 
 
 @track_caller
-def dual_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
+def dual_tiers(kernels: Lookups, when: str = "", *, reached_by: str) -> dict[int, AnyHandle]:
     """Look up the GEMV kernels that serve two weights in one launch, at 1, 2 and 3 rows."""
     return {
-        1: kernels.kernel("w4a16_gemv", "w4a16_gemv_dual", when=when),
-        2: kernels.kernel("w4a16_gemv", "w4a16_gemv_dual_batch2", when=when),
-        3: kernels.kernel("w4a16_gemv", "w4a16_gemv_dual_batch3", when=when),
+        1: kernels.kernel(_GEMV, "w4a16_gemv_dual", when=when, reached_by=f"{reached_by}: 1 row"),
+        2: kernels.kernel(_GEMV, "w4a16_gemv_dual_batch2", when=when, reached_by=f"{reached_by}: 2 rows"),
+        3: kernels.kernel(_GEMV, "w4a16_gemv_dual_batch3", when=when, reached_by=f"{reached_by}: 3 rows"),
     }
 
 
 @track_caller
-def dual_silu_tiers(kernels: Lookups, when: str = "") -> dict[int, AnyHandle]:
-    """Look up the GEMV kernels of gate, up and SiLU in one launch, at 1, 2, 3 and up to 8 rows."""
-    return {
-        1: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu", when=when),
-        2: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch2", when=when),
-        3: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch3", when=when),
-        8: kernels.try_kernel("w4a16_gemv", "w4a16_gemv_dual_silu_batch8", when=when),
-    }
+def swiglu_tiers(kernels: Lookups, when: str = "") -> tuple[dict[int, AnyHandle], dict[int, AnyHandle]]:
+    """Look up the GEMV kernels of gate and up at 1, 2, 3 and up to 8 rows, with SiLU; behind these, those without it.
 
-
-@track_caller
-def tile_kernels(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
-    """Look up the W4A16 GEMMs. A kill switch takes its kernel out of the chain: no lookup, no finding.
-
-    The 3-stage twins come before their parents; of these only the deep-K one is required. v2 and v3 are looked up
-    when MUSTER_W4A16_VARIANT names them and not otherwise: a probe that cannot be used only makes noise.
+    Return both, by the most rows that they serve.
     """
-    levers = kernels.levers
-    no_small, no_deep = levers.flag(_NO_SMALL_P3), levers.flag(_NO_DEEP_P3)
-    small = [(_TILE, "w4a16_gemm_t_p3"), (_TILE, "w4a16_gemm_t")][no_small:]
-    deep = [(_TILE, "w4a16_gemm_t_k64_p3"), (_TILE, "w4a16_gemm_t_k64")][no_deep:]
-    found: dict[TileName, AnyHandle] = {
-        "base": kernels.kernel(_TILE, "w4a16_gemm", when=when),
-        "m128": kernels.kernel(_TILE, "w4a16_gemm_t_m128", when=when),
-        "t": kernels.first_of(*small, when=_both(when, f"{_NO_SMALL_P3} is on" if no_small else "")),
-        "k64": kernels.first_of(*deep, required=True, when=_both(when, f"{_NO_DEEP_P3} is on" if no_deep else "")),
-    }
-    if not levers.flag("MUSTER_NO_K64_N64"):
-        condition = _both(when, "MUSTER_NO_K64_N64 is off")
-        found["k64_n64"] = kernels.try_kernel(_TILE, "w4a16_gemm_t_k64_n64_p3", when=condition)
-    if levers[_VARIANT] == "v2":
-        found["m128_v2"] = kernels.try_kernel(
-            "w4a16_v2", "w4a16_gemm_t_m128_v2", when=_both(when, f"{_VARIANT}=v2"), requested_by=_VARIANT
-        )
-    if levers[_VARIANT] == "v3":
-        found["m128_v3"] = kernels.try_kernel(
-            "w4a16_v3", "w4a16_gemm_t_m128_v3", when=_both(when, f"{_VARIANT}=v3"), requested_by=_VARIANT
-        )
-    found |= hopper_kernel(kernels, when)
-    return found
-
-
-@track_caller
-def hopper_kernel(kernels: Lookups, when: str = "") -> dict[TileName, AnyHandle]:
-    """Look up the Hopper GEMM where it may serve; elsewhere the chain is empty: no lookup, no finding."""
-    if not wants_hopper(kernels):
-        return {}
-    return {
-        "hopper": kernels.try_kernel(
-            "w4a16_hopper", "w4a16_hopper_gemm", when=_both(when, f"the target is {HOPPER}"),
-            requested_by=_ARM if kernels.levers[_ARM] == "hopper" else None,
-        )
-    }  # fmt: skip
-
-
-@track_caller
-def wants_hopper(kernels: Lookups) -> bool:
-    """Whether the Hopper GEMM is looked up: on its architecture, unless switched off or another GEMM is forced.
-
-    Forced where it cannot be is REQUEST_NOT_HONORED.
-    """
-    levers, arch = kernels.levers, kernels.target.arch
-    is_killed = levers.flag(_NO_HOPPER)
-    if arch == HOPPER and not is_killed:
-        return levers[_ARM] != "tile"
-    if levers[_ARM] == "hopper":
-        why = f"{_NO_HOPPER} switches it off" if is_killed else f"the target is {kernels.target}, expected {HOPPER}"
-        kernels.request_failed(_ARM, f"the Hopper GEMM cannot serve: {why}")
-    return False
-
-
-def _both(when: str, also: str) -> str:
-    return ", ".join(filter(None, (when, also)))
+    fused: dict[int, AnyHandle] = {}
+    duals: dict[int, AnyHandle] = {}
+    for rows, tail in ((1, ""), (2, "_batch2"), (3, "_batch3")):
+        with_silu, without = (_GEMV, f"w4a16_gemv_dual_silu{tail}"), (_GEMV, f"w4a16_gemv_dual{tail}")
+        reached_by = f"SwiGLU of {'1 row' if rows == 1 else f'{rows} rows'}"
+        found = kernels.first_of(with_silu, without, required=True, when=when, reached_by=reached_by)
+        (fused if is_of(found, with_silu) else duals)[rows] = found
+    fused[8] = kernels.try_kernel(
+        _GEMV, "w4a16_gemv_dual_silu_batch8", when=when, reached_by="SwiGLU of 4 to 8 rows"
+    )  # fmt: skip
+    return fused, duals
 
 
 @track_caller
 def bf16_kernels(kernels: Lookups, when: str = "") -> Bf16Kernels:
     """Look up the kernels of unquantised projections."""
     return Bf16Kernels(
-        single=kernels.kernel("gemv", "dense_gemv_bf16", when=when),
-        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=when),
-        gemm=kernels.kernel("gemm", "dense_gemm_bf16", when=when),
+        single=kernels.kernel("gemv", "dense_gemv_bf16", when=when, reached_by="bf16_arm: 1 row"),
+        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=when, reached_by="bf16_arm: 2 to 16 rows"),
+        gemm=kernels.kernel("gemm", "dense_gemm_bf16", when=when, reached_by="bf16_arm: more than 16 rows"),
     )

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from kernel_muster.models.dims import GdnDims, ModelDims
 from kernel_muster.models.layers.context import LayerContext, needed, new_rows
-from kernel_muster.models.layers.delta_rule import DeltaRule, GdnInputs
-from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers, bf16_kernels, exact_tiers, tile_kernels
+from kernel_muster.models.layers.delta_rule import LEFT, DeltaRule, GdnInputs
+from kernel_muster.models.layers.families import Bf16Kernels, batch_tiers, bf16_kernels, exact_tiers
 from kernel_muster.models.layers.linear import Bf16Linear, Linear, Nvfp4Linear
 from kernel_muster.models.layers.norm import GatedRmsNorm, RmsNorm
+from kernel_muster.models.layers.tiles import may_take_wide, tile_kernels
 from kernel_muster.models.memory.batch import Batch
 from kernel_muster.models.memory.memory import Memory
 from kernel_muster.models.memory.state import Recurrent
@@ -32,15 +33,16 @@ class Gdn:
 
     def __init__(self, ctx: LayerContext, model: ModelDims, dims: GdnDims) -> None:
         kernels = ctx.kernels
-        rms_norm = kernels.kernel("norm", "rms_norm")
-        rms_norm_residual = kernels.kernel("norm", "rms_norm_residual")
-        rms_norm_gated = kernels.kernel("norm", "rms_norm_gated")
+        rms_norm = kernels.kernel("norm", "rms_norm", reached_by="every pass")
+        rms_norm_residual = kernels.kernel("norm", "rms_norm_residual", reached_by="every pass")
+        rms_norm_gated = kernels.kernel("norm", "rms_norm_gated", reached_by="prefill and verify")
         dense = bf16_kernels(kernels)
         self._qkvz_one: AnyHandle | None = None
         self._in_one: AnyHandle | None = None
         self.qkvz, self.out = self._projections(ctx, model, dims, dense)
-        self._split_qkvz = kernels.kernel("ssm_preprocess", "deinterleave_qkvz")
-        self._gates = kernels.kernel("ssm_preprocess", "compute_gdn_gates")
+        left = f"prefill, verify, and decode of {LEFT}"
+        self._split_qkvz = kernels.kernel("ssm_preprocess", "deinterleave_qkvz", reached_by=f"{left}, from 2 rows on")
+        self._gates = kernels.kernel("ssm_preprocess", "compute_gdn_gates", reached_by=left)
         self.rule = DeltaRule(ctx, dims, model.rms_eps)
         # beta and alpha decide what the state forgets: two rows a value head (all of beta, all of alpha), unquantised.
         # What makes all inputs in one launch reads the rows of beta and alpha as they are.
@@ -65,12 +67,17 @@ class Gdn:
         made: list[Linear] = []
         shapes = {"qkvz_proj": (dims.qkvz_rows, model.hidden), "out_proj": (model.hidden, dims.z_dim)}
         quants = {name: ctx.stored(name, model.quant) for name in shapes}
-        if "nvfp4" in quants.values():
-            self._qkvz_one = kernels.kernel("w4a16_gemv", "w4a16_gemv_qkvz", when=_NVFP4)
+        if quants["qkvz_proj"] == "nvfp4":
+            one = "prefill or verify of 1 row"
+            self._qkvz_one = kernels.kernel("w4a16_gemv", "w4a16_gemv_qkvz", when=_NVFP4, reached_by=one)
             if dims.conv_width == _FUSED_TAPS:
-                self._in_one = kernels.try_kernel("w4a16_gemv", "w4a16_gemv_gdn_in", when=_NVFP4)
-            tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4)}
-            tiles = tile_kernels(kernels, _NVFP4)
+                few = "is_one_launch: decode of few rows"
+                self._in_one = kernels.try_kernel("w4a16_gemv", "w4a16_gemv_gdn_in", when=_NVFP4, reached_by=few)
+        if "nvfp4" in quants.values():
+            packed = [shape for name, shape in shapes.items() if quants[name] == "nvfp4"]
+            has_wide = may_take_wide(kernels, packed)
+            tiers = {**exact_tiers(kernels, _NVFP4), **batch_tiers(kernels, _NVFP4, has_wide)}
+            tiles = tile_kernels(kernels, packed, _NVFP4)
         for name, shape in shapes.items():
             spec = ctx.spec(name, *shape, quants[name])
             if quants[name] == "bf16":
@@ -78,8 +85,6 @@ class Gdn:
                 continue
             fused = [one for one in (self._qkvz_one, self._in_one) if name == "qkvz_proj" and one is not None]
             made.append(Nvfp4Linear(ctx, spec, tiers, tiles, fused))
-        if quants["qkvz_proj"] == "bf16":
-            self._qkvz_one = self._in_one = None
         if self._in_one is not None and not made[0].weight.serves(self._in_one):
             self._in_one = None
         return made[0], made[1]

@@ -66,6 +66,11 @@ def qkv_edges(levers: Levers, hopper_from: int) -> QkvEdges:
     return QkvEdges(own_from - 1 if tier_rows >= WIDEST_TIER else tier_rows, own_from)
 
 
+def tiers_reach_wide(levers: Levers) -> bool:
+    """Whether rows above 16 of QKV and output projections go through one tier each, without the Hopper GEMM."""
+    return qkv_edges(levers, 0).tier_rows > WIDEST_TIER
+
+
 def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdges = BUILT_IN_EDGES) -> QkvArm:
     """Return the arm for M rows of the QKV and output projections.
 
@@ -84,6 +89,15 @@ def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdge
     if has_tiers and rows <= max(edges.tier_rows, MTP_VERIFY_ROWS if phase == "verify" else 0):
         return "tiers"
     return "own" if edges.own_from and rows >= edges.own_from else "tiled"
+
+
+def cuts_tiles(fewest_rows: int, asked: str, edges: QkvEdges) -> bool:
+    """Whether some passes of so many rows at least are cut into tiles of 1 to 3 rows."""
+    if fewest_rows <= QKV_TILE:
+        return True
+    if asked != "auto":
+        return asked in ("tiled", "per_seq")
+    return not edges.own_from or max(fewest_rows, edges.tier_rows + 1) < edges.own_from
 
 
 # rows: every row of a prompt as the decode step of its prefix, with its bits; mma: tiles of rows, weights in BF16.

@@ -65,11 +65,11 @@ def prefill_arm(rows: int, sequences: int, has_chunked: bool) -> GdnArm:
     return "prefill_chunked" if has_chunked and rows > edge else "prefill"
 
 
-def decode_arm(sequences: int, has_strided: bool, has_norm_strided: bool) -> GdnArm:
-    """Return the arm of a decode step: with the norm if it can be; several sequences go in one launch if they can."""
+def decode_arm(has_strided: bool, has_norm_strided: bool) -> GdnArm:
+    """Return the arm of a decode step: with the norm if it can be; all sequences go in one launch if they can."""
     if has_norm_strided:
         return "norm_strided"
-    return "strided" if has_strided and sequences > 1 else "single"
+    return "strided" if has_strided else "single"
 
 
 def verify_arm(rows: int, sequences: int, chunks: Collection[int], has_verify: bool) -> GdnArm:

@@ -59,6 +59,16 @@ def hopper_from(levers: Levers, n: int, k: int, has_wide: bool = True) -> int:
     return int(levers["MUSTER_W4A16_HOPPER_FROM_SMALL" if is_small else "MUSTER_W4A16_HOPPER_FROM"] or 0)
 
 
+def reaches_wide(n: int, k: int, phases: Collection[Phase], has_hopper: bool, levers: Levers) -> bool:
+    """Whether some rows of a weight ``(N, K)`` go through the wide GEMV tier."""
+    asked = levers["MUSTER_W4A16_ARM"]
+    if asked != "auto":
+        return asked == "gemv"
+    if has_hopper:
+        return hopper_from(levers, n, k) > WIDEST_TIER + 1
+    return "decode" in phases and int(levers["MUSTER_W4A16_CHUNKED_ROWS"] or 0) > WIDEST_TIER
+
+
 def projection_arm(
     shape: GemmShape, phase: Phase, tiers: Collection[int], tiles: Collection[TileName], levers: Levers
 ) -> Arm:

@@ -10,8 +10,8 @@ from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
 # ``hopper`` reads a layout of its own, ``base`` untransposed weights (the slow arm), the others the transposed copy;
-# each name is one slot, whichever twin serves it.
-TileName = Literal["hopper", "base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3"]
+# each name is one slot, whichever twin serves it. ``fp4`` quantises its activations too: no built-in family has one.
+TileName = Literal["hopper", "base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3", "fp4"]
 TILE_NAMES: tuple[TileName, ...] = get_args(TileName)
 
 # Deep-K tiles (K step 64) win from here up. M=16, us for t / k64 / m128:
@@ -126,38 +126,45 @@ def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName],
 
     Without a transposed copy that is ``base``. UsageError if there is none at all.
     """
-    deep = is_deep(shape, levers)
-    tiles = _tiles(deep, deep and is_narrow(shape, levers), is_small(shape, levers), phase, levers)
-    for name in _order(tiles, is_tiny(shape.n, shape.k, levers)):
+    for name in _order(shape, phase, levers):
         if name in available:
             return name
     raise UsageError(f"no W4A16 tile GEMM is available for M={shape.m} N={shape.n} K={shape.k}")
 
 
-def reachable_tiles(n: int, k: int, available: Collection[TileName], levers: Levers) -> frozenset[TileName]:
+def reachable_tiles(
+    n: int, k: int, available: Collection[TileName], levers: Levers, phases: Collection[Phase] = PHASES
+) -> frozenset[TileName]:
     """Return the kernels that some number of rows in some phase reaches: the copies that others read are not built."""
-    fewest = GemmShape(1, n, k)
-    deep, tiny = is_deep(fewest, levers), is_tiny(n, k, levers)
+    most_small = int(levers["MUSTER_W4A16_M128_ABOVE"] or 0)
+    # The wide grid grows by its blocks at one row every 64 rows, and is narrow up to a sum of these.
+    most_narrow = 64 * (int(levers["MUSTER_W4A16_NARROW_BLOCKS"] or 0) // max(GemmShape(1, n, k).wide_blocks, 1))
     found: set[TileName] = set()
-    for phase in PHASES:
-        for small in (True, False) if is_small(fewest, levers) else (False,):
-            # The wide grid grows with the rows, so that what is not narrow at one row never is.
-            for narrow in (True, False) if deep and is_narrow(fewest, levers) else (False,):
-                order = _order(_tiles(deep, narrow, small, phase, levers), tiny)
-                found.update([name for name in order if name in available][:1])
+    for phase in phases:
+        for rows in (1, most_small + 1, most_narrow + 1):
+            order = _order(GemmShape(rows, n, k), phase, levers)
+            found.update([name for name in order if name in available][:1])
     return frozenset(found)
 
 
-def _order(tiles: list[TileName], is_tiny: bool) -> list[TileName]:
-    """Put the Hopper GEMM and the arm on untransposed weights to the tiles."""
-    return [*tiles, "hopper", "base"] if is_tiny else ["hopper", *tiles, "base"]
+def _order(shape: GemmShape, phase: Phase, levers: Levers) -> list[TileName]:
+    """Put the Hopper GEMM and the arm on untransposed weights to the tiles; a forced arm leaves FP4 out."""
+    tiles = _tiles(shape, phase, levers)
+    order: list[TileName] = ["hopper", *tiles, "base"]
+    if is_tiny(shape.n, shape.k, levers):
+        order = [*tiles, "hopper", "base"]
+    if phase == "prefill" and levers["MUSTER_W4A16_ARM"] != "hopper":
+        # Nobody has measured one. Rows of a prompt need not have the bits of decode, those of other phases do.
+        return ["fp4", *order]
+    return order
 
 
-def _tiles(deep: bool, narrow: bool, small: bool, phase: Phase, levers: Levers) -> list[TileName]:
+def _tiles(shape: GemmShape, phase: Phase, levers: Levers) -> list[TileName]:
     order: list[TileName] = []
-    if deep and narrow:
+    deep = is_deep(shape, levers)
+    if deep and is_narrow(shape, levers):
         order.append("k64_n64")
-    if small:
+    if is_small(shape, levers):
         order += ["k64", "t"] if deep else ["t"]
     # What a missing variant leaves: v1 first, then the small tile.
     return [*order, m128_variant(phase, levers), "m128", "t"]

@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.install
 
-SOFTCAP, SILU, ADD = "acme_softcap::softcap", "silu::silu_mul", "residual_add::bf16_residual_add"
+SOFTCAP, SILU, ADD = "acme_softcap::softcap", "silu::silu_mul", "residual_add::sigmoid_gate_mul_batched"
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +135,13 @@ def test_ten_lines_with_a_wrong_key_refuses_and_names_it(make_environment, copy_
         make_environment,
         copy_example("ten_lines"),
         "ten_lines.py",
-        'bf16_residual_add", "',
-        'bf16_residual_sum", "',
+        'sigmoid_gate_mul_batched", "',
+        'sigmoid_gate_rows", "',
     )
     report = environment.muster_json("audit", "qwen3.6-27b", "--target", "cpu", code=1)
     (finding,) = _findings(report, "BAD_SPEC")
     assert finding["subject"] == "ten_lines"
-    assert "residual_add::bf16_residual_sum" in finding["why"]
+    assert "residual_add::sigmoid_gate_rows" in finding["why"]
     assert finding["where"] == ["ten-lines 1.0 (ten_lines)"]
 
 
@@ -154,7 +154,7 @@ kernels = km.open_registry("cpu")
 builtin = km.open_registry("cpu", no_plugins=("acme", "ten_lines"))
 rng = np.random.default_rng(7)
 worst, cases = 0.0, 0
-for key in ("acme_softcap::softcap", "silu::silu_mul", "residual_add::bf16_residual_add"):
+for key in ("acme_softcap::softcap", "silu::silu_mul", "residual_add::sigmoid_gate_mul_batched"):
     handle = kernels.kernel(*key.split("::"))
     for case in handle.contract.cases:
         arguments = handle.contract.arguments(case, rng)

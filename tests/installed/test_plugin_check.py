@@ -32,7 +32,7 @@ def test_installed_examples_pass_with_every_kernel_proven(examples):
     acme = examples.muster_json("plugin", "check", "acme-kernels")
     assert (acme["verdict"], acme["findings"], proven(acme)) == ("passed", [], KEYS)
     ten_lines = examples.muster_json("plugin", "check", "ten_lines")
-    assert (ten_lines["verdict"], proven(ten_lines)) == ("passed", {"residual_add::bf16_residual_add"})
+    assert (ten_lines["verdict"], proven(ten_lines)) == ("passed", {"residual_add::sigmoid_gate_mul_batched"})
 
 
 def test_wheel_of_an_example_passes_where_it_is_not_installed(make_environment, acme_wheel):

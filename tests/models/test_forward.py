@@ -207,13 +207,13 @@ def test_every_form_of_the_delta_rule_is_reached(tiny: Make) -> None:
     assert rule.used == {"prefill": 1, "norm_strided": 2, "chunk": 2, "verify_n": 1}
 
 
-def test_delta_rule_without_the_fused_norm_goes_by_sequences(tiny: Make) -> None:
+def test_delta_rule_without_the_fused_norm_takes_all_sequences_in_one_launch(tiny: Make) -> None:
     model = tiny("dense", 31, without=("gated_delta_rule::gated_delta_rule_decode_norm_strided",))
     state = model.new_state(SIZES)
     one, two = state.open(), state.open()
     model.decode(state, [one], [4])
     model.decode(state, [one, two], [4, 5])
-    assert model.layers[0].mixer.rule.used == {"single": 1, "strided": 1}  # type: ignore[union-attr]
+    assert model.layers[0].mixer.rule.used == {"strided": 2}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("max_rows", [3, 4, 7])

@@ -68,7 +68,7 @@ def test_lever_of_experts_concerns_only_a_model_that_has_some(unmoved: dict[str,
     levers = {lever.name: lever for lever in NAMING}
     grouped, deep = levers["MUSTER_NO_MOE_GROUPED_DECODE"].keys, levers["MUSTER_W4A16_K64_MIN_K"].keys
     assert [concerns(grouped, unmoved[model]) for model in MODELS] == [False, True]
-    assert [concerns(deep, unmoved[model]) for model in MODELS] == [True, True]
+    assert [concerns(deep, unmoved[model]) for model in MODELS] == [True, False]  # its weights are not as deep
 
 
 def test_levers_that_were_measured_all_name_keys() -> None:

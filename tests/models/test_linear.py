@@ -5,8 +5,9 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.models.layers.context import LayerContext, new_rows
-from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, exact_tiers, tile_kernels
+from kernel_muster.models.layers.families import batch_tiers, bf16_kernels, exact_tiers
 from kernel_muster.models.layers.linear import Bf16Linear, Nvfp4Linear
+from kernel_muster.models.layers.tiles import tile_kernels
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]
@@ -15,7 +16,7 @@ ALL_TIERS = dict(zip(range(1, 17), [1, 2, 3, 4, 5, 6, 7, 8, *[16] * 8], strict=T
 
 def nvfp4_linear(ctx: LayerContext, n: int = 40, k: int = 64) -> Nvfp4Linear:
     tiers = {**exact_tiers(ctx.kernels), **batch_tiers(ctx.kernels)}
-    return Nvfp4Linear(ctx, ctx.spec("w", n, k, "nvfp4"), tiers, tile_kernels(ctx.kernels))
+    return Nvfp4Linear(ctx, ctx.spec("w", n, k, "nvfp4"), tiers, tile_kernels(ctx.kernels, [(n, k)]))
 
 
 def bf16_linear(ctx: LayerContext) -> Bf16Linear:
@@ -68,7 +69,7 @@ def test_every_tile_variant_is_reached_and_bit_identical_to_t(
     x = exact.rows(rows, 64)
     got = run(linear, x, "prefill")
     assert linear.used == {tile: 1}
-    plain = linear.tiles["t"]
+    plain = tile_kernels(make_context().kernels, [(n, 64)])["t"]
     expected = np.empty_like(got)
     plain(x=x, w=linear.weight.copy_for(plain), out=expected)
     assert got.tobytes() == expected.tobytes()

@@ -19,18 +19,22 @@ def test_page_of_the_manual_is_current(text: str) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    "| w4a16_gemv_qg | R | MTP attention, attention: attention is gated, attention weights are NVFP4, stored or "
-    "requantised | w4a16_gemv_qg |",
+    "| w4a16_gemv_qg | R, chain w4a16_gemv_qgkv > w4a16_gemv_qg | MTP attention, attention: attention is gated, "
+    "attention weights are NVFP4, stored or requantised | qkv_arm: 1 row, or a tile of that | w4a16_gemv_qg |",
     "| rope_mrope_interleaved | O | MTP attention, attention: rope is interleaved mrope |",
-    "| rope_yarn | R | attention: rope is stretched by YaRN |",
-    "| w4a16_gemm_t_k64 | R | GDN: projections are NVFP4, MUSTER_NO_K64_PIPELINE3 is on<br>MTP FFN, ",
+    "| rope_yarn | R | attention: rope is stretched by YaRN | every pass |",
+    "| w4a16_gemm_t_k64 | R, chain w4a16_gemm_t_k64_n64_p3 > w4a16_gemm_t_k64 | GDN: projections are NVFP4, "
+    "MUSTER_NO_K64_N64 is off, MUSTER_NO_K64_PIPELINE3 is on<br>MTP FFN, ",
+    "| moe_fused_batch2_down | R | MTP FFN, MoE: always | MUSTER_FFN_ARM |",
     "| w4a16_gemm_t_k64 | R, chain w4a16_gemm_t_k64_p3 > w4a16_gemm_t_k64 | GDN: projections are NVFP4<br>",
     "| w4a16_gemm_t_m128_v3 | O | ",
-    "| moe_router_logits_f32 | O | MTP FFN, MoE: MUSTER_FP32_ROUTING is on (asked for by MUSTER_FP32_ROUTING) |",
+    "| moe_router_logits_f32 | O | MTP FFN, MoE: MUSTER_FP32_ROUTING is on (asked for by MUSTER_FP32_ROUTING) | "
+    "MUSTER_FP32_ROUTING |",
     "| quantize_bf16_to_nvfp4 | O | attention: BF16 attention weights are requantised (asked for by "
     "MUSTER_FP4_PROJ_DECODE) |",
-    "| w4a4_gemm | O | MTP FFN, dense FFN: FFN weights are NVFP4 | w4a4_gemm | nobody yet: open to any plugin |",
-    "| gather | R | embedding: always | gather | embedding on cpu (reference, python)",
+    "| w4a4_gemm | O | MTP FFN, dense FFN: FFN weights are NVFP4 | choose_tile: prefill | w4a4_gemm | nobody "
+    "yet: open to any plugin |",
+    "| gather | R | embedding: always | every pass | gather | embedding on cpu (reference, python)",
 ])  # fmt: skip
 def test_page_says_who_asks_for_what_and_when(text: str, line: str) -> None:
     assert line in text

@@ -21,6 +21,11 @@ def session_rows(ctx: LayerContext) -> Any:
     return fold(ctx.kernels._session.entries("boot"))
 
 
+def forced(arm: str) -> dict[str, str]:
+    """Return the levers that an arm needs: what no row count reaches is looked up where it is asked for."""
+    return {"FFN_ARM": arm} if arm in ("token_major", "atomic_c4", "batched") else {}
+
+
 def moe(ctx: LayerContext, dims: MoeDims = DIMS) -> MoeFfn:
     return MoeFfn(ctx, H, dims)
 
@@ -67,7 +72,7 @@ def test_moe_by_policy_matches_float64_at_every_row_count(
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 17])
 @pytest.mark.parametrize("arm", MOE_ARMS)
 def test_moe_forced_arm_matches_float64(make_context: Make, exact: Any, arm: Any, rows: int) -> None:
-    ffn = moe(make_context())
+    ffn = moe(make_context(**forced(arm)))
     x = exact.rows(rows, H)
     exact.assert_close(ffn.forward(x, "decode", arm), *reference(ffn, exact, x))
     assert ffn.used == {arm: 1}
@@ -80,6 +85,7 @@ def test_moe_routed_arms_agree_bit_for_bit_with_single(make_context: Make, exact
     assert ffn.forward(x, "decode", arm).tobytes() == ffn.forward(x, "decode", "single").tobytes()
 
 
+PAIRS = {n: {f"moe_fused_batch{n}::moe_fused_batch{n}_{what}" for what in ("gate_up", "down")} for n in (2, 3)}
 FUSED = tuple(f"moe_fused_shared::moe_fused_shared_{name}" for name in ("gate_up", "down"))
 
 
@@ -159,12 +165,37 @@ def test_moe_arm_follows_the_levers_in_decode_and_verify(
     assert ffn.moe_grouped_decode_ok(rows) is (arm in ("grouped", "atomic_c4"))
 
 
+ATOMIC = "moe_w4a16::moe_w4a16_grouped_down_atomic_c4"
+
+
 def test_moe_without_the_atomic_kernel_lacks_its_arm(make_context: Make, exact: Any) -> None:
-    ctx = make_context(without=("moe_w4a16::moe_w4a16_grouped_down_atomic_c4",), FFN_ARM="atomic_c4")
+    ctx = make_context(without=(ATOMIC,), FFN_ARM="atomic_c4")
     ffn = moe(ctx)
-    assert "no arm atomic_c4" in ctx.kernels._session.requests[0].why
+    assert {str(row.key): row.requested_by for row in session_rows(ctx)}[ATOMIC] == "MUSTER_FFN_ARM"
+    assert ffn.arm(2, "decode") == "k2"
     with pytest.raises(UsageError, match="no arm 'atomic_c4' here"):
         ffn.forward(exact.rows(2, H), "decode", "atomic_c4")
+
+
+@pytest.mark.parametrize(("arm", "adds"), [
+    ("single", set()), ("grouped", set()), ("atomic_c4", {ATOMIC, "moe_shared::moe_shared_gate_add"}),
+    ("token_major", {*PAIRS[2], "moe_shared::moe_shared_gate_add"}),
+    ("batched", {*PAIRS[2], *PAIRS[3], "moe_shared::moe_shared_gate_add"}),
+])  # fmt: skip
+def test_moe_asks_for_what_only_a_lever_reaches_where_it_is_set(make_context: Make, arm: str, adds: set[str]) -> None:
+    def tried(**levers: str) -> set[str]:
+        ctx = make_context(source=None, **levers)
+        moe(ctx)
+        return {str(row.key) for row in session_rows(ctx)}
+
+    assert tried(FFN_ARM=arm) - tried() == adds
+
+
+@pytest.mark.parametrize("arm", ["token_major", "batched"])
+def test_moe_arm_that_was_not_looked_up_is_refused(make_context: Make, exact: Any, arm: Any) -> None:
+    ffn = moe(make_context())
+    with pytest.raises(UsageError, match=r"no arm 'token_major' here|MUSTER_FFN_ARM asks for them"):
+        ffn.forward(exact.rows(5, H), "decode", arm)
 
 
 def test_moe_answers_its_questions(make_context: Make, exact: Any) -> None:
@@ -189,7 +220,7 @@ def test_parts_of_the_experts_add_up_to_the_layer(make_context: Make, exact: Any
     value, bound = reference(whole, exact, x)
     total, rounding = np.zeros(x.shape), np.zeros(x.shape)
     for first, last in itertools.pairwise(bounds):
-        part = MoeFfn(make_context(), H, DIMS, range(first, last))
+        part = MoeFfn(make_context(**forced(arm)), H, DIMS, range(first, last))
         assert (part.shared is None) == (first > 0)
         made = part.forward(x, "decode", arm).astype(np.float64)
         total += made

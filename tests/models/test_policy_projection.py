@@ -65,7 +65,12 @@ def test_a_wide_verify_takes_what_the_layout_plan_left(
     (14336, 5120, HOPPER, {}, {"hopper"}),
     (14336, 5120, TILES, {}, {"t", "m128"}),
     (14336, 6144, TILES, {}, {"k64", "m128"}),
-    (5120, 6144, TILES, {}, {"k64_n64", "k64", "m128"}),
+    (5120, 6144, TILES, {}, {"k64_n64", "m128"}),  # narrow as far as the 64-row tile goes
+    (5120, 6144, TILES, {"W4A16_NARROW_BLOCKS": 39}, {"k64", "m128"}),
+    (5120, 6144, TILES, {"W4A16_NARROW_BLOCKS": 40, "W4A16_M128_ABOVE": 128}, {"k64_n64", "k64", "m128"}),
+    (1024, 6144, TILES, {}, {"k64_n64", "m128"}),
+    (14336, 5120, (*TILES, "fp4"), {}, {"t", "m128", "fp4"}),
+    (14336, 5120, (*TILES, "fp4"), {"W4A16_ARM": "hopper"}, {"t", "m128"}),
     (14336, 5120, ("base",), {}, {"base"}),
     (14336, 5120, TILES, {"W4A16_M128_ABOVE": 0}, {"m128"}),
     (14336, 5120, (*TILES, "m128_v3"), {"W4A16_VARIANT": "v3"}, {"t", "m128", "m128_v3"}),

@@ -16,7 +16,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
 Make = Callable[..., Levers]
-TILES = tuple(name for name in TILE_NAMES if name != "hopper")
+TILES = tuple(name for name in TILE_NAMES if name not in ("hopper", "fp4"))
 
 
 def choose(levers: Levers, m: int, n: int, k: int, available: tuple[str, ...] = TILES, phase: str = "decode") -> str:
@@ -85,6 +85,17 @@ def test_choose_tile_with_everything_there(make_levers: Make, m: int, n: int, k:
 def test_choose_tile_falls_through_what_is_missing(make_levers: Make, missing: tuple[str, ...], name: str) -> None:
     available = tuple(tile for tile in TILES if tile not in missing and tile not in ("m128_v2", "m128_v3"))
     assert choose(make_levers(), 16, 5120, 6144, available) == name
+
+
+@pytest.mark.parametrize(("phase", "levers", "name"), [
+    ("prefill", {}, "fp4"), ("decode", {}, "m128"), ("verify", {}, "m128"), ("prefill", {"W4A16_ARM": "tile"}, "fp4"),
+    ("prefill", {"W4A16_ARM": "hopper"}, "hopper"), ("prefill", {"W4A16_VARIANT": "v3"}, "fp4"),
+])  # fmt: skip
+def test_fp4_tile_serves_prompts_where_it_is_there(
+    make_levers: Make, phase: str, levers: dict[str, str], name: str
+) -> None:
+    available = (*TILES, "fp4", *["hopper"] * (name == "hopper"))
+    assert choose(make_levers(**levers), 128, 14336, 5120, available, phase) == name
 
 
 def test_choose_tile_without_transposed_copy_is_the_base(make_levers: Make) -> None:
