@@ -147,11 +147,12 @@ class Catalogue:
             if found:
                 return self._settled(found, subject, reference, steps)
         why = f"no manifest claims model_type {facts.label}, hidden_size {facts.hidden_size}"
+        meant = [name for name, needles in matched_needles(self.manifests, reference or "").items() if needles]
         if sizes := self._sizes(facts):
-            return Resolution(None, _unknown(subject, f"{why}; of this type there is {sizes}", ()), steps)
+            return Resolution(None, _unknown(subject, f"{why}; of this type there is {sizes}", (), meant), steps)
         claimed = {row.model_type for manifest in self.manifests for row in manifest.model_types}
         hints = sorted({name for one in facts.model_types for name in near(one, claimed)})
-        return Resolution(None, _unknown(subject, why, hints), steps)
+        return Resolution(None, _unknown(subject, why, hints, meant), steps)
 
     def _claimants(self, facts: ConfigFacts, size: int | None) -> list[Manifest]:
         """Return the manifests with a row of the likeliest type that any has; ``foo_text`` comes before ``foo``."""
@@ -283,10 +284,12 @@ def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tupl
     return Resolution(None, Finding("AMBIGUOUS_MODEL", subject, why, where, tuple(remedies)), steps)
 
 
-def _unknown(subject: str, why: str, near_names: Iterable[str]) -> Finding:
+def _unknown(subject: str, why: str, near_names: Iterable[str], called: Iterable[str] = ()) -> Finding:
+    """Report a model without a manifest; ``called`` are models whose needle the reference holds."""
     names = list(near_names)
     hint = f"; did you mean {' or '.join(names)}?" if names else ""
     remedies = (
+        *(f"name {name}, whose text the reference holds, if it is that model" for name in called),
         "muster models lists all of them",
         "or write a manifest for it, and give that: --manifest FILE, or boot(manifest=FILE)",
     )

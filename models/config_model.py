@@ -205,6 +205,6 @@ class _Reader:
             return {}
         if target is None:
             self.problems.append("a drafter's config does not name its target: give one")
-        found = {name: self.hf.get(key) for name, key in DRAFTER_KEYS.items()}
+        found = {name: self.hf.get(key) or own.get(key) for name, key in DRAFTER_KEYS.items()}
         self.problems += [f"{DRAFTER_KEYS[name]} is missing" for name, value in found.items() if value is None]
         return {"target": target, **found, **{name: own.get(key) for name, key in DRAFTER_OPTIONS.items()}}

@@ -71,7 +71,7 @@ def contradictions(
     found = [one for check in checks for one in check(model, hf)]
     found += _drafter(dflash or {}, hf)
     found += _window(hf, is_drafter=bool(dflash))
-    found += _built_in(hf)
+    found += _built_in(hf, is_drafter=bool(dflash))
     kept = [one for one in found if one.field not in (known or ()) and (has_all_layers or not one.is_of_layers)]
     if known is None:
         kept = [replace(one, accept=_NOT_HERE) if one.is_built_in else one for one in kept]
@@ -278,8 +278,9 @@ def _drafter(dflash: Mapping[str, Any], config: HfConfig) -> Iterator[Contradict
             yield Contradiction(DRAFTER, shown(options), "no [dflash]", "a [dflash] table")
         return
     own = options if isinstance(options, Mapping) else {}
-    found = [(name, key, config.get(key), "") for name, key in DRAFTER_KEYS.items()]
-    found += [(name, key, own.get(key), DRAFTER) for name, key in DRAFTER_OPTIONS.items()]
+    keys = DRAFTER_KEYS | DRAFTER_OPTIONS
+    found = [(name, key, own.get(key), DRAFTER) for name, key in keys.items()]
+    found += [(name, key, config.get(key), "") for name, key in DRAFTER_KEYS.items()]
     for name, key, theirs, where in found:
         mine = dflash.get(name)
         mine = tuple(mine) if isinstance(mine, list) else mine
@@ -300,10 +301,10 @@ def _window(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
         yield Contradiction(key, got, whole, _read_by_builder(key), is_built_in=True)
 
 
-def _built_in(config: HfConfig) -> Iterator[Contradiction]:
-    """Find options of a config that no layer here has."""
+def _built_in(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
+    """Find options of a config that no layer here has; a drafter attends to a window anyway."""
     for key, values in BUILT_IN.items():
-        theirs = config.get(key)
+        theirs = None if is_drafter and key == "use_sliding_window" else config.get(key)
         if theirs is None or any(is_same(value, theirs) for value in values):
             continue
         wanted = toml_value(values[0]) or "none" if values else "none"

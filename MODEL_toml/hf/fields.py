@@ -56,10 +56,10 @@ YARN_OPTIONS: Mapping[str, Any] = {
     "beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None, "mscale": None, "mscale_all_dim": None,
 }  # fmt: skip
 GDN, ATTENTION, WINDOW = "linear_attention", "full_attention", "sliding_attention"
-#: Fields of a drafter, by key of the ``[dflash]`` table: of the config, or of its ``dflash_config``.
+#: Fields of a drafter, by key of the ``[dflash]`` table: of the config or its ``dflash_config``; of that alone.
 DRAFTER = "dflash_config"
-DRAFTER_KEYS: Mapping[str, str] = {"gamma": "block_size", "window": "sliding_window"}
-DRAFTER_OPTIONS: Mapping[str, str] = {"mask_token_id": "mask_token_id", "target_layer_ids": "target_layer_ids"}
+DRAFTER_KEYS = {"gamma": "block_size", "window": "sliding_window"}
+DRAFTER_OPTIONS = {"mask_token_id": "mask_token_id", "target_layer_ids": "target_layer_ids"}
 #: Where a quantisation config stands; the second name is that of early releases of compressed-tensors.
 QUANTISATION = ("quantization_config", "compression_config")
 
@@ -150,7 +150,16 @@ _KNOWN = frozenset({*BUILT_IN, *SPECIAL, *HARMLESS, *(key for keys in KEYS.value
 _KNOWN_ROPE = frozenset({
     *ROPE_KEYS.values(), *YARN_OPTIONS, "rope_type", "type", GDN, ATTENTION, WINDOW,
 })  # fmt: skip
-_KNOWN_DRAFTER = frozenset(DRAFTER_OPTIONS.values())
+#: Fields of a quantisation config that are read, that describe activations or the KV cache, which are BF16 here, or
+#: that describe how it was made.
+_KNOWN_QUANT = frozenset({
+    "quant_method", "config_groups", "format", "ignore", "transform_config", "sparsity_config", "quant_algo",
+    "group_size", "exclude_modules", "quantized_layers", "quantization", "has_zero_point", "pre_quant_scale",
+    "modules_to_not_convert", "ignored_layers", "weight_block_size", "fmt",
+    "kv_cache_scheme", "kv_cache_quant_algo", "activation_scheme",
+    "quantization_status", "global_compression_ratio", "version", "producer", "quant_library",
+})  # fmt: skip
+_KNOWN_DRAFTER = frozenset({*DRAFTER_OPTIONS.values(), *DRAFTER_KEYS.values()})
 
 
 @frozen
@@ -167,12 +176,14 @@ class UnknownField:
 
 
 def unknown_fields(config: HfConfig) -> Iterator[UnknownField]:
-    """Yield the fields of both levels, of rope tables and of a drafter that nobody knows; null counts as absent."""
+    """Yield the fields that nobody knows, of both levels and of the tables in them; null counts as absent."""
     for prefix, table in config.levels:
         yield from _unknown(table, prefix, _KNOWN)
         for name in ROPE_TABLES:
             yield from _unknown_rope(table.get(name), f"{prefix}{name}.")
         yield from _unknown(table.get(DRAFTER), f"{prefix}{DRAFTER}.", _KNOWN_DRAFTER)
+        for name in QUANTISATION:
+            yield from _unknown(table.get(name), f"{prefix}{name}.", _KNOWN_QUANT)
 
 
 def _unknown_rope(rope: Any, prefix: str) -> Iterator[UnknownField]:

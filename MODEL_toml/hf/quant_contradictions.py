@@ -16,7 +16,7 @@ from kernel_muster.MODEL_toml.hf.statements import Contradiction
 from kernel_muster.MODEL_toml.schema import QUANTS, ModelTable
 from kernel_muster.MODEL_toml.wording import plain
 
-_FIELD = QUANTISATION[0]
+_FIELD, _METHOD = QUANTISATION[0], "quant_method"
 _MIXER = {
     "full": tuple(f"self_attn.{name}_proj" for name in "qkvo"),
     "gdn": tuple(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")),
@@ -62,7 +62,9 @@ def _unread(model: ModelTable, config: HfConfig, problem: QuantProblem) -> Itera
     """Report a config that cannot be read; one that only lacks its groups is compared by its format, if it has one."""
     stated = f'quant "{model.quant}"'
     if not problem.is_incomplete:
-        got = f"{plain(problem.got)} in {problem.file}" + (f" for {plain(problem.module)}" if problem.module else "")
+        got = f"has {plain(problem.got)}" + (f" for {plain(problem.module)}" if problem.module else "")
+        if problem.expected.startswith(_METHOD):
+            got = f"has {_METHOD} {problem.got}"
         yield Contradiction(_FIELD, got, stated, f"no manifest accepts it: expected {problem.expected}")
     elif (quant := bare_format(config)) not in (None, model.quant):
         yield Contradiction(_FIELD, f"has weights in {quant}", stated, _accept([str(quant)]))
