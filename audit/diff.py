@@ -13,6 +13,7 @@ from dataclasses import field
 from kernel_muster.audit.render.plain import ascii_only, fold_layers, plural
 from kernel_muster.audit.render.sections import value_text
 from kernel_muster.audit.report import Report
+from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/diff"
@@ -105,7 +106,10 @@ def _parts(report: Report) -> dict[str, Rows]:
             if v.name not in _LEVERS_OF_A_MACHINE
         },
         "plugins": _folded(
-            (f"{p.name} of {p.distribution}", {"version": p.version, "status": p.status, "keys": str(p.kernels)})
+            (
+                f"{p.name} of {normal_name(p.distribution)}",
+                {"version": p.version, "status": p.status, "keys": str(p.kernels)},
+            )
             for p in report.plugins
         ),
         "copies of weights": _folded(
@@ -163,7 +167,7 @@ def _kernels(report: Report) -> Rows:
                 "kind": row.kind,
                 "outcome": row.outcome,
                 "served by": row.served_by,
-                "distribution": row.distribution,
+                "distribution": normal_name(row.distribution),
                 "version": row.version,
                 "tier": row.tier,
                 "backend": row.backend,

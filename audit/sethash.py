@@ -29,7 +29,7 @@ def _row(evidence: Evidence, registered: Registered) -> list[object]:
     spec, provider = registered.spec, registered.provider
     return [
         spec.key,
-        provider.distribution,
+        provider.normal_name,
         provider.version,
         spec.backend.name,
         spec.tier,

@@ -19,7 +19,7 @@ from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import read_levers
-from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog
+from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.lookups import Lookups, LookupSession
 from kernel_muster.registry.selection.records import LookupEntry
 
@@ -106,7 +106,7 @@ def built_in_only(catalog: Catalog) -> Catalog:
     """Return a catalog without what third parties installed here."""
     if broken := [row.name for row in catalog.plugins if row.is_host and row.status != "loaded"]:
         raise MusterError(f"the page needs every built-in family, but {', '.join(broken)} did not load")
-    kernels = tuple(one for one in catalog.kernels if one.provider.distribution == HOST_DISTRIBUTION)
+    kernels = tuple(one for one in catalog.kernels if one.provider.is_host)
     return Catalog(kernels=kernels, contracts=catalog.contracts, builders=catalog.builders, levers=catalog.levers)
 
 

@@ -36,6 +36,7 @@ from kernel_muster.registry.contract.specs import KernelSpec, Registered, is_hos
 from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.discovery.entry_points import scan
 from kernel_muster.registry.discovery.loading import RAISE_LIMIT
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, same_distribution
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hardware.arch import Arch, CodeArch, canonical_arch, parse_arch
@@ -45,7 +46,7 @@ from kernel_muster.registry.launch.choose import choose_runner, has_toolkit
 from kernel_muster.registry.levers import CORE_LEVERS, read_levers
 from kernel_muster.registry.plugin_code import entered
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
-from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog, PluginRow
+from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import LookupSession
 from kernel_muster.registry.selection.select import is_host_only
@@ -218,7 +219,8 @@ def _teller(reporter: Reporter, distribution: str) -> Callable[[str], None]:
             reporter.tell("loading", plugin="")
             return
         where = f"{entry.distribution} {entry.version} ({entry.value})"
-        is_own, is_host = _same(entry.distribution, distribution), entry.distribution == HOST_DISTRIBUTION
+        is_own = same_distribution(entry.distribution, distribution)
+        is_host = same_distribution(entry.distribution, HOST_DISTRIBUTION)
         reporter.tell("loading", plugin=entry.name, where=where, whose="own" if is_own else "" if is_host else "other")
 
     return tell
@@ -230,13 +232,9 @@ def _places(*functions: object) -> tuple[str, ...]:
     return tuple(f"{code.co_filename}:{code.co_firstlineno}" for code in codes if code is not None)
 
 
-def _same(one: str, other: str) -> bool:
-    return one.lower().replace("_", "-").replace(".", "-") == other.lower().replace("_", "-").replace(".", "-")
-
-
 def _rows_of(catalog: Catalog, distribution: str, plugin: str | None) -> list[PluginRow]:
     """Return the plugins to check: all of a distribution, or the one that was named."""
-    rows = (row for row in catalog.plugins if _same(row.distribution, distribution))
+    rows = (row for row in catalog.plugins if same_distribution(row.distribution, distribution))
     return [row for row in rows if plugin in (None, row.name)]
 
 

@@ -8,6 +8,7 @@ from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.audit.serving import REQUEST as SERVING
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.contract.builders import NO_BUILDER
+from kernel_muster.registry.distributions import same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KeyNames
 from kernel_muster.registry.levers import PREFIX, Levers
@@ -73,9 +74,10 @@ def preferred_unused(evidence: Evidence) -> Iterator[Finding]:
     """MUSTER_PREFER names a distribution that does not serve the key."""
     for key, distribution in sorted(evidence.selector.prefer.items()):
         decision = evidence.decide(key)
-        if decision.chosen is not None and decision.chosen.provider.distribution == distribution:
+        if decision.chosen is not None and same_distribution(decision.chosen.provider.distribution, distribution):
             continue
-        rejected = [c.reason for c in decision.candidates if c.registered.provider.distribution == distribution]
+        theirs = (c for c in decision.candidates if same_distribution(c.registered.provider.distribution, distribution))
+        rejected = [c.reason for c in theirs]
         why = (
             f"MUSTER_PREFER asks {distribution} to serve {key}: {'; '.join(rejected) or 'it does not provide that key'}"
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, parse_key
-from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog
+from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.records import LookupRow
 from kernel_muster.registry.selection.select import Decision, is_host_only
 
@@ -209,7 +209,7 @@ def owner_contract(catalog: Catalog, key: KernelKey) -> str:
     """Return the contract that a key's owner gives it: the host, else the plugin whose namespace it lies in."""
     registered = catalog.by_key.get(key, ())
     plugins = catalog.plugins_by_name
-    of_host = [r for r in registered if r.provider.distribution == HOST_DISTRIBUTION]
+    of_host = [r for r in registered if r.provider.is_host]
     of_plugin = [r for r in registered if (row := plugins.get(r.provider.plugin)) and row.owns_module(key.module)]
     return next((r.spec.contract for r in (*of_host, *of_plugin)), "")
 

@@ -23,7 +23,7 @@ def duplicate_kernels(evidence: Evidence) -> Iterator[Finding]:
             continue
         rivals = (decision.chosen, *decision.rivals)
         names = sorted({str(rival.provider) for rival in rivals})
-        counted = Counter(r.provider.distribution for r in rivals)
+        counted = Counter(r.provider.normal_name for r in rivals)
         # Between two kernels of one distribution the lever cannot decide.
         single = [name for name, count in counted.items() if count == 1]
         remedies = tuple(f"MUSTER_PREFER={decision.key}={name}" for name in single[:2])
@@ -67,10 +67,10 @@ def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
 
 def _outranked(decision: Decision) -> Iterator[tuple[str, str]]:
     """Yield who would have served but for another distribution's kernel, of a better tier or closer to the target."""
-    mine = decision.chosen.provider.distribution if decision.chosen else ""
+    mine = decision.chosen.provider.normal_name if decision.chosen else ""
     for candidate in decision.candidates:
         provider = candidate.registered.provider
-        if candidate.rule in ("tier", "specificity") and provider.distribution != mine:
+        if candidate.rule in ("tier", "specificity") and provider.normal_name != mine:
             yield str(provider), candidate.reason
 
 

@@ -9,10 +9,10 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 
 from kernel_muster.registry.discovery.entry_points import HOST_MODULE
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
-from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION
 
 #: What Python imports whenever it starts, if it is there.
 _AT_START = frozenset({"sitecustomize", "usercustomize"})
@@ -52,7 +52,7 @@ def install_wheel(wheel: Path, folder: Path) -> Distribution:
 
 def _taken(wheel: Distribution) -> Iterator[str]:
     """Say what of a wheel takes the place of Python's own modules, of this package, or of another distribution's."""
-    own = _normal(str(wheel.metadata["Name"]))
+    own = normal_name(str(wheel.metadata["Name"]))
     files = _files(wheel)
     modules = {module: file for file in sorted(files, reverse=True) if (module := _top_module(file))}
     for module, file in sorted(modules.items()):
@@ -61,7 +61,7 @@ def _taken(wheel: Distribution) -> Iterator[str]:
         elif module == HOST_MODULE and own != HOST_DISTRIBUTION:
             yield f"{file} would be taken for {HOST_MODULE} itself"
     for other in sorted(distributions(), key=lambda one: str(one.metadata["Name"])):
-        if _normal(str(other.metadata["Name"])) == own:
+        if normal_name(str(other.metadata["Name"])) == own:
             continue
         whose, theirs = f"{other.metadata['Name']} {other.version}", _files(other)
         yield from (
@@ -121,14 +121,14 @@ def path_with(wheel: Distribution, folder: Path, shadows: Path) -> list[str]:
 
     A folder that holds the other version's metadata is replaced by one of links to everything else in it.
     """
-    name = _normal(str(wheel.metadata["Name"]))
+    name = normal_name(str(wheel.metadata["Name"]))
     path = [str(folder)]
     for position, entry in enumerate(sys.path):
         place = Path(entry)
         others = [
             file
             for file in place.glob("*.dist-info")
-            if _normal(file.name.rpartition("-")[0].rpartition("-")[0]) == name
+            if normal_name(file.name.rpartition("-")[0].rpartition("-")[0]) == name
         ]
         if entry and others:
             shadow = shadows / str(position)
@@ -139,7 +139,3 @@ def path_with(wheel: Distribution, folder: Path, shadows: Path) -> list[str]:
             entry = str(shadow)
         path.append(entry)
     return path
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

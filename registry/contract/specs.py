@@ -10,6 +10,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeGuard
 
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name
 from kernel_muster.registry.hardware.arch import CodeArch, parse_code_arch
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.plugin_code.python_code import code_digest_of, digest_of_values, source_digest_of
@@ -217,6 +218,16 @@ class Provider:
     plugin: str
     distribution: str
     version: str
+
+    @cached_property
+    def normal_name(self) -> str:
+        """The distribution's name in the form in which names compare."""
+        return normal_name(self.distribution)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is this project's own distribution."""
+        return self.normal_name == HOST_DISTRIBUTION
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}" if self.version else self.distribution

@@ -8,6 +8,7 @@ from typing import Any
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.discovery.conformance import call_problems
+from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, key_problem, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
@@ -74,9 +75,9 @@ def _opaque(unsound: Sequence[Plugin], hook: str) -> tuple[PluginRow, ...]:
 
 
 def _replaces(spec: KernelSpec, distributions: Container[str]) -> bool:
-    """Whether a spec replaces something of one of these distributions."""
-    module, overrides = spec.replaces_module, spec.overrides
-    return (overrides is not None and overrides in distributions) or (module is not None and module[1] in distributions)
+    """Whether a spec replaces something of one of these distributions, whose names are in normal form."""
+    replaced = (spec.overrides, None if spec.replaces_module is None else spec.replaces_module[1])
+    return any(name is not None and normal_name(name) in distributions for name in replaced)
 
 
 def _where(row: PluginRow) -> str:
@@ -137,7 +138,7 @@ def _namespaces(
     known = [(row, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
     known += [(row, key) for row, _ in unsound for key in row.keys]
     owned = {key for row, key in known if _owns(row, key)} | opened.keys()
-    opaque = {row.distribution for row in _opaque(unsound, "muster_kernels")}
+    opaque = {normal_name(row.distribution) for row in _opaque(unsound, "muster_kernels")}
     hidden = _opaque(unsound, "muster_contracts")
     contracts = _contract_names((*plugins, *unsound))
     names = Names(map(str, owned))
@@ -293,12 +294,12 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequ
     """An override names a distribution, other than its own, that has the key (or the module), or that did not load."""
     offers = [(row.distribution, spec.kernel_key) for row, items in plugins for spec in _specs(items)]
     offers += [(row.distribution, key) for row, _ in unsound for key in row.keys]
-    providers: dict[KernelKey, dict[str, None]] = {}  # sorted
-    modules: dict[str, dict[str, None]] = {}
+    providers: dict[KernelKey, dict[str, str]] = {}  # the distributions by their normal names, sorted
+    modules: dict[str, dict[str, str]] = {}
     for distribution, key in sorted(offers):
-        providers.setdefault(key, {})[distribution] = None
-        modules.setdefault(key.module, {})[distribution] = None
-    unknown = {row.distribution for row in _opaque(unsound, "muster_kernels")}
+        providers.setdefault(key, {})[normal_name(distribution)] = distribution
+        modules.setdefault(key.module, {})[normal_name(distribution)] = distribution
+    unknown = {normal_name(row.distribution) for row in _opaque(unsound, "muster_kernels")}
     for row, items in plugins:
         for spec in _specs(items):
             for problem in _override_problems(row, spec, providers, modules, unknown):
@@ -311,12 +312,18 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequ
 def _override_problems(
     row: PluginRow,
     spec: KernelSpec,
-    providers: Mapping[KernelKey, Mapping[str, None]],
-    modules: Mapping[str, Mapping[str, None]],
+    providers: Mapping[KernelKey, Mapping[str, str]],
+    modules: Mapping[str, Mapping[str, str]],
     unknown: set[str],
 ) -> Iterable[str]:
-    name, own = spec.overrides, row.distribution
-    if name is not None and name not in unknown and (name == own or name not in providers[spec.kernel_key]):
+    own = normal_name(row.distribution)
+
+    def is_wrong(name: str, theirs: Mapping[str, str]) -> bool:
+        normal = normal_name(name)
+        return normal not in unknown and (normal == own or normal not in theirs)
+
+    name = spec.overrides
+    if name is not None and is_wrong(name, providers[spec.kernel_key]):
         others = _others(providers[spec.kernel_key], own)
         yield f"overrides={name!r}, but {name} does not provide it; others that do: {others or 'none'}"
     if spec.replaces_module is None:
@@ -324,13 +331,13 @@ def _override_problems(
     module, name = spec.replaces_module
     if module != spec.kernel_key.module:
         yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
-    elif name not in unknown and (name == own or name not in modules[module]):
+    elif is_wrong(name, modules[module]):
         others = _others(modules[module], own)
         yield f"replaces_module names {name!r}, but {module} is provided by {others or 'nobody else'}"
 
 
-def _others(distributions: Mapping[str, None], own: str) -> str:
+def _others(distributions: Mapping[str, str], own: str) -> str:
     """Return the distributions other than one; of thousands it reads the first alone."""
-    first = islice((name for name in distributions if name != own), MOST_NAMED)
+    first = islice((name for normal, name in distributions.items() if normal != own), MOST_NAMED)
     more = len(distributions) - MOST_NAMED - (own in distributions)
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -5,7 +5,7 @@ nothing depends on the order of plugins, of entry points, or of ``sys.path``.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from types import MappingProxyType
@@ -13,15 +13,16 @@ from typing import Any
 
 from kernel_muster.registry.contract.specs import Provider, Registered
 from kernel_muster.registry.discovery.cross_checks import check_together, contracts_of
-from kernel_muster.registry.discovery.entry_points import Entry, scan
+from kernel_muster.registry.discovery.entry_points import Entry, Scan, scan
 from kernel_muster.registry.discovery.loading import LOCAL, Loaded, load_plugin
 from kernel_muster.registry.discovery.origins import strange_file
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name, same_distribution
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.plugin_code.entered import tell_guest
-from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION, Catalog, PluginRow, PluginStatus
+from kernel_muster.registry.selection.catalog import Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.wording import listed
@@ -60,17 +61,19 @@ def discover(
     process, by name, as distribution ``(local)``. ``path`` replaces ``sys.path`` in the search for metadata.
     ``options`` are what the caller calls them by that demand and block a plugin.
     """
-    blocked, demanded, local = frozenset(blocked), frozenset(demanded), local or {}
+    local = local or {}
     if unnamed := [name for name in local if not isinstance(name, str) or not name.strip()]:
         raise UsageError(f"local plugins: {unnamed[0]!r} is no name of a plugin: names are text")
-    if both := sorted(blocked & demanded):
-        raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
     found = scan(path)
+    asked = _Asked(found, local)
+    (demanded, absent), (blocked, unblocked) = asked.plugins(demanded), asked.plugins(blocked)
+    if both := sorted((blocked & demanded) | (absent & unblocked)):
+        raise UsageError(f"{', '.join(both)}: demanded and blocked at once")
     findings = [*found.findings, *_hidden_host(found.entries)]
     findings.extend(_competing(group) for group in found.competing if group[0].name not in blocked)
     findings.extend(_mismatched(entry) for entry in found.mismatched if entry.name not in blocked)
-    for option, names in zip(options, (demanded, blocked), strict=True):
-        findings.extend(_not_found(option, names, found.names | set(local)))
+    for option, names in zip(options, (absent, unblocked), strict=True):
+        findings.extend(asked.not_found(option, name) for name in sorted(names))
     taken = {entry.name for entry in found.entries}
     findings.extend(_taken(entry) for entry in found.entries if entry.name in local)
     drafts = [_draft(entry, blocked, timeout_s) for entry in found.entries if entry.name not in local]
@@ -96,11 +99,11 @@ def _unloaded(entry: Entry, status: PluginStatus, blocked: frozenset[str]) -> Dr
 def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
     if entry.name in blocked:
         return Draft(_row(entry, "blocked"), Loaded())
-    if entry.distribution != HOST_DISTRIBUTION:
+    if not same_distribution(entry.distribution, HOST_DISTRIBUTION):
         tell_guest(entry.name)
     where = f"{entry.distribution} {entry.version} ({entry.value})"
     loaded = load_plugin(entry.name, where, entry.load, timeout_s)
-    if entry.distribution != HOST_DISTRIBUTION:
+    if not same_distribution(entry.distribution, HOST_DISTRIBUTION):
         loaded.findings.extend(_from_elsewhere(entry.name, where, entry))
     return _judged(_row(entry, "loaded"), loaded)
 
@@ -120,7 +123,7 @@ def _from_elsewhere(subject: str, where: str, entry: Entry) -> Iterator[Finding]
 def _hidden_host(entries: Iterable[Entry]) -> Iterator[Finding]:
     """Find a copy of this package that runs under the name and version of the installed one."""
     for entry in entries:
-        if entry.distribution == HOST_DISTRIBUTION:
+        if same_distribution(entry.distribution, HOST_DISTRIBUTION):
             yield from _from_elsewhere(HOST_DISTRIBUTION, f"{HOST_DISTRIBUTION} {entry.version}", entry)
             return
 
@@ -188,13 +191,35 @@ def _shown(group: str) -> str:
     return group if group.split() == [group] else repr(group)
 
 
-def _not_found(option: str, names: frozenset[str], known: Collection[str]) -> Iterator[Finding]:
-    """Yield the plugins that an option names and nobody offers."""
-    remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
-    installed = Names(known)
-    for name in sorted(names.difference(known)):
-        why = f"{option} names {name}, which is not installed{installed.did_you_mean(name)}"
-        yield Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
+class _Asked:
+    """The plugins that options name. Their names compare as those of distributions do; the exact one comes first."""
+
+    def __init__(self, found: Scan, local: Iterable[str]) -> None:
+        self._names = found.names | set(local)
+        self._normal: dict[str, set[str]] = {}
+        for name in self._names:
+            self._normal.setdefault(normal_name(name), set()).add(name)
+        self._offers: dict[str, set[str]] = {}
+        for entry in found.all_entries:
+            self._offers.setdefault(normal_name(entry.distribution), set()).add(entry.name)
+        self._near = Names(self._names)
+
+    def plugins(self, asked: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the plugins that are asked for, and the names that nobody offers."""
+        found: set[str] = set()
+        absent: set[str] = set()
+        for name in asked:
+            meant = {name} if name in self._names else self._normal.get(normal_name(name))
+            (absent if meant is None else found).update(meant or {name})
+        return frozenset(found), frozenset(absent)
+
+    def not_found(self, option: str, name: str) -> Finding:
+        """Return the finding about a name that nobody offers; of a distribution it names the plugins."""
+        offered = self._offers.get(normal_name(name))
+        hint = f"; the distribution of that name offers {listed(sorted(offered))}" if offered else ""
+        why = f"{option} names {name}, which is not installed{hint or self._near.did_you_mean(name)}"
+        remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+        return Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
 
 
 def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:

@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import Distribution, EntryPoint, distributions
+from itertools import chain
 from pathlib import Path
 
 from kernel_muster.registry.discovery.origins import places_of
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name, same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
-from kernel_muster.registry.selection.catalog import HOST_DISTRIBUTION
 from kernel_muster.registry.values import frozen
 
 #: The package of the host's own plugins: that it is another one is said once, and not of each of them.
@@ -63,10 +64,14 @@ class Scan:
     findings: tuple[Finding, ...]
 
     @property
+    def all_entries(self) -> Iterator[Entry]:
+        """All of them."""
+        return chain(self.entries, self.mismatched, *self.competing)
+
+    @property
     def names(self) -> frozenset[str]:
         """The names of all of them."""
-        groups = (self.entries, self.mismatched, *self.competing)
-        return frozenset(entry.name for group in groups for entry in group)
+        return frozenset(entry.name for entry in self.all_entries)
 
 
 def scan(path: Sequence[str] | None = None) -> Scan:
@@ -124,7 +129,7 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
 
 
 def _module_of(distribution: str, value: str) -> str:
-    return HOST_MODULE if distribution == HOST_DISTRIBUTION else value.partition(":")[0].strip()
+    return HOST_MODULE if same_distribution(distribution, HOST_DISTRIBUTION) else value.partition(":")[0].strip()
 
 
 def _is_meant(group: str) -> bool:
@@ -160,7 +165,7 @@ def _deduplicate(entries: list[Entry]) -> tuple[Entry, ...]:
     """Fold one distribution's metadata, seen twice with equal content, into one entry with a note."""
     kinds: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
-        kinds.setdefault((entry.distribution.lower().replace("_", "-"), entry.version, entry.value), []).append(entry)
+        kinds.setdefault((normal_name(entry.distribution), entry.version, entry.value), []).append(entry)
     folded = []
     for same in kinds.values():
         places = sorted({entry.location for entry in same})

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from kernel_muster.registry.contract.builders import ModelBuilder
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import Registered
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
 from kernel_muster.registry.values import frozen
 
-HOST_DISTRIBUTION = "kernel-muster"
 PluginStatus = Literal["loaded", "failed", "blocked", "mismatched"]
 
 
@@ -42,7 +42,7 @@ class PluginRow:
     @property
     def is_host(self) -> bool:
         """Whether it is one of the built-in families."""
-        return self.distribution == HOST_DISTRIBUTION
+        return same_distribution(self.distribution, HOST_DISTRIBUTION)
 
     def owns_module(self, module: str) -> bool:
         """Whether a module name lies in this plugin's namespace."""

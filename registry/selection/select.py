@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import islice
 
 from kernel_muster.registry.contract.specs import KernelSpec, Registered
+from kernel_muster.registry.distributions import normal_name, same_distribution
 from kernel_muster.registry.hardware.arch import CPU, CodeArch
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
@@ -50,7 +51,7 @@ class Decision:
     def circle(self) -> tuple[Registered, ...]:
         """Those that override each other in a circle: whoever serves then, nobody meant it."""
         overridden = {
-            c.registered.provider.distribution: c.registered for c in self.candidates if c.rule == "overridden"
+            c.registered.provider.normal_name: c.registered for c in self.candidates if c.rule == "overridden"
         }
         circles = _in_circles(overridden)
         return tuple(one for name, one in overridden.items() if name in circles)
@@ -71,7 +72,8 @@ def _in_circles(overridden: Mapping[str, Registered]) -> set[str]:
         while name is not None and name in overridden and name not in seen:
             seen.add(name)
             path[name] = len(path)
-            name = overridden[name].spec.overrides
+            overrides = overridden[name].spec.overrides
+            name = None if overrides is None else normal_name(overrides)
         if name in path:
             found.update(islice(path, path[name], None))
     return found
@@ -93,7 +95,7 @@ def parse_prefer(text: str, known: KeyNames = _NO_NAMES) -> tuple[dict[KernelKey
         except ValueError as error:
             problems.append(f"{error}{named(known.meant(key))}")
         else:
-            if chosen != distribution.strip():
+            if not same_distribution(chosen, distribution.strip()):
                 problems.append(f"{key.strip()} is to be served by {chosen} and by {distribution.strip()}")
         if not (separator and distribution.strip()):
             problems.append(f"{item!r} does not read module::func=distribution")
@@ -158,7 +160,7 @@ class Selector:
             return self._none_left(key, candidates)
         best = self._best(eligible)
         chosen, rivals = best[0], tuple(best[1:])
-        preferred = [r for r in best if r.provider.distribution == self.prefer.get(key)]
+        preferred = [r for r in best if self._is_preferred(r)]
         if len(preferred) == 1:
             chosen, rivals = preferred[0], ()
         losers = tuple(
@@ -166,6 +168,10 @@ class Selector:
             for c in candidates
         )
         return Decision(key, chosen, losers, rivals=rivals)
+
+    def _is_preferred(self, registered: Registered) -> bool:
+        name = self.prefer.get(registered.spec.kernel_key)
+        return name is not None and same_distribution(name, registered.provider.distribution)
 
     def _renamed_or_missing(self, key: KernelKey) -> Decision:
         renamed = self.catalog.by_alias.get(str(key))
@@ -189,26 +195,26 @@ class Selector:
     def _apply_rules(self, key: KernelKey, registered: Iterable[Registered]) -> tuple[Candidate, ...]:
         """Reject by architecture, then by replaced module, then by override."""
         candidates = [Candidate(r, *self._arch_rule(r.spec)) for r in registered]
-        replacements = self.replacements.get(key.module, {})
-        candidates = [
-            Candidate(c.registered, "replaced", f"module {key.module} of {name} is replaced by {replacements[name]}")
-            if not c.is_rejected and (name := c.registered.provider.distribution) in replacements
-            else c
-            for c in candidates
-        ]
+        candidates = [c if c.is_rejected else self._unless_replaced(key, c) for c in candidates]
         overriders = {
-            c.registered.spec.overrides: c.registered
+            normal_name(c.registered.spec.overrides): c.registered
             for c in candidates
             if not c.is_rejected and c.registered.spec.overrides
         }
         return tuple(
             Candidate(c.registered, "overridden", f"overridden by {overriders[name].provider}")
             if not c.is_rejected
-            and (name := c.registered.provider.distribution) in overriders
-            and overriders[name].provider.distribution != name
+            and (name := c.registered.provider.normal_name) in overriders
+            and overriders[name].provider.normal_name != name
             else c
             for c in candidates
         )
+
+    def _unless_replaced(self, key: KernelKey, candidate: Candidate) -> Candidate:
+        provider = candidate.registered.provider
+        by = self.replacements.get(key.module, {}).get(provider.normal_name)
+        reason = f"module {key.module} of {provider.distribution} is replaced by {by}"
+        return candidate if by is None else Candidate(candidate.registered, "replaced", reason)
 
     @cached_property
     def replacements(self) -> Mapping[str, Mapping[str, str]]:
@@ -219,7 +225,8 @@ class Selector:
             if spec.replaces_module is None or self._arch_rule(spec)[0]:
                 continue
             module, replaced = spec.replaces_module
-            if spec.kernel_key.module == module and registered.provider.distribution != replaced:
+            replaced = normal_name(replaced)
+            if spec.kernel_key.module == module and registered.provider.normal_name != replaced:
                 found.setdefault(module, {})[replaced] = registered.provider.distribution
         return found
 
@@ -260,6 +267,6 @@ class Selector:
             return "tier", f"tier {spec.tier}; a {chosen.spec.tier} kernel serves"
         if self._fit(spec) != self._fit(chosen.spec):
             return "specificity", f"{self._closest(spec)} is less specific than {self._closest(chosen.spec)}"
-        if self.prefer.get(chosen.spec.kernel_key) == chosen.provider.distribution:
+        if self._is_preferred(chosen):
             return "preferred", f"MUSTER_PREFER names {chosen.provider.distribution}"
         return "duplicate", f"equal to the kernel of {chosen.provider}"

@@ -123,6 +123,15 @@ def test_diff_sees_every_fact_of_the_verdict(one: Report, change: dict[str, Any]
     assert len(difference.parts[0].changes) == 1
 
 
+def test_diff_sees_no_difference_in_the_spelling_of_a_distributions_name(one: Report) -> None:
+    def spelt(row: Any) -> Any:
+        return replace(row, distribution=row.distribution.upper().replace("-", "_"))
+
+    assert any(row.distribution for row in one.kernels)
+    other = replace(one, plugins=tuple(map(spelt, one.plugins)), kernels=tuple(map(spelt, one.kernels)))
+    assert compare(one, other).equal
+
+
 def test_diff_sees_findings_levers_waivers_and_plugins(one: Report) -> None:
     waiver = WaiverRow(key="a::b", reason="nobody ships it", where="x:1", until="")
     lever = next(row for row in one.levers if row.name == "MUSTER_DISABLE")

@@ -214,6 +214,16 @@ def test_prefer_decides_a_duplicate(world):
     assert outcome.report.kernels[0].distribution == "rival"
 
 
+def test_preference_and_override_name_a_distribution_in_any_spelling(world):
+    world.distribution("Acme_Kernels", world.acme("acme::mul"), plugin="acme")
+    kernels = [world.spec("acme::mul", overrides="acme.kernels")]
+    world.distribution("Fast_Rival", world.plugin(kernels=kernels, contracts=[]), plugin="rival")
+    outcome = world.run(world.ask("acme::mul"), levers={"MUSTER_PREFER": "acme::mul=fast-rival"})
+    assert outcome.codes == ["OVERRIDDEN"]
+    assert outcome.report.kernels[0].distribution == "Fast_Rival"
+    assert world.run(world.ask("acme::mul"), no_plugins=["Rival"]).codes == []
+
+
 @pytest.mark.parametrize(
     ("prefer", "why"), [("acme::mul=nobody", "does not provide"), ("acme::softmax=rival", "does not provide")]
 )

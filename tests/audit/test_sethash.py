@@ -52,6 +52,10 @@ def test_set_hash_is_that_of_the_sorted_rows(world):
     assert hash_of(world, order=keys, asked=keys) == expected
 
 
+def test_set_hash_does_not_depend_on_the_spelling_of_a_distributions_name(world):
+    assert hash_of(world) == hash_of(world, name="Acme_Kernels") != hash_of(world, name="acme-kernels-2")
+
+
 def test_set_hash_does_not_depend_on_any_order(world):
     hashes = {
         hash_of(world, order=order, asked=random.Random(seed).sample(KEYS, 3))  # noqa: S311

@@ -9,6 +9,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from kernel_muster.registry.backends.request import BuildFailure
+from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.values import frozen
 
 # CUDA 13 names first: where both are installed, the newer toolkit compiles. The 12 wheels keep crt/ in -nvcc-cu12.
@@ -75,7 +76,7 @@ def find_toolkit(path: Sequence[str] | None = None) -> Toolkit:
     installed: dict[str, Distribution] = {}
     wanted = {*_COMPILER.values(), *(name for wheels in _HEADERS.values() for name, _ in wheels)}
     for distribution in distributions() if path is None else distributions(path=list(path)):
-        name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
+        name = normal_name(str(distribution.metadata["Name"]))
         if name in wanted:
             installed.setdefault(name, distribution)
     for major, compiler in _COMPILER.items():
