@@ -1,4 +1,4 @@
-"""Launching the short causal convolution: one kernel for single rows, one for ragged sequences and with all states."""
+"""Launching the causal convolution: a kernel for decode steps, and one for ragged sequences and all states."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,10 +9,10 @@ from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.contract.signature import Bound
 
-# causal_conv1d.cu: threads a block, and the taps that its vector form is written for.
+# causal_conv1d.cu: threads of a block, and the taps of the kernels on vectors.
 _THREADS, _TAPS = 64, 4
-_CHANNELS = 4  # of a thread, for single rows
-# Rows that a thread does one after the other: more read fewer rows twice (W - 1 a chunk), fewer fill the device.
+_CHANNELS = 4  # of a thread, in the decode kernel
+# Rows of a thread in turn. W - 1 rows a chunk are read twice, so that long chunks read less. Short ones fill the device.
 _ROWS_PER_CHUNK = 16
 _NULL = 0
 
@@ -32,7 +32,7 @@ def _plan(
     if width > 1 and not is_ragged:
         blocks = ceil_div(channels // _CHANNELS, _THREADS)
         arrays = (views[name] for name in ("x", "weight", "state", "slots", "out"))
-        return LaunchPlan("causal_conv1d_one", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
+        return LaunchPlan("causal_conv1d_decode", (chunks * blocks, 1, 1), (*arrays, dims["R"], channels, blocks))
     cu_rows = views["cu_rows"] if is_ragged else _NULL
     tensors = (views["x"], cu_rows, views["weight"], views["state"], views["slots"], views["out"])
     sizes = (rows, sequences, dims["R"], channels, taps, rows_per_chunk, blocks)
@@ -46,7 +46,7 @@ _kernel = partial(
     Path(__file__).with_name("causal_conv1d.cu"),
     (
         *(EntryPoint(f"causal_conv1d_w{width}", ("ptr",) * 7 + ("i32",) * 7) for width in (1, 8)),
-        EntryPoint("causal_conv1d_one", ("ptr",) * 5 + ("i32",) * 3),
+        EntryPoint("causal_conv1d_decode", ("ptr",) * 5 + ("i32",) * 3),
     ),
 )
 UPDATE = _kernel(partial(_plan, is_ragged=False))

@@ -1,15 +1,15 @@
-// RMS norms of BF16 rows: plain, with a residual that x is added to first, and gated.
+// RMS norms of BF16 rows: plain, with a residual, and gated.
 //
 //   rms_norm            out = x * r * (weight_offset + weight),              r = 1 / sqrt(mean(x^2) + eps)
 //   rms_norm_residual   residual = BF16(residual + x), out = norm(residual)
 //   rms_norm_gated      out = x * r * weight * silu(gate),                   weight FP32 or BF16
 //
-// How a row is done, and in which order it is summed: rms_norm.cuh. What launches write is not __restrict__: pdl.cuh says
-// why. sm_80 and newer. Launched by launch.py.
+// The work split and the order of sums are in rms_norm.cuh. Parameters that an earlier kernel writes are not
+// __restrict__ (pdl.cuh). Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "rms_norm.cuh"
 
-constexpr int ROWS_PER_BLOCK = 4;  // of a warp each
+constexpr int ROWS_PER_BLOCK = 4;  // each by a warp
 
 #define BOUNDS(LANES) __launch_bounds__(LANES == warp ? ROWS_PER_BLOCK * warp : LANES, LANES == warp ? 4 : 2)
 
@@ -50,30 +50,30 @@ __device__ __forceinline__ size_t row_of_thread() {
         norm_row<LANES, WIDTH>(Gated<WEIGHT>{x + at, gate + at, weight, out + at}, row < M, H, eps);             \
     }
 
-#define PLAIN_FORMS(LANES, WIDTH) RMS_NORM(LANES, WIDTH) RMS_NORM_RESIDUAL(LANES, WIDTH)
-#define GATED_FORMS(LANES, WIDTH) RMS_NORM_GATED(LANES, WIDTH, float, f32) RMS_NORM_GATED(LANES, WIDTH, bf16, bf16)
+#define PLAIN_ENTRIES(LANES, WIDTH) RMS_NORM(LANES, WIDTH) RMS_NORM_RESIDUAL(LANES, WIDTH)
+#define GATED_ENTRIES(LANES, WIDTH) RMS_NORM_GATED(LANES, WIDTH, float, f32) RMS_NORM_GATED(LANES, WIDTH, bf16, bf16)
 
-PLAIN_FORMS(warp, 1)
-PLAIN_FORMS(warp, 8)
-PLAIN_FORMS(block, 1)
-PLAIN_FORMS(block, 8)
-GATED_FORMS(warp, 1)
-GATED_FORMS(warp, 8)
-GATED_FORMS(block, 1)  // no model has a gate over rows that long
+PLAIN_ENTRIES(warp, 1)
+PLAIN_ENTRIES(warp, 8)
+PLAIN_ENTRIES(block, 1)
+PLAIN_ENTRIES(block, 8)
+GATED_ENTRIES(warp, 1)
+GATED_ENTRIES(warp, 8)
+GATED_ENTRIES(block, 1)  // no model has a gate over such long rows
 
-// Rows of up to 8192 values in vectors: one block a row, of a thread for each vector, or for two so that of many rows more
-// loads are on their way; or, so that few rows come and go over more multiprocessors, four blocks of a cluster (from sm_90
-// on). The bits are the same.
+// Rows of up to 8192 values in vectors, held in registers. For few rows, a cluster of four blocks has a row (from sm_90
+// on), which uses more multiprocessors. For more rows, a block has a row, with one vector a thread, or with two, which
+// keeps more loads in flight for many rows. The bits are the same.
 constexpr int MAX_THREADS = MAX_WARPS * warp;
 #if __CUDA_ARCH__ >= 900
-constexpr int TEAM = 4;
-#define TEAM_BOUNDS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(MAX_THREADS / TEAM)
+constexpr int CLUSTER = 4;
+#define CLUSTER_BOUNDS __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(MAX_THREADS / CLUSTER)
 #else
-constexpr int TEAM = 1;
-#define TEAM_BOUNDS __launch_bounds__(MAX_THREADS)
+constexpr int CLUSTER = 1;
+#define CLUSTER_BOUNDS __launch_bounds__(MAX_THREADS)
 #endif
 
-#define WIDE_FORMS(NAME, RANKS, VECTORS, BOUNDS)                                                                 \
+#define REGISTER_ENTRIES(NAME, RANKS, VECTORS, BOUNDS)                                                                 \
     extern "C" __global__ void BOUNDS rms_norm_##NAME##_w8(                                                      \
         const bf16* x,                   /* [M, H] */                                                            \
         const bf16* __restrict__ weight, /* [H] */                                                               \
@@ -92,6 +92,6 @@ constexpr int TEAM = 1;
         norm_row_in_registers<RANKS, VECTORS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps); \
     }
 
-WIDE_FORMS(team, TEAM, 1, TEAM_BOUNDS)
-WIDE_FORMS(wide, 1, 1, __launch_bounds__(MAX_THREADS))
-WIDE_FORMS(many, 1, 2, __launch_bounds__(MAX_THREADS / 2))
+REGISTER_ENTRIES(cluster, CLUSTER, 1, CLUSTER_BOUNDS)
+REGISTER_ENTRIES(vec1, 1, 1, __launch_bounds__(MAX_THREADS))
+REGISTER_ENTRIES(vec2, 1, 2, __launch_bounds__(MAX_THREADS / 2))

@@ -1,4 +1,4 @@
-"""Launching rotary position embedding: one kernel, whose constants make it plain, interleaved or stretched."""
+"""Launching rotary position embedding: one kernel, plain, interleaved or YaRN by its constants."""
 
 import math
 from collections.abc import Mapping
@@ -50,9 +50,9 @@ FORWARD = cuda_kernel(_SOURCE, _ENTRIES, _plan_forward)
 MROPE_INTERLEAVED = cuda_kernel(_SOURCE, _ENTRIES, _plan_mrope)
 YARN = cuda_kernel(_SOURCE, _ENTRIES, _plan_yarn)
 
-# qk_norm_rope_append.cu: a block has at most 8 heads, and a lane up to 8 values of a short one. H200, heads 16/2, us
+# qk_norm_rope_append.cu: a block has at most 8 heads, and a lane up to 8 values of a small one. H200, heads 16/2, us
 # with 8 / 4 / 2 / 1 heads a block: 1 row 1.66 / 1.58 / 1.58 / 1.60, 16 rows 1.80 / 1.72 / 1.77 / 1.83.
-_HEADS_PER_BLOCK, _WARP, _SHORT = 4, 32, 256
+_HEADS_PER_BLOCK, _WARP, _SMALL_D = 4, 32, 256
 _FUSED_PARAMETERS = ("ptr",) * 9 + ("f32", "f32", "i64") + ("i32",) * 4 + ("f64",)
 _FUSED_TENSORS = ("q", "k", "v", "q_weight", "k_weight", "positions", "slots", "k_cache", "v_cache")
 
@@ -66,13 +66,13 @@ def _plan_fused(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan
     if dims["M"] == 0:
         return ()
     grid, block = (dims["M"], ceil_div(heads, _HEADS_PER_BLOCK), 1), (_WARP * (_HEADS_PER_BLOCK + 1), 1, 1)
-    is_short = dims["D"] <= _SHORT and width_of(dims["D"], half) > 1
-    form = "short" if is_short else f"w{width_of(dims['D'])}"
-    return LaunchPlan(f"qk_norm_rope_append_{form}", grid, (*tensors, *numbers, *sizes), block=block)
+    is_small = dims["D"] <= _SMALL_D and width_of(dims["D"], half) > 1
+    variant = "small_d" if is_small else f"w{width_of(dims['D'])}"
+    return LaunchPlan(f"qk_norm_rope_append_{variant}", grid, (*tensors, *numbers, *sizes), block=block)
 
 
 QK_NORM_ROPE_APPEND = cuda_kernel(
     Path(__file__).with_name("qk_norm_rope_append.cu"),
-    tuple(EntryPoint(f"qk_norm_rope_append_{form}", _FUSED_PARAMETERS) for form in ("short", "w1", "w8")),
+    tuple(EntryPoint(f"qk_norm_rope_append_{variant}", _FUSED_PARAMETERS) for variant in ("small_d", "w1", "w8")),
     _plan_fused,
 )

@@ -1,17 +1,19 @@
-// What stands between the projections of attention and its cache, in one launch: RMS norms of queries and keys, rotary
-// positions, and new rows of keys and values to their places. The bits are those of rms_norm, rope_forward and
-// kv_cache_append: a norm is rounded to BF16 before its pairs turn.
+// The steps between the projections of attention and its cache in one launch: RMS norms of queries and keys, rotary
+// positions, and the append of new keys and values. The bits are those of rms_norm, rope_forward and kv_cache_append: a
+// norm is rounded to BF16 before the rotation.
 //
-//   q = turn(BF16(norm(q) * (weight_offset + q_weight)))       k_cache[slots] = turn(BF16(norm(k) * ...)), v_cache[slots] = v
+//   q = rotate(BF16(norm(q) * (weight_offset + q_weight)))       k_cache[slots] = rotate(BF16(norm(k) * ...)),
+//                                                                v_cache[slots] = v
 //
-// A warp a head, and in each block one warp more that makes the row's cosines and sines meanwhile. Of a short head (up to
-// 256 values, D and half multiples of 8) a lane has 8 values, and gets those that they turn with from another lane; of
-// others a lane has both values of a pair, one pair after the other, and reads them again. A row with a negative position,
-// which the contract refuses, is not rotated; one with slot -1, or another one outside the cache, which the contract
-// refuses, is not kept.
+// A warp has a head. One more warp of each block computes the row's cosines and sines at the same time. In a small head
+// (up to 256 values, D and half multiples of 8) a lane has 8 values and gets their partners by shuffle. In other heads
+// a lane has both values of a pair, one pair after the other, and reads them again.
 //
-// Grid: rows x ceil((Hq + Hk) / heads of a block); a block has a warp for each of its heads, at most MAX_HEADS, and one
-// more. sm_80 and newer. Launched by launch.py.
+// The contract rejects negative positions and slots outside the cache. A row with a negative position is not rotated. A
+// row with slot -1, or another slot outside the cache, is not appended.
+//
+// Grid: rows x ceil((Hq + Hk) / heads of a block). A block has a warp for each of its heads, at most MAX_HEADS, and one
+// more. Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "global_memory.cuh"
 #include "pdl.cuh"
@@ -23,9 +25,9 @@ constexpr int MAX_PAIRS = MAX_WARP_ROW / 2;                             // of a 
 
 struct Angles {
     alignas(16) float cosine[MAX_PAIRS], sine[MAX_PAIRS];
-    int pairs;  // that turn
+    int pairs;  // to rotate
 
-    // By the last warp of a block, which then meets the others.
+    // By the last warp of a block, which then joins the block's barrier.
     __device__ __forceinline__ void make(const int* position, int half, double log2_step) {
         pdl_wait();
         const int lane = threadIdx.x % warp, at = load_now(position);
@@ -37,7 +39,7 @@ struct Angles {
     }
 };
 
-// One head: what it is multiplied by, and what a launch's heads share.
+// The norm of one head: its weight, and the parameters of the launch.
 struct Norm {
     const bf16* weight;
     float eps, weight_offset;
@@ -50,9 +52,9 @@ struct Norm {
 
 __device__ __forceinline__ int heads_of_block() { return blockDim.x / warp - 1; }
 
-// Which head of a row a warp has, of queries, then keys, and where it stands.
+// The head of a warp, counted over queries, then keys, and its place in memory.
 struct Place {
-    size_t row, query, key;  // the last two by elements of q, and of k and v
+    size_t row, query, key;  // offsets of elements in q, and in k and v
     int index;
     bool exists, is_key;
 
@@ -61,15 +63,15 @@ struct Place {
         exists = index < Hq + Hk, is_key = index >= Hq;
         query = (row * Hq + index) * D, key = (row * Hk + index - Hq) * D;
     }
-    // Of the cache, by elements; below zero: nowhere.
-    __device__ __forceinline__ long long kept(int slot, long long places, int Hq, int Hk, int D) const {
+    // The offset of an element in the cache, or negative for a row that is not kept.
+    __device__ __forceinline__ long long cache_offset(int slot, long long places, int Hq, int Hk, int D) const {
         return slot >= 0 && slot < places ? ((long long)slot * Hk + index - Hq) * D : -1;
     }
 };
 
-// Where it stands.
-__device__ __forceinline__ Raw<8> load_vector(const bf16* row, int piece) {
-    return {load_now(reinterpret_cast<const uint4*>(row) + piece)};
+// At this place of the program.
+__device__ __forceinline__ Raw<8> load_vector(const bf16* row, int vec) {
+    return {load_now(reinterpret_cast<const uint4*>(row) + vec)};
 }
 
 __device__ __forceinline__ Values<8> load_eight(const float* p) {
@@ -89,37 +91,37 @@ __device__ __forceinline__ Values<8> load_eight(const float* p) {
         bf16 *v_cache,        /* [P * B, Hk, D] */                                                               \
         float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_short(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_small_d(PARAMETERS) {
     __shared__ Angles angles;
     pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
     const Place at(Hq, Hk, D);
 
-    // Stage 1: everything that is read comes at once.
-    const int lane = threadIdx.x % warp, lanes = half / 8;  // of one half of the pairs
-    const bool has_piece = at.exists && lane < D / 8;
+    // Stage 1: all loads.
+    const int lane = threadIdx.x % warp, lanes = half / 8;  // that have one half of the pairs
+    const bool has_vec = at.exists && lane < D / 8;
     const Norm norm{at.is_key ? k_weight : q_weight, eps, weight_offset};
-    Raw<8> weight = {}, own = {}, token = {}, other;
+    Raw<8> weight = {}, own = {}, value = {}, other;
     int slot = -1;
-    if (has_piece) weight = load_vector(norm.weight, lane);
+    if (has_vec) weight = load_vector(norm.weight, lane);
     pdl_wait();
-    if (has_piece) own = load_vector(at.is_key ? k + at.key : q + at.query, lane);
-    if (has_piece && at.is_key) {
+    if (has_vec) own = load_vector(at.is_key ? k + at.key : q + at.query, lane);
+    if (has_vec && at.is_key) {
         slot = load_now(slots + at.row);
-        token = load_vector(v + at.key, lane);
+        value = load_vector(v + at.key, lane);
     }
 
-    // Stage 2: the norm, and the values that this lane's turn with.
+    // Stage 2: the norm, and the partners of this lane's values.
     own = norm.of<8>(own, reciprocal_root(warp_sum(add_squares(widen(own), 0.0f)), D, eps), weight);
     const bool is_high = lane >= lanes;
     const int from = is_high ? lane - lanes : lane + lanes;
     other.bits.x = __shfl_sync(0xFFFFFFFFu, own.bits.x, from), other.bits.y = __shfl_sync(0xFFFFFFFFu, own.bits.y, from);
     other.bits.z = __shfl_sync(0xFFFFFFFFu, own.bits.z, from), other.bits.w = __shfl_sync(0xFFFFFFFFu, own.bits.w, from);
-    const long long to = at.kept(slot, places, Hq, Hk, D);
+    const long long to = at.cache_offset(slot, places, Hq, Hk, D);
     __syncthreads();
 
-    // Stage 3: the turn.
-    if (!has_piece) return;
+    // Stage 3: the rotation.
+    if (!has_vec) return;
     if (lane < 2 * lanes) {
         const int first = 8 * min(lane, from);
         const Values<8> cosines = load_eight(angles.cosine + first), sines = load_eight(angles.sine + first);
@@ -133,34 +135,34 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_sh
         store_raw<8>(q + at.query, lane, own);
     } else if (to >= 0) {
         store_raw<8>(k_cache + to, lane, own);
-        store_raw<8>(v_cache + to, lane, token);
+        store_raw<8>(v_cache + to, lane, value);
     }
 }
 
 // A head of any size, summed in vectors of WIDTH.
 template <int WIDTH>
-__device__ __forceinline__ void norm_turn_append(PARAMETERS) {
+__device__ __forceinline__ void norm_rotate_append(PARAMETERS) {
     __shared__ Angles angles;
     pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
     const Place at(Hq, Hk, D);
     pdl_wait();
 
-    // Stage 1: the norm, and v to its place.
-    const int lane = threadIdx.x % warp, pieces = at.exists ? D / WIDTH : 0;
+    // Stage 1: the norm, and the append of v.
+    const int lane = threadIdx.x % warp, vecs = at.exists ? D / WIDTH : 0;
     const Norm norm{at.is_key ? k_weight : q_weight, eps, weight_offset};
     const bf16* const x = at.is_key ? k + at.key : q + at.query;
-    const long long to = at.is_key && at.exists ? at.kept(slots[at.row], places, Hq, Hk, D) : -1;
+    const long long to = at.is_key && at.exists ? at.cache_offset(slots[at.row], places, Hq, Hk, D) : -1;
     float sum = 0.0f;
 #pragma unroll 1
-    for (int piece = lane; piece < pieces; piece += warp) {
-        sum = add_squares(load<WIDTH>(x, piece), sum);
-        if (to >= 0) store_raw<WIDTH>(v_cache + to, piece, load_raw<WIDTH>(v + at.key, piece));
+    for (int vec = lane; vec < vecs; vec += warp) {
+        sum = add_squares(load<WIDTH>(x, vec), sum);
+        if (to >= 0) store_raw<WIDTH>(v_cache + to, vec, load_raw<WIDTH>(v + at.key, vec));
     }
     const float r = reciprocal_root(warp_sum(sum), D, eps);
     __syncthreads();
 
-    // Stage 2: the turn.
+    // Stage 2: the rotation.
     if (!at.exists || (at.is_key && to < 0)) return;
     bf16* const out = at.is_key ? k_cache + to : q + at.query;
     auto normed = [&](int i) {
@@ -179,7 +181,7 @@ __device__ __forceinline__ void norm_turn_append(PARAMETERS) {
 
 #define ANY_HEADS(WIDTH)                                                                                         \
     extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_w##WIDTH(PARAMETERS) {        \
-        norm_turn_append<WIDTH>(q, k, v, q_weight, k_weight, positions, slots, k_cache, v_cache, eps, weight_offset, \
+        norm_rotate_append<WIDTH>(q, k, v, q_weight, k_weight, positions, slots, k_cache, v_cache, eps, weight_offset, \
                                 places, Hq, Hk, D, half, log2_step);                                             \
     }
 

@@ -1,25 +1,25 @@
 // Rotary position embedding of queries [M, Hq, D] and keys [M, Hk, D] in place, BF16: plain, interleaved mrope, YaRN.
 //
-// Element i of the first half of the 2 * half rotated ones turns with element i of the second half, by the angle
-// position * theta^(-i / half); the other D - 2 * half stay. Which position: of height where i % 3 == 1 and
-// i < 3 section_h, of width where i % 3 == 2 and i < 3 section_w, else of time. YaRN multiplies the frequency by
-// 1 - ramp + ramp * stretch, ramp = clamp((i - ramp_low) * ramp_slope, 0, 1), and cosine and sine by ``scale``; the
-// launcher passes the values that change nothing for the other forms. Sources: Su et al., RoFormer (2021), halves as in
-// GPT-NeoX; the interleaved layout of Qwen3-VL; Peng et al., YaRN (2023).
+// The first 2 * half elements of a head are rotated. Element i of their first half forms a pair with element i of the
+// second half. The angle is position * theta^(-i / half). With mrope, the position is that of the height if i % 3 == 1
+// and i < 3 section_h, that of the width if i % 3 == 2 and i < 3 section_w, else that of the time. YaRN multiplies the
+// frequency by 1 - ramp + ramp * stretch, ramp = clamp((i - ramp_low) * ramp_slope, 0, 1), and cosine and sine by
+// ``scale``. For the other variants the launcher passes neutral values. Sources: Su et al., RoFormer (2021), halves as
+// in GPT-NeoX; the interleaved layout of Qwen3-VL; Peng et al., YaRN (2023).
 //
-// Numerics: frequencies in FP64, angles in 2^-64ths of a turn, so that reducing them is exact; cosine and sine, products
-// and sum in FP32; one rounding to BF16. A row with a negative position, which the contract refuses, stays as it is.
+// Numerics: frequencies in FP64, angles in 2^-64 turns, so that their reduction is exact. Cosine, sine, products and
+// sum in FP32, one rounding to BF16. The contract rejects negative positions. Such a row stays as it is.
 //
-// One block a row: it makes the row's cosines and sines once for all heads. sm_80 and newer. Launched by launch.py.
+// One block a row computes the cosines and sines once for all heads. Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "global_memory.cuh"
 #include "pdl.cuh"
 #include "rope.cuh"
 
-constexpr int THREADS = 256;  // and frequencies a round
+constexpr int THREADS = 256;  // also the frequencies of a round
 constexpr int MAX_AXES = 3;
 
-// Where they stand, so that they are on their way while angles are made.
+// At this place of the program, so that they are in flight while angles are computed.
 __device__ __forceinline__ Raw<8> load_now(const bf16* p, Raw<8>) { return {load_now(reinterpret_cast<const uint4*>(p))}; }
 __device__ __forceinline__ Raw<1> load_now(const bf16* p, Raw<1>) { return {*p}; }
 
@@ -35,9 +35,9 @@ __device__ __forceinline__ Values<WIDTH> load_shared(const float* p) {
     return v;
 }
 
-// A piece of a head, and the one that it turns with.
+// A vector of a head, and its partner.
 template <int WIDTH>
-struct Pieces {
+struct RotatedVectors {
     bf16 *low, *high;
     int first;  // of their frequencies
     Raw<WIDTH> a, b;
@@ -46,7 +46,7 @@ struct Pieces {
         first = first_, low = low_ + first, high = high_ + first;
         a = load_now(low, Raw<WIDTH>{}), b = load_now(high, Raw<WIDTH>{});
     }
-    __device__ __forceinline__ void turn(const float* cosine, const float* sine) const {
+    __device__ __forceinline__ void rotate(const float* cosine, const float* sine) const {
         const Values<WIDTH> c = load_shared<WIDTH>(cosine + first), s = load_shared<WIDTH>(sine + first);
         Values<WIDTH> x = widen(a), y = widen(b);
 #pragma unroll
@@ -72,17 +72,17 @@ struct Pieces {
         const YarnRamp ramp{ramp_low, ramp_slope, stretch, scale};                                                   \
         const size_t row = blockIdx.x;                                                                           \
         for (int begin = 0; begin < half; begin += THREADS) {                                                    \
-            /* Of few frequencies, warps that have no piece make the angles. */                                  \
+            /* With few frequencies, warps without a vector compute the angles. */                             \
             const int count = min(half - begin, THREADS), own = threadIdx.x ^ THREADS / 2, i = begin + own;      \
-            /* Stage 1: what is read, then frequencies while it is on its way, then angles. */                   \
-            const int pieces = count / WIDTH, all = (Hq + Hk) * pieces;                                          \
-            auto fetch = [&](Pieces<WIDTH>& into, int at) {                                                      \
-                /* As at / pieces: below 2^20, which launch.py sees to, a quotient this close is exact. */         \
-                const int head = (int)__fdividef((float)at + 0.5f, (float)pieces), piece = at - head * pieces;   \
+            /* Stage 1: loads, then frequencies while they are in flight, then angles. */                        \
+            const int vecs = count / WIDTH, all = (Hq + Hk) * vecs;                                          \
+            auto fetch = [&](RotatedVectors<WIDTH>& into, int at) {                                                      \
+                /* at / vecs: the quotient is exact below 2^20, which launch.py checks. */                       \
+                const int head = (int)__fdividef((float)at + 0.5f, (float)vecs), vec = at - head * vecs;   \
                 bf16* values = (head < Hq ? q + (row * Hq + head) * D : k + (row * Hk + head - Hq) * D) + begin; \
-                into.load_from(values, values + half, piece * WIDTH);                                            \
+                into.load_from(values, values + half, vec * WIDTH);                                            \
             };                                                                                                   \
-            Pieces<WIDTH> now;                                                                                   \
+            RotatedVectors<WIDTH> now;                                                                                   \
             pdl_wait();                                                                          \
             int places[MAX_AXES];                                                                               \
             _Pragma("unroll") for (int a = 0; a < MAX_AXES; ++a)                                                \
@@ -98,7 +98,7 @@ struct Pieces {
             __syncthreads();                                                                                     \
             /* Stage 2: all heads. */                                                                            \
             for (int at = threadIdx.x; !is_wrong && at < all; at += THREADS) {                                   \
-                now.turn(cosine, sine);                                                                          \
+                now.rotate(cosine, sine);                                                                          \
                 if (at + THREADS < all) fetch(now, at + THREADS);                                                \
             }                                                                                                    \
             __syncthreads(); /* before the next round's angles */                                                \

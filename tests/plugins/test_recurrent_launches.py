@@ -27,7 +27,7 @@ def entry(cluster):
 
 def norm_plan(name, rows, columns, cluster=4):
     backend = {"rms_norm": norm_launch.RMS_NORM, "rms_norm_residual": norm_launch.RMS_NORM_RESIDUAL}[name]
-    entries = {f"{name}_team_w8": entry(cluster), **{f"{name}_{form}_w8": entry(None) for form in ("wide", "many")}}
+    entries = {f"{name}_cluster_w8": entry(cluster), **{f"{name}_{form}_w8": entry(None) for form in ("vec1", "vec2")}}
     (plan,) = backend.plan(bound(name, {"M": rows, "H": columns}), entries)
     return plan.entry.removeprefix(f"{name}_"), plan.grid[0], plan.block
 
@@ -35,17 +35,17 @@ def norm_plan(name, rows, columns, cluster=4):
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_residual"])
 @pytest.mark.parametrize(("rows", "columns", "form", "blocks", "threads"), [
     (9, 1024, "warp_w8", 3, None), (1, 33, "warp_w1", 1, None), (3, 1030, "block_w1", 3, None),
-    (1, 1032, "team_w8", 4, 64), (1, 5120, "team_w8", 4, 160), (4, 8192, "team_w8", 16, 256),
-    (16, 2048, "team_w8", 64, 64), (17, 1032, "wide_w8", 17, 160), (17, 2048, "wide_w8", 17, 256),
-    (256, 5120, "wide_w8", 256, 640), (257, 5120, "many_w8", 257, 320), (257, 1032, "many_w8", 257, 96),
-    (600, 8192, "many_w8", 600, 512), (1, 8200, "block_w8", 1, None),
+    (1, 1032, "cluster_w8", 4, 64), (1, 5120, "cluster_w8", 4, 160), (4, 8192, "cluster_w8", 16, 256),
+    (16, 2048, "cluster_w8", 64, 64), (17, 1032, "vec1_w8", 17, 160), (17, 2048, "vec1_w8", 17, 256),
+    (256, 5120, "vec1_w8", 256, 640), (257, 5120, "vec2_w8", 257, 320), (257, 1032, "vec2_w8", 257, 96),
+    (600, 8192, "vec2_w8", 600, 512), (1, 8200, "block_w8", 1, None),
 ])  # fmt: skip
 def test_norm_by_rows_and_their_length(name, rows, columns, form, blocks, threads):
     assert norm_plan(name, rows, columns) == (form, blocks, threads and (threads, 1, 1))
 
 
 def test_norm_of_few_rows_without_clusters_is_one_block_a_row():
-    assert norm_plan("rms_norm_residual", 2, 5120, cluster=None) == ("team_w8", 2, (640, 1, 1))
+    assert norm_plan("rms_norm_residual", 2, 5120, cluster=None) == ("cluster_w8", 2, (640, 1, 1))
 
 
 def test_gated_norm_of_long_rows_is_a_block_a_row():
@@ -72,7 +72,7 @@ def test_rule_of_more_heads_or_sequences_than_a_grid_has_is_refused(monkeypatch)
 
 
 @pytest.mark.parametrize(("channels", "taps", "form", "blocks"), [
-    (8192, 4, "one", 96), (72, 4, "one", 3), (65, 4, "w1", 6), (8192, 3, "w1", 384),
+    (8192, 4, "decode", 96), (72, 4, "decode", 3), (65, 4, "w1", 6), (8192, 3, "w1", 384),
 ])  # fmt: skip
 def test_convolution_of_single_rows_by_channels_and_taps(channels, taps, form, blocks):
     dims = {"S": 3, "R": 3, "C": channels, "W": taps}

@@ -20,7 +20,7 @@ ARCH = "sm_90a"
 # What entries read before they wait: parameters by position, of which no launch writes any. They are weights: a model's
 # parameters are there before its first launch. Of several patterns the first that fits an entry counts.
 AHEAD = {
-    "causal_conv1d_one": {1: "weight"},
+    "causal_conv1d_decode": {1: "weight"},
     "compute_gdn_gates": {2: "a_log", 3: "dt_bias"},
     "delta_rule_norm_*_128": {4: "weight"},
     "dense_gemm_split": {1: "weight"},
@@ -37,7 +37,7 @@ AHEAD = {
     "grouped_down_*": {0: "down"},
     "paged_decode_fresh_*": {3: "q_weight", 4: "k_weight"},
     "pairwise_down_*": {0: "down", 1: "down_scale"},
-    "qk_norm_rope_append_short": {3: "q_weight", 4: "k_weight"},
+    "qk_norm_rope_append_small_d": {3: "q_weight", 4: "k_weight"},
     "rms_norm_gated_*_w8": {2: "weight"},
     "rms_norm_residual_*_w8": {2: "weight"},
     "rms_norm_*_w8": {1: "weight"},
@@ -45,7 +45,7 @@ AHEAD = {
 }
 # What entries look at early (peek() in ahead.cuh), to bring memory into L2, and read again behind the wait.
 PEEKED = {
-    "causal_conv1d_one": {3: "slots"},
+    "causal_conv1d_decode": {3: "slots"},
     "delta_rule_norm_*_128": {6: "slots"},
     "delta_rule_one_128": {4: "slots"},
     "fused_down_*": {5: "ids"},
@@ -168,7 +168,7 @@ def test_planted_load_that_is_not_declared_is_complained_about(planted):
     (access,) = planted(f"{PINNED} {WAIT} if (i < n) out[i] = x[i] * w;").accesses
     assert "planted: LDG" in complaint("planted", access)
     assert "is made of parameters [1]; declared are []" in complaint("planted", access)
-    assert complaint("causal_conv1d_one", access) == ""
+    assert complaint("causal_conv1d_decode", access) == ""
     assert "declared are [0]" in complaint("gemv_any_m8", access)
 
 
