@@ -1,10 +1,11 @@
-// The step for any Dk and Dv: a thread a column, the state in memory. No model has such sizes: little code, not speed.
+// The step for any Dk and Dv: a thread has a column, and the state stays in memory. No model has such sizes. The aim is
+// little code, not speed.
 #pragma once
 #include "delta_rule.cuh"
 
 constexpr int ANY_WARPS = 8, ANY_THREADS = ANY_WARPS * 32;
 
-// One row of one head. All threads of the block construct it; ``sums`` is shared memory that nothing else uses.
+// One row of one head. All threads of the block construct it. ``sums`` is shared memory without another use.
 struct AnyRow {
     const __nv_bfloat16 *q, *k, *v;
     float decay, beta, unit_q, unit_k, qk;
@@ -26,7 +27,7 @@ struct AnyRow {
         unit_q = 1.0f / sqrtf(qq + LENGTH_EPS) * (1.0f / sqrtf((float)heads.key_dim));
         unit_k = 1.0f / sqrtf(kk + LENGTH_EPS);
         qk = both * unit_q * unit_k;
-        __syncthreads();  // the next row may use the sums' memory
+        __syncthreads();  // the next row may use this memory
     }
 
     __device__ __noinline__ static float total(float value, float (&parts)[ANY_WARPS]) {
@@ -39,7 +40,7 @@ struct AnyRow {
         return sum;
     }
 
-    // Moves one column of ``state [Dk, Dv]``, writes it to ``after`` too if that is not null, and returns its output.
+    // Updates one column of ``state [Dk, Dv]`` and returns its output. A copy goes to ``after``, if that is not null.
     __device__ __forceinline__ float step(const Heads& heads, float* state, int column, float* after) const {
         float read_k = 0.0f, read_q = 0.0f;
 #pragma unroll 1

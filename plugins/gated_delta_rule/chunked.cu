@@ -1,5 +1,5 @@
-// Prefill in chunks of 64 rows, by the tensor cores: chunked.cuh says how. Two launches, by launch.py. Dk = 128, Dv a
-// multiple of 32. sm_80 and newer.
+// Prefill in chunks of 64 rows with the tensor cores (chunked.cuh), in two launches. Dk = 128, Dv a multiple of 32.
+// Launched by launch.py. sm_80 and newer.
 #include "async_copy.cuh"
 #include "bf16.cuh"
 #include "chunked.cuh"
@@ -10,28 +10,31 @@
 #include "pdl.cuh"
 #include "shared_memory.cuh"
 
-// --- the first launch: T, P and factors of every chunk ---
+// --- the first launch, intra-chunk: T, P and factors of every chunk ---
 
-constexpr int WITHIN_BLOCKS = __CUDA_ARCH__ > 900 ? 3 : 4;  // an SM; a fourth one spills above sm_90
-constexpr int WITHIN_THREADS = 256, STRIDE = CHUNK + 4;
+constexpr int INTRA_BLOCKS = __CUDA_ARCH__ > 900 ? 3 : 4;  // per multiprocessor; above sm_90 a fourth block spills registers
+constexpr int INTRA_THREADS = 256, STRIDE = CHUNK + 4;
 
-struct Within {
+struct IntraChunk {
     union {
         uint4 rows[2 * ROWS_BYTES / 16];  // k, then q
         float columns[CHUNK][STRIDE];     // of A: [i][t]
     };
-    // (I + A)^-1, [t][i]. Above its diagonal, at [k][16 b + r], stands what block b > 0 of its diagonal has at [r][k].
-    float solved[CHUNK][STRIDE];
-    // G of 16 rows: [block][i][t]; of row t the product from its block's first row on, of row i from the next to the last.
+    // (I + A)^-1, [t][i]. The part above the diagonal holds a second copy: [k][16 b + r] has element [r][k] of diagonal
+    // block b > 0.
+    float inverse[CHUNK][STRIDE];
+    // G inside blocks of 16 rows: [block][i][t]. For row t: the product from the first row of its block on. For row i:
+    // the product from the next row to the last of its block.
     float inside[STEPS][16][16 + 1], from_first[CHUNK], to_last[CHUNK];
     float decay[CHUNK], beta[CHUNK];
-    // Factors of rows [k or q] (their squares, to begin with) and of columns: without decays, and with the own block's.
+    // Factors of rows [k or q] (their squares at first) and of columns: without decays, and with the decays inside
+    // their block.
     float row[2][CHUNK], row_decayed[2][CHUNK], column[CHUNK], column_decayed[CHUNK];
 };
-static_assert(sizeof(Within) == 57088);
+static_assert(sizeof(IntraChunk) == 57088);
 
-// Products of decays inside of each 16 rows, by column.
-__device__ __forceinline__ void multiply_decays(Within& w, int thread) {
+// Products of decays inside each block of 16 rows, by column.
+__device__ __forceinline__ void multiply_decays(IntraChunk& w, int thread) {
     const int block = thread / 16, i = thread % 16;
     const float* const decay = w.decay + 16 * block;
     float left = 0.0f;
@@ -44,15 +47,15 @@ __device__ __forceinline__ void multiply_decays(Within& w, int thread) {
     w.to_last[thread] = left;
 }
 
-// All rows of the blocks from ``from`` to before ``to``.
-__device__ __forceinline__ float decay_between(const Within& w, int from, int to) {
+// The product of all decays of the blocks ``from`` .. ``to`` - 1.
+__device__ __forceinline__ float decay_between(const IntraChunk& w, int from, int to) {
     float all = 1.0f;
     for (int block = from; block < to; ++block) all *= w.from_first[16 * block + 15];
     return all;
 }
 
-// A block of 16 on the diagonal of (I + A)^-1, by forward substitution: a lane has half of a column.
-__device__ __forceinline__ void invert_diagonal(Within& w, int block, int lane) {
+// A diagonal block of 16 of (I + A)^-1, by forward substitution. A lane has half of a column.
+__device__ __forceinline__ void invert_diagonal(IntraChunk& w, int block, int lane) {
     const int begin = 16 * block, i = lane & 15, own = lane >> 4 << 3;
     float x[8];
 #pragma unroll
@@ -64,7 +67,7 @@ __device__ __forceinline__ void invert_diagonal(Within& w, int block, int lane) 
             const int row = begin + 8 * half + j;
             const float known = __shfl_sync(ALL_LANES, x[j], 16 * half + i);
             const float4* const a = reinterpret_cast<const float4*>(&w.columns[row][begin + own]);
-            if (own == 0) w.solved[row][begin + i] = known;
+            if (own == 0) w.inverse[row][begin + i] = known;
 #pragma unroll
             for (int r = 0; r < 8; r += 4) {
                 const float4 four = a[r / 4];
@@ -78,15 +81,15 @@ __device__ __forceinline__ void invert_diagonal(Within& w, int block, int lane) 
     if (block == 0) return;
 #pragma unroll
     for (int r = 0; r < 8; r += 4)
-        *reinterpret_cast<float4*>(&w.solved[i][begin + own + r]) = make_float4(x[r], x[r + 1], x[r + 2], x[r + 3]);
+        *reinterpret_cast<float4*>(&w.inverse[i][begin + own + r]) = make_float4(x[r], x[r + 1], x[r + 2], x[r + 3]);
 }
 
-// The columns of a warp, eight, below their blocks on the diagonal: X_b = -(diagonal block b) (A X)_b, 16 rows after 16. A
-// lane has four rows of a column.
-__device__ __forceinline__ void complete_columns(Within& w, int warp, int lane) {
+// The eight columns of a warp below their diagonal blocks: X_b = -(diagonal block b) (A X)_b, 16 rows at a time. A lane
+// has four rows of a column.
+__device__ __forceinline__ void complete_columns(IntraChunk& w, int warp, int lane) {
     const int i = 8 * warp + (lane & 7), own = 4 * (lane >> 3), first = warp / 2 * 16;
     auto put = [&](int row, float4 x) {
-        w.solved[row][i] = x.x, w.solved[row + 1][i] = x.y, w.solved[row + 2][i] = x.z, w.solved[row + 3][i] = x.w;
+        w.inverse[row][i] = x.x, w.inverse[row + 1][i] = x.y, w.inverse[row + 2][i] = x.z, w.inverse[row + 3][i] = x.w;
         __syncwarp();
     };
 #pragma unroll 1
@@ -94,21 +97,21 @@ __device__ __forceinline__ void complete_columns(Within& w, int warp, int lane) 
         float4 sum = make_float4(0, 0, 0, 0), x = sum;
 #pragma unroll 8
         for (int j = first; j < begin; ++j)
-            sum = fma4(w.solved[j][i], *reinterpret_cast<const float4*>(&w.columns[j][begin + own]), sum);
+            sum = fma4(w.inverse[j][i], *reinterpret_cast<const float4*>(&w.columns[j][begin + own]), sum);
         put(begin + own, sum);
 #pragma unroll 8
         for (int k = 0; k < 16; ++k)
-            x = fma4(-w.solved[begin + k][i], *reinterpret_cast<const float4*>(&w.solved[k][begin + own]), x);
+            x = fma4(-w.inverse[begin + k][i], *reinterpret_cast<const float4*>(&w.inverse[k][begin + own]), x);
         __syncwarp();
         put(begin + own, x);
     }
 }
 
-// Writes T as operands; warps take tiles in turn.
-__device__ __forceinline__ void write_solved(const Within& w, uint4 (*to)[32], int warp, int lane) {
-    auto value = [&](int t, int i) { return w.solved[t][i] * w.beta[i]; };
+// Writes T as mma operands. Warps take tiles in turn.
+__device__ __forceinline__ void write_inverse(const IntraChunk& w, uint4 (*to)[32], int warp, int lane) {
+    auto value = [&](int t, int i) { return w.inverse[t][i] * w.beta[i]; };
 #pragma unroll 1
-    for (int index = warp; index < TRIANGLE_TILES; index += WITHIN_THREADS / 32) {
+    for (int index = warp; index < TRIANGLE_TILES; index += INTRA_THREADS / 32) {
         const int step = index < 8 ? 0 : index < 14 ? 1 : index < 18 ? 2 : 3, tile = index - triangle_at(step, 0);
         const int t = 8 * tile + (lane >> 2), i = 16 * step + 2 * (lane & 3);
         uint4 words;
@@ -118,38 +121,38 @@ __device__ __forceinline__ void write_solved(const Within& w, uint4 (*to)[32], i
     }
 }
 
-// Grid: places * value_heads.
-extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delta_rule_within_chunks(
+// Grid: chunk indices * value_heads.
+extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_rule_intra_chunk(
     const __nv_bfloat16* qkv,  // [M, 2 key_heads Dk + value_heads Dv]
     const float* decay,        // [M, value_heads]
     const float* beta,         // [M, value_heads]
     const int* cu_rows,        // [S + 1]
-    Chunk* chunks,             // [places, value_heads]
-    Rows64* row_tiles,         // [places, key_heads]
+    Chunk* chunks,             // [chunk indices, value_heads]
+    RowTiles* row_tiles,         // [chunk indices, key_heads]
     int M, int S, int first, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
-    Within& w = *reinterpret_cast<Within*>(memory);
+    IntraChunk& w = *reinterpret_cast<IntraChunk*>(memory);
     pdl_launch_dependents();
     pdl_wait();
     const int head = blockIdx.x % value_heads, place = first + blockIdx.x / value_heads;
-    int low = 0, high = S;  // the last sequence that begins here or before
+    int low = 0, high = S;  // the last sequence that starts here or before
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if (first_place(min(max(cu_rows[middle], 0), M), middle) <= place) low = middle;
+        if (first_chunk_index(min(max(cu_rows[middle], 0), M), middle) <= place) low = middle;
         else high = middle;
     }
     const Rows rows(cu_rows, 0, low, M);
-    const int begin = rows.start + (place - first_place(rows.start, low)) * CHUNK, count = min(rows.stop - begin, CHUNK);
+    const int begin = rows.start + (place - first_chunk_index(rows.start, low)) * CHUNK, count = min(rows.stop - begin, CHUNK);
     if (begin < rows.start || count <= 0) return;  // the whole block
 
     // Stage 1: rows of k and q, and their lengths.
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
     const int thread = threadIdx.x, lane = thread & 31;
-    const int warp = __shfl_sync(ALL_LANES, thread >> 5, 0);  // the same for all, as the compiler may know
+    const int warp = __shfl_sync(ALL_LANES, thread >> 5, 0);  // uniform, which the compiler cannot see
     const u32 tiles = shared_address(w.rows);
     const __nv_bfloat16* const q = qkv + begin * heads.width() + heads.key_head(head) * KEY_DIM;
-    fetch_rows<WITHIN_THREADS>(tiles, q + (size_t)key_heads * KEY_DIM, heads.width(), count, thread);
-    fetch_rows<WITHIN_THREADS>(tiles + ROWS_BYTES, q, heads.width(), count, thread);
+    fetch_rows<INTRA_THREADS>(tiles, q + (size_t)key_heads * KEY_DIM, heads.width(), count, thread);
+    fetch_rows<INTRA_THREADS>(tiles + ROWS_BYTES, q, heads.width(), count, thread);
     cp_async_commit();
     if (thread < CHUNK) {
         const size_t at = (size_t)(begin + thread) * value_heads + head;
@@ -158,21 +161,22 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     }
     cp_async_wait<0>();
     __syncthreads();
-    if (head % (value_heads / key_heads) == 0) {  // for all heads of the key head
+    if (head % (value_heads / key_heads) == 0) {  // once for all heads of the key head
         uint4* const to = row_tiles[(size_t)(place - first) * key_heads + heads.key_head(head)].k;
 #pragma unroll 4
-        for (int i = thread; i < (int)sizeof(Rows64) / 16; i += WITHIN_THREADS) to[i] = w.rows[i];
+        for (int i = thread; i < (int)sizeof(RowTiles) / 16; i += INTRA_THREADS) to[i] = w.rows[i];
     }
     if (thread < CHUNK) multiply_decays(w, thread);
 
-    // Stage 2: k . k by four warps, q . k by the others, 16 rows each; and the rows' squares.
+    // Stage 2: four warps compute k . k, the others q . k, 16 rows each. The same products give the squares of the
+    // rows.
     const int which = warp / STEPS, strip = warp % STEPS, g = lane >> 2, t = lane & 3;
     float products[4 * ROW_TILES] = {}, squares[8] = {};
 #pragma unroll 1
     for (int step = 0; step < KEY_STEPS; ++step) {
         const u32 own = tiles + which * ROWS_BYTES;
         u32 a[4], b[4];
-        ldmatrix_x4(a, own + piece_at(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
+        ldmatrix_x4(a, own + swizzled(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
         keys_by_rows(b, own, step, strip, lane);
         mma(squares, a, b[0], b[1]);
         mma(squares + 4, a, b[2], b[3]);
@@ -212,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     }
     __syncthreads();
 
-    // Stage 4: A, and P, which becomes operands as it is.
+    // Stage 4: A, and P, which is stored as mma operands.
     const int low_row = 16 * strip + g;
 #pragma unroll
     for (int p = 0; p < STEPS; ++p) {
@@ -252,66 +256,66 @@ extern "C" __global__ void __launch_bounds__(WITHIN_THREADS, WITHIN_BLOCKS) delt
     __syncthreads();
     complete_columns(w, warp, lane);
     __syncthreads();
-    write_solved(w, chunks[blockIdx.x].for_state.t, warp, lane);
+    write_inverse(w, chunks[blockIdx.x].for_state.t, warp, lane);
 }
 
-// --- the second launch: chunk after chunk ---
+// --- the second launch, inter-chunk: the chunks of a head in order ---
 //
-// A block has 32 columns of a head's state, each 16 of them, transposed, in the accumulators of a warp, which are the next
-// product's operand. Beside each such warp stands one that makes the outputs: it gets state and D as operands. These warps
-// have less to multiply, so they bring everything from memory for all. H200, 2048 rows of 32 heads, us of both launches:
-// 105; 108 where A and P were weighed in shared memory; 115 where rows, T and P came by cp.async; 137 where, with
-// that, the three products of an accumulator in T (V - g K S) and P D followed each other.
+// A block has 32 columns of a head's state. A state warp holds 16 of them, transposed, in its accumulators, which are
+// also the operand of the next product. An output warp beside it computes the outputs from state and D, which it gets
+// as operands. Output warps have fewer products, so that they also load from memory for all. H200, 2048 rows of 32
+// heads, us of both launches: this 105. With A and P scaled in shared memory 108. With rows, T and P by cp.async 115.
+// With that, and the three products of an accumulator in T (V - g K S) and P D in sequence, 137.
 
-constexpr int STRIPS = 2, BLOCK_COLUMNS = STRIPS * STRIP, GROUP = STRIPS * 32, THROUGH_THREADS = 2 * GROUP;
+constexpr int STRIPS = 2, BLOCK_COLUMNS = STRIPS * STRIP, GROUP = STRIPS * 32, INTER_THREADS = 2 * GROUP;
 static_assert(BLOCK_COLUMNS == COLUMNS);
 
-struct Through {
+struct InterChunk {
     uint4 k[2][ROWS_BYTES / 16], q[ROWS_BYTES / 16];
     uint4 v[CHUNK][BLOCK_COLUMNS / 8];
-    uint4 states[STRIPS][KEY_STEPS][2][32], learnt[STRIPS][STEPS][2][32];  // operands
-    StateGiven for_state;
-    OutputGiven for_outputs;
-    Mbarrier keys_there, given_there;
+    uint4 states[STRIPS][KEY_STEPS][2][32], deltas[STRIPS][STEPS][2][32];  // as operands
+    StateInputs for_state;
+    OutputInputs for_outputs;
+    Mbarrier keys_mbarrier, inputs_mbarrier;
 };
 
-// Named barriers: of the block, of the warps that make outputs, and of each pair of warps.
+// Named barriers: of the block, of the output warps, and of each pair of a state warp and an output warp.
 enum Barrier {
-    KEYS_READY = 1,
-    GIVEN_READY,
+    KEYS_FULL = 1,
+    INPUTS_FULL,
     OUTPUT_GROUP,
     STATE_FULL,
     STATE_EMPTY = STATE_FULL + STRIPS,
-    LEARNT_FULL = STATE_EMPTY + STRIPS,
-    LEARNT_EMPTY = LEARNT_FULL + STRIPS
+    DELTA_FULL = STATE_EMPTY + STRIPS,
+    DELTA_EMPTY = DELTA_FULL + STRIPS
 };
 constexpr int PAIR = 64;
-static_assert(LEARNT_EMPTY + STRIPS <= 16 && sizeof(Through) == 99600);
+static_assert(DELTA_EMPTY + STRIPS <= 16 && sizeof(InterChunk) == 99600);
 
-// What a block works on, chunk by chunk.
-struct Walk {
+// The work of a block, chunk by chunk.
+struct ChunkIterator {
     Heads heads;
     const __nv_bfloat16* qkv;
     const Chunk* chunks;  // of this head, from the first chunk on
-    const Rows64* tiles;  // of its key head
-    int head, column, row, stop, thread;  // of the group
+    const RowTiles* tiles;  // of its key head
+    int head, column, row, stop, thread;  // thread: in its group of warps
 
     __device__ __forceinline__ int count() const { return min(stop - row, CHUNK); }
     __device__ __forceinline__ bool has_next() const { return row + CHUNK < stop; }
     __device__ __forceinline__ void advance() { row += CHUNK, chunks += heads.value_heads, tiles += heads.key_heads; }
 
     __device__ __forceinline__ void fetch_values(uint4 (*tile)[BLOCK_COLUMNS / 8]) const {
-        constexpr int PIECES = BLOCK_COLUMNS / 8;
+        constexpr int VECS = BLOCK_COLUMNS / 8;
         const __nv_bfloat16* const from = qkv + row * heads.width() + 2 * (size_t)heads.key_heads * KEY_DIM +
                                           (size_t)head * heads.value_dim + column;
 #pragma unroll 1
-        for (int i = thread; i < CHUNK * PIECES; i += GROUP) {
-            const int r = i / PIECES, piece = i % PIECES;
-            cp_async_16(shared_address(&tile[r][piece ^ (r >> 1 & 3)]),
-                    from + min(r, count() - 1) * heads.width() + piece * 8, r < count() ? 16 : 0);
+        for (int i = thread; i < CHUNK * VECS; i += GROUP) {
+            const int r = i / VECS, vec = i % VECS;
+            cp_async_16(shared_address(&tile[r][vec ^ (r >> 1 & 3)]),
+                    from + min(r, count() - 1) * heads.width() + vec * 8, r < count() ? 16 : 0);
         }
     }
-    // Two parts at once; their barrier counts the bytes, where there are bulk copies.
+    // Loads two parts at once. With bulk copies, the mbarrier counts the bytes of both.
     template <class T, class U>
     __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, Mbarrier* mbarrier) const {
         const u32 at = shared_address(&to), also_at = shared_address(&also);
@@ -332,7 +336,7 @@ struct Walk {
     }
 };
 
-// c += 16 keys of the state (step) times rows of k or q: columns by rows.
+// c += 16 keys of the state (step) times the rows of k or q. The result is columns by rows.
 __device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, int step, int lane, const Operand& operand) {
     u32 b[STEPS][4];
 #pragma unroll
@@ -343,7 +347,8 @@ __device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, 
     for (int p = 0; p < ROW_TILES; ++p) mma(c + 4 * p, operand.low, b[p / 2] + p % 2 * 2);
 }
 
-// c += 16 rows of an operand (step) times a triangle. Products of one accumulator wait for each other: they stand apart.
+// c += 16 rows of an operand (step) times a triangular matrix. Products on the same accumulator are interleaved with
+// others, because they wait for each other.
 __device__ __forceinline__ void times_triangle(float (&c)[4 * ROW_TILES], const uint4* triangle, int step, int lane,
                                                const Operand& a) {
     uint4 b[ROW_TILES];
@@ -357,34 +362,35 @@ __device__ __forceinline__ void times_triangle(float (&c)[4 * ROW_TILES], const 
     for (int tile = 2 * step; tile < ROW_TILES; ++tile) mma(c + 4 * tile, a.high, b[tile].z, b[tile].w);
 }
 
-// Keeps 16 columns of the state, transposed: lane (g, t) has of columns g and g + 8 keys 8 j + 2 t and + 1 in state[4 j ...].
-__device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim, float* pool, int strip, int lane) {
+// A state warp: keeps 16 columns of the state, transposed. Lane (g, t) has keys 8 j + 2 t and + 1 of columns g and g +
+// 8 in state[4 j ...].
+__device__ __forceinline__ void state_warp(InterChunk& m, int chunks, int value_dim, float* pool, int strip, int lane) {
     const int g = lane >> 2, t = lane & 3;
     float* const place = pool + (size_t)2 * t * value_dim + strip * STRIP + g;
     float state[4 * KEY_TILES];
     auto element = [&](int i) { return place + (size_t)(8 * (i / 4) + (i & 1)) * value_dim + 8 * (i >> 1 & 1); };
 #pragma unroll
     for (int i = 0; i < 4 * KEY_TILES; ++i) state[i] = *element(i);
-    const StateGiven& now = m.for_state;
+    const StateInputs& now = m.for_state;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-        named_barrier_sync(KEYS_READY, THROUGH_THREADS);
+        named_barrier_sync(KEYS_FULL, INTER_THREADS);
         const u32 k = shared_address(m.k[chunk & 1]);
-        make_opaque(lane);  // addresses made of it are not kept over all chunks
+        make_opaque(lane);  // no registers for addresses over all chunks
 
         // Stage 1: k S, and the state for the outputs.
-        float learnt[4 * ROW_TILES] = {};
+        float residual[4 * ROW_TILES] = {};
         if (chunk > 0) named_barrier_sync(STATE_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             const Operand operand(state + 8 * step);
             operand.store(&m.states[strip][step][0][lane]);
-            times_keys(learnt, k, step, lane, operand);
+            times_keys(residual, k, step, lane, operand);
         }
         named_barrier_arrive(STATE_FULL + strip, PAIR);
 
         // Stage 2: D = T (V - g k S).
-        named_barrier_sync(GIVEN_READY, THROUGH_THREADS);
+        named_barrier_sync(INPUTS_FULL, INTER_THREADS);
 #pragma unroll
         for (int p = 0; p < STEPS; ++p) {
             u32 v[4];
@@ -393,7 +399,7 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float2 by = *reinterpret_cast<const float2*>(now.read_k + 16 * p + 8 * half + 2 * t);
-                float* const c = learnt + 8 * p + 4 * half;
+                float* const c = residual + 8 * p + 4 * half;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     c[2 * e] = fmaf(-by.x, c[2 * e], __uint_as_float(v[half + 2 * e] << 16));
@@ -403,17 +409,17 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
         }
         float delta[4 * ROW_TILES] = {};
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) times_triangle(delta, now.t[0], step, lane, Operand(learnt + 8 * step));
-        if (chunk > 0) named_barrier_sync(LEARNT_EMPTY + strip, PAIR);
+        for (int step = 0; step < STEPS; ++step) times_triangle(delta, now.t[0], step, lane, Operand(residual + 8 * step));
+        if (chunk > 0) named_barrier_sync(DELTA_EMPTY + strip, PAIR);
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.learnt[strip][step][0][lane]);
+        for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.deltas[strip][step][0][lane]);
 #pragma unroll
         for (int p = 0; p < ROW_TILES; ++p) {
             const float2 by = *reinterpret_cast<const float2*>(now.keep + 8 * p + 2 * t);
             delta[4 * p] *= by.x, delta[4 * p + 1] *= by.y, delta[4 * p + 2] *= by.x, delta[4 * p + 3] *= by.y;
         }
         const float decay = now.decay;
-        named_barrier_arrive(LEARNT_FULL + strip, PAIR);  // and T, factors and v have been read
+        named_barrier_arrive(DELTA_FULL + strip, PAIR);  // T, factors and v have been read too
 
         // Stage 3: the state.
 #pragma unroll
@@ -433,87 +439,87 @@ __device__ __forceinline__ void keep_state(Through& m, int chunks, int value_dim
             }
         }
     }
-    make_opaque(value_dim);  // or its 64 addresses would be kept all the time
+    make_opaque(value_dim);  // otherwise its 64 addresses would stay in registers
 #pragma unroll
     for (int i = 0; i < 4 * KEY_TILES; ++i) *element(i) = state[i];
 }
 
-// Makes the outputs of 16 columns; lane (g, t) has of columns g and g + 8 rows 8 j + 2 t and + 1.
-__device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat16* out, int strip, int lane) {
-    const size_t width = (size_t)walk.heads.value_heads * walk.heads.value_dim;
-    out += walk.row * width + (size_t)walk.head * walk.heads.value_dim + walk.column + strip * STRIP + 2 * (lane & 3);
+// An output warp: computes the outputs of 16 columns. Lane (g, t) has rows 8 j + 2 t and + 1 of columns g and g + 8.
+__device__ __forceinline__ void output_warp(InterChunk& m, ChunkIterator chunk_iterator, __nv_bfloat16* out, int strip, int lane) {
+    const size_t width = (size_t)chunk_iterator.heads.value_heads * chunk_iterator.heads.value_dim;
+    out += chunk_iterator.row * width + (size_t)chunk_iterator.head * chunk_iterator.heads.value_dim + chunk_iterator.column + strip * STRIP + 2 * (lane & 3);
     auto fetch_keys = [&](int parity) {
-        walk.fetch_parts(m.k[parity], walk.tiles->k, m.q, walk.tiles->q, &m.keys_there);
+        chunk_iterator.fetch_parts(m.k[parity], chunk_iterator.tiles->k, m.q, chunk_iterator.tiles->q, &m.keys_mbarrier);
         cp_async_commit();
     };
-    auto fetch_given = [&] {
-        walk.fetch_parts(m.for_state, walk.chunks->for_state, m.for_outputs, walk.chunks->for_outputs, &m.given_there);
-        walk.fetch_values(m.v);
+    auto fetch_inputs = [&] {
+        chunk_iterator.fetch_parts(m.for_state, chunk_iterator.chunks->for_state, m.for_outputs, chunk_iterator.chunks->for_outputs, &m.inputs_mbarrier);
+        chunk_iterator.fetch_values(m.v);
         cp_async_commit();
     };
-    auto keys_are_ready = [&](int parity) {
+    auto signal_keys = [&](int parity) {
 #if __CUDA_ARCH__ >= 900
-        mbarrier_wait(shared_address(&m.keys_there), parity);
+        mbarrier_wait(shared_address(&m.keys_mbarrier), parity);
 #else
         cp_async_wait<1>();
 #endif
-        named_barrier_arrive(KEYS_READY, THROUGH_THREADS);
+        named_barrier_arrive(KEYS_FULL, INTER_THREADS);
     };
     fetch_keys(0);
-    fetch_given();
-    keys_are_ready(0);
+    fetch_inputs();
+    signal_keys(0);
     const u32 q = shared_address(m.q);
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
-        const bool has_next = walk.has_next();
-        const int count = walk.count();
+        const bool has_next = chunk_iterator.has_next();
+        const int count = chunk_iterator.count();
         cp_async_wait<0>();
 #if __CUDA_ARCH__ >= 900
-        mbarrier_wait(shared_address(&m.given_there), parity);
+        mbarrier_wait(shared_address(&m.inputs_mbarrier), parity);
 #endif
-        named_barrier_arrive(GIVEN_READY, THROUGH_THREADS);
+        named_barrier_arrive(INPUTS_FULL, INTER_THREADS);
         named_barrier_sync(OUTPUT_GROUP, GROUP);
-        walk.advance();
+        chunk_iterator.advance();
 
         // Stage 1: q S.
-        float mixed[4 * ROW_TILES] = {};
+        float output[4 * ROW_TILES] = {};
         named_barrier_sync(STATE_FULL + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; ++step) {
             Operand operand;
             operand.load(&m.states[strip][step][0][lane]);
-            times_keys(mixed, q, step, lane, operand);
+            times_keys(output, q, step, lane, operand);
         }
         if (has_next) named_barrier_arrive(STATE_EMPTY + strip, PAIR);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
             const float2 by = *reinterpret_cast<const float2*>(m.for_outputs.read_q + 8 * tile + 2 * (lane & 3));
-            float* const c = mixed + 4 * tile;
+            float* const c = output + 4 * tile;
             c[0] *= by.x, c[1] *= by.y, c[2] *= by.x, c[3] *= by.y;
         }
-        named_barrier_sync(OUTPUT_GROUP, GROUP);  // q has been read; states are there, so the other tile of k has been, too
+        named_barrier_sync(OUTPUT_GROUP, GROUP);  // q has been read; the state is there, so the other tile of k has been read too
         if (has_next) fetch_keys(parity ^ 1);
 
         // Stage 2: P D.
-        named_barrier_sync(LEARNT_FULL + strip, PAIR);
+        named_barrier_sync(DELTA_FULL + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             Operand operand;
-            operand.load(&m.learnt[strip][step][0][lane]);
-            times_triangle(mixed, m.for_outputs.p[0], step, lane, operand);
+            operand.load(&m.deltas[strip][step][0][lane]);
+            times_triangle(output, m.for_outputs.p[0], step, lane, operand);
         }
-        if (has_next) named_barrier_arrive(LEARNT_EMPTY + strip, PAIR);
-        named_barrier_sync(OUTPUT_GROUP, GROUP);  // what is given has been read
+        if (has_next) named_barrier_arrive(DELTA_EMPTY + strip, PAIR);
+        named_barrier_sync(OUTPUT_GROUP, GROUP);  // the inputs have been read
         if (has_next) {
-            fetch_given();
-            keys_are_ready(parity ^ 1);
+            fetch_inputs();
+            signal_keys(parity ^ 1);
         }
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
             const int row = 8 * tile + (lane >> 2);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u32 word = movmatrix_trans(bf16_pair(mixed[4 * tile + 2 * half], mixed[4 * tile + 2 * half + 1]));
+                const u32 word = movmatrix_trans(bf16_pair(output[4 * tile + 2 * half], output[4 * tile + 2 * half + 1]));
                 if (row < count) *reinterpret_cast<u32*>(out + row * width + 8 * half) = word;
             }
         }
@@ -522,49 +528,49 @@ __device__ __forceinline__ void make_outputs(Through& m, Walk walk, __nv_bfloat1
     }
 }
 
-// Grid: S * value_heads * Dv / 32. Of the places from ``first`` to ``last``.
-extern "C" __global__ void __launch_bounds__(THROUGH_THREADS, 2) delta_rule_through_chunks(
+// Grid: S * value_heads * Dv / 32. For chunk indices ``first`` to ``last`` - 1.
+extern "C" __global__ void __launch_bounds__(INTER_THREADS, 2) delta_rule_inter_chunk(
     const __nv_bfloat16* qkv,  // [M, 2 key_heads Dk + value_heads Dv]
     float* pool,               // [slots, value_heads, Dk, Dv]
     const int* slots,          // [S]
     const int* cu_rows,        // [S + 1]
     const Chunk* chunks,       // [last - first, value_heads]
-    const Rows64* row_tiles,   // [last - first, key_heads]
+    const RowTiles* row_tiles,   // [last - first, key_heads]
     __nv_bfloat16* out,        // [M, value_heads Dv]
     int M, int first, int last, int pool_slots, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
-    Through& m = *reinterpret_cast<Through*>(memory);
+    InterChunk& m = *reinterpret_cast<InterChunk*>(memory);
     pdl_launch_dependents();
     pdl_wait();
     const int tiles = value_dim / BLOCK_COLUMNS, column = blockIdx.x % tiles * BLOCK_COLUMNS;
     const int head = blockIdx.x / tiles % value_heads, sequence = blockIdx.x / tiles / value_heads, slot = slots[sequence];
     const Rows rows(cu_rows, 0, sequence, M);
-    const int begin = first_place(rows.start, sequence), skipped = max(first - begin, 0);
+    const int begin = first_chunk_index(rows.start, sequence), skipped = max(first - begin, 0);
     const int start = rows.start + skipped * CHUNK, stop = min(rows.stop, rows.start + (last - begin) * CHUNK);
     if (start >= stop) return;  // the whole block
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
     const int lane = threadIdx.x & 31, warp = __shfl_sync(ALL_LANES, threadIdx.x >> 5, 0), strip = warp % STRIPS;
     if ((u32)slot >= (u32)pool_slots) {  // padding
         constexpr int WORDS = BLOCK_COLUMNS / 2;
-        for (int i = threadIdx.x; i < (stop - start) * WORDS; i += THROUGH_THREADS) {
+        for (int i = threadIdx.x; i < (stop - start) * WORDS; i += INTER_THREADS) {
             const size_t at = ((size_t)(start + i / WORDS) * value_heads + head) * value_dim + column;
             reinterpret_cast<u32*>(out + at)[i % WORDS] = 0;
         }
         return;
     }
     const size_t place = begin + skipped - first;
-    const Walk walk{heads, qkv, chunks + place * value_heads + head, row_tiles + place * key_heads + heads.key_head(head),
+    const ChunkIterator chunk_iterator{heads, qkv, chunks + place * value_heads + head, row_tiles + place * key_heads + heads.key_head(head),
                     head, column, start, stop, (int)threadIdx.x % GROUP};
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-        mbarrier_init(shared_address(&m.keys_there), 1);
-        mbarrier_init(shared_address(&m.given_there), 1);
+        mbarrier_init(shared_address(&m.keys_mbarrier), 1);
+        mbarrier_init(shared_address(&m.inputs_mbarrier), 1);
         mbarrier_fence_init();
     }
     __syncthreads();
 #endif
     if (warp < STRIPS)
-        keep_state(m, (stop - start + CHUNK - 1) / CHUNK, value_dim,
+        state_warp(m, (stop - start + CHUNK - 1) / CHUNK, value_dim,
                    pool + ((size_t)slot * value_heads + head) * heads.state_size() + column, strip, lane);
-    else make_outputs(m, walk, out, strip, lane);
+    else output_warp(m, chunk_iterator, out, strip, lane);
 }

@@ -1,10 +1,10 @@
-// The decode step with the gated RMS norm of each head's result, rounded to BF16 before it:
+// A decode step with the gated RMS norm of each head's result:
 //
 //   out = norm(bf16(q . S)) * weight * silu(gate)
 //
-// Bit for bit what the step and the norm alone make one after the other: rms_norm.cuh says how a row is summed. A head's
-// tiles of columns share their sums of squares as blocks of a cluster (from sm_90 on) or as one block; the bits are the
-// same. Launched by launch.py.
+// The bits are those of the step and the norm in two launches (rms_norm.cuh has the order of sums). The column tiles of
+// a head exchange their sums of squares, as blocks of a cluster (from sm_90 on) or inside one block, with the same
+// bits. Launched by launch.py. sm_80 and newer.
 #include "any_size.cuh"
 #include "bf16.cuh"
 #include "cluster.cuh"
@@ -15,30 +15,30 @@
 #include "rms_norm.cuh"
 #include "shared_memory.cuh"
 
-constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS, LANE_COLUMNS = 4, PIECE = 8;
-static_assert(COLUMNS == 4 * PIECE && HEAD_TILES == 4);
-// Tiles of a head that a block has, and its bounds: few heads are spread over more multiprocessors.
+constexpr int VALUE_DIM = 128, HEAD_TILES = VALUE_DIM / COLUMNS, LANE_COLUMNS = 4, VEC = 8;
+static_assert(COLUMNS == 4 * VEC && HEAD_TILES == 4);
+// Tiles of a head per block, and launch bounds. With few heads, each head uses more multiprocessors.
 #if __CUDA_ARCH__ >= 900
-constexpr int FEW = 1, MANY = 2;
-#define FEW_BOUNDS __cluster_dims__(HEAD_TILES / FEW, 1, 1) __launch_bounds__(FEW* TILE_THREADS, 5)
-#define MANY_BOUNDS __cluster_dims__(HEAD_TILES / MANY, 1, 1) __launch_bounds__(MANY* TILE_THREADS, __CUDA_ARCH__ == 900 ? 3 : 2)
+constexpr int SMALL_M_TILES = 1, LARGE_M_TILES = 2;
+#define SMALL_M_BOUNDS __cluster_dims__(HEAD_TILES / SMALL_M_TILES, 1, 1) __launch_bounds__(SMALL_M_TILES* TILE_THREADS, 5)
+#define LARGE_M_BOUNDS __cluster_dims__(HEAD_TILES / LARGE_M_TILES, 1, 1) __launch_bounds__(LARGE_M_TILES* TILE_THREADS, __CUDA_ARCH__ == 900 ? 3 : 2)
 #else
-constexpr int FEW = HEAD_TILES, MANY = HEAD_TILES;
-#define FEW_BOUNDS __launch_bounds__(FEW* TILE_THREADS)
-#define MANY_BOUNDS __launch_bounds__(MANY* TILE_THREADS, 2)
+constexpr int SMALL_M_TILES = HEAD_TILES, LARGE_M_TILES = HEAD_TILES;
+#define SMALL_M_BOUNDS __launch_bounds__(SMALL_M_TILES* TILE_THREADS)
+#define LARGE_M_BOUNDS __launch_bounds__(LARGE_M_TILES* TILE_THREADS, 2)
 #endif
 
-// A weight of either type.
+// A weight, FP32 or BF16.
 struct NormWeight {
     const void* at;
     bool is_bf16;
 };
 template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> load_weight(const NormWeight* weight, int piece) {
-    if (!weight->is_bf16) return load_weight<WIDTH>(static_cast<const float*>(weight->at), piece);
+__device__ __forceinline__ Values<WIDTH> load_weight(const NormWeight* weight, int vec) {
+    if (!weight->is_bf16) return load_weight<WIDTH>(static_cast<const float*>(weight->at), vec);
     Values<WIDTH> v;
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) v.at[i] = __bfloat162float(static_cast<const bf16*>(weight->at)[piece * WIDTH + i]);
+    for (int i = 0; i < WIDTH; ++i) v.at[i] = __bfloat162float(static_cast<const bf16*>(weight->at)[vec * WIDTH + i]);
     return v;
 }
 
@@ -47,29 +47,30 @@ __device__ __forceinline__ float4 of_values(const Values<LANE_COLUMNS>& v) {
     return make_float4(v.at[0], v.at[1], v.at[2], v.at[3]);
 }
 
-// Barriers: 0 or one for each tile, where its threads meet; one for the first warps of all tiles; one for each tile's factors.
+// Named barriers: one for each tile, for its threads. One for the first warps of all tiles. One for the factors of each
+// tile.
 constexpr int TILE_BARRIER = 1, SQUARES_BARRIER = TILE_BARRIER + HEAD_TILES, FACTORS_BARRIER = SQUARES_BARRIER + 1;
 
-// Sums of squares of a head's pieces of 8 values: four pieces a tile. The first warp of each tile shares its own and takes
-// all. No warp waits for the others' states: the cluster's barrier would.
+// Sums of squares of a head's vectors of 8 values, four vectors a tile. The first warp of each tile sends its own sums
+// and receives all. It does not wait for the states of other warps, as it would with a barrier of the cluster.
 template <int BLOCK_TILES>
 struct HeadSquares {
     static constexpr int RANKS = HEAD_TILES / BLOCK_TILES;  // blocks of a cluster
     float4 tiles[HEAD_TILES];
     Mbarrier mbarrier;
 
-    // All threads come here, before anything is shared.
+    // By all threads, before the first exchange.
     __device__ __forceinline__ void begin() {
         if constexpr (RANKS > 1) {
             if (threadIdx.x == 0) mbarrier_init_expect_tx(&mbarrier, sizeof(tiles));
             cluster_arrive_relaxed();
         }
     }
-    // By warps that share, once all blocks have begun.
-    __device__ __forceinline__ void reach_others() const {
+    // By the warps of the exchange: waits until all blocks have started.
+    __device__ __forceinline__ void wait_for_cluster() const {
         if constexpr (RANKS > 1) cluster_wait();
     }
-    // Of four values a lane, the same ones in lanes 8 r + i for all r, which send them to rank r.
+    // For four values a lane. Lanes 8 r + i hold the same values for all r, and send their sums to rank r.
     __device__ __forceinline__ void share(int tile, int lane, const Values<LANE_COLUMNS>& v) {
         const float low = add_squares(v, 0.0f), sum = add_squares(v, __shfl_up_sync(0xffffffffu, low, 1));
         const int rank = lane / 8;
@@ -78,7 +79,7 @@ struct HeadSquares {
         if constexpr (RANKS > 1) dsmem_store_async(to, sum, &mbarrier, rank);
         else *to = sum;
     }
-    // In the order of a warp that has a piece a lane.
+    // The total, in the order of a warp with a vector a lane.
     __device__ __forceinline__ float total() {
         if constexpr (RANKS > 1) dsmem_wait(&mbarrier);
         else named_barrier_sync(SQUARES_BARRIER, HEAD_TILES * 32);
@@ -87,7 +88,7 @@ struct HeadSquares {
     }
 };
 
-// What four columns of the outputs are multiplied by, as it stands in memory: nothing waits for it until it is widened.
+// The factors of four output columns as they are loaded. No instruction waits for them before they are widened.
 struct RawFactors {
     uint4 weight;
     uint2 gate;
@@ -108,20 +109,21 @@ struct RawFactors {
     }
 };
 
-// And as it is needed: made by the second warp of a tile, whose state is stored, while squares are on their way.
+// The factors in FP32. The second warp of a tile makes them after it has stored its state, while the squares are in
+// flight.
 struct Factors {
-    float4 weight[COLUMNS / LANE_COLUMNS], gate[COLUMNS / LANE_COLUMNS];  // silu of it
+    float4 weight[COLUMNS / LANE_COLUMNS], gate[COLUMNS / LANE_COLUMNS];  // silu of the gate
 };
 
 template <int BLOCK_TILES>
-__device__ __forceinline__ void meet_tile() {
+__device__ __forceinline__ void sync_tile() {
     if constexpr (BLOCK_TILES == 1) __syncthreads();
     else named_barrier_sync(TILE_BARRIER + threadIdx.x / TILE_THREADS, TILE_THREADS);
 }
-__device__ __forceinline__ void give_factors(int tile) {
+__device__ __forceinline__ void factors_arrive(int tile) {
     named_barrier_arrive(FACTORS_BARRIER + tile, 64);
 }
-__device__ __forceinline__ void await_factors(int tile) {
+__device__ __forceinline__ void factors_wait(int tile) {
     named_barrier_sync(FACTORS_BARRIER + tile, 64);
 }
 
@@ -131,60 +133,60 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
                                                 const NormWeight& weight, float* pool, const int* slots, bf16* out,
                                                 float eps, int pool_slots, int key_heads, int value_heads) {
     const Heads heads{key_heads, KEY_DIM, value_heads, VALUE_DIM};
-    __shared__ Exchange exchange[BLOCK_TILES];
+    __shared__ WarpSums warp_sums[BLOCK_TILES];
     __shared__ Factors all_factors[BLOCK_TILES];
     __shared__ HeadSquares<BLOCK_TILES> squares;
     pdl_launch_dependents();
     const int own_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
     const Tile tile(heads, blockIdx.x * BLOCK_TILES + own_tile, blockIdx.y, blockIdx.z);
-    const SingleRow row(heads, tile, qkv, slots, pool, pool_slots);
+    const DecodeRow row(heads, tile, qkv, slots, pool, pool_slots);
     squares.begin();
     const Tile& at = row.at;
     const bool has_column = at.lane < COLUMNS / LANE_COLUMNS, is_writer = at.warp == 0 && has_column;
     const bool makes_factors = at.warp == 1 && has_column;
     auto place = [&] { return ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column; };
     Factors& factors = all_factors[own_tile];
-    constexpr bool IS_EARLY = BLOCK_TILES < HEAD_TILES;  // else registers are few
+    constexpr bool IS_EARLY = BLOCK_TILES < HEAD_TILES;  // otherwise registers are scarce
     RawFactors raw;
     if (IS_EARLY && makes_factors) raw.load_weight(weight, at.column);
-    row.bring_state();
+    row.prefetch_state();
     pdl_wait();
 
-    // Stage 1: the step. What does not need the state is done while it is on its way.
+    // Stage 1: the step. Everything that does not need the state runs while the state is in flight.
     RowInputs in;
     StatePart state;
     if (IS_EARLY && makes_factors) raw.load_gate(gate + place());
     const int slot = row.load(in, state, decay, beta);
-    const RowStep moves(in);
-    if (!row.is_inside(slot)) {  // so it is for the whole head
+    const StepOperands operands(in);
+    if (!row.is_inside(slot)) {  // the same for all tiles of the head
         if (is_writer) *reinterpret_cast<uint2*>(out + place()) = make_uint2(0, 0);
         return;
     }
-    Exchange& own = exchange[own_tile];
-    if (at.warp == 0) squares.reach_others();
-    read_state(state, moves, own, 0, at.warp, at.lane);
-    meet_tile<BLOCK_TILES>();
-    const float4 delta = delta_of(moves, own.total(0, 0, at.lane & 7)), read_q = own.total(0, 1, at.lane & 7);
+    WarpSums& own = warp_sums[own_tile];
+    if (at.warp == 0) squares.wait_for_cluster();
+    read_state(state, operands, own, 0, at.warp, at.lane);
+    sync_tile<BLOCK_TILES>();
+    const float4 delta = delta_of(operands, own.total(0, 0, at.lane & 7)), read_q = own.total(0, 1, at.lane & 7);
 
-    // Stage 2: the squares of the head; the state moves and goes out while they are on their way.
-    const uint2 mixed = narrow(output_of(moves, delta, read_q));
-    if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values_of(widen(mixed)));
-    move_state(state, moves, delta);
+    // Stage 2: the squares of the head. The state is updated and stored while they are in flight.
+    const uint2 output = narrow(output_of(operands, delta, read_q));
+    if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values_of(widen(output)));
+    apply_delta(state, operands, delta);
     state.store(row.place(slot), VALUE_DIM);
     if (makes_factors) {
         if (!IS_EARLY) raw.load_weight(weight, at.column), raw.load_gate(gate + place());
         factors.weight[at.lane] = raw.widened(weight.is_bf16);
         factors.gate[at.lane] = of_values(silu(values_of(widen(raw.gate))));
     }
-    if (at.warp == 1) give_factors(own_tile);
+    if (at.warp == 1) factors_arrive(own_tile);
     if (at.warp != 0) return;
 
     // Stage 3: norm and gate.
     const float r = reciprocal_root(squares.total(), VALUE_DIM, eps);
-    await_factors(own_tile);
+    factors_wait(own_tile);
     if (!is_writer) return;
     const Values<LANE_COLUMNS> of = values_of(factors.weight[at.lane]), by = values_of(factors.gate[at.lane]);
-    *reinterpret_cast<uint2*>(out + place()) = narrow(of_values(gated(values_of(widen(mixed)), r, of, by)));
+    *reinterpret_cast<uint2*>(out + place()) = narrow(of_values(gated(values_of(widen(output)), r, of, by)));
 }
 
 #define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
@@ -202,8 +204,8 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
                                key_heads, value_heads);                                                              \
     }
 
-DELTA_RULE_NORM(few_128, FEW, FEW_BOUNDS)
-DELTA_RULE_NORM(many_128, MANY, MANY_BOUNDS)
+DELTA_RULE_NORM(small_m_128, SMALL_M_TILES, SMALL_M_BOUNDS)
+DELTA_RULE_NORM(large_m_128, LARGE_M_TILES, LARGE_M_BOUNDS)
 
 // The norm of a row that this block has written, in place.
 template <int LANES, int WIDTH>
@@ -211,23 +213,23 @@ __device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight
     if (threadIdx.x < LANES) norm_row<LANES, WIDTH>(Gated<NormWeight>{row, gate, &weight, row}, true, H, eps);
 }
 
-// The step of a head of Dk = 128 and a Dv that is no model's: two tiles at a time.
+// The step of a head with Dk = 128 and a Dv that no model has: two tiles at a time.
 __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, const float* decay, const float* beta,
-                                           float* pool, const int* slots, bf16* out, int pool_slots, Exchange& exchange) {
+                                           float* pool, const int* slots, bf16* out, int pool_slots, WarpSums& warp_sums) {
     const int tiles = heads.value_dim / COLUMNS, group = threadIdx.x / TILE_THREADS;
-    auto meet = [&] { named_barrier_sync(1 + group, TILE_THREADS); };
+    auto sync = [&] { named_barrier_sync(1 + group, TILE_THREADS); };
 #pragma unroll 1
     for (int tile = group; tile < tiles; tile += ANY_THREADS / TILE_THREADS) {
         const int head = blockIdx.x % heads.value_heads, sequence = blockIdx.x / heads.value_heads;
-        const SingleRow row(heads, Tile(heads, tile, head, sequence), qkv, slots, pool, pool_slots);
+        const DecodeRow row(heads, Tile(heads, tile, head, sequence), qkv, slots, pool, pool_slots);
         RowInputs in;
         StatePart state;
         const int slot = row.load(in, state, decay, beta);
-        const float4 mixed = step(state, RowStep(in), exchange, row.at, meet);
+        const float4 output = step(state, StepOperands(in), warp_sums, row.at, sync);
         state.store(row.place(slot), heads.value_dim);
         bf16* const to = out + (size_t)blockIdx.x * heads.value_dim + row.at.column;
-        if (row.at.warp == 0 && row.at.lane < COLUMNS / LANE_COLUMNS) *reinterpret_cast<uint2*>(to) = narrow(mixed);
-        meet();
+        if (row.at.warp == 0 && row.at.lane < COLUMNS / LANE_COLUMNS) *reinterpret_cast<uint2*>(to) = narrow(output);
+        sync();
     }
 }
 
@@ -244,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
     static_assert(ANY_THREADS == block);
     __shared__ float sums[3][ANY_WARPS];
-    __shared__ Exchange exchange[ANY_THREADS / TILE_THREADS];
+    __shared__ WarpSums warp_sums[ANY_THREADS / TILE_THREADS];
     pdl_launch_dependents();
     pdl_wait();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
@@ -254,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_norm_any(
     const size_t at = (size_t)blockIdx.x * value_dim;
     if (key_dim == KEY_DIM && value_dim % COLUMNS == 0 && !is_padding) {
         step_tiles({key_heads, KEY_DIM, value_heads, value_dim}, qkv, decay, beta, pool, slots, out, pool_slots,
-                   exchange[threadIdx.x / TILE_THREADS]);
+                   warp_sums[threadIdx.x / TILE_THREADS]);
     } else {
         const AnyRow in(heads, qkv, sequence, head, decay[blockIdx.x], beta[blockIdx.x], sums);
 #pragma unroll 1

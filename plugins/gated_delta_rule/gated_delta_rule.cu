@@ -1,14 +1,14 @@
-// Every form without a norm: decode (one row a sequence), chunks and verify (a few rows, the state after each kept), and
-// prefill. Launched by launch.py. sm_80 and newer.
+// The gated delta rule without a norm: decode (one row a sequence), chunks and verify (a few rows, with the state after
+// each), and prefill. Launched by launch.py. sm_80 and newer.
 #include "any_size.cuh"
 #include "bf16.cuh"
 #include "delta_rule.cuh"
 #include "named_barrier.cuh"
 #include "pdl.cuh"
 
-// Dk = 128, Dv a multiple of 32, sequences of one row. Grid: Dv / 32 x value_heads x S. What launches write is not
-// __restrict__ where something stands before the wait: pdl.cuh says why.
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128(
+// Dk = 128, Dv a multiple of 32, sequences of one row. Grid: Dv / 32 x value_heads x S. Parameters that an earlier
+// kernel writes are not __restrict__, because loads stand before the wait (pdl.cuh).
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_decode_128(
     const __nv_bfloat16* qkv,  // [S, 2 key_heads Dk + value_heads Dv]
     const float* decay,        // [S, value_heads]
     const float* beta,         // [S, value_heads]
@@ -16,32 +16,33 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_one_128
     const int* slots,          // [S]
     __nv_bfloat16* out,        // [S, value_heads Dv]
     int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {
-    __shared__ Exchange exchange;
+    __shared__ WarpSums warp_sums;
     pdl_launch_dependents();
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
-    const SingleRow row(heads, Tile(heads, blockIdx.x, blockIdx.y, blockIdx.z), qkv, slots, pool, pool_slots);
+    const DecodeRow row(heads, Tile(heads, blockIdx.x, blockIdx.y, blockIdx.z), qkv, slots, pool, pool_slots);
     const Tile& at = row.at;
-    row.bring_state();
+    row.prefetch_state();
     pdl_wait();
     RowInputs in;
     StatePart state;
     const int slot = row.load(in, state, decay, beta);
-    const RowStep moves(in);  // here, while the state is on its way
-    float4 mixed = make_float4(0, 0, 0, 0);
+    const StepOperands operands(in);  // while the state is in flight
+    float4 output = make_float4(0, 0, 0, 0);
     if (row.is_inside(slot)) {
-        mixed = step(state, moves, exchange, at, [] { __syncthreads(); });
+        output = step(state, operands, warp_sums, at, [] { __syncthreads(); });
         state.store(row.place(slot), value_dim);
     }
     __nv_bfloat16* const to = out + ((size_t)at.sequence * value_heads + at.head) * value_dim;
-    if (at.warp == 0 && at.lane < 8) *reinterpret_cast<uint2*>(to + at.column) = narrow(mixed);
+    if (at.warp == 0 && at.lane < 8) *reinterpret_cast<uint2*>(to + at.column) = narrow(output);
 }
 
-// Rows one after the other: four warps keep the state, two prepare rows LOOKAHEAD before their turn and write the outputs
-// of those whose turn is over, every second row each. Everybody meets once a row. H200, 2048 rows of 32 heads, us a row:
-// 0.48; 0.54 where both halves of a warp's work stood in one turn; 0.75 where every warp prepared its rows itself.
-constexpr int LOOKAHEAD = 4, SLOTS = 8, FETCHED = 3, ROWS_WARPS = TILE_WARPS + 2, ROWS_THREADS = ROWS_WARPS * 32;
-static_assert(LOOKAHEAD % 2 == 0 && SLOTS >= LOOKAHEAD + 2);
-constexpr int ROWS_BLOCKS = __CUDA_ARCH__ >= 900 ? 3 : 2;  // an SM; a third one spills below sm_90
+// Rows in turn, warp-specialised. Four warps keep the state. Two warps have every second row each: they prepare it
+// PREPARED_AHEAD rows before its turn, and write its output after its turn. One barrier a row. H200, 2048 rows of 32
+// heads, us a row: this 0.48. With both halves of a warp's work in one turn 0.54. With all warps preparing their own
+// rows 0.75.
+constexpr int PREPARED_AHEAD = 4, SLOTS = 8, LOADS_AHEAD = 3, ROWS_WARPS = TILE_WARPS + 2, ROWS_THREADS = ROWS_WARPS * 32;
+static_assert(PREPARED_AHEAD % 2 == 0 && SLOTS >= PREPARED_AHEAD + 2);
+constexpr int ROWS_BLOCKS = __CUDA_ARCH__ >= 900 ? 3 : 2;  // per multiprocessor; below sm_90 a third block spills registers
 
 struct Prepared {
     uint4 q[KEY_DIM / 8], k[KEY_DIM / 8];
@@ -49,21 +50,21 @@ struct Prepared {
     float4 scales;  // decay, beta, unit_q, unit_k
     float qk;
 
-    __device__ __forceinline__ RowStep step_of(int warp, int lane) const {
-        RowStep step;
+    __device__ __forceinline__ StepOperands step_of(int warp, int lane) const {
+        StepOperands step;
         step.q = q[warp * 4 + (lane >> 3)], step.k = k[warp * 4 + (lane >> 3)], step.v = v[lane & 7];
         step.decay = scales.x, step.beta = scales.y, step.unit_q = scales.z, step.unit_k = scales.w, step.qk = qk;
         return step;
     }
 };
 
-// A row as the warp that prepares it loads it.
-struct Fetched {
+// A row as its preparing warp loads it.
+struct LoadedRow {
     uint2 q, k, v;
     float decay, beta;
 };
 
-__device__ __forceinline__ void meet() { named_barrier_sync(1, ROWS_THREADS); }
+__device__ __forceinline__ void sync_rows() { named_barrier_sync(1, ROWS_THREADS); }
 
 extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_rule_rows_128(
     const __nv_bfloat16* __restrict__ qkv,  // [M, 2 key_heads Dk + value_heads Dv]
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     __nv_bfloat16* __restrict__ out,        // [M, value_heads Dv]
     float* __restrict__ states,             // [M, value_heads, Dk, Dv], or null
     int M, int pool_slots, int rows_each, int key_heads, int key_dim, int value_heads, int value_dim) {
-    __shared__ Exchange exchange;
+    __shared__ WarpSums warp_sums;
     __shared__ Prepared ring[SLOTS];
     pdl_launch_dependents();
     pdl_wait();
@@ -96,26 +97,26 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
         return;
     }
 
-    if (warp < TILE_WARPS) {  // the state
+    if (warp < TILE_WARPS) {  // state warps
         float* const place = pool + ((size_t)slot * value_heads + at.head) * heads.state_size() + at.own;
         StatePart state;
         state.load(place, value_dim);
-        meet();
-        RowStep next = ring[0].step_of(warp, lane);
+        sync_rows();
+        StepOperands next = ring[0].step_of(warp, lane);
 #pragma unroll 2
         for (int i = 0; i < count; ++i) {
-            const RowStep now = next;
+            const StepOperands now = next;
             if (i + 1 < count) next = ring[(i + 1) % SLOTS].step_of(warp, lane);
-            learn(state, now, exchange, i & 1, warp, lane, [] { meet(); });
+            update_state(state, now, warp_sums, i & 1, warp, lane, [] { sync_rows(); });
             if (states) state.store(states_at(rows.start + i), value_dim);
         }
-        meet();
+        sync_rows();
         state.store(place, value_dim);
-    } else {  // every second row
+    } else {  // warps of every second row
         const int first = warp - TILE_WARPS;
         const size_t keys = (size_t)key_heads * KEY_DIM, key = (size_t)heads.key_head(at.head) * KEY_DIM + 4 * lane;
-        Fetched ahead[FETCHED] = {};
-        auto fetch = [&](Fetched& into, int i) {
+        LoadedRow ahead[LOADS_AHEAD] = {};
+        auto fetch = [&](LoadedRow& into, int i) {
             if (i >= count) return;
             const size_t row = rows.start + i;
             const __nv_bfloat16* from = qkv + row * heads.width();
@@ -125,38 +126,38 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
             into.decay = decay[row * value_heads + at.head];
             into.beta = beta[row * value_heads + at.head];
         };
-        auto prepare = [&](int i) {  // the row fetched first
+        auto prepare = [&](int i) {  // the oldest loaded row
             if (i >= count) return;
             Prepared& to = ring[i % SLOTS];
-            const Units units(widen(ahead[0].q), widen(ahead[0].k));
+            const InverseNorms inverse_norms(widen(ahead[0].q), widen(ahead[0].k));
             reinterpret_cast<uint2*>(to.q)[lane] = ahead[0].q;
             reinterpret_cast<uint2*>(to.k)[lane] = ahead[0].k;
             if (lane < 8) to.v[lane] = ahead[0].v;
             if (lane == 0) {
-                to.scales = make_float4(ahead[0].decay, ahead[0].beta, units.q, units.k);
-                to.qk = units.qk;
+                to.scales = make_float4(ahead[0].decay, ahead[0].beta, inverse_norms.q, inverse_norms.k);
+                to.qk = inverse_norms.qk;
             }
 #pragma unroll
-            for (int j = 0; j + 1 < FETCHED; ++j) ahead[j] = ahead[j + 1];
-            fetch(ahead[FETCHED - 1], i + 2 * FETCHED);
+            for (int j = 0; j + 1 < LOADS_AHEAD; ++j) ahead[j] = ahead[j + 1];
+            fetch(ahead[LOADS_AHEAD - 1], i + 2 * LOADS_AHEAD);
         };
 #pragma unroll
-        for (int j = 0; j < FETCHED; ++j) fetch(ahead[j], first + 2 * j);
+        for (int j = 0; j < LOADS_AHEAD; ++j) fetch(ahead[j], first + 2 * j);
 #pragma unroll
-        for (int i = 0; i < LOOKAHEAD; i += 2) prepare(first + i);
-        meet();
+        for (int i = 0; i < PREPARED_AHEAD; i += 2) prepare(first + i);
+        sync_rows();
         for (int i = 0; i < count; ++i) {
-            meet();
-            if ((i & 1) != first) {  // the turn of the other one's row: half of the work in each
-                if (i > first) prepare(i - 1 + LOOKAHEAD);
+            sync_rows();
+            if ((i & 1) != first) {  // the turn of the other warp's row; half of the work is in each turn
+                if (i > first) prepare(i - 1 + PREPARED_AHEAD);
             } else if (lane < 8) {
-                const RowStep row = ring[i % SLOTS].step_of(0, lane);
-                const float4 delta = delta_of(row, exchange.total(i & 1, 0, lane));
-                const float4 mixed = output_of(row, delta, exchange.total(i & 1, 1, lane));
-                *reinterpret_cast<uint2*>(out_at(rows.start + i)) = narrow(mixed);
+                const StepOperands row = ring[i % SLOTS].step_of(0, lane);
+                const float4 delta = delta_of(row, warp_sums.total(i & 1, 0, lane));
+                const float4 output = output_of(row, delta, warp_sums.total(i & 1, 1, lane));
+                *reinterpret_cast<uint2*>(out_at(rows.start + i)) = narrow(output);
             }
         }
-        meet();
+        sync_rows();
     }
 }
 
@@ -186,8 +187,8 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) delta_rule_any(
         float* const after = states ? states + at * heads.state_size() : nullptr;
 #pragma unroll 1
         for (int column = threadIdx.x; column < value_dim; column += ANY_THREADS) {
-            const float mixed = is_padding ? 0.0f : in.step(heads, state, column, after);
-            out[at * value_dim + column] = __float2bfloat16_rn(mixed);
+            const float output = is_padding ? 0.0f : in.step(heads, state, column, after);
+            out[at * value_dim + column] = __float2bfloat16_rn(output);
             for (int i = 0; is_padding && after && i < key_dim; ++i) after[(size_t)i * value_dim + column] = 0.0f;
         }
     }

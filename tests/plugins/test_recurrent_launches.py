@@ -54,7 +54,7 @@ def test_gated_norm_of_long_rows_is_a_block_a_row():
 
 
 @pytest.mark.parametrize(("sequences", "form", "cluster", "blocks"), [
-    (1, "few", 4, 4), (3, "few", 4, 4), (4, "many", 2, 2), (1, "few", None, 1), (4, "many", None, 1),
+    (1, "small_m", 4, 4), (3, "small_m", 4, 4), (4, "large_m", 2, 2), (1, "small_m", None, 1), (4, "large_m", None, 1),
 ])  # fmt: skip
 def test_rule_with_norm_by_its_heads(sequences, form, cluster, blocks):
     dims = {"S": sequences, "R": sequences, "key_heads": 16, "key_dim": 128, "value_heads": 32, "value_dim": 128}

@@ -47,7 +47,7 @@ AHEAD = {
 PEEKED = {
     "causal_conv1d_decode": {3: "slots"},
     "delta_rule_norm_*_128": {6: "slots"},
-    "delta_rule_one_128": {4: "slots"},
+    "delta_rule_decode_128": {4: "slots"},
     "fused_down_*": {5: "ids"},
     "gemv_gdn_in_*": {7: "slots"},
     "grouped_down_*": {4: "work"},
