@@ -88,9 +88,8 @@ def compare(before: Digests, after: Digests) -> Iterator[str]:
     for name in sorted(before.keys() & after.keys()):
         if before[name] != after[name]:
             yield f"changed  {name}"
-    by_digest = {before[name]: name for name in gone}
     for name in new:
-        old = by_digest.pop(after[name], "")
+        old = next((one for one in gone if before[one] == after[name]), "")
         yield f"renamed  {old} -> {name}" if old else f"new      {name}"
         if old:
             gone.remove(old)

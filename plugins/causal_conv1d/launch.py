@@ -12,7 +12,7 @@ from kernel_muster.registry.contract.signature import Bound
 # causal_conv1d.cu: threads of a block, and the taps of the kernels on vectors.
 _THREADS, _TAPS = 64, 4
 _CHANNELS = 4  # of a thread, in the decode kernel
-# Rows of a thread in turn. W - 1 rows a chunk are read twice, so that long chunks read less. Short ones fill the device.
+# Rows of a thread in turn. Longer chunks read fewer rows twice (W - 1 a chunk), shorter ones fill the device.
 _ROWS_PER_CHUNK = 16
 _NULL = 0
 

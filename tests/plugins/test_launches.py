@@ -315,8 +315,8 @@ def test_attention_of_no_rows_launches_nothing():
 
 
 @pytest.mark.parametrize(("rows", "heads", "width", "entry", "blocks"), [
-    (1, (16, 2), 256, "small_d", 5), (3, (24, 4), 256, "small_d", 7), (2, (5, 3), 33, "w1", 2), (2, (5, 3), 264, "w8", 2),
-    (0, (4, 2), 64, "", 0),
+    (1, (16, 2), 256, "small_d", 5), (3, (24, 4), 256, "small_d", 7), (2, (5, 3), 33, "w1", 2),
+    (2, (5, 3), 264, "w8", 2), (0, (4, 2), 64, "", 0),
 ])  # fmt: skip
 def test_norm_turn_append_has_a_warp_for_every_head(rows, heads, width, entry, blocks):
     dims = {"M": rows, "Hq": heads[0], "Hk": heads[1], "D": width, "rotary_dim": 16, "P": 9, "B": 4}
