@@ -23,25 +23,27 @@ _DECLARED_TWICE = ("overwrite", "declare", "twice", "immutable", "mutate")
 _NAME = re.compile(r"^\s*name\s*=\s*[\"']([A-Za-z0-9][A-Za-z0-9._-]*)[\"']", re.MULTILINE)
 
 
-def load_manifest(path: str | Path, *, levers: Iterable[Lever] | None = None) -> tuple[Manifest | None, list[Finding]]:
+def load_manifest(
+    path: str | Path, *, levers: Iterable[Lever] | None = None, label: str = ""
+) -> tuple[Manifest | None, list[Finding]]:
     """Read a manifest; None and BAD_MANIFEST findings if anything at all is wrong with it.
 
-    With the declared levers given, lever scopes are checked against them too.
+    With the declared levers given, lever scopes are checked against them too. ``label`` is what messages call the file.
     """
-    file = Path(path)
+    file, shown = Path(path), label or str(path)
     text, problem = read_text(file)
     if text is None:
-        return None, [_finding(file, problem, None)]
+        return None, [_finding(shown, problem, None)]
     data, problem, line = _parse(text)
     if data is None:
-        return None, [_finding(file, problem, {(): line})]
+        return None, [_finding(shown, problem, {(): line})]
     lines = key_lines(text)
     document, extensions, problems = validated(data)
     problems += cross_problems(data)
     if levers is not None:
         problems += lever_scope_problems(lever_scopes(data), {lever.name: lever for lever in levers})
-    manifest = None if document is None or problems else make_manifest(file, document, lines, extensions)
-    return manifest, [_finding(file, one, lines) for one in _in_order(problems, lines)]
+    manifest = None if document is None or problems else make_manifest(file, document, lines, extensions, label)
+    return manifest, [_finding(shown, one, lines) for one in _in_order(problems, lines)]
 
 
 def check_levers(manifest: Manifest, levers: Iterable[Lever]) -> list[Finding]:
@@ -49,7 +51,8 @@ def check_levers(manifest: Manifest, levers: Iterable[Lever]) -> list[Finding]:
     declared = {lever.name: lever for lever in levers}
     entries = (*manifest.waivers, *manifest.expected_present)
     scopes = [((*entry.path, "levers", i), text) for entry in entries for i, text in enumerate(entry.levers)]
-    return [_finding(manifest.path, one, manifest.lines) for one in lever_scope_problems(scopes, declared)]
+    file = manifest.label or str(manifest.path)
+    return [_finding(file, one, manifest.lines) for one in lever_scope_problems(scopes, declared)]
 
 
 def claimed_names(path: Path) -> set[str]:
@@ -113,8 +116,8 @@ def _in_order(problems: Iterable[Problem], lines: Lines) -> list[Problem]:
     return sorted(set(problems), key=lambda problem: (line_of(lines, problem.path), dotted(problem.path), problem.why))
 
 
-def _finding(file: Path, problem: Problem, lines: Lines | None) -> Finding:
-    subject = dotted(problem.path) or str(file)
+def _finding(file: str, problem: Problem, lines: Lines | None) -> Finding:
+    subject = dotted(problem.path) or file
     why = problem.why if problem.path else f"{file}: {problem.why}"
-    where = str(file) if lines is None else f"{file}:{line_of(lines, problem.path)}"
+    where = file if lines is None else f"{file}:{line_of(lines, problem.path)}"
     return Finding("BAD_MANIFEST", subject, why, (where,), (problem.remedy,) if problem.remedy else ())

@@ -22,7 +22,10 @@ _Entries = Mapping[str, Mapping[str, str | PresentTable]]
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """A valid manifest. ``waivers`` and ``expected_present`` hold the common and the per-target entries alike."""
+    """A valid manifest. ``waivers`` and ``expected_present`` hold the common and the per-target entries alike.
+
+    ``label`` is the path as its user wrote it, for messages.
+    """
 
     path: Path
     document: Document
@@ -30,6 +33,7 @@ class Manifest:
     extensions: Mapping[str, Any] = field(default_factory=dict)
     waivers: tuple[Waiver, ...] = ()
     expected_present: tuple[Expectation, ...] = ()
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -94,24 +98,27 @@ class Manifest:
 
     def where(self, *path: PathPart) -> str:
         """Return ``file:line`` of a key or table."""
-        return f"{self.path}:{line_of(self.lines, path)}"
+        return f"{self.label or self.path}:{line_of(self.lines, path)}"
 
 
-def make_manifest(path: Path, document: Document, lines: Lines, extensions: Mapping[str, Any]) -> Manifest:
+def make_manifest(
+    path: Path, document: Document, lines: Lines, extensions: Mapping[str, Any], label: str = ""
+) -> Manifest:
     """Put a valid document and its positions together."""
-    waivers = tuple(Waiver(**entry) for entry in _entries("expected_absent", document, path, lines))
-    present = tuple(Expectation(**entry) for entry in _entries("expected_present", document, path, lines))
-    return Manifest(path, document, lines, extensions, waivers, present)
+    file = label or str(path)
+    waivers = tuple(Waiver(**entry) for entry in _entries("expected_absent", document, file, lines))
+    present = tuple(Expectation(**entry) for entry in _entries("expected_present", document, file, lines))
+    return Manifest(path, document, lines, extensions, waivers, present, label)
 
 
-def _entries(table: str, document: Document, file: Path, lines: Lines) -> Iterator[dict[str, Any]]:
+def _entries(table: str, document: Document, file: str, lines: Lines) -> Iterator[dict[str, Any]]:
     yield from _flat(getattr(document, table), (table,), (), file, lines)
     for arch, tables in document.target.items():
         yield from _flat(getattr(tables, table), ("target", arch, table), (arch,), file, lines)
 
 
 def _flat(
-    modules: _Entries, prefix: tuple[str, ...], archs: tuple[str, ...], file: Path, lines: Lines
+    modules: _Entries, prefix: tuple[str, ...], archs: tuple[str, ...], file: str, lines: Lines
 ) -> Iterator[dict[str, Any]]:
     for module, funcs in modules.items():
         for func, entry in funcs.items():

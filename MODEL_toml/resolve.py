@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_muster.MODEL_toml.hf.check import contradiction_finding, doubts, type_misfit
-from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, ConfigFacts, HfConfig, config_facts, config_of
+from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, ConfigFacts, HfConfig, config_at, config_facts, config_of
 from kernel_muster.MODEL_toml.loader import claimed_names, load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.needles import deciding_needles, matched_needles, needle_text, other_model
@@ -79,16 +79,19 @@ class Catalogue:
         manifests.sort(key=lambda manifest: (manifest.name, str(manifest.path)))
         return cls(tuple(manifests), (*wrong, *_duplicates(manifests)), broken)
 
-    def resolve(self, reference: str | Path) -> Resolution:
-        """Find the manifest of a name or Hugging Face id, or of a folder that holds a ``config.json``."""
+    def resolve(self, reference: str | Path, cwd: Path | None = None) -> Resolution:
+        """Find the manifest of a name or Hugging Face id, or of a folder that holds a ``config.json``.
+
+        ``cwd`` is where a relative folder starts; the working directory by default.
+        """
         text = str(reference)
         named = self._named(text)
         if named is not None:
             return named
-        if has_config(text):
-            return self.resolve_config(text, text)
+        if has_config(text, cwd):
+            return self.resolve_config(config_at(cwd or Path(), text), text)
         steps = (f"no manifest has the name or hf_id {shown(text)}",)
-        why = f"no manifest is named {shown(text)}{_as_path(text)}"
+        why = f"no manifest is named {shown(text)}{_as_path(text, cwd or Path())}"
         return Resolution(None, _unknown(shown(text), why, self._near(text)), steps)
 
     def resolve_config(
@@ -117,10 +120,10 @@ class Catalogue:
         other = other_model(judged.manifest, self.manifests, *references)
         return replace(judged, doubts=(*judged.doubts, *(() if other is None else (other,))))
 
-    def doubts_of(self, manifest: Manifest, folder: str | Path) -> tuple[Finding, ...]:
+    def doubts_of(self, manifest: Manifest, folder: str | Path, cwd: Path | None = None) -> tuple[Finding, ...]:
         """Report what the config.json of a folder leaves in doubt about a manifest; UsageError if it is unreadable."""
         other = other_model(manifest, self.manifests, str(folder))
-        return (*doubts(manifest, config_of(folder)), *(() if other is None else (other,)))
+        return (*doubts(manifest, config_at(cwd or Path(), folder)), *(() if other is None else (other,)))
 
     def _named(self, text: str) -> Resolution | None:
         found = [manifest for manifest in self.manifests if text in (manifest.name, manifest.hf_id)]
@@ -213,10 +216,10 @@ class Catalogue:
         return [known[name] for name in near(text.casefold(), known)]
 
 
-def _as_path(text: str) -> str:
+def _as_path(text: str, cwd: Path) -> str:
     """Say what a name is that looks like a path; a Hugging Face id has a slash too, but in its middle."""
     try:
-        path = Path(text)
+        path = cwd / text
         if path.is_dir():
             return ", and the folder of that name holds no config.json"
         if path.exists():
@@ -226,7 +229,7 @@ def _as_path(text: str) -> str:
     return ", and there is no such file or folder" if text.startswith((".", "/", "~")) or text.endswith("/") else ""
 
 
-def fit(manifest: Manifest, config: str | Path) -> Resolution:
+def fit(manifest: Manifest, config: str | Path | HfConfig) -> Resolution:
     """Judge a manifest by a config.json, or by the one in a folder; UsageError if it cannot be read."""
     hf = config_of(config)
     return fitted(_typed(Resolution(manifest, None), hf), hf)
@@ -337,12 +340,12 @@ def _real(path: Path) -> Path:
         return path.absolute()
 
 
-def has_config(text: str) -> bool:
-    """Whether a reference is a folder with a config.json, or such a file."""
+def has_config(text: str, cwd: Path | None = None) -> bool:
+    """Whether a reference is a folder with a config.json, or such a file; a relative one starts at ``cwd``."""
     if not text:  # as a path it would be the current folder, which nobody named
         return False
     try:
-        path = Path(text)
+        path = (cwd or Path()) / text
         return (path / CONFIG_NAME).is_file() or (path.suffix == ".json" and path.is_file())
     except (OSError, ValueError):
         return False

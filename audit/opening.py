@@ -10,6 +10,7 @@ from kernel_muster.audit.reporting import opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines
 from kernel_muster.audit.tuning.choose import Chosen, read_tuned_levers
 from kernel_muster.audit.verdict import judge_opening
+from kernel_muster.MODEL_toml.hf.config import config_at
 from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.resolve import Catalogue, fit, has_config
@@ -18,6 +19,7 @@ from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import Target, resolve_target
 from kernel_muster.registry.levers import CORE_LEVERS, Levers, Origin, read_levers
+from kernel_muster.registry.paths import current_folder
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.values import frozen
 
@@ -29,6 +31,7 @@ class Wanted:
     ``model`` beside ``manifest`` must be the name of what that file describes, or a folder whose config.json fits it.
     ``weights`` is the checkpoint that the model will be built from: the builder compares its config.json with the
     manifest, and what that leaves in doubt is reported here too, before any weight is read.
+    Relative paths start at ``cwd``: what plugins make of the working directory does not redirect them.
     """
 
     model: str | None = None
@@ -44,6 +47,7 @@ class Wanted:
     local_plugins: Mapping[str, object] = field(default_factory=dict)
     manifest_folders: tuple[Path, ...] = ()
     only_these_folders: bool = False  # leave the manifests of plugins out, the shipped ones too
+    cwd: Path = field(default_factory=current_folder)
     is_command: bool = False  # what is said names the command's options, not boot()'s parameters
 
 
@@ -66,26 +70,28 @@ class Opening:
 
 
 def open_boot(wanted: Wanted) -> Opening:
-    """Discover plugins, resolve target and manifest, and read the levers; collect every finding."""
-    catalog = discover_for(wanted)
-    findings = list(catalog.findings)
+    """Resolve the target, discover plugins, find the manifest, and read the levers; collect every finding.
+
+    The target comes first: a plugin that hides devices as it is imported does not change which one is meant.
+    """
     target, no_target = resolve_target(wanted.target)
-    findings += [no_target] if no_target else []
+    catalog = discover_for(wanted)
+    findings = [*catalog.findings, *([no_target] if no_target else [])]
     manifest, manifest_findings = find_manifest(wanted, catalog)
     findings += dict.fromkeys((*manifest_findings, *weight_doubts(wanted, catalog, manifest)))
     sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
-    levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target)
+    levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target, wanted.cwd)
     lever_findings = with_lines((*lever_findings, *list_levers(levers, catalog.key_names)), manifest)
     return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings), tuning)
 
 
 def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog, Target, Levers]:
     """Open the registry alone; BootRefused, with a report, if anything found would refuse a boot."""
-    catalog = discover_for(wanted)
     target, no_target = resolve_target(wanted.target)
-    levers, findings, _ = read_tuned_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)], target)
+    catalog = discover_for(wanted)
+    levers, findings, _ = read_tuned_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)], target, wanted.cwd)
     findings = [*catalog.findings, *with_lines(findings, None), *([no_target] if no_target else [])]
     verdict = judge_opening(catalog, findings, "serve")
     if verdict.is_refused or target is None:
@@ -132,33 +138,36 @@ def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, li
     UsageError if a model was named too and the file is of another: its waivers and levers are not that model's. Of a
     folder its config.json says whether the file is of that model.
     """
+    cwd = wanted.cwd
     if wanted.manifest is not None:
-        found, problems = load_manifest(wanted.manifest, levers=catalog.levers)
+        label = str(wanted.manifest)
+        found, problems = load_manifest(cwd / wanted.manifest, levers=catalog.levers, label=label)
         if found is None or wanted.model is None or is_of(found, wanted.model):
             return found, problems
-        if has_config(wanted.model):
-            fitted = fit(found, wanted.model)
+        if has_config(wanted.model, cwd):
+            fitted = fit(found, config_at(cwd, wanted.model))
             return fitted.manifest, [*problems, *fitted.findings]
         why = f"{wanted.manifest} describes {found.name!r}, not {wanted.model!r}"
         raise UsageError(f"{why}: name no model, or name the other manifest")
     catalogue = _catalogue(wanted, catalog)
     if wanted.config is not None:
-        resolution = catalogue.resolve_config(wanted.config, wanted.model)
+        resolution = catalogue.resolve_config(config_at(cwd, wanted.config), wanted.model)
     else:
-        resolution = catalogue.resolve(wanted.model or "")
+        resolution = catalogue.resolve(wanted.model or "", cwd)
     return resolution.manifest, list(dict.fromkeys((*catalogue.findings, *resolution.findings)))
 
 
 def weight_doubts(wanted: Wanted, catalog: Catalog, manifest: Manifest | None) -> tuple[Finding, ...]:
     """Report what the config.json beside the weights leaves in doubt; an unreadable one is an error of loading."""
-    if wanted.weights is None or manifest is None or not has_config(str(wanted.weights)):
+    if wanted.weights is None or manifest is None or not has_config(str(wanted.weights), wanted.cwd):
         return ()
     try:
-        return _catalogue(wanted, catalog).doubts_of(manifest, wanted.weights)
+        return _catalogue(wanted, catalog).doubts_of(manifest, wanted.weights, wanted.cwd)
     except UsageError:
         return ()
 
 
 def _catalogue(wanted: Wanted, catalog: Catalog) -> Catalogue:
-    folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *wanted.manifest_folders)
+    own = (wanted.cwd / folder for folder in wanted.manifest_folders)
+    folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *own)
     return Catalogue.from_folders(folders, levers=catalog.levers)

@@ -18,6 +18,7 @@ from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.findings import CODES, Profile, Severity
 from kernel_muster.registry.levers import Levers, Setting
+from kernel_muster.registry.paths import without_home
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.records import LookupRow
 
@@ -37,7 +38,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         complete=evidence.is_complete,
         replayed=evidence.is_replay,
         model=evidence.manifest.name,
-        manifest=str(evidence.manifest.path),
+        manifest=without_home(evidence.manifest.path),
         target=evidence.target.name,
         arch=str(evidence.target.arch or "cpu"),
         device=device.name if device else "",

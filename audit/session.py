@@ -24,6 +24,7 @@ from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.contract.specs import STAGES
+from kernel_muster.registry.discovery.loading import process_changed
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
 from kernel_muster.registry.hardware.target import Target
@@ -32,6 +33,8 @@ from kernel_muster.registry.launch.choose import choose_runner
 from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
+from kernel_muster.registry.paths import without_home
+from kernel_muster.registry.plugin_code.process_state import process_state, put_back
 from kernel_muster.registry.plugin_code.watch import cause_chain, watched
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups, LookupSession, OnLateMiss
@@ -114,7 +117,10 @@ class BootSession:
             self._refuse_opening(self._opening)
         waivers = self._evidence(with_lookups=False).waivers
         target, levers = _opened(self._opening.target), self._opening.levers
-        runner = choose_runner(target, self._options.asked.stage, _text(levers["MUSTER_CACHE_DIR"]))
+        cache = levers["MUSTER_CACHE_DIR"]
+        runner = choose_runner(
+            target, self._options.asked.stage, None if cache is None else str(self._wanted.cwd / str(cache))
+        )
         wrap = self._options.wrap_runner
         # What ends the process where a kernel is missing is what serves requests.
         serves = self._options.on_late_miss == "abort"
@@ -298,8 +304,10 @@ class BootSession:
 
     def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
-            tell = partial(observer, copied(self._report))
+            tell, before = partial(observer, copied(self._report)), process_state()
             outcome = watched(tell, _OBSERVER_TIMEOUT_S, f"the observer of plugin {name}")
+            if changed := put_back(before):
+                yield process_changed(name, "", changed, "while its observer ran")
             if outcome.error is not None or outcome.is_hanging:
                 yield _observer_failed(name, outcome.error, outcome.stack)
 
@@ -317,7 +325,7 @@ class BootSession:
             catalog=opening.catalog,
             levers=opening.levers,
             model=str(wanted.manifest or wanted.model or wanted.config or "") if found is None else found.name,
-            manifest="" if found is None else str(found.path),
+            manifest="" if found is None else without_home(found.path),
             target=wanted.target or "",
             profile=self._options.asked.profile,
             as_of=self._as_of.isoformat(),
@@ -348,10 +356,6 @@ def _opened(value: _T | None) -> _T:
     if value is None:
         raise UsageError("the boot is not open: use it as a context manager")
     return value
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def log_finished(report: Report) -> None:

@@ -213,6 +213,12 @@ def plugin_empty(at: Desk) -> km.BootSession:
     return at.boot()
 
 
+def process_changed(at: Desk) -> km.BootSession:
+    """The plugin's import hides a GPU from the whole process:"""
+    at.install('import os\nos.environ["CUDA_VISIBLE_DEVICES"] = "1"\n' + PLUGIN % 'spec("acme_attn::decode")')
+    return at.boot('kernels.kernel("acme_attn", "decode")')
+
+
 def unknown_hook(at: Desk) -> km.BootSession:
     """The hook is called `muster_kernels`:"""
     at.install("import kernel_muster as km\n\n\n@km.hookimpl\ndef muster_kernel():\n    return []\n")
@@ -447,11 +453,11 @@ EXCERPTS: dict[str, Callable[[Desk], Any]] = {
         missing, fallback_taken, wrong_arch, disabled, shadowed, slow_tier, request_not_honored, layout_missing,
         signature_mismatch, no_device, cache_not_kept, numerics_failed, unwritten_output, out_of_bounds,
         not_deterministic, bit_identity_broken, late_miss, late_hit, late_registration, plugin_load_failed,
-        plugin_not_found, plugin_duplicate, plugin_empty, unknown_hook, api_mismatch, duplicate_kernel, bad_spec,
-        bad_override, overridden, dead_registration, key_renamed, bad_manifest, expired_waiver, waiver_expiring,
-        stale_waiver, unused_waiver, waived_required, expected_not_asked, unknown_model, ambiguous_model,
-        duplicate_model, reference_names_other, unknown_config_field, weights_not_quantised, unknown_lever,
-        bad_lever, lever_conflict, removed_lever, tuning_stale, tuning_uncovered, set_hash_mismatch, vacuous_audit,
-        unchecked, plain_arch,
+        plugin_not_found, plugin_duplicate, plugin_empty, process_changed, unknown_hook, api_mismatch,
+        duplicate_kernel, bad_spec, bad_override, overridden, dead_registration, key_renamed, bad_manifest,
+        expired_waiver, waiver_expiring, stale_waiver, unused_waiver, waived_required, expected_not_asked,
+        unknown_model, ambiguous_model, duplicate_model, reference_names_other, unknown_config_field,
+        weights_not_quantised, unknown_lever, bad_lever, lever_conflict, removed_lever, tuning_stale,
+        tuning_uncovered, set_hash_mismatch, vacuous_audit, unchecked, plain_arch,
     )
 }  # fmt: skip

@@ -167,5 +167,5 @@ def open_registry(
     )
     catalog, found, snapshot = open_registry_catalog(wanted, __version__)
     cache_dir = snapshot["MUSTER_CACHE_DIR"]
-    runner = choose_runner(found, None, None if cache_dir is None else str(cache_dir))
+    runner = choose_runner(found, None, None if cache_dir is None else str(wanted.cwd / str(cache_dir)))
     return Lookups(LookupSession(catalog, found, snapshot, raises=True, runner=runner))

@@ -72,6 +72,7 @@ _TABLE: dict[str, str] = {
         PLUGIN_LOAD_FAILED R/R a plugin's import or hook failed
         PLUGIN_NOT_FOUND R/R a plugin that was named is not installed
         PLUGIN_DUPLICATE R/R two distributions offer a plugin under one name
+        PROCESS_CHANGED W/R a plugin changed the process that loads it
         PLUGIN_EMPTY W/R a plugin implements no hook, or every hook returned nothing
         UNKNOWN_HOOK R/R a plugin implements a hook that does not exist
         API_MISMATCH R/R a plugin was written for another version of the host API

@@ -5,6 +5,7 @@ not shapes. A quantisation config may stand in ``config.json`` or, in older expo
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,13 @@ def read_config(path: Path) -> HfConfig:
         return HfConfig(content, file, read_json_object(beside, MOST_BYTES) if has_quant else None)
     except JsonProblem as problem:
         raise UsageError(str(problem)) from None
+
+
+def config_at(cwd: Path, path: str | Path) -> HfConfig:
+    """Read a config whose relative path starts at ``cwd``; messages name the path as it was written."""
+    read = read_config(cwd / path)
+    name = "" if read.file is None or read.file == cwd / path else read.file.name
+    return replace(read, file=Path(path) / name)
 
 
 def config_of(config: "str | Path | Mapping[str, Any] | HfConfig") -> HfConfig:

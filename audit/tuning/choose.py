@@ -32,12 +32,18 @@ def shipped_names() -> list[str]:
 
 
 def read_tuned_levers(
-    declared: Iterable[Lever], sources: Iterable[tuple[Origin, Mapping[str, object]]], target: Target | None
+    declared: Iterable[Lever],
+    sources: Iterable[tuple[Origin, Mapping[str, object]]],
+    target: Target | None,
+    cwd: Path | None = None,
 ) -> tuple[Levers, list[Finding], Chosen | None]:
-    """Read the levers as a boot on this target does: below all other sources stands the device's table."""
+    """Read the levers as a boot on this target does: below all other sources stands the device's table.
+
+    ``cwd`` is where the relative path of a table starts; the working directory by default.
+    """
     table_of, given = tuple(declared), list(sources)
     levers, findings = read_levers(table_of, given)
-    chosen, bad = choose_table(levers, target, table_of)
+    chosen, bad = choose_table(levers, target, table_of, cwd)
     if bad is not None:
         return levers, [*findings, bad], None
     if chosen is None:
@@ -49,26 +55,26 @@ def read_tuned_levers(
 
 
 def choose_table(
-    levers: Levers, target: Target | None, declared: Iterable[Lever]
+    levers: Levers, target: Target | None, declared: Iterable[Lever], cwd: Path | None = None
 ) -> tuple[Chosen | None, Finding | None]:
     """Return the table that MUSTER_TUNING_TABLE names, else the shipped one of the device; BAD_LEVER for a bad one."""
     asked = levers[LEVER]
     if asked == NO_TABLE:
         return None, None
     if asked is not None:
-        return _named(str(asked), declared, levers.setting(LEVER).origin)
+        return _named(str(asked), declared, levers.setting(LEVER).origin, cwd or Path())
     # Nothing more is imported for a target that has no table: a cold audit on cpu or for an architecture.
     if target is None or target.device is None:
         return None, None
     return _of_device(target.device.name)
 
 
-def _named(name: str, declared: Iterable[Lever], origin: str) -> tuple[Chosen | None, Finding | None]:
+def _named(name: str, declared: Iterable[Lever], origin: str, cwd: Path) -> tuple[Chosen | None, Finding | None]:
     from kernel_muster.audit.tuning.table import read_table
 
     shipped = name in shipped_names()
     try:
-        table = read_table(SHIPPED / f"{name}.json" if shipped else Path(name))
+        table = read_table(SHIPPED / f"{name}.json" if shipped else cwd / name)
         problems = [*table.problems(), *table.lever_problems(declared)]
     except UsageError as error:
         problems = [str(error)]

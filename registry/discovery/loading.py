@@ -1,7 +1,7 @@
 """Loading one plugin in a transaction: everything it registers, or nothing and the reasons why."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.levers import Lever
 from kernel_muster.registry.plugin_code.copies import copy_of
+from kernel_muster.registry.plugin_code.process_state import process_state, put_back
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line, watched
 from kernel_muster.registry.suggestions import Names
 
@@ -55,7 +56,9 @@ class Loaded:
 def load_plugin(name: str, where: str, load: Callable[[], object], seconds: float) -> Loaded:
     """Import a plugin, check it, and call each of its hooks; never raises what the plugin raises."""
     loaded = Loaded()
+    before = process_state()
     outcome = watched(lambda: _load(name, where, load, loaded), seconds, f"plugin {name}")
+    changed = [process_changed(name, where, found) for found in [put_back(before)] if found]
     if outcome.is_hanging:
         why = f"still importing, or in a hook, after {seconds:g} s"
         remedies = (
@@ -64,10 +67,19 @@ def load_plugin(name: str, where: str, load: Callable[[], object], seconds: floa
             _leave_out(name, where),
         )
         # The abandoned thread may still write into ``loaded``: leave it alone.
-        return Loaded(findings=[Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)])
+        failed = Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)
+        return Loaded(findings=[failed, *changed])
     if outcome.error is not None:
         loaded.findings.append(_failed(name, where, "its import failed", outcome.error))
+    loaded.findings.extend(changed)
     return loaded
+
+
+def process_changed(name: str, where: str, found: Sequence[str], when: str = "while it loaded") -> Finding:
+    """Return the finding of a plugin that changed the process of the program that boots."""
+    why = f"{when} it changed {', '.join(found)}; all of that was put back"
+    remedies = ("take that out of its import and its hooks", _leave_out(name, where))
+    return Finding("PROCESS_CHANGED", name, why, (where,) if where else (), remedies)
 
 
 def _failed(name: str, where: str, what: str, error: BaseException) -> Finding:

@@ -4,6 +4,7 @@ A scenario is one function of the world: with ``trip`` it does the wrong thing, 
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -224,6 +225,18 @@ def plugin_duplicate(world, trip, **options):
 def plugin_empty(world, trip, **options):
     hooks = {} if trip else {"audit_finished": lambda report: None}
     return world.run(ask_base, base(world, acme=world.plugin(**hooks)), **options)
+
+
+@scenario("PROCESS_CHANGED", "acme", "take that out of its import and its hooks", where=r"\(local\)")
+def process_changed(world, trip, **options):
+    def levers():
+        if trip:
+            os.chdir(world.folder)
+        return []
+
+    return world.run(
+        ask_base, base(world, acme=world.plugin(levers=levers, audit_finished=lambda report: None)), **options
+    )
 
 
 @scenario("UNKNOWN_HOOK", "acme", "hooks are muster_contracts", where=r"\(local\)")

@@ -8,6 +8,7 @@ from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
     from kernel_muster.audit.render.sections import Section
+    from kernel_muster.MODEL_toml.hf.config import HfConfig
     from kernel_muster.MODEL_toml.manifest import Manifest
     from kernel_muster.MODEL_toml.resolve import Catalogue, Resolution
     from kernel_muster.registry.contract.builders import ModelBuilder
@@ -32,12 +33,14 @@ def models(
     """
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
+    from kernel_muster.MODEL_toml.hf.config import config_of
     from kernel_muster.MODEL_toml.resolve import Catalogue, has_config
 
     if model is not None and ref is not None and config is None and has_config(model):
         config, model = Path(model), None
     if model is not None and ref is not None and model != ref:
         raise UsageError(f"MODEL is {model!r}, --ref {ref!r}: give one")
+    content = None if config is None else config_of(config)  # before any plugin loads
     catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin), output)
     catalogue = Catalogue.from_folders(manifests or catalog.manifest_folders, levers=catalog.levers)
     reference = model if model is not None else ref
@@ -45,13 +48,13 @@ def models(
     if config is None and reference is None:
         data, sections = _list(catalogue, catalog.builders, verbose)
     else:
-        resolution = _resolve(catalogue, config, reference or "")
+        resolution = _resolve(catalogue, content, reference or "")
         data, sections = _resolved(resolution.manifest, resolution.steps)
         findings = list(dict.fromkeys((*findings, *resolution.findings)))
     return show(Listing("models", data, sections, rows_of(findings)), format, output, verbose=verbose)
 
 
-def _resolve(catalogue: "Catalogue", config: Path | None, reference: str) -> "Resolution":
+def _resolve(catalogue: "Catalogue", config: "HfConfig | None", reference: str) -> "Resolution":
     return catalogue.resolve(reference) if config is None else catalogue.resolve_config(config, reference or None)
 
 

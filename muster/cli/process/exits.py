@@ -4,13 +4,18 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 from kernel_muster.audit.render.plain import ascii_only
+from kernel_muster.cli.process import output
 from kernel_muster.registry.errors import DeviceStuck, UsageError
+from kernel_muster.registry.paths import current_folder
 
 _EXIT = sys.exit
+#: Paths that results name as their user wrote them; who reads or writes them knows where they start.
+_AS_WRITTEN = ("manifest", "config", "weights", "drafter_weights", "files", "output", "trace")
 PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -28,15 +33,24 @@ def command(function: Callable[..., int], run_body: Callable[[Callable[[], int]]
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
         is_verbose = bool(arguments.get("verbose"))
+        arguments = {name: value if name in _AS_WRITTEN else _absolute(value) for name, value in arguments.items()}
         raise typer.Exit(run_body(lambda: guarded(lambda: function(**arguments), is_verbose=is_verbose)))
 
     return run
 
 
+def _absolute(value: Any) -> Any:
+    """Return paths as they are meant here and now: no plugin has run yet that may change the working directory."""
+    if isinstance(value, list):
+        return [_absolute(one) for one in value]
+    return current_folder() / value if isinstance(value, Path) else value
+
+
 def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
     """Run a command's body and return its exit code. ``sys.exit`` is Python's again, whatever plugins made of it."""
     try:
-        return body()
+        with output.beginning_here():
+            return body()
     except UsageError as error:
         complain(f"error: {error}")
         return USAGE

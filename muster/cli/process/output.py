@@ -5,14 +5,31 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.paths import current_folder
 
 #: A list of shapes may be long; a tuning table refuses text above ten times this.
 _LONGEST_COMMAND = 10_000
 _STDOUT, _STDERR = 1, 2
+_start: ContextVar[Path | None] = ContextVar("start", default=None)
+
+
+@contextlib.contextmanager
+def beginning_here() -> Iterator[None]:
+    """Let relative paths of results start at the working directory of now, whatever a plugin makes of it."""
+    token = _start.set(current_folder())
+    try:
+        yield
+    finally:
+        _start.reset(token)
+
+
+def _anchored(path: Path) -> Path:
+    return (_start.get() or Path()) / path
 
 
 def is_terminal() -> bool:
@@ -152,10 +169,10 @@ def discard_stdout() -> None:
 
 def check_writable(path: Path | None) -> None:
     """Refuse a path that cannot be written, before any work is done; UsageError."""
-    if path is None or _is_special(path):
+    if path is None or _is_special(_anchored(path)):
         return
     try:
-        part = _part(path.resolve())
+        part = _part(_anchored(path).resolve())
         part.touch()
         part.unlink()
     except OSError as error:
@@ -170,19 +187,20 @@ def write_file(path: Path, text: str) -> None:
     if not text.endswith("\n"):
         text += "\n"
     try:
-        if _is_special(path):
-            path.write_text(text, encoding="utf-8")
+        file = _anchored(path)
+        if _is_special(file):
+            file.write_text(text, encoding="utf-8")
             return
-        path = path.resolve()
-        part = _part(path)
+        file = file.resolve()
+        part = _part(file)
         try:
             with part.open("w", encoding="utf-8") as stream:
-                if path.exists():
-                    part.chmod(stat.S_IMODE(path.stat().st_mode))
+                if file.exists():
+                    part.chmod(stat.S_IMODE(file.stat().st_mode))
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            part.replace(path)
+            part.replace(file)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
