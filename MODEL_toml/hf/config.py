@@ -56,7 +56,7 @@ class HfConfig:
     @property
     def gives_layers(self) -> bool:
         """Whether the config describes a whole model, not only its type and size."""
-        return self.get("num_hidden_layers", "layer_types") is not None
+        return self.get("num_hidden_layers", "layer_types", "num_attention_heads") is not None
 
     @property
     def tie(self) -> "Tie":

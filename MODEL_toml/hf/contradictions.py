@@ -8,25 +8,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernel_muster.MODEL_toml.hf.config import ROPE_TABLES, TIE, HfConfig, config_of
-from kernel_muster.MODEL_toml.hf.fields import (
-    ATTENTION,
-    BESIDE_ROPE,
-    BUILT_IN,
-    DRAFTER,
-    DRAFTER_KEYS,
-    DRAFTER_OPTIONS,
-    GDN,
-    KEYS,
-    NOT_YARN,
-    ROPE_KEYS,
-    WINDOW,
-    YARN,
-    YARN_OPTIONS,
-)
+from kernel_muster.MODEL_toml.hf.config import TIE, HfConfig, config_of
+from kernel_muster.MODEL_toml.hf.fields import BUILT_IN, DRAFTER, DRAFTER_KEYS, DRAFTER_OPTIONS, KEYS, WINDOW
+from kernel_muster.MODEL_toml.hf.layer_contradictions import layer_contradictions
 from kernel_muster.MODEL_toml.hf.quant_contradictions import quant_contradictions
-from kernel_muster.MODEL_toml.hf.statements import Contradiction, is_same, period, toml_value, written
-from kernel_muster.MODEL_toml.schema import ModelTable, RopeTable
+from kernel_muster.MODEL_toml.hf.rope_contradictions import rope_contradictions
+from kernel_muster.MODEL_toml.hf.statements import (
+    NOBODY,
+    Contradiction,
+    compared,
+    is_same,
+    read_by_builder,
+    toml_value,
+    value_text,
+    written,
+)
+from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.MODEL_toml.wording import shown
 
 #: Whether norms multiply by 1 + weight, by model type. Configs do not say; the classes of Hugging Face transformers do
@@ -46,9 +43,8 @@ _ZERO_CENTRED = {
 _NORM_RULES = {True: "1 + weight", False: "the weight alone"}
 _MTP = "mtp.layers"
 _APART = ("moe.shared_intermediate_size", "intermediate_size", _MTP)  # paths with rules of their own
-_NOBODY = "no manifest accepts it: "
-_NOT_HERE = _NOBODY + "no layer here computes another"
-_SAME = _NOBODY + "it must be as stated"
+_NOT_HERE = NOBODY + "no layer here computes another"
+_SAME = NOBODY + "it must be as stated"
 
 
 def contradictions(
@@ -66,7 +62,7 @@ def contradictions(
     """
     hf = config_of(config)
     checks: tuple[Callable[[ModelTable, HfConfig], Iterable[Contradiction]], ...] = (
-        _plain, _mtp, _tie, _norms, _context, _layers, _rope, quant_contradictions,
+        _plain, _mtp, _tie, _norms, _context, layer_contradictions, rope_contradictions, quant_contradictions,
     )  # fmt: skip
     found = [one for check in checks for one in check(model, hf)]
     found += _drafter(dflash or {}, hf)
@@ -83,10 +79,10 @@ def _plain(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
         table, _, name = path.rpartition(".")
         owner = getattr(model, table) if table else model
         if owner is not None and path not in _APART:
-            yield from _compared(path, getattr(owner, name), config.key_of(*keys), config.get(*keys))
+            yield from compared(path, getattr(owner, name), config.key_of(*keys), config.get(*keys))
     if model.ffn == "dense":
         key = "intermediate_size"
-        yield from _compared(key, model.intermediate_size, key, config.get(key))
+        yield from compared(key, model.intermediate_size, key, config.get(key))
         if experts := config.get(*KEYS["moe.experts"]):
             key = config.key_of(*KEYS["moe.experts"])
             yield Contradiction(key, shown(experts), 'ffn "dense"', 'ffn = "moe" under [model], and [model.moe]')
@@ -96,22 +92,7 @@ def _plain(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
         size = config.get(key)
         if mine is None and size:
             yield Contradiction(key, shown(size), f"no {path}", written(path, size, 0) or _SAME)
-        yield from _compared(path, mine, key, size)
-
-
-def _compared(path: str, mine: Any, key: str, theirs: Any, where: str = "") -> Iterator[Contradiction]:
-    """Yield a contradiction where both state a fact and the two differ; ``where`` is the table of the field."""
-    if mine is None or theirs is None or is_same(mine, theirs):
-        return
-    stated = f"no {path}" if mine == () else f"{path} {toml_value(mine)}"
-    accept = written(path, theirs, mine) or f"{_NOBODY}expected a value like {toml_value(mine)}"
-    is_of_layers = path == "num_layers"
-    yield Contradiction(key, _value(theirs), stated, accept, where=where, is_of_layers=is_of_layers)
-
-
-def _value(theirs: Any) -> str:
-    text = toml_value(theirs)
-    return shown(theirs) if text is None else text
+        yield from compared(path, mine, key, size)
 
 
 def _mtp(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
@@ -126,7 +107,7 @@ def _mtp(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
             yield Contradiction(key, got, f"{_MTP} {mine}", "no [model.mtp] table")
     elif not is_same(mine, theirs) and (mine or model.num_layers is not None):
         accept = written(_MTP, theirs, 1) if theirs else "no [model.mtp] table"
-        yield Contradiction(key, _value(theirs), f"{_MTP} {mine}" if mine else "no [model.mtp]", accept or _SAME)
+        yield Contradiction(key, value_text(theirs), f"{_MTP} {mine}" if mine else "no [model.mtp]", accept or _SAME)
 
 
 def _tie(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
@@ -134,7 +115,7 @@ def _tie(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
     tie, mine = config.tie, model.tie_word_embeddings
     if tie.value is None or tie.value is mine:
         return
-    accept = written(TIE, tie.value, mine) or f"{_NOBODY}expected true or false"
+    accept = written(TIE, tie.value, mine) or f"{NOBODY}expected true or false"
     got = f"{shown(tie.outer)} (text_config: {shown(tie.nested)})" if tie.is_contested else shown(tie.value)
     yield Contradiction(TIE, got, f"{TIE} {shown(mine)}", accept)
 
@@ -148,7 +129,7 @@ def _norms(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
     mine = model.rms_norm_zero_centred
     if theirs is not None and theirs is not mine:
         path = "rms_norm_zero_centred"
-        got = f"{_value(kind)}, whose norms multiply by {_NORM_RULES[theirs]}"
+        got = f"{value_text(kind)}, whose norms multiply by {_NORM_RULES[theirs]}"
         stated = f"{path} {shown(mine)}, {_NORM_RULES[mine]}"
         yield Contradiction("model_type", got, stated, written(path, theirs, mine) or _SAME)
 
@@ -163,111 +144,8 @@ def _context(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
     stretched = 0.0 if rope is None else (rope.yarn_factor or 0.0) * (rope.yarn_original_context or 0)
     is_number = isinstance(theirs, int | float) and not isinstance(theirs, bool)
     if not is_number or not mine <= max(theirs, stretched):
-        accept = written(path, theirs, mine) or f"{_NOBODY}expected an integer"
-        yield Contradiction(key, _value(theirs), f"{path} {mine}", accept)
-
-
-def _layers(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
-    """Compare the kind of every layer; attention to a window counts as full attention, and is judged elsewhere."""
-    kinds = model.layer_kinds
-    stated, every = config.get("layer_types"), config.get("full_attention_interval")
-    if not kinds:
-        return
-    if isinstance(stated, list):
-        yield from _kinds_stated(kinds, stated)
-    elif stated is not None:
-        got = _NOBODY + "expected a list of the kind of each layer"
-        yield Contradiction("layer_types", _value(stated), "layer_pattern", got, is_of_layers=True)
-    if every is None:
-        return
-    key = "full_attention_interval"
-    if isinstance(every, bool) or not isinstance(every, int | float) or every < 1 or every != every // 1:
-        accept = _NOBODY + "expected a positive integer"
-        yield Contradiction(key, _value(every), "layer_pattern", accept, is_of_layers=True)
-        return
-    theirs = ["gdn" if (at + 1) % every else "full" for at in range(len(kinds))]
-    if tuple(theirs) != kinds:
-        yield Contradiction(key, _value(every), _pattern(kinds), _accept_pattern(theirs), is_of_layers=True)
-
-
-def _kinds_stated(kinds: tuple[str, ...], stated: list[Any]) -> Iterator[Contradiction]:
-    known = (GDN, ATTENTION, WINDOW)
-    if unknown := next((_value(kind) for kind in stated if kind not in known), None):
-        accept = f"{_NOBODY}expected {' or '.join(known[:2])}"
-        yield Contradiction("layer_types", f"{unknown} among them", _pattern(kinds), accept, is_of_layers=True)
-        return
-    theirs = ["gdn" if kind == GDN else "full" for kind in stated]
-    if tuple(theirs) != kinds:
-        accept = _accept_pattern(theirs)
-        yield Contradiction("layer_types", _counted(theirs), _pattern(kinds), accept, is_of_layers=True)
-
-
-def _pattern(kinds: tuple[str, ...]) -> str:
-    return f"layer_pattern over {len(kinds)} layers, {_counted(kinds)}"
-
-
-def _accept_pattern(kinds: list[str]) -> str:
-    pattern = toml_value(period(kinds)) or f"[the kinds of all {len(kinds)} layers]"
-    return f"layer_pattern = {pattern} and num_layers = {len(kinds)} under [model]"
-
-
-def _counted(kinds: "tuple[str, ...] | list[str]") -> str:
-    if not kinds:
-        return "none"
-    first = next((at for at, kind in enumerate(kinds) if kind == "full"), None)
-    where = "" if first is None else f", the first full one at {first}"
-    return f"{kinds.count('gdn')} gdn and {kinds.count('full')} full{where}"
-
-
-def _rope(model: ModelTable, config: HfConfig) -> Iterator[Contradiction]:
-    """Compare rope parameters wherever they stand: which of two tables a loader takes depends on its release."""
-    for key in ROPE_TABLES:
-        if (table := config.get(key)) is not None and not isinstance(table, Mapping):
-            yield Contradiction(key, shown(table), "[model.rope]", _NOBODY + "expected an object")
-    if model.rope is not None:
-        for where, table in _rope_tables(config):
-            yield from _one_rope(model.rope, table, where)
-
-
-def _one_rope(rope: RopeTable, table: Mapping[str, Any], where: str) -> Iterator[Contradiction]:
-    for name, key in ROPE_KEYS.items():
-        yield from _compared(f"rope.{name}", getattr(rope, name), key, table.get(key), where)
-    is_yarn, factor = rope.yarn_factor is not None, table.get("factor")
-    stated = "rope.yarn_factor" if is_yarn else "no rope.yarn_factor"
-    kinds = [(key, kind) for key in ("rope_type", "type") if (kind := table.get(key)) is not None]
-    for key, kind in kinds:
-        if kind != YARN and kind not in NOT_YARN:
-            accept = f"{_NOBODY}expected {' or '.join((*NOT_YARN, YARN))}"
-            yield Contradiction(key, _value(kind), stated, accept, where=where)
-        elif (kind == YARN) is not is_yarn:
-            yield Contradiction(key, _value(kind), stated, _accept_yarn(table), where=where)
-    if not kinds and factor is not None and not is_same(1, factor):
-        accept = f"{_NOBODY}a factor needs its rope_type"
-        yield Contradiction("factor", f"{_value(factor)} without rope_type", stated, accept, where=where)
-    for key, built_in in YARN_OPTIONS.items() if is_yarn else ():
-        if (value := table.get(key)) is not None and (built_in is None or not is_same(built_in, value)):
-            wanted = f"{'none' if built_in is None else toml_value(built_in)}, built into the YaRN kernel"
-            yield Contradiction(key, _value(value), wanted, _read_by_builder(key), where=where, is_built_in=True)
-
-
-def _accept_yarn(table: Mapping[str, Any]) -> str:
-    if YARN not in (table.get("rope_type"), table.get("type")):
-        return "no yarn_factor under [model.rope]"
-    keys = ("yarn_factor", "yarn_original_context")
-    values = [toml_value(table.get(ROPE_KEYS[key])) or "..." for key in keys]
-    return " and ".join(f"{key} = {value}" for key, value in zip(keys, values, strict=True)) + " under [model.rope]"
-
-
-def _rope_tables(config: HfConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tables of rope parameters, those in them for a kind of attention, and what stands beside them."""
-    for key in ROPE_TABLES:
-        table = config.get(key)
-        if isinstance(table, Mapping):
-            yield key, table
-            for kind in (ATTENTION, WINDOW):
-                if isinstance(own := table.get(kind), Mapping):
-                    yield f"{key}.{kind}", own
-    yield "", {key: value for key in BESIDE_ROPE if (value := config.get(key)) is not None}
+        accept = written(path, theirs, mine) or f"{NOBODY}expected an integer"
+        yield Contradiction(key, value_text(theirs), f"{path} {mine}", accept)
 
 
 def _drafter(dflash: Mapping[str, Any], config: HfConfig) -> Iterator[Contradiction]:
@@ -286,7 +164,7 @@ def _drafter(dflash: Mapping[str, Any], config: HfConfig) -> Iterator[Contradict
         mine = tuple(mine) if isinstance(mine, list) else mine
         if mine is not None and theirs is not None and not is_same(mine, theirs):
             accept = f"{name} = {toml_value(theirs) or '...'} under [dflash]"
-            yield Contradiction(key, _value(theirs), f"dflash.{name} {toml_value(mine)}", accept, where=where)
+            yield Contradiction(key, value_text(theirs), f"dflash.{name} {toml_value(mine)}", accept, where=where)
 
 
 def _window(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
@@ -294,11 +172,11 @@ def _window(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
     if is_drafter:
         return
     kinds, size, uses = config.get("layer_types"), config.get("sliding_window"), config.get("use_sliding_window")
-    found = {"layer_types": f"{_value(WINDOW)} among them"} if isinstance(kinds, list) and WINDOW in kinds else {}
-    found |= {"sliding_window": _value(size)} if size is not None and uses is None else {}
+    found = {"layer_types": f"{value_text(WINDOW)} among them"} if isinstance(kinds, list) and WINDOW in kinds else {}
+    found |= {"sliding_window": value_text(size)} if size is not None and uses is None else {}
     for key, got in found.items():
         whole = "attention to the whole context, built in"
-        yield Contradiction(key, got, whole, _read_by_builder(key), is_built_in=True)
+        yield Contradiction(key, got, whole, read_by_builder(key), is_built_in=True)
 
 
 def _built_in(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
@@ -308,8 +186,4 @@ def _built_in(config: HfConfig, *, is_drafter: bool) -> Iterator[Contradiction]:
         if theirs is None or any(is_same(value, theirs) for value in values):
             continue
         wanted = toml_value(values[0]) or "none" if values else "none"
-        yield Contradiction(key, _value(theirs), f"{wanted}, built in", _read_by_builder(key), is_built_in=True)
-
-
-def _read_by_builder(key: str) -> str:
-    return f'known_config_fields = ["{key}"] under [model], if the builder of the model computes it'
+        yield Contradiction(key, value_text(theirs), f"{wanted}, built in", read_by_builder(key), is_built_in=True)

@@ -1,12 +1,14 @@
 """One fact that a ``config.json`` and a manifest state differently, and how values are written in both."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.registry.values import frozen
 
+#: How ``accept`` begins where no manifest can state the config's value.
+NOBODY = "no manifest accepts it: "
 _LONGEST = 60
 #: Keys of a manifest that take a few texts only.
 _CHOICES = {"moe.router": ("softmax", "sigmoid")}
@@ -30,7 +32,7 @@ class Contradiction:
 
     def __str__(self) -> str:
         field = f"{self.where}.{self.field}" if self.where else self.field
-        remedy = self.accept if self.accept.startswith("no manifest") else f"to accept it write {self.accept}"
+        remedy = self.accept if self.accept.startswith(NOBODY) else f"to accept it write {self.accept}"
         return f"config.json: {field} {self.value}; manifest: {self.stated}; {remedy}"
 
     @property
@@ -97,3 +99,24 @@ def period(kinds: Sequence[str]) -> list[str]:
         if len(whole) % size == 0 and whole[:size] * (len(whole) // size) == whole:
             return whole[:size]
     return whole
+
+
+def compared(path: str, mine: Any, key: str, theirs: Any, where: str = "") -> Iterator[Contradiction]:
+    """Yield a contradiction where both state a fact and the two differ; ``where`` is the table of the field."""
+    if mine is None or theirs is None or is_same(mine, theirs):
+        return
+    stated = f"no {path}" if mine == () else f"{path} {toml_value(mine)}"
+    accept = written(path, theirs, mine) or f"{NOBODY}expected a value like {toml_value(mine)}"
+    is_of_layers = path == "num_layers"
+    yield Contradiction(key, value_text(theirs), stated, accept, where=where, is_of_layers=is_of_layers)
+
+
+def value_text(theirs: Any) -> str:
+    """Write a config's value as a message does: as in TOML where it has a form there."""
+    text = toml_value(theirs)
+    return shown(theirs) if text is None else text
+
+
+def read_by_builder(key: str) -> str:
+    """Return the line by which a manifest leaves a field to the builder of its model."""
+    return f'known_config_fields = ["{key}"] under [model], if the builder of the model computes it'

@@ -1,8 +1,11 @@
 """A config.json that has type and size of a model and is another one all the same."""
 
+import re
+from functools import cache
 from typing import Any
 
 import pytest
+import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
@@ -30,9 +33,14 @@ MOE = {
 }  # fmt: skip
 
 
+@cache
+def all_shipped() -> Catalogue:
+    return Catalogue.from_folders([manifest_folder()])
+
+
 @pytest.fixture(scope="module")
 def shipped() -> Catalogue:
-    return Catalogue.from_folders([manifest_folder()])
+    return all_shipped()
 
 
 def nested(text: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -63,7 +71,7 @@ def test_config_that_says_the_same_or_less_is_no_contradiction(
     assert found.manifest.name == name
 
 
-@pytest.mark.parametrize(("change", "said", "mine", "accept"), [
+CHANGES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"num_hidden_layers": 63}, "num_hidden_layers 63", "num_layers 64", "num_layers = 63 under [model]"),
     ({"num_hidden_layers": "64"}, "num_hidden_layers \"64\"", "num_layers 64",
      "no manifest accepts it: expected a value like 64"),
@@ -95,7 +103,8 @@ def test_config_that_says_the_same_or_less_is_no_contradiction(
      "rope.mrope_sections [11, 11, 10]", "mrope_sections = [16, 8, 8] under [model.rope]"),
     ({"rope_parameters": {**ROPE, "mrope_interleaved": False}}, "rope_parameters.mrope_interleaved false",
      "rope.mrope_interleaved true", "mrope_interleaved = false under [model.rope]"),
-    ({"mrope_interleaved": False}, "mrope_interleaved false", "rope.mrope_interleaved true", "mrope_interleaved = fal"),
+    ({"mrope_interleaved": False}, "mrope_interleaved false", "rope.mrope_interleaved true",
+     "no manifest accepts it: config.json gives it two values"),
     ({"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 65536}},
      "rope_parameters.rope_type \"yarn\"", "no rope.yarn_factor",
      "yarn_factor = 4.0 and yarn_original_context = 65536 under [model.rope]"),
@@ -120,19 +129,24 @@ def test_config_that_says_the_same_or_less_is_no_contradiction(
     ({"layer_types": [*["linear_attention"] * 3, "sliding_attention"] * 16}, 'layer_types "sliding_attention" among',
      "attention to the whole context", "known_config_fields = "),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type \"yarn\"", "no rope.yarn_factor",
-     "yarn_factor = 4.0 and yarn_original_context = ... under [model.rope]"),
-    ({"rope_scaling": {"rope_theta": 1e4}}, "rope_scaling.rope_theta 10000.0", "rope.theta 10000000.0", "theta = "),
-    ({"rope_theta": 1e4}, "rope_theta 10000.0", "rope.theta 10000000.0", "theta = 10000.0 under [model.rope]"),
+     "no manifest accepts it: config.json gives it two values"),
+    ({"rope_scaling": {"rope_theta": 1e4}}, "rope_scaling.rope_theta 10000.0", "rope.theta 10000000.0",
+     "no manifest accepts it: config.json gives it two values"),
+    ({"rope_theta": 1e4}, "rope_theta 10000.0", "rope.theta 10000000.0",
+     "no manifest accepts it: config.json gives it two values"),
     ({"rope_parameters": None, "rope_scaling": {"rope_type": None, "type": "linear", "factor": 8.0}},
      'rope_scaling.type "linear"', "no rope.yarn_factor", "no manifest accepts it: expected default or mrope or yarn"),
-    ({"rope_parameters": {**ROPE, "type": "yarn"}}, 'rope_parameters.type "yarn"', "no rope.yarn_factor", "yarn_facto"),
+    ({"rope_parameters": {**ROPE, "type": "yarn"}}, 'rope_parameters.type "yarn"', "no rope.yarn_factor",
+     "no manifest accepts it: config.json gives it two values"),
     ({"rope_parameters": {"rope_theta": 1e7, "factor": 8.0}}, "rope_parameters.factor 8.0 without rope_type",
      "no rope.yarn_factor", "no manifest accepts it: a factor needs its rope_type"),
     ({"rope_scaling": {"factor": "8"}}, 'rope_scaling.factor "8" without rope_type', "no rope.yarn_factor", "no manif"),
     ({"rope_parameters": {**ROPE, "full_attention": {"rope_theta": 5}}}, "rope_parameters.full_attention.rope_theta 5",
-     "rope.theta 10000000.0", "theta = 5 under [model.rope]"),
+     "rope.theta 10000000.0",
+     "no manifest accepts it: config.json gives it two values"),
     ({"rope_parameters": {**ROPE, "sliding_attention": {"rope_theta": 5}}},
-     "rope_parameters.sliding_attention.rope_theta 5", "rope.theta 10000000.0", "theta = 5 under [model.rope]"),
+     "rope_parameters.sliding_attention.rope_theta 5", "rope.theta 10000000.0",
+     "no manifest accepts it: config.json gives it two values"),
     ({"max_position_embeddings": 262143}, "max_position_embeddings 262143", "context_length 262144",
      "context_length = 262143 under [model]"),
     ({"max_position_embeddings": "262144"}, 'max_position_embeddings "262144"', "context_length 262144",
@@ -152,7 +166,10 @@ def test_config_that_says_the_same_or_less_is_no_contradiction(
     ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings true", "false, built in", "known_config"),
     ({"use_qk_norm": False}, "use_qk_norm false", "attention.qk_norm true", "qk_norm = false under [model.attention]"),
     ({"dflash_config": {"mask_token_id": 1}}, "dflash_config a table", "no [dflash]", "a [dflash] table"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said", "mine", "accept"), CHANGES)
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_config_that_contradicts_its_manifest_is_of_no_known_model(
     shipped: Catalogue, change: dict[str, Any], said: str, mine: str, accept: str, is_nested: bool
@@ -169,6 +186,29 @@ def test_config_that_contradicts_its_manifest_is_of_no_known_model(
     assert f"{'; ' if accept.startswith('no manif') else '; to accept it write '}{accept}" in rest
     assert found.finding.where[0].startswith(str(manifest_folder() / "qwen3.6-27b" / "MODEL.toml"))
     assert "but the config.json contradicts it" in found.steps[-1]
+
+
+LINE = re.compile(r"(\w+) = (.+?)(?: and (\w+) = (.+?))? under \[model\.?(\w*)\]")
+#: Facts that others must follow: one line alone makes no valid manifest.
+FOLLOWED = ("num_hidden_layers", "head_dim", "num_experts", "layer_types")
+
+
+@pytest.mark.parametrize("change", [change for change, _, _, accept in CHANGES if LINE.match(accept)
+                                    and not set(FOLLOWED) & set(change)], ids=str)  # fmt: skip
+def test_line_that_would_accept_a_field_accepts_it(shipped: Catalogue, change: dict[str, Any]) -> None:
+    config = {**DENSE, **change}
+    manifest = shipped.resolve("qwen3.6-27b").manifest
+    assert manifest is not None
+    table, found = manifest.model.model_dump(), contradictions(manifest.model, config)
+    for one in found:
+        if line := LINE.match(one.accept):
+            *pairs, owner = line.groups()
+            for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+                if name:
+                    (table[owner] if owner else table)[name] = tomli.loads(f"value = {value}")["value"]
+    model = ModelTable.model_validate(table)
+    left = contradictions(model, config, known=model.known_config_fields)
+    assert [str(one) for one in left if LINE.match(one.accept)] == []
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -297,5 +337,17 @@ NAMES = st.sampled_from(sorted({
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(NAMES, JSON | st.dictionaries(NAMES, JSON, max_size=3), max_size=6))
 def test_whatever_stands_in_a_config_is_compared_without_an_exception(config: dict[str, Any]) -> None:
-    for manifest in Catalogue.from_folders([manifest_folder()]).manifests[:2]:
+    for manifest in all_shipped().manifests[:2]:
         assert all(len(str(one)) < 600 and str(one).isprintable() for one in contradictions(manifest.model, config))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(NAMES | st.text(max_size=8), JSON | st.dictionaries(NAMES, JSON, max_size=3), max_size=6))
+def test_whatever_stands_in_a_config_is_resolved_without_an_exception(config: dict[str, Any]) -> None:
+    catalogue = all_shipped()
+    for reference in ("qwen3.6-27b", "/models/Qwen3.6-27B", None):
+        found = catalogue.resolve_config({"model_type": "qwen3_5", "hidden_size": 5120, **config}, reference)
+        for finding in found.findings:
+            assert finding.why.isprintable()
+            assert len(finding.why) < 6000
+            assert all(text.isprintable() for text in (*finding.remedies, *finding.where))

@@ -440,6 +440,19 @@ def test_boot_takes_the_manifest_that_the_config_of_a_folder_fits(world, tmp_pat
         world.run(world.ask(), {}, manifest, model=str(tmp_path))
 
 
+@pytest.mark.parametrize(("profile", "verdict"), [("serve", "passed"), ("qualify", "refused")])
+def test_finding_that_a_builder_notices_is_in_the_report(world, profile, verdict):
+    finding = km.Finding("UNKNOWN_CONFIG_FIELD", "config.json", "no rule compares it", ("weights/config.json",))
+
+    def build(boot):
+        boot.kernels.kernel("acme", "add")
+        boot.kernels.noticed(finding)
+        boot.kernels.noticed(finding)  # of two weights of one checkpoint
+
+    outcome = world.run(build, {"acme": world.acme("acme::add")}, profile=profile)
+    assert (outcome.codes, outcome.report.verdict) == (["UNKNOWN_CONFIG_FIELD"], verdict)
+
+
 def test_boot_refuses_a_manifest_of_another_model_than_the_one_named(world):
     asked = []
     session = world.boot({"acme": world.acme("acme::mul")}, world.manifest(), model="other")

@@ -105,6 +105,16 @@ def test_checkpoint_of_another_model_whose_weights_would_fit_is_refused(
     assert (request.lever, request.site) == ("checkpoint of tiny", "/models/other/config.json")
 
 
+def test_doubt_about_a_checkpoint_is_a_finding_of_the_boot(make_session: Make) -> None:
+    session = make_session()
+    config = {"attention_sharpness": 2.0, "num_hidden_layers": 2, "mtp_num_hidden_layers": 0}
+    build_model(manifest(), Lookups(session), FromCheckpoint(**config), max_rows=4)
+    assert [(one.code, one.where) for one in session.notices] == [
+        ("UNKNOWN_CONFIG_FIELD", ("config.json",)), ("WEIGHTS_NOT_QUANTISED", ("config.json",)),
+    ]  # fmt: skip
+    assert session.requests == ()
+
+
 def test_pattern_of_no_weight_is_refused_when_the_whole_model_is_built(make_session: Make) -> None:
     source, session = FromCheckpoint(), make_session()
     source.unmatched = ("layers.*.gdm.*",)  # type: ignore[attr-defined]
