@@ -53,7 +53,7 @@ def _exact_rows(arguments: Arguments, cu_rows: Array) -> dict[str, Any]:
         out[start:stop] = total * exact_sigmoid(total)
         states[start:stop] = windows[:, :, 1:]
         state[slot] = states[stop - 1]
-    return {"out": out, "state": state, "out_states": states}
+    return {"out": out, "state": f64(state), "out_states": f64(states)}
 
 
 def _exact_update(arguments: Arguments, dims: Dims) -> dict[str, Any]:

@@ -20,12 +20,13 @@ def head_dims(*sizes: int) -> dict[str, int]:
 
 def _exact_qg(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     heads = arguments["qg"].reshape(dims["M"], dims["Q"] // dims["head_dim"], 2, dims["head_dim"])
-    return {name: heads[:, :, part].reshape(dims["M"], dims["Q"]) for part, name in enumerate(("out_q", "out_gate"))}
+    names = enumerate(("out_q", "out_gate"))
+    return {name: f64(heads[:, :, part].reshape(dims["M"], dims["Q"])) for part, name in names}
 
 
 def _exact_qkvz(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     qkv, z = qkvz_rows(*(dims[name] for name in HEADS))
-    return {"out_qkv": arguments["qkvz"][:, qkv], "out_z": arguments["qkvz"][:, z]}
+    return {"out_qkv": f64(arguments["qkvz"][:, qkv]), "out_z": f64(arguments["qkvz"][:, z])}
 
 
 def _exact_gates(arguments: Arguments, dims: Dims) -> dict[str, Any]:

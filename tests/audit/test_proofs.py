@@ -206,7 +206,7 @@ def overwrites(arguments, dims):
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        (adds_in_float32, "case empty: the reference computes out in float32, expected float64"),
+        (adds_in_float32, "case empty: the reference returns out as float32, expected float64"),
         (overwrites, "case one: the reference changes its input x"),
     ],
 )
