@@ -187,7 +187,10 @@ class Contract:
             elif np.shape(expected[param.name]) != given[param.name].shape:
                 shape = np.shape(expected[param.name])
                 found.append(f"{param.name} has shape {shape}, expected {given[param.name].shape}")
-            elif _is_floating(given[param.name].dtype) and (dtype := np.asarray(expected[param.name]).dtype) != np.float64:
+            elif (
+                _is_floating(given[param.name].dtype)
+                and (dtype := np.asarray(expected[param.name]).dtype) != np.float64
+            ):
                 found.append(f"the reference returns {param.name} as {dtype}, expected float64")
         return found
 

@@ -33,7 +33,7 @@ def contract(name: str = "acme_double") -> km.Contract:
         name=name,
         summary="out = 2 * x",
         signature=km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out"))),
-        reference=lambda arguments, dims: {"out": np.asarray(arguments["x"]) * 2},
+        reference=lambda arguments, dims: {"out": np.asarray(arguments["x"], np.float64) * 2},
         cases=(km.Case("one", {"M": 1}),),
         tolerance=km.Tolerance(0, 0, "one multiplication by two is exact"),
     )

@@ -16,7 +16,7 @@ CONTRACT = km.Contract(
     "acme_twice",
     "out = 2 x",
     km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out"))),
-    lambda arguments, dims: {"out": np.asarray(arguments["x"]) * 2},
+    lambda arguments, dims: {"out": np.asarray(arguments["x"], np.float64) * 2},
     (km.Case("empty", {"M": 0}), km.Case("one", {"M": 1}), km.Case("odd", {"M": 301})),
     km.Tolerance(0, 0, "exact"),
 )

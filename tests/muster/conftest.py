@@ -41,7 +41,7 @@ def muster_contracts():
     signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
     return [km.Contract(
         name="acme_double", summary="out = 2 * x", signature=signature,
-        reference=lambda arguments, dims: {{"out": arguments["x"] * 2}},
+        reference=lambda arguments, dims: {{"out": arguments["x"].astype("f8") * 2}},
         cases=(km.Case("one", {{"M": 1}}),), tolerance=km.Tolerance(0, 0, "exact"),
     )]
 

@@ -32,7 +32,7 @@ def chatter(x, out):
     out[...] = x * 2
 
 
-def contract(name="acme_double", reference=lambda arguments, dims: {"out": arguments["x"] * 2}, **more):
+def contract(name="acme_double", reference=lambda arguments, dims: {"out": arguments["x"].astype("f8") * 2}, **more):
     signature = km.Signature((km.TensorParam("x", "f32", ("M",)), km.TensorParam("out", "f32", ("M",), role="out")))
     return km.Contract(name=name, summary="out = 2 * x", signature=signature, reference=reference,
                        cases=(km.Case("three", {"M": 3}),), tolerance=km.Tolerance(0, 0, "exact"), **more)

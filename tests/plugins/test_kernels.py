@@ -251,7 +251,10 @@ def test_spec_is_well_formed_and_of_the_reference_tier(spec):
 def test_every_contract_is_implemented_and_no_key_or_contract_appears_twice():
     specs = [spec for module in MODULES for spec in module.muster_kernels()]
     contracts = [contract for module in MODULES for contract in module.muster_contracts()]
-    assert {spec.contract for spec in specs} == {contract.name for contract in contracts}
+    implemented = {spec.contract for spec in specs}
+    assert implemented <= {contract.name for contract in contracts}
+    # the contract of an open key may have no kernel here: anybody may provide one
+    assert {contract.name for contract in contracts if not contract.open_keys} <= implemented
     assert len({contract.name for contract in contracts}) == len(contracts)
     offers = [(spec.key, spec.archs) for spec in specs]
     assert len(set(offers)) == len(offers)
