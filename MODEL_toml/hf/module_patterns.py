@@ -6,7 +6,7 @@ then seen from the tensors, never from the name alone.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import translate
 
 #: Classes of torch that configs name as targets; which class a module has is not written in a checkpoint.
@@ -16,10 +16,20 @@ TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 
 
 class Patterns:
-    """Names and patterns, compiled once."""
+    """Names and patterns, compiled once. ``whole`` names mean the module and everything below it.
 
-    def __init__(self, exact: Iterable[str] = (), expressions: Iterable[str] = (), classes: Iterable[str] = ()) -> None:
-        self.exact, self.classes = frozenset(exact), frozenset(classes)
+    A quantisation config may name each expert of each layer, and each of those modules is looked up: names cost a look
+    into a set, expressions a match each.
+    """
+
+    def __init__(
+        self,
+        exact: Iterable[str] = (),
+        expressions: Iterable[str] = (),
+        classes: Iterable[str] = (),
+        whole: Iterable[str] = (),
+    ) -> None:
+        self.exact, self.classes, self._whole = frozenset(exact), frozenset(classes), frozenset(whole)
         self._expressions = [re.compile(expression) for expression in expressions]
 
     def matches(self, module: str) -> bool:
@@ -27,7 +37,16 @@ class Patterns:
         spellings = module_spellings(module)
         if not self.exact.isdisjoint(spellings):
             return True
+        if self._whole and not self._whole.isdisjoint(name for one in spellings for name in _upwards(one)):
+            return True
         return any(one.match(spelling) for one in self._expressions for spelling in spellings)
+
+
+def _upwards(module: str) -> Iterator[str]:
+    """Yield a module and those that it lies in."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
 
 
 def compressed_tensors_patterns(entries: Iterable[str]) -> Patterns:
@@ -43,7 +62,7 @@ def modelopt_patterns(entries: Iterable[str]) -> Patterns:
     names = list(entries)
     wild = [translate(name) for name in names if "*" in name]
     plain = [name for name in names if "*" not in name]
-    return Patterns(plain, [*wild, *(re.escape(name) + r"\." for name in plain)])
+    return Patterns(expressions=wild, whole=plain)
 
 
 def module_spellings(module: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Config files of public models: each resolves rightly, or is refused with the right cause, through every command."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,24 @@ def test_quantisation_is_read_from_either_file(
         assert (found.finding is None) == (said is None)
         assert found.doubts == ()
         assert said is None or (found.finding is not None and said in found.finding.why)
+
+
+def test_config_that_names_each_expert_is_judged_in_no_time(tmp_path: Path, shipped: Catalogue) -> None:
+    """30,720 names: as expressions, each matched against each module, they took minutes."""
+    layers = {
+        f"model.language_model.layers.{layer}.mlp.experts.{expert}.{name}_proj": {"quant_algo": "NVFP4"}
+        for layer in range(40) for expert in range(256) for name in ("gate", "up", "down")
+    }  # fmt: skip
+    quantised = public.modelopt("MIXED_PRECISION", quantized_layers=layers, ignore=[])
+    where = folder(tmp_path, "35b", public.whole(public.text_35b(), quantised))
+    began = time.process_time()
+    found = shipped.resolve(str(where))
+    assert (found.finding, found.doubts) == (None, ())
+    layers["model.language_model.layers.7.mlp.experts.0.up_proj"] = {"quant_algo": "FP8"}
+    finding = shipped.resolve_config(public.whole(public.text_35b(), quantised), "qwen3.6-35b-a3b").finding
+    assert finding is not None
+    assert "quantization_config has model.layers.7.mlp.experts.0.up_proj in fp8; manifest" in finding.why
+    assert time.process_time() - began < 10
 
 
 def test_quantisation_of_two_files_that_differ_is_refused(tmp_path: Path, shipped: Catalogue) -> None:
