@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from kernel_muster.MODEL_toml.wording import reason_problem, shown, tidy, type_name
 from kernel_muster.registry.hardware.arch import CPU, parse_arch
 from kernel_muster.registry.keys import did_you_mean
-from kernel_muster.registry.levers import is_lever_noise
+from kernel_muster.registry.service_variables import resembles_service
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 QUANTS = ("nvfp4", "mxfp4", "fp8", "bf16")
@@ -61,8 +61,8 @@ def _checked_date(value: object) -> object:
 
 
 def _checked_lever_name(name: str) -> str:
-    if is_lever_noise(name):
-        raise ValueError(f"{name} looks like a platform's service variable and would be ignored as a lever")
+    if resembles_service(name):
+        raise ValueError(f"{name} resembles a platform's service variable, and no lever has such a name")
     return name
 
 

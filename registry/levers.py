@@ -9,6 +9,7 @@ from typing import Literal
 
 from kernel_muster.registry.errors import UndeclaredLever
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.service_variables import is_service_variable, resembles_service
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import copied, frozen
 
@@ -22,8 +23,6 @@ Tuning = Literal["", "same_bits", "other_bits"]
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _NAME = re.compile(r"MUSTER_[A-Z][A-Z0-9_]*\Z")
 _KEYS = re.compile(r"[a-z*][a-z0-9_*]*::[a-z*][a-z0-9_*]*(?:\|[a-z*][a-z0-9_*]*::[a-z*][a-z0-9_*]*)*\Z")
-# What a container platform puts into the environment beside a service whose name begins with MUSTER.
-_NOISE = re.compile(r"MUSTER_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT.*|PORT(?:_.*)?)\Z")
 
 
 @frozen(kw_only=True)
@@ -55,8 +54,8 @@ class Lever:
         """Say what is malformed, all at once."""
         is_name = isinstance(self.name, str) and _NAME.match(self.name)
         found = [] if is_name else [f"name {self.name!r} does not match MUSTER_[A-Z][A-Z0-9_]*"]
-        if is_name and is_lever_noise(self.name):
-            found.append(f"name {self.name} is ignored, like any platform's service variable: choose another")
+        if is_name and resembles_service(self.name):
+            found.append(f"name {self.name} resembles a platform's service variable: choose another")
         if self.kind not in ("bool", "int", "enum", "text"):
             found.append(f"kind is {self.kind!r}, expected bool, int, enum or text")
         if (self.kind == "enum") != bool(self.choices):
@@ -249,11 +248,6 @@ def concerns(keys: Iterable[str], asked: Collection[str]) -> bool:
     return all(any(names_key(pattern, key) for key in asked) for pattern in keys)
 
 
-def is_lever_noise(name: str) -> bool:
-    """Whether an environment variable only looks like a lever (a platform's service variables)."""
-    return _NOISE.match(name) is not None
-
-
 def read_levers(
     declared: Iterable[Lever],
     sources: Iterable[tuple[Origin, Mapping[str, object]]],
@@ -275,7 +269,7 @@ def read_levers(
             if not isinstance(name, str):
                 findings.append(_unnamed(name, origin))
                 continue
-            if is_lever_noise(name) or (isinstance(raw, str) and not raw.strip()):
+            if (isinstance(raw, str) and not raw.strip()) or is_service_variable(name, values):
                 continue
             # The environment is full of other names; what is given as levers is meant as levers.
             if not name.startswith(PREFIX) and origin != "given":

@@ -8,7 +8,8 @@ from kernel_muster.audit.opening import Wanted
 from kernel_muster.registry.discovery.entry_points import scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
-from kernel_muster.registry.levers import PREFIX, is_lever_noise
+from kernel_muster.registry.levers import PREFIX
+from kernel_muster.registry.service_variables import is_service_variable, resembles_service
 from kernel_muster.registry.values import frozen
 
 #: Speculation is never suspended in a comparison: an arm that stopped drafting would be measured at something else.
@@ -45,7 +46,7 @@ def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not name.startswith(PREFIX) or is_lever_noise(name):
+        if not equals or not name.startswith(PREFIX) or resembles_service(name):
             hint = did_you_mean(f"{PREFIX}{name}", [f"{PREFIX}{name}"], "") if not name.startswith(PREFIX) else ""
             raise UsageError(f"{option} {text!r}: expected MUSTER_NAME=VALUE{hint}")
         if not value:
@@ -79,7 +80,10 @@ def check_arms(a: Arm, b: Arm) -> None:
 
 def wanted_for(base: Wanted, arm: Arm, other: Arm, *, pins_gate: bool) -> Wanted:
     """Return the boot of an arm: what both share, its own levers over it, its own plugins."""
-    levers: dict[str, Any] = {k: v for k, v in base.levers.items() if k.startswith(PREFIX) and not is_lever_noise(k)}
+    given = base.levers
+    levers: dict[str, Any] = {
+        k: v for k, v in given.items() if k.startswith(PREFIX) and not is_service_variable(k, given)
+    }
     levers.update(arm.levers)
     if arm.without:
         levers[DISABLE] = ",".join(filter(None, (str(levers.get(DISABLE, "")), *map(str, arm.without))))

@@ -21,7 +21,8 @@ from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.launch.runners import Progress
-from kernel_muster.registry.levers import PREFIX, is_lever_noise
+from kernel_muster.registry.levers import PREFIX
+from kernel_muster.registry.service_variables import is_service_variable
 from kernel_muster.registry.values import frozen
 
 _PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -133,7 +134,11 @@ def _checked(bases: Sequence[Wanted], plan: Plan) -> list[Wanted]:
 def _shared(bases: Sequence[Wanted], *, has_drafted: bool) -> str:
     """Say which levers the environment sets for both arms, and where tokens were drafted how speculation is held."""
     levers = dict(bases[0].levers) if bases else dict(os.environ)
-    own = [f"{k}={v}" for k, v in sorted(levers.items()) if k.startswith(PREFIX) and not is_lever_noise(k) and v]
+    own = [
+        f"{k}={v}"
+        for k, v in sorted(levers.items())
+        if k.startswith(PREFIX) and v and not is_service_variable(k, levers)
+    ]
     if has_drafted:
         own = [text for text in own if not text.startswith(f"{GATE}=")]
         over = f", over {GATE}={levers[GATE]} of the environment" if levers.get(GATE) else ""

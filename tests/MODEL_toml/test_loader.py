@@ -127,7 +127,7 @@ BAD = [
         "[defaults]\nMUSTER_SERVICE_PORT = 1",
         "defaults.MUSTER_SERVICE_PORT",
         5,
-        "MUSTER_SERVICE_PORT looks like a platform's service variable and would be ignored as a lever",
+        "MUSTER_SERVICE_PORT resembles a platform's service variable, and no lever has such a name",
     ),
     (
         "[defaults]\nMUSTER_X = 1.5",

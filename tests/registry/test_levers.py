@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_muster.registry.levers import CORE_LEVERS, Lever, Levers, is_lever_noise, read_levers
+from kernel_muster.registry.levers import CORE_LEVERS, Lever, Levers, read_levers
+from kernel_muster.registry.service_variables import resembles_service
 
 FAST = Lever(name="MUSTER_FAST", kind="bool", default=False, doc="Fast.", conflicts=("MUSTER_SLOW",))
 SLOW = Lever(name="MUSTER_SLOW", kind="bool", default=True, doc="Slow by default.")
@@ -118,25 +119,67 @@ def test_variables_of_others_are_not_levers():
     assert findings == []
 
 
+KUBERNETES = {
+    "MUSTER_API_SERVICE_HOST": "10.96.0.12",
+    "MUSTER_API_SERVICE_PORT": "443",
+    "MUSTER_API_SERVICE_PORT_HTTP_METRICS": "9090",
+    "MUSTER_API_PORT": "tcp://10.96.0.12:443",
+    "MUSTER_API_PORT_443_TCP": "tcp://10.96.0.12:443",
+    "MUSTER_API_PORT_443_TCP_PROTO": "tcp",
+    "MUSTER_API_PORT_443_TCP_PORT": "443",
+    "MUSTER_API_PORT_443_TCP_ADDR": "10.96.0.12",
+}
+SERVICES = [
+    KUBERNETES,
+    {name.replace("_API", ""): value for name, value in KUBERNETES.items()},
+    {
+        name: value.replace("//10.96.0.12", "//[fd00::a:1]").replace("10.96.0.12", "fd00::a:1")
+        for name, value in KUBERNETES.items()
+    },
+    {"MUSTER_DNS_PORT_53_UDP": "udp://10.0.0.1:53", "MUSTER_DNS_PORT_53_UDP_PROTO": "udp"},
+    {"MUSTER_DB_PORT": "sctp://172.17.0.2:3306"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", SERVICES, ids=range(len(SERVICES)))
+def test_service_variables_of_a_container_platform_are_no_levers(values):
+    for origin in ("environment", "given"):
+        assert read((origin, values))[1] == []
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["MUSTER_SERVICE_HOST", "MUSTER_SERVICE_PORT", "MUSTER_SERVICE_PORT_HTTP", "MUSTER_PORT", "MUSTER_PORT_80_TCP_ADDR",
-     "MUSTER_API_SERVICE_HOST", "MUSTER_API_PORT_443_TCP"],
+    ("name", "value"),
+    [
+        *((name, value) for name in KUBERNETES for value in ("1", "0", "off", "x", "443x")),
+        *((name, "10.96.0.999") for name in KUBERNETES),
+        ("MUSTER_NO_SERVICE_HOST", "localhost"), ("MUSTER_NO_SERVICE_PORT", "443"), ("MUSTER_NO_PORT", "8080"),
+        ("MUSTER_PORTABLE_PORT", "udp"), ("MUSTER_PORT", "http://10.0.0.1:80"), ("MUSTER_PORT", "tcp://10.0.0.1"),
+        ("MUSTER_PORT", "tcp://10.0.0.1:0"), ("MUSTER_PORT", "tcp://10.0.0.1:65536"), ("MUSTER_PORT", "tcp://host:80"),
+        ("MUSTER_PORT_X", "tcp://10.0.0.1:80"), ("MUSTER_SERVICE_PORTABLE", "80"), ("MUSTER_SERVICE_HOSTS", "10.0.0.1"),
+        ("MUSTER_API_PORT_80_TCP_PORT", "80"), ("MUSTER_API_PORT_80_TCP_ADDR", "10.0.0.1"),
+    ],
 )  # fmt: skip
-def test_service_variables_of_a_container_platform_are_noise(name):
-    assert is_lever_noise(name)
-    assert read(("environment", {name: "tcp://10.0.0.1:80"}))[1] == []
+def test_value_that_no_platform_sets_belongs_to_a_lever_that_nobody_declares(name, value):
+    (found,) = read(("environment", {name: value}))[1]
+    assert (found.code, found.subject) == ("UNKNOWN_LEVER", name)
+
+
+@pytest.mark.parametrize("name", [name for name in KUBERNETES if name[-5:] in ("_PORT", "PROTO", "_ADDR", "TRICS")])
+def test_part_of_a_service_counts_only_beside_the_rest_of_it(name):
+    other = {"MUSTER_API_SERVICE_HOST": "off", "MUSTER_API_PORT_443_TCP": "off", name: KUBERNETES[name]}
+    found = [f.subject for f in read(("environment", other))[1]]
+    assert (name in found) is (name != "MUSTER_API_PORT")
 
 
 @pytest.mark.parametrize(
     "name", ["MUSTER_SIZE", "MUSTER_SUPPORT", "MUSTER_IMPORTANT", "MUSTER_SERVICE_HOSTS", "MUSTER_PORTS"]
 )
-def test_name_that_only_resembles_noise_is_a_lever(name):
-    assert not is_lever_noise(name)
+def test_name_that_only_resembles_a_service_is_a_lever(name):
+    assert not resembles_service(name)
 
 
-def test_no_declared_lever_is_noise():
-    assert not [lever.name for lever in TABLE if is_lever_noise(lever.name)]
+def test_no_declared_lever_resembles_a_service():
+    assert not [lever.name for lever in TABLE if resembles_service(lever.name)]
 
 
 def test_removed_lever_names_its_replacement():
@@ -241,7 +284,7 @@ def test_default_is_read_by_the_grammar_of_the_environment(default, value):
 @pytest.mark.parametrize("name", ["MUSTER_ACME_PORT", "MUSTER_PORT_X", "MUSTER_ACME_SERVICE_HOST"])
 def test_lever_that_would_be_ignored_as_noise_cannot_be_declared(name):
     (problem,) = Lever(name=name, kind="int", default=1, doc="A port.").problems()
-    assert "is ignored" in problem
+    assert "resembles a platform's service variable" in problem
 
 
 @pytest.mark.parametrize(
