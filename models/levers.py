@@ -1,6 +1,8 @@
 """The levers of models and dispatch: declared overrides, each with its effect and its evidence."""
 
 from kernel_muster.models.policy.attention import ASKED_ARMS, PREFILL_MMA_ROWS, TIER_ROWS, TILED_EVIDENCE
+from kernel_muster.models.policy.bf16 import GEMM_FROM as BF16_GEMM_FROM
+from kernel_muster.models.policy.bf16 import TIER_ROWS as BF16_TIER_ROWS
 from kernel_muster.models.policy.evidence import Threshold
 from kernel_muster.models.policy.ffn import FFN_ARMS
 from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
@@ -24,6 +26,7 @@ _M128 = "w4a16*::w4a16_gemm_t_m128*"
 _DEEP = ("w4a16::w4a16_gemm_t_k64*", "w4a16::w4a16_gemm_t|w4a16::w4a16_gemm_t_p3")
 _HOPPER = ("w4a16_hopper::*", "w4a16_gemv::*")
 _PROJECTIONS = ("w4a16_gemv::*", "w4a16*::*gemm*")
+_BF16 = ("gemv::dense_gemv_bf16*", "gemm::dense_gemm_bf16")
 _EXPERTS = ("moe_w4a16::moe_w4a16_grouped_*", "moe_fused_*::*")
 
 
@@ -239,6 +242,22 @@ PROJECTION_LEVERS = (
         "same_bits",
         "Most rows of decode whose QKV and output projections go through one GEMV tier each; more go in tiles of 3.",
         ("w4a16_gemv::w4a16_gemv_batch*",),
+    ),
+    _edge(
+        "MUSTER_BF16_TIER_ROWS",
+        BF16_TIER_ROWS,
+        "same_bits",
+        "Most rows of decode whose BF16 QKV and output projections go through one GEMV launch each; more go in tiles "
+        "of 3, or from MUSTER_BF16_GEMM_FROM on through the GEMM.",
+        _BF16,
+    ),
+    _edge(
+        "MUSTER_BF16_GEMM_FROM",
+        BF16_GEMM_FROM,
+        "other_bits",
+        "Least rows of the GEMM of a BF16 projection; fewer go through the GEMV, in launches of up to 16 rows.",
+        _BF16,
+        least=1,
     ),
     Lever(
         name="MUSTER_FP4_PROJ_DECODE",

@@ -13,6 +13,9 @@ _KERNELS = {
     "k64_n64": r"w4a16::w4a16_gemm_t_k64_n64(_p3)?",
     "m128": r"w4a16::w4a16_gemm_t_m128",
     "hopper": r"w4a16_hopper::w4a16_hopper_gemm",
+    "bf16_gemv": r"gemv::dense_gemv_bf16(_batchm)?",
+    "bf16_tiles3": r"gemv::dense_gemv_bf16(_batchm)?",
+    "bf16_gemm": r"gemm::dense_gemm_bf16",
 }
 #: A contestant that no table chooses: what it would take without us.
 _OTHERS = ("cublas_bf16",)
@@ -23,6 +26,8 @@ _OF_ROWS = {
     "MUSTER_W4A16_CHUNKED_ROWS": (("gemv",), _TILES),
     "MUSTER_W4A16_HOPPER_FROM": (("gemv",), ("hopper",)),
     "MUSTER_W4A16_HOPPER_FROM_SMALL": (("gemv",), ("hopper",)),
+    "MUSTER_BF16_TIER_ROWS": (("bf16_gemv",), ("bf16_tiles3",)),
+    "MUSTER_BF16_GEMM_FROM": (("bf16_gemv",), ("bf16_gemm",)),
 }
 #: The others divide shapes.
 _SIDES = _OF_ROWS | {

@@ -84,8 +84,8 @@ class DenseFfn:
         return False
 
     def can_forward_km(self, rows: int) -> bool:
-        """Whether 4 to 8 rows have a batched GEMV tier for every projection."""
-        return rows in KM_ROWS and self.swiglu.covers(rows)
+        """Whether 4 to 8 rows have a batched GEMV tier for every projection, on NVFP4 weights."""
+        return rows in KM_ROWS and "km" in self.arms and self.swiglu.covers(rows)
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
         """Return the forced arm, or the one for these rows."""

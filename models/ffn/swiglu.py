@@ -51,13 +51,12 @@ class SwiGlu:
 
     def covers(self, rows: int) -> bool:
         """Whether one tier of each projection serves these rows."""
-        linears = (self.gate, self.up, self.down)
-        return all(isinstance(w, Nvfp4Linear) and gemv_tier(rows, w.tiers) is not None for w in linears)
+        return all(linear.has_tier(rows) for linear in (self.gate, self.up, self.down))
 
     def prefers_gemv(self, rows: int, phase: Phase) -> bool:
         """Whether policy leaves these rows to one GEMV tier in each projection."""
         linears = (self.gate, self.up, self.down)
-        return self.covers(rows) and all(isinstance(w, Nvfp4Linear) and w.prefers_gemv(rows, phase) for w in linears)
+        return self.covers(rows) and all(linear.prefers_gemv(rows, phase) for linear in linears)
 
     def _activated(self, x: Any, act: Any, how: How, phase: Phase) -> None:
         """Compute ``act = silu(gate x) * up x``, in one launch where a kernel does it for these rows."""

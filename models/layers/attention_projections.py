@@ -24,10 +24,10 @@ from kernel_muster.models.layers.linear import Linear, Nvfp4Linear
 from kernel_muster.models.layers.tiles import may_take_wide, tile_kernels
 from kernel_muster.models.memory.memory import copy_rows
 from kernel_muster.models.policy.attention import (
-    BUILT_IN_EDGES,
     QKV_TILE,
     QkvArm,
     QkvEdges,
+    bf16_edges,
     cuts_tiles,
     qkv_arm,
     qkv_edges,
@@ -35,7 +35,7 @@ from kernel_muster.models.policy.attention import (
 )
 from kernel_muster.models.policy.gemv import WIDE_TIER, row_tiles
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.policy.projection import covers_rows, hopper_from
+from kernel_muster.models.policy.projection import hopper_from
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.selection.lookups import Lookups
@@ -139,14 +139,14 @@ class AttentionProjections:
     def arm(self, rows: int, phase: Phase) -> QkvArm:
         """Return the arm of both the QKV and the output projection; a comparison may have asked for another one."""
         linears = self.linears.each
-        has_tiers = all(isinstance(w, Nvfp4Linear) and covers_rows(rows, w.tiers) for w in linears)
+        has_tiers = all(linear.covers(rows) for linear in linears)
         return qkv_arm(rows, phase, self.asked, has_tiers, self._edges())
 
     def _edges(self) -> QkvEdges:
-        """Return the edges of NVFP4 projections; Q, K and V count as one weight."""
+        """Return the edges of these weights; Q, K and V in NVFP4 count as one."""
         linears = self.linears
         if not isinstance(linears.o, Nvfp4Linear):
-            return BUILT_IN_EDGES
+            return bf16_edges(self._levers, linears.o.has_batch)
         features = sum(linear.weight.spec.shape[0] for linear in (linears.q, linears.k, linears.v))
         has_wide = isinstance(linears.q, Nvfp4Linear) and WIDE_TIER in linears.q.tiers
         return _edges(self._levers, (features, linears.q.weight.spec.shape[1]), linears.o.tiles, has_wide)

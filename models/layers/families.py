@@ -143,6 +143,6 @@ def bf16_kernels(kernels: Lookups, when: str = "") -> Bf16Kernels:
     """Look up the kernels of unquantised projections."""
     return Bf16Kernels(
         single=kernels.kernel("gemv", "dense_gemv_bf16", when=when, reached_by="bf16_arm: 1 row"),
-        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=when, reached_by="bf16_arm: 2 to 16 rows"),
-        gemm=kernels.kernel("gemm", "dense_gemm_bf16", when=when, reached_by="bf16_arm: more than 16 rows"),
+        batchm=kernels.try_kernel("gemv", "dense_gemv_bf16_batchm", when=when, reached_by="bf16_arm: several rows"),
+        gemm=kernels.kernel("gemm", "dense_gemm_bf16", when=when, reached_by="bf16_arm: more rows"),
     )

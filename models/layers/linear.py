@@ -10,9 +10,10 @@ from typing import Any
 
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.families import Bf16Kernels, Tiers, Tiles
-from kernel_muster.models.policy.gemv import bf16_arm, chunk_tier, gemv_chunks
+from kernel_muster.models.policy.bf16 import bf16_arm
+from kernel_muster.models.policy.gemv import WIDEST_TIER, chunk_tier, gemv_chunks, gemv_tier, row_tiles
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.policy.projection import projection_arm
+from kernel_muster.models.policy.projection import covers_rows, projection_arm
 from kernel_muster.models.policy.tile import GemmShape, choose_tile, reachable_tiles
 from kernel_muster.models.weights.layout import PlannedWeight
 from kernel_muster.models.weights.source import WeightSpec
@@ -44,6 +45,14 @@ class Nvfp4Linear:
         self._looked_up = dict(tiers)  # what is missing too: it raises, and says why
         self.used: Counter[str] = Counter()
         self._levers = ctx.levers
+
+    def has_tier(self, rows: int) -> bool:
+        """Whether one GEMV launch serves M rows, of at most 16."""
+        return gemv_tier(rows, self.tiers) is not None
+
+    def covers(self, rows: int) -> bool:
+        """Whether GEMVs serve M rows: one tier, the wide one, or chunks of 16."""
+        return covers_rows(rows, self.tiers)
 
     def prefers_gemv(self, rows: int, phase: Phase) -> bool:
         """Whether policy leaves M rows to the GEMV tiers."""
@@ -95,27 +104,48 @@ class Bf16Linear:
         readers = {DECODE: [kernels.single, kernels.batchm], "GEMM": [kernels.gemm]}
         self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value, {DECODE: plain})
         self.used: Counter[str] = Counter()
-        self._kernels = kernels
-        self._has_batch = self.weight.serves(kernels.batchm)
+        self._kernels, self._levers = kernels, ctx.levers
+        self.has_batch = self.weight.serves(kernels.batchm)  # a GEMV of 2 to 16 rows
+
+    def has_tier(self, rows: int) -> bool:
+        """Whether one GEMV launch serves M rows."""
+        return rows <= 1 or (self.has_batch and rows <= WIDEST_TIER)
+
+    def covers(self, rows: int) -> bool:
+        """Whether GEMVs serve M rows, in chunks of 16."""
+        return self.has_batch or rows <= 1
+
+    def prefers_gemv(self, rows: int, phase: Phase) -> bool:
+        """Whether policy leaves M rows to the GEMV."""
+        return bf16_arm(rows, self.has_batch, self._levers) == "gemv"
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
         """Project through the arm that policy chooses."""
-        arm = bf16_arm(x.shape[0], self._has_batch)
-        by_arm = {"gemv": self._kernels.single, "batchm": self._kernels.batchm, "gemm": self._kernels.gemm}
-        self._launch(by_arm[arm], arm, x, out)
+        if self.prefers_gemv(x.shape[0], phase):
+            self.gemv(x, out)
+        else:
+            self.gemm(x, out, phase)
 
     def gemv(self, x: Any, out: Any) -> None:
-        """Project through the kernels for few rows where they reach."""
-        self.forward(x, out, "decode")
+        """Project through the GEMV, at most 16 rows a launch; several rows without one for them through the GEMM."""
+        if not self.covers(x.shape[0]):
+            self.gemm(x, out, "decode")
+            return
+        start = 0
+        for size in row_tiles(x.shape[0], WIDEST_TIER):
+            rows = slice(start, start + size)
+            arm, handle = ("gemv", self._kernels.single) if size == 1 else ("batchm", self._kernels.batchm)
+            self._launch(handle, arm, x[rows], out[rows])
+            start += size
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
         """Project all rows with one GEMM."""
-        self._launch(self._kernels.gemm, "gemm", x, out)
+        if x.shape[0]:
+            self._launch(self._kernels.gemm, "gemm", x, out)
 
     def _launch(self, handle: AnyHandle, arm: str, x: Any, out: Any) -> None:
-        if x.shape[0]:
-            handle(x=x, w=self.weight.copy_for(handle), out=out)
-            self.used[arm] += 1
+        handle(x=x, w=self.weight.copy_for(handle), out=out)
+        self.used[arm] += 1
 
 
 Linear = Nvfp4Linear | Bf16Linear

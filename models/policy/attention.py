@@ -71,6 +71,18 @@ def tiers_reach_wide(levers: Levers) -> bool:
     return qkv_edges(levers, 0).tier_rows > WIDEST_TIER
 
 
+def bf16_edges(levers: Levers, has_batch: bool) -> QkvEdges:
+    """Return the edges of BF16 projections: the GEMV, in one launch up to 16 rows, below the edge of the GEMM.
+
+    A device on which tiles of 3 rows win has them between both edges. Without a GEMV of several rows all are GEMMs.
+    """
+    gemm_from = max(int(levers["MUSTER_BF16_GEMM_FROM"] or 0), 1)
+    if not has_batch:
+        return QkvEdges(0, 1)
+    tier_rows = int(levers["MUSTER_BF16_TIER_ROWS"] or 0)
+    return QkvEdges(gemm_from - 1 if tier_rows >= WIDEST_TIER else min(tier_rows, gemm_from - 1), gemm_from)
+
+
 def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdges = BUILT_IN_EDGES) -> QkvArm:
     """Return the arm for M rows of the QKV and output projections.
 

@@ -14,13 +14,13 @@ MOE_ARMS: tuple[FfnArm, ...] = (
     "single", "k2", "k3", "grouped", "prefill", "batched", "token_major", "atomic_c4",
 )  # fmt: skip
 KM_ROWS = range(4, 9)
-#: Rows that the widest GEMV tier serves where each projection's own edge leaves them to it. H200, us at M=16, GEMV /
+#: Rows that one GEMV launch serves where each projection's own edge leaves them to it. H200, us at M=16, GEMV /
 #: Hopper GEMM: 17408x5120 20.3 / 23.0, 5120x17408 21.3 / 23.3; on GB10 the tile GEMM is six times slower at 8 rows.
-BATCHED_ROWS = range(KM_ROWS.stop, WIDEST_TIER + 1)
+BATCHED_ROWS = range(KM_ROWS.start, WIDEST_TIER + 1)
 
 
 def dense_arm(rows: int, phase: Phase, has_km: bool, has_batched: bool = False) -> FfnArm:
-    """Return the dense arm: one launch a projection up to 8 rows, to 16 where the widest tier is preferred.
+    """Return the dense arm: one launch a projection up to 8 rows (``km``), and up to 16 where that is preferred.
 
     Above that, and in a prefill from 4 rows on, the prefill path reads weights once.
 

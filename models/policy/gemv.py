@@ -75,10 +75,3 @@ def is_chunked(rows: int, phase: Phase, available: Collection[int], levers: Leve
 def covers_many(available: Collection[int]) -> bool:
     """Whether more than 16 rows have a GEMV: the wide tier, or chunks of 16."""
     return WIDE_TIER in available or WIDEST_TIER in available
-
-
-def bf16_arm(rows: int, has_batch: bool) -> str:
-    """Return the arm of an unquantised projection: ``gemv`` for one row, ``batchm`` for 2 to 16, else ``gemm``."""
-    if rows == 1:
-        return "gemv"
-    return "batchm" if has_batch and rows <= WIDEST_TIER else "gemm"

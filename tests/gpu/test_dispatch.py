@@ -96,9 +96,19 @@ def test_tuning_measures_every_arm_and_finds_every_edge_of_a_shape(is_hopper: bo
     few, many = list(source.timings(512, 1024, (4, 17)))
     assert source.problems == []
     hopper = {"hopper"} if is_hopper else set()
-    assert set(few.us) == {"gemv", "tiles3"} | hopper
-    assert set(many.us) == {"gemv", *TILE_ARMS} | hopper
+    assert set(few.us) == {"gemv", "tiles3", "bf16_gemv", "bf16_tiles3"} | hopper
+    assert set(many.us) == {"gemv", *TILE_ARMS, "bf16_gemv", "bf16_gemm"} | hopper
     assert all(us > 0.5 for timing in (few, many) for us in timing.us.values())
     found = {edge.question.lever for edge in find_edges([few, many], read_levers(kernels.catalog.levers, ())[0])}
     assert {"MUSTER_QKV_TIER_ROWS", "MUSTER_W4A16_K64_MIN_K", "MUSTER_W4A16_CHUNKED_ROWS"} <= found
-    assert set(source.kernels) >= {"w4a16_gemv::w4a16_gemv_batch4", "w4a16::w4a16_gemm_t_m128"}
+    assert {"MUSTER_BF16_TIER_ROWS", "MUSTER_BF16_GEMM_FROM"} <= found
+    measured = {"w4a16_gemv::w4a16_gemv_batch4", "w4a16::w4a16_gemm_t_m128", "gemm::dense_gemm_bf16"}
+    assert set(source.kernels) >= measured
+
+
+def test_tuning_measures_a_weight_that_is_always_bf16_as_that_alone() -> None:
+    source = DeviceSource(km.open_registry("cuda"), 5, peers=False, only_bf16=[(64, 1024)])
+    few, many = list(source.timings(64, 1024, (16, 17)))
+    assert source.problems == []
+    assert (set(few.us), set(many.us)) == ({"bf16_gemv", "bf16_tiles3"}, {"bf16_gemv", "bf16_gemm"})
+    assert {key.partition("::")[0] for key in source.kernels} == {"gemv", "gemm"}

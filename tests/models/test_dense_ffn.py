@@ -79,6 +79,16 @@ def test_dense_bf16_matches_float64_and_has_no_km(make_context: Make, exact: Any
     assert not any(ffn.can_forward_km(n) for n in range(20))
 
 
+def test_dense_bf16_follows_the_edge_of_its_projections(make_context: Make) -> None:
+    def arms(phase: Any, **levers: object) -> list[str]:
+        ffn = dense(make_context(**levers), "bf16")
+        return [ffn.arm(rows, phase) for rows in (3, 4, 9, 16, 17)]
+
+    assert arms("decode") == arms("verify") == ["k3", *["batched"] * 3, "prefill"]
+    assert arms("decode", BF16_GEMM_FROM=9) == ["k3", "batched", *["prefill"] * 3]
+    assert arms("decode", without=("gemv::dense_gemv_bf16_batchm",)) == arms("prefill") == ["k3", *["prefill"] * 4]
+
+
 def test_dense_km_is_known_before_and_gone_with_its_tier(make_context: Make) -> None:
     assert [n for n in range(20) if dense(make_context()).can_forward_km(n)] == [4, 5, 6, 7, 8]
     tiers = tuple(f"w4a16_gemv::w4a16_gemv_batch{n}" for n in (7, 8, 16))

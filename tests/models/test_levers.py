@@ -30,6 +30,8 @@ EDGES = {
     "MUSTER_W4A16_NARROW_BLOCKS": "same_bits",
     "MUSTER_W4A16_M128_ABOVE": "same_bits",
     "MUSTER_QKV_TIER_ROWS": "same_bits",
+    "MUSTER_BF16_TIER_ROWS": "same_bits",
+    "MUSTER_BF16_GEMM_FROM": "other_bits",
     "MUSTER_W4A16_CHUNKED_ROWS": "other_bits",
     "MUSTER_W4A16_HOPPER_FROM": "other_bits",
     "MUSTER_W4A16_HOPPER_FROM_SMALL": "other_bits",
@@ -73,7 +75,9 @@ def test_kill_switch_off_says_that_the_kernel_is_kept(make_levers: Callable[...,
 
 @pytest.mark.parametrize("name", [*EDGES, "MUSTER_QKV_ARM", *(n for n in BY_NAME if n.startswith("MUSTER_NO_"))])
 def test_lever_over_a_threshold_names_the_measured_chip(name: str) -> None:
-    chip = "NVIDIA H200 (sm_90a" if any(one in name for one in ("HOPPER", "GEMV", "PREFILL")) else "GB10 (sm_121a"
+    chip = (
+        "NVIDIA H200 (sm_90a" if any(one in name for one in ("HOPPER", "GEMV", "PREFILL", "BF16")) else "GB10 (sm_121a"
+    )
     assert BY_NAME[name].evidence.startswith(chip)
 
 

@@ -54,6 +54,18 @@ def test_bf16_linear_matches_float64_and_records_its_arm(make_context: Make, exa
     assert linear.used == {"gemv" if rows == 1 else "batchm" if rows <= 16 else "gemm": 1}
 
 
+@pytest.mark.parametrize(("rows", "launches"), [
+    (16, {"batchm": 1}), (17, {"batchm": 1, "gemv": 1}), (32, {"batchm": 2}), (33, {"gemm": 1}),
+])  # fmt: skip
+def test_bf16_linear_below_a_later_edge_takes_16_rows_a_launch(
+    make_context: Make, exact: Any, rows: int, launches: dict[str, int]
+) -> None:
+    linear = bf16_linear(make_context(BF16_GEMM_FROM=33))
+    x = exact.rows(rows, 64)
+    exact.assert_close(run(linear, x), *exact.project(x, exact.weight(linear)))
+    assert linear.used == launches
+
+
 @pytest.mark.parametrize(("levers", "n", "rows", "tile"), [
     ({}, 40, 33, "t"),
     ({"W4A16_K64_MIN_K": 64}, 40, 33, "k64_n64"),

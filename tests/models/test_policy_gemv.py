@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_muster.models.policy.gemv import TIERS, bf16_arm, gemv_chunks, gemv_tier, is_chunked, row_tiles
+from kernel_muster.models.policy.gemv import TIERS, gemv_chunks, gemv_tier, is_chunked, row_tiles
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
@@ -85,11 +85,3 @@ def test_is_chunked_only_between_17_and_32_rows_of_decode(
     levers = make_levers()
     assert is_chunked(rows, phase, TIERS, levers) is expected  # type: ignore[arg-type]
     assert not is_chunked(rows, phase, (1, 2, 3, 8), levers)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("rows", "has_batch", "arm"), [
-    (1, True, "gemv"), (0, True, "batchm"), (2, True, "batchm"), (16, True, "batchm"), (17, True, "gemm"),
-    (2, False, "gemm"),
-])  # fmt: skip
-def test_bf16_arm_follows_rows(rows: int, has_batch: bool, arm: str) -> None:
-    assert bf16_arm(rows, has_batch) == arm

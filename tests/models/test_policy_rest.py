@@ -96,9 +96,11 @@ def test_dense_arm_by_rows(rows: int, arm: str, phase: str) -> None:
     assert dense_arm(rows, phase, has_km=rows in range(4, 9)) == arm  # type: ignore[arg-type]
 
 
-def test_dense_arm_of_9_to_16_rows_follows_the_widest_tier() -> None:
+def test_dense_arm_of_4_to_16_rows_follows_one_launch_a_projection() -> None:
     rows = range(4, 40)
-    assert [n for n in rows if dense_arm(n, "decode", False, has_batched=True) == "batched"] == list(range(9, 17))
+    with_km = [n for n in rows if dense_arm(n, "decode", n in range(4, 9), has_batched=True) == "batched"]
+    assert with_km == list(range(9, 17))
+    assert [n for n in rows if dense_arm(n, "decode", False, has_batched=True) == "batched"] == list(range(4, 17))
     assert {dense_arm(n, "prefill", False, has_batched=True) for n in rows} == {"prefill"}
 
 

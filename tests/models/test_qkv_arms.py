@@ -50,8 +50,8 @@ RECORDED: dict[tuple[str, Phase], dict[str, tuple[int, int]]] = {
     ("requantised", "decode"): {**FEW, "tiled": (4, 128)},
     ("requantised", "verify"): {**FEW, "tiers": (4, 8), "tiled": (9, 128)},
     ("requantised", "prefill"): {**FEW, "wide": (4, 128)},
-    ("bf16", "decode"): {**FEW, "tiled": (4, 128)},
-    ("bf16", "verify"): {**FEW, "tiled": (4, 128)},
+    ("bf16", "decode"): {**FEW, "tiers": (4, 16), "own": (17, 128)},
+    ("bf16", "verify"): {**FEW, "tiers": (4, 16), "own": (17, 128)},
     ("bf16", "prefill"): {**FEW, "wide": (4, 128)},
 }
 
@@ -83,8 +83,44 @@ def test_no_arm_is_unreachable(make_context: Make) -> None:
 
 
 def test_weights_that_are_kept_in_bf16_have_no_edges_of_nvfp4(make_context: Make) -> None:
-    tuned = layer_of(make_context, "bf16", QKV_TIER_ROWS=16)
+    tuned = layer_of(make_context, "bf16", QKV_TIER_ROWS=0, W4A16_CHUNKED_ROWS=64)
     assert arms(tuned, "decode") == RECORDED["bf16", "decode"]
+
+
+@pytest.mark.parametrize(("levers", "decode"), [
+    ({"BF16_TIER_ROWS": 0}, {**FEW, "tiled": (4, 16), "own": (17, 128)}),
+    ({"BF16_GEMM_FROM": 33}, {**FEW, "tiers": (4, 32), "own": (33, 128)}),
+    ({"without": ("gemv::dense_gemv_bf16_batchm",)}, {**FEW, "own": (4, 128)}),
+])  # fmt: skip
+def test_weights_that_are_kept_in_bf16_have_edges_of_their_own(
+    make_context: Make, levers: dict[str, Any], decode: dict[str, tuple[int, int]]
+) -> None:
+    layer = layer_of(make_context, "bf16", **levers)
+    assert arms(layer, "decode") == decode
+    native = {key: value for key, value in levers.items() if key != "without"}
+    assert arms(layer_of(make_context, "native", **native), "decode") == RECORDED["native", "decode"]
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(4, {"batchm": 1}), (16, {"batchm": 1}), (17, {"gemm": 1})])
+def test_bf16_weights_are_read_once_by_every_number_of_rows(
+    make_context: Make, exact: Any, rows: int, launches: dict[str, int]
+) -> None:
+    layer = layer_of(make_context, "bf16")
+    x = exact.rows(rows, H)
+    found = layer.qkv(x, "decode")
+    layer.output(exact.rows(rows, HEADS * D), found.gate, "decode")
+    assert [linear.used for linear in layer.linears.each] == [launches] * 4
+
+
+def test_bf16_rows_of_one_launch_have_the_bits_of_one_row_each(make_context: Make, exact: Any) -> None:
+    layer = layer_of(make_context, "bf16")
+    x = exact.rows(16, H)
+    whole = layer.qkv(x, "decode")
+    for row in range(16):
+        one = layer.qkv(x[row : row + 1], "decode")
+        assert all(
+            getattr(whole, name)[row].tobytes() == getattr(one, name)[0].tobytes() for name in ("q", "gate", "k", "v")
+        )
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -5,10 +5,12 @@ import math
 from types import SimpleNamespace
 
 import kernel_muster as km
+import numpy as np
 import pytest
 from kernel_muster.audit.tuning.arms import kernels_behind, missing_behind
 from kernel_muster.audit.tuning.table import parse_table, read_table
-from kernel_muster.bench.tuning.device import find_gemms, find_tiers
+from kernel_muster.bench.data.nvfp4 import bf16_values
+from kernel_muster.bench.tuning.device import find_dense, find_gemms, find_tiers
 from kernel_muster.bench.tuning.edges import find_edges
 from kernel_muster.bench.tuning.picks import picks
 from kernel_muster.bench.tuning.questions import (
@@ -19,12 +21,13 @@ from kernel_muster.bench.tuning.questions import (
     SMALL_FROM_EDGE,
     with_values,
 )
-from kernel_muster.bench.tuning.shapes import ROWS, tuned_shapes
+from kernel_muster.bench.tuning.shapes import ROWS, only_bf16, tuned_shapes
 from kernel_muster.bench.tuning.source import Timing
 from kernel_muster.bench.tuning.write import to_markdown
 from kernel_muster.cli.commands.tune import tune_with
 from kernel_muster.cli.options import Format
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
+from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.hardware.target import Device, Target
 from kernel_muster.registry.levers import read_levers
@@ -48,6 +51,7 @@ def built_in(kernels):
 KERNELS = (
     "w4a16_gemv::w4a16_gemv", "w4a16_gemv::w4a16_gemv_batch3", "w4a16::w4a16_gemm_t_p3", "w4a16::w4a16_gemm_t_k64_p3",
     "w4a16::w4a16_gemm_t_k64_n64_p3", "w4a16::w4a16_gemm_t_m128", "w4a16_hopper::w4a16_hopper_gemm",
+    "gemv::dense_gemv_bf16", "gemv::dense_gemv_bf16_batchm", "gemm::dense_gemm_bf16",
 )  # fmt: skip
 
 
@@ -186,6 +190,27 @@ def test_small_weights_get_an_edge_of_their_own_where_that_pays(built_in):
     assert [taken[4096, 8192, m] for m in (16, 17)] == ["gemv", "hopper"]
 
 
+@pytest.mark.parametrize(("launch_us", "gemm_us", "edges"), [
+    (lambda m: 10.0, 12.0, (16, 17)),  # rows cost nothing, and a GEMM less than two launches
+    (lambda m: 10.0 * m, 25.0, (0, 4)),  # each row is paid for
+    (lambda m: 3.0 + 7.0 * (m > 3), 1e3, (0, 65)),  # launches of 3 rows are the cheapest, and no GEMM pays
+    (lambda m: 10.0, 35.0, (16, 64)),
+])  # fmt: skip
+def test_edges_of_bf16_weights_stand_where_their_arms_cross(built_in, launch_us, gemm_us, edges):
+    def gemv(m, widest):
+        return sum(launch_us(min(widest, m - start)) for start in range(0, m, widest))
+
+    def rule(n, k, m):
+        us = {"bf16_gemv": gemv(m, 16), "cublas_bf16": 9.0} if m <= 64 else {"cublas_bf16": 9.0}
+        return us | ({"bf16_tiles3": 0.99 * gemv(m, 3)} if m <= 16 else {}) | {"bf16_gemm": gemm_us}
+
+    found, timings = edges_of(rule, built_in)
+    assert set(found) == {"MUSTER_BF16_TIER_ROWS", "MUSTER_BF16_GEMM_FROM"}
+    assert tuple(edge.value for edge in found.values()) == edges
+    assert [edge.built_in for edge in found.values()] == [16, 17]
+    assert list(picks(timings, built_in)) == []  # what dispatch picks is said of NVFP4 weights
+
+
 def test_picks_are_what_dispatch_takes_beside_the_fastest_and_cublas(built_in):
     found, timings = edges_of(h200_like, built_in)
     levers = with_values(built_in, {name: edge.value for name, edge in found.items()})
@@ -296,6 +321,35 @@ def test_shapes_hold_every_projection_with_two_arms():
     assert {(248320, 5120), (248320, 2048)} <= sizes
 
 
+def test_gates_of_a_delta_net_are_measured_as_bf16_alone():
+    catalogue = Catalogue.from_folders([manifest_folder()])
+    shapes = tuned_shapes([catalogue.resolve(name).manifest for name in ("qwen3.6-27b", "qwen3.6-35b-a3b")])
+    assert only_bf16(shapes) == {(96, 5120), (64, 2048)}
+    assert only_bf16([("a gdn.ba / b lm_head", 64, 64), ("64x64", 64, 64)]) == frozenset()
+
+
+def test_table_covers_the_shapes_of_nvfp4_weights(kernels, tmp_path):
+    def rule(n, k, m):
+        bf16 = {"bf16_gemv": 1.0 * math.ceil(m / 16), "bf16_gemm": 1.5}
+        return bf16 if n == 64 else bf16 | h200_like(n, k, m)
+
+    def covered(shapes):
+        file = tmp_path / "a1.json"
+        assert tune_with(kernels, FakeSource(rule), shapes, (4, 17), Format.TEXT, file) == 0
+        return read_table(file).covers.features.least
+
+    gates = ("gdn.ba", 64, 2048)
+    assert (covered([*SHAPES, gates]), covered([gates])) == (4096, 64)
+
+
+def test_weight_as_bf16_has_the_values_of_the_nvfp4_one():
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, (5, 16), dtype=np.uint8)
+    scales = rng.integers(4, 104, (5, 2), dtype=np.uint8)
+    weight = nvfp4.Nvfp4Weight(packed, scales, np.array(2.0**-8, np.float32))
+    assert bf16_values(weight, np, step=2).astype(np.float64).tolist() == nvfp4.dequantize(weight).tolist()
+
+
 def test_arms_of_cpu_are_the_tiers_and_tiles_that_it_has():
     kernels = km.open_registry("cpu", levers={})
     assert set(find_tiers(kernels)) == {1, 2, 3, 4, 5, 6, 7, 8, 16, 256}
@@ -309,6 +363,8 @@ def test_arms_of_cpu_are_the_tiers_and_tiles_that_it_has():
     for arm, key in gemms.items():
         assert kernels_behind(arm, [key]) == [key]
         assert kernels_behind("gemv", [key]) == []
+    dense = [str(handle.key) for handle in find_dense(kernels).values()]
+    assert (kernels_behind("bf16_gemv", dense), kernels_behind("bf16_gemm", dense)) == (dense[:2], dense[2:])
     tiers = [str(handle.key) for handle in find_tiers(kernels).values()]
     assert kernels_behind("gemv", tiers) == tiers
     assert kernels_behind("tiles3", tiers) == [f"w4a16_gemv::w4a16_gemv{end}" for end in ("", "_batch2", "_batch3")]

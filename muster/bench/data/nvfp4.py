@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.bench.contestants import as_cupy
 from kernel_muster.registry.contract import nvfp4
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
 #: Features that the reference computes; all are compared where there are no more.
@@ -34,6 +35,24 @@ class DenseData:
         checked = self.expected[:rows]
         result = as_cupy(out)[:rows, : checked.shape[1]].astype(cupy.float32)
         return relative_l2(cupy.asnumpy(result), checked)
+
+
+def bf16_values(weight: Nvfp4Weight, arrays: Any, step: int = 8192) -> Any:
+    """Return a weight of :func:`make_dense_data` as BF16 values ``(N, K)``; ``arrays`` is CuPy, or NumPy on the host.
+
+    They are exact: code and block scale have six significant bits together, and the global scale is a power of two.
+    """
+    codes = arrays.asarray(nvfp4.decode_e2m1(np.arange(16, dtype=np.uint8)))
+    factors = arrays.asarray(nvfp4.decode_e4m3(np.arange(127, dtype=np.uint8)))
+    features, half = weight.packed.shape
+    out = arrays.empty((features, 2 * half), np.uint16)
+    for start in range(0, features, step):
+        packed, scales = weight.packed[start : start + step], weight.block_scale[start : start + step]
+        values = arrays.stack([codes[packed & 15], codes[packed >> 4]], axis=-1).reshape(len(packed), 2 * half)
+        blocks = factors[scales] * np.float32(weight.global_scale_decode)
+        values *= blocks.repeat(nvfp4.GROUP, axis=1)
+        out[start : start + step] = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return out.view(numpy_dtype("bf16"))
 
 
 def relative_l2(result: Any, expected: Any) -> float:
@@ -79,6 +98,5 @@ def make_dense_data(features: int, depth: int, rows: int, seed: int = 0) -> Dens
 
 def _bf16(bits: Any) -> Any:
     import cupy
-    from kernel_muster.registry.contract.dtypes import numpy_dtype
 
     return cupy.asarray(bits).view(numpy_dtype("bf16"))

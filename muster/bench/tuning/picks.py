@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_muster.bench.tuning.questions import choice_of, shape_of
-from kernel_muster.bench.tuning.source import CUBLAS, GEMV, TILES_OF_3, Timing
+from kernel_muster.bench.tuning.source import BF16_ARMS, CUBLAS, GEMV, TILES_OF_3, Timing
 from kernel_muster.models.policy.gemv import TIERS, WIDE_TIER
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.models.policy.projection import projection_arm
@@ -31,10 +31,10 @@ class Pick:
 
 
 def picks(timings: Sequence[Timing], levers: Levers, phase: Phase = "decode") -> Iterator[Pick]:
-    """Yield what dispatch takes; a point at which that arm was not measured is left out."""
+    """Yield what dispatch takes of NVFP4 weights; a point at which that arm was not measured is left out."""
     for timing in timings:
         arm = pick(timing, levers, phase)
-        ours = {name: us for name, us in timing.us.items() if name not in (CUBLAS, TILES_OF_3)}
+        ours = {name: us for name, us in timing.us.items() if name not in (CUBLAS, TILES_OF_3, *BF16_ARMS)}
         if arm in ours:
             fastest = min(ours, key=ours.__getitem__)
             place = (timing.features, timing.depth, timing.rows)

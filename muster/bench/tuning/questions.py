@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kernel_muster.bench.tuning.source import GEMV, HOPPER, MOST_CHUNKED, TILES_OF_3, Timing
+from kernel_muster.bench.tuning.source import (
+    BF16_GEMM,
+    BF16_GEMV,
+    BF16_TILES_OF_3,
+    GEMV,
+    HOPPER,
+    MOST_CHUNKED,
+    TILES_OF_3,
+    Timing,
+)
 from kernel_muster.models.policy.tile import DEEP_K_STEP, GemmShape, TileName, choose_tile, is_deep
 from kernel_muster.registry.levers import Levers, Setting
 
@@ -78,6 +87,14 @@ def _tiny(timing: Timing, levers: Levers) -> tuple[str, str] | None:
     return None if tile is None else (tile, HOPPER)
 
 
+def _bf16_tiers(timing: Timing, levers: Levers) -> tuple[str, str] | None:
+    return (BF16_GEMV, BF16_TILES_OF_3) if timing.rows <= 16 else None
+
+
+def _bf16_gemm(timing: Timing, levers: Levers) -> tuple[str, str] | None:
+    return BF16_GEMV, BF16_GEMM
+
+
 def blocks(timing: Timing) -> int:
     """Return the blocks of the wide grid."""
     return shape_of(timing).wide_blocks
@@ -117,6 +134,8 @@ QUESTIONS: tuple[Question, ...] = (
     Question("MUSTER_W4A16_M128_ABOVE", "most", "t or k64", "m128", "M", _tall, _rows),
     MANY_EDGE,
     Question("MUSTER_W4A16_HOPPER_TINY_MI", "most", "tile GEMM", "Hopper GEMM", "Mi", _tiny, size_mi),
+    Question("MUSTER_BF16_TIER_ROWS", "most", "one BF16 GEMV", "tiles of 3 rows", "M", _bf16_tiers, _rows),
+    Question("MUSTER_BF16_GEMM_FROM", "from", "BF16 GEMV", "BF16 GEMM", "M", _bf16_gemm, _rows),
 )
 CHUNKED_EDGE = Question("MUSTER_W4A16_CHUNKED_ROWS", "most", "GEMV", "tile GEMM", "M", _chunked, _rows)
 HOPPER_EDGE = Question("MUSTER_W4A16_HOPPER_FROM", "from", "GEMV", "Hopper GEMM", "M", _hopper, _rows)

@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator
 from kernel_muster.bench.data.shapes import Shape, distinct, projections_of
 from kernel_muster.MODEL_toml.manifest import Manifest
 
+#: The gates of a delta net: the one projection that is BF16 in every model.
+_GATES = "gdn.ba"
 #: Both sides of each built-in edge and of 64, the padded ladder's rungs, and one prefill of a few hundred rows. The
 #: wide GEMV takes 32 rows at a time, so that it costs more from 33 and from 65 on.
 ROWS = (4, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 256)
 
 
 def tuned_shapes(manifests: Iterable[Manifest]) -> list[Shape]:
-    """Return ``(name, N, K)`` of models' projections."""
+    """Return ``(name, N, K)`` of models' projections, as NVFP4 or BF16 weights."""
     return distinct((f"{one.name} {name}", n, k) for one in manifests for name, n, k in _shapes(one))
 
 
@@ -24,3 +26,10 @@ def _shapes(manifest: Manifest) -> Iterator[Shape]:
     if moe is not None and moe.shared_intermediate_size:
         yield "shared.gate_up", moe.shared_intermediate_size, hidden
         yield "shared.down", hidden, moe.shared_intermediate_size
+    if model.gdn is not None:
+        yield _GATES, 2 * model.gdn.value_heads, hidden
+
+
+def only_bf16(shapes: Iterable[Shape]) -> frozenset[tuple[int, int]]:
+    """Return ``(N, K)`` of those that no NVFP4 weight has."""
+    return frozenset((n, k) for name, n, k in shapes if all(one.endswith(_GATES) for one in name.split(" / ")))

@@ -7,6 +7,9 @@ from typing import Protocol
 #: Arms by the names that tables give them. GEMV: one tier, above 16 rows the wide one or chunks of 16. Tiles of 3:
 #: batch3, batch2, one.
 GEMV, TILES_OF_3, HOPPER, CUBLAS = "gemv", "tiles3", "hopper", "cublas_bf16"
+#: The arms of weights that stay BF16, at the same points: the GEMV in launches of 16 rows, in tiles of 3, and the GEMM.
+BF16_GEMV, BF16_TILES_OF_3, BF16_GEMM = "bf16_gemv", "bf16_tiles3", "bf16_gemm"
+BF16_ARMS = (BF16_GEMV, BF16_TILES_OF_3, BF16_GEMM)
 #: The rows up to which a GEMV in chunks of 16 is a contestant; the wide one is at all that it takes.
 MOST_CHUNKED = 64
 #: What has so many features is an LM head: chunks of 16 rows and the Hopper GEMM are all its arms.

@@ -10,7 +10,7 @@ from kernel_muster.audit.tuning.table import SCHEMA, VERSION, Table, parse_table
 from kernel_muster.bench.tuning.edges import FoundEdge, find_edges
 from kernel_muster.bench.tuning.picks import Pick, picks
 from kernel_muster.bench.tuning.questions import with_values
-from kernel_muster.bench.tuning.source import Source, Timing
+from kernel_muster.bench.tuning.source import BF16_ARMS, CUBLAS, Source, Timing
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hardware.target import Device
 from kernel_muster.registry.levers import Levers
@@ -27,7 +27,9 @@ def make_table(
     device: Device, arch: str, cuda: str, source: Source, timings: Sequence[Timing], edges: Sequence[FoundEdge],
     command: str,
 ) -> Table:  # fmt: skip
-    """Put a table together; UsageError if it would not be one."""
+    """Put a table together; UsageError if it would not be one. It covers the shapes of NVFP4 weights, if any."""
+    of_nvfp4 = [one for one in timings if not set(one.us) <= {*BF16_ARMS, CUBLAS}]
+    covered = of_nvfp4 or timings
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -46,9 +48,9 @@ def make_table(
         "covers": {
             name: {"least": min(values), "most": max(values)}
             for name, values in (
-                ("rows", [t.rows for t in timings]),
-                ("features", [t.features for t in timings]),
-                ("depth", [t.depth for t in timings]),
+                ("rows", [t.rows for t in covered]),
+                ("features", [t.features for t in covered]),
+                ("depth", [t.depth for t in covered]),
             )
         },
         "edges": [_edge(edge) for edge in edges],

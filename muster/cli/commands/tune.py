@@ -90,7 +90,7 @@ def tune(
     kernels = open_to_measure("tuning", target, is_json=is_json, levers=_without_table(), no_plugins=no_plugin)
     if kernels is None:
         return 1
-    source = _source(kernels, _ROUNDS if rounds is None else rounds, peers is not False)
+    source = _source(kernels, _ROUNDS if rounds is None else rounds, shapes, peers=peers is not False)
     return tune_with(kernels, source, shapes, counts, format, output, seconds)
 
 
@@ -113,16 +113,17 @@ def _without_table() -> "Mapping[str, object]":
     return ours | {LEVER: NO_TABLE}
 
 
-def _source(kernels: "Lookups", rounds: int, peers: bool) -> "Source":
+def _source(kernels: "Lookups", rounds: int, shapes: "Sequence[Shape]", *, peers: bool) -> "Source":
     import sys
 
     from kernel_muster.bench.tuning.device import DeviceSource
+    from kernel_muster.bench.tuning.shapes import only_bf16
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"{text}\n")
 
-    return DeviceSource(kernels, rounds, peers=peers, say=progress)
+    return DeviceSource(kernels, rounds, peers=peers, only_bf16=only_bf16(shapes), say=progress)
 
 
 def tune_with(
