@@ -31,6 +31,12 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 address) {
     return SWIZZLE_128B | EIGHT_ROWS | UNUSED | (address >> 4);
 }
 
+// The same for a transposed B: groups of 8 k are 1024 bytes apart, panels of 64 columns ``panel_bytes``.
+__device__ __forceinline__ u64 wgmma_descriptor_transposed(u32 address, u32 panel_bytes) {
+    constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (1024ull >> 4) << 32;
+    return SWIZZLE_128B | EIGHT_ROWS | (u64)(panel_bytes >> 4) << 16 | (address >> 4);
+}
+
 // Keeps the compiler from using the registers of a wgmma before the wait for it.
 template <int COUNT>
 __device__ __forceinline__ void wgmma_fence_operand(float (&values)[COUNT]) {
@@ -120,3 +126,21 @@ WGMMA_SHARED(64, D0 ", " D1, ARGS(R32(d, 0)), "%32", "%33", "%34")
 WGMMA_SHARED(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66")
 WGMMA_SHARED(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98")
 WGMMA_SHARED(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130")
+
+// Single steps of 16 k. The first has both operands in shared memory, rows of k. d is overwritten if ``accumulate`` is 0.
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, u32 accumulate) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" D0 ", " D1 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+                 : R32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
+}
+// d += a b with a in registers and b [16 x N] transposed in shared memory: its rows are k, and N is contiguous.
+__device__ __forceinline__ void wgmma_b_transposed(float (&d)[64], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" D0 ", " D1 ", " D2 ", " D3
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : R64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma_b_transposed(float (&d)[128], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5
+                 ", " D6 ", " D7 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+                 : R64(d, 0), R64(d, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}

@@ -1,26 +1,26 @@
-// Attention with heads of any size up to 8 * 128, the simple way.
+// Attention for heads of any size up to 8 * 128: a simple kernel.
 #pragma once
 #include "bf16.cuh"
 #include "fast_math.cuh"
 #include "global_memory.cuh"
-#include "pieces.cuh"
+#include "split_kv.cuh"
 
-// One block of 128 threads a query head. ``row`` has one head.
+// One block of 128 threads has one query head.
 constexpr int ANY_THREADS = 128, ANY_COLUMNS = 8, ANY_TOKENS = 32;
 
-__device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, float scale, int D) {
+__device__ __forceinline__ void attend_any(const PagedCache& cache, const Row& row, float scale, int D) {
     __shared__ float scores[ANY_TOKENS];
     __shared__ int places[ANY_TOKENS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const size_t stride = (size_t)cache.key_heads * D, head = (size_t)row.key_head * D;
-    float o[ANY_COLUMNS] = {}, largest = no_score(), sum = 0.0f;
-    bool is_bad = false;
+    float o[ANY_COLUMNS] = {}, largest = neg_infinity(), sum = 0.0f;
+    bool is_invalid = false;
     for (int first = 0; first < row.length; first += ANY_TOKENS) {
         const int count = min(ANY_TOKENS, row.length - first);
         __syncthreads();
         if (threadIdx.x < count) {
             const int token = first + threadIdx.x;
-            places[threadIdx.x] = max(cache.place(load_now(row.table + cache.page_of(token)), token, is_bad), 0);
+            places[threadIdx.x] = max(cache.place(load_now(row.table + cache.page_of(token)), token, is_invalid), 0);
         }
         __syncthreads();
         for (int i = warp; i < count; i += ANY_THREADS / 32) {
@@ -34,11 +34,11 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
         __syncthreads();
         float top = largest;
         for (int i = 0; i < count; ++i) top = fmaxf(top, scores[i]);
-        const float keep = exp2_approx(__fsub_rn(largest, top));
+        const float alpha = exp2_approx(__fsub_rn(largest, top));
         largest = top;
-        sum = __fmul_rn(sum, keep);
+        sum = __fmul_rn(sum, alpha);
 #pragma unroll
-        for (int j = 0; j < ANY_COLUMNS; ++j) o[j] = __fmul_rn(o[j], keep);
+        for (int j = 0; j < ANY_COLUMNS; ++j) o[j] = __fmul_rn(o[j], alpha);
         for (int i = 0; i < count; ++i) {
             const float p = exp2_approx(__fsub_rn(scores[i], top));
             const __nv_bfloat16* v = cache.v + places[i] * stride + head;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void attend_any(const Cache& cache, const Row& row, f
             }
         }
     }
-    const bool is_zero = __syncthreads_or(is_bad) || row.length == 0;
+    const bool is_zero = __syncthreads_or(is_invalid) || row.length == 0;
 #pragma unroll
     for (int j = 0; j < ANY_COLUMNS; ++j) {
         const int d = threadIdx.x + j * ANY_THREADS;

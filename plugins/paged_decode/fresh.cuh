@@ -1,18 +1,18 @@
-// Queries, and the newest token's key and value, as projections leave them: normalised and rotated here, and the token put
-// into the cache, with the bits of rms_norm, rope_forward and kv_cache_append.
+// Queries, and the newest token's key and value, from projections: normalised and rotated here, with the bits of
+// rms_norm and rope_forward. The token is appended to the cache, as in kv_cache_append.
 //
-// Every block of a row makes the queries for itself while its first keys and values are on their way: each warp its heads.
-// The block that has the newest token makes its key too, by the last warp, and works with what stands in its shared
-// memory, not with the cache.
+// Every block of a row computes the queries while its first keys and values are in flight, each warp some heads. The
+// block of the newest token also computes its key, in the last warp. It reads that token from shared memory, not from
+// the cache.
 #pragma once
 #include "attention.cuh"
 #include "bf16.cuh"
 #include "rms_norm.cuh"
 #include "rope.cuh"
 
-// What a row's projections and their norms are: q [heads, D], k and v [D] of its key head, and where the token goes:
-// the caches' row ``place`` (-1: nowhere).
-struct Projected {
+// The projections of a row and their norms: q [heads, D], k and v [D] of its key head. ``place`` is the token's row in
+// the caches, or -1 for none.
+struct Projections {
     const bf16 *q, *k, *v;
     bf16 *k_cache, *v_cache;
     long long place;
@@ -21,7 +21,7 @@ struct Projected {
     int half;
 };
 
-// A call, which compiles once for all heads: double precision is much code.
+// A function call, which compiles once for all heads: double precision is much code.
 __device__ __noinline__ float2 angle_of(int i, int position, double log2_step) {
     float2 v;
     cosine_and_sine(position, turns_per_token(i, log2_step, NO_YARN), NO_YARN.scale, v.x, v.y);
@@ -29,37 +29,37 @@ __device__ __noinline__ float2 angle_of(int i, int position, double log2_step) {
 }
 
 template <int D, int WARPS>
-struct Fresh {
-    static constexpr bool IS_FRESH = true;
-    static constexpr int PIECES = D / 8, HEADS_PER_WARP = HEADS / WARPS, THREADS = 32 * WARPS;
+struct ProjectedQueries {
+    static constexpr bool FROM_PROJECTIONS = true;
+    static constexpr int VECS = D / 8, HEADS_PER_WARP = HEADS_PER_BLOCK / WARPS, THREADS = 32 * WARPS;
     struct Memory {
         alignas(16) bf16 key[D], value[D];
     };
-    Projected row;
+    Projections row;
     double log2_step;
     Raw<8> q_weight, k_weight, q[HEADS_PER_WARP], token;
 
-    // What no launch writes.
-    __device__ __forceinline__ Fresh(const bf16* q_weight_, const bf16* k_weight_, double log2_step_) : log2_step(log2_step_) {
+    // Loads weights, which no kernel writes.
+    __device__ __forceinline__ ProjectedQueries(const bf16* q_weight_, const bf16* k_weight_, double log2_step_) : log2_step(log2_step_) {
         const int lane = threadIdx.x % warp;
-        if (lane < PIECES) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
+        if (lane < VECS) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }
-    __device__ __forceinline__ bool has_token() const { return row.place >= 0; }
+    __device__ __forceinline__ bool has_new_token() const { return row.place >= 0; }
 
     __device__ __forceinline__ void begin(Queries<D>& queries, const Row& of) {
         const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_PER_WARP;
         const bf16 *const key = row.k, *const value = row.v;
-        if (lane >= PIECES) return;
+        if (lane >= VECS) return;
 #pragma unroll
         for (int i = 0; i < HEADS_PER_WARP; ++i)
             q[i] = load_raw<8>(row.q + (first + i < of.heads ? first + i : 0) * D, lane);
         token = load_raw<8>(threadIdx.x / warp == WARPS - 1 ? key : value, lane);
     }
 
-    // 8 values of a head, normalised.
+    // 8 values of a head after the norm.
     __device__ __forceinline__ Raw<8> normalised(Raw<8> x, Raw<8> weight) const {
         const Values<8> values = widen(x);
-        const bool exists = threadIdx.x % warp < PIECES;
+        const bool exists = threadIdx.x % warp < VECS;
         const float r = reciprocal_root(warp_sum(exists ? add_squares(values, 0.0f) : 0.0f), D, row.eps);
         return narrow(scaled(values, r, widen(weight), row.weight_offset));
     }
@@ -69,20 +69,20 @@ struct Fresh {
         *high = __float2bfloat16_rn(rotated_high(x, y, angle.x, angle.y));
     }
 
-    // Makes a warp's heads, and by the last warp the key; the first one has the value. No barrier stands here: angles are
-    // made by each warp for itself.
+    // Computes the heads of a warp, and in the last warp the key. The first warp has the value. There is no barrier:
+    // each warp computes its own angles.
     __device__ __forceinline__ void make(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
         const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_PER_WARP;
-        const bool has_piece = lane < PIECES, makes_token = is_owner && has_token();
+        const bool has_vec = lane < VECS, makes_token = is_owner && has_new_token();
         const bool makes_key = makes_token && of_block == WARPS - 1;
         const int count = HEADS_PER_WARP + makes_key;
-        // Where element i of the n-th head stands; the key is the last one.
+        // Element i of the n-th head. The key is the last one.
         auto element = [&](int n, int i) {
             const int head = first + n;
-            bf16* const of_query = reinterpret_cast<bf16*>(&queries.piece(head % HEADS, i / 8)) + i % 8;
+            bf16* const of_query = reinterpret_cast<bf16*>(&queries.vec(head % HEADS_PER_BLOCK, i / 8)) + i % 8;
             return n == HEADS_PER_WARP ? memory.key + i : of_query;
         };
-        if (makes_token && of_block == 0 && has_piece) {
+        if (makes_token && of_block == 0 && has_vec) {
             store_raw<8>(memory.value, lane, token);
             store_raw<8>(row.v_cache + row.place * D, lane, token);
         }
@@ -93,10 +93,10 @@ struct Fresh {
 #pragma unroll
             for (int i = 1; i < HEADS_PER_WARP; ++i)
                 if (n == i) x = q[i];
-            const Raw<8> piece = normalised(x, is_key ? k_weight : q_weight);
-            if (has_piece)
+            const Raw<8> values = normalised(x, is_key ? k_weight : q_weight);
+            if (has_vec)
                 *reinterpret_cast<uint4*>(element(n, 8 * lane)) =
-                    is_key || first + n < of.heads ? piece.bits : make_uint4(0, 0, 0, 0);
+                    is_key || first + n < of.heads ? values.bits : make_uint4(0, 0, 0, 0);
         }
         __syncwarp();
 #pragma unroll 1
@@ -107,7 +107,7 @@ struct Fresh {
         }
         if (makes_key) {
             __syncwarp();
-            if (has_piece) store_raw<8>(row.k_cache + row.place * D, lane, load_raw<8>(memory.key, lane));
+            if (has_vec) store_raw<8>(row.k_cache + row.place * D, lane, load_raw<8>(memory.key, lane));
         }
     }
     template <int PENDING>

@@ -1,4 +1,4 @@
-"""Launching paged attention: blocks for a row and key head, and a simple kernel for uncommon head sizes."""
+"""Launching paged attention: split-KV over blocks, and a simple kernel for uncommon head sizes."""
 
 import math
 from collections.abc import Mapping
@@ -21,33 +21,32 @@ from kernel_muster.registry.values import frozen
 FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
-#: Head sizes that the tensor-core kernel is compiled for, and the largest that the simple one takes (attention.cuh).
+#: Head sizes of the tensor-core kernel, and the largest of the simple one (attention.cuh).
 HEAD_DIMS = (64, 128, 256)
 LARGEST_HEAD_DIM = 1024
 _HEADS_PER_BLOCK = 8
 _MAX_ROWS, _MAX_VECTORS = 2**31 - 1, 2**32 - 1
 _NO_ARRAY = 0  # a null pointer
-# pieces.cuh: the fewest tokens of a piece.
-_PIECE_TOKENS = 64
-# A row has pieces for so many blocks, and a piece's groups of 8 are at most 8 (pieces.cuh).
-_MAX_BLOCKS, _MAX_PIECES, _GROUP = 128, 64, 8
-# Up to so many blocks have a piece each; with more, a block takes a group of pieces. Mail takes 10 KB a piece.
-_SPREAD_BLOCKS = 256
-# So many blocks keep a device busy: with fewer rows several share one.
+# split_kv.cuh: the fewest tokens of a KV split.
+_MIN_SPLIT_TOKENS = 64
+# The key heads of a row have at most so many splits together, each of them at most 64, in groups of 8 (split_kv.cuh).
+_MAX_ROW_SPLITS, _MAX_SPLITS, _GROUP_SPLITS = 128, 64, 8
+# Up to so many blocks have a split each. With more, a block has a group of splits. Partials take 10 KB a split.
+_SPLIT_KV_BLOCKS = 256
+# So many blocks fill a device. With fewer rows, several blocks share one.
 _ENOUGH_BLOCKS = 528
-# attention.cuh: what a block has in shared memory for tiles, where two blocks have room for three of them a warp and
-# where they do not, and beside them.
-_TILES_BYTES, _FEWER_TILES_BYTES, _BESIDE_BYTES = 96 * 1024, 64 * 1024, 12 * 1024
+# attention.cuh: the shared memory of a block for tiles, with three tiles a warp and with two, and for everything else.
+_TILES_BYTES, _FEWER_TILES_BYTES, _OTHER_BYTES = 96 * 1024, 64 * 1024, 12 * 1024
 _SMALLEST = (8, 0)
-# pieces.cuh: the mail of a piece, a column; and the columns that a warp combines.
-_MAIL_BYTES, _COLUMNS = 40, 8
-# pieces.cuh: there is mail for a multiple of so many pieces.
-_MAIL_PIECES = 16
+# split_kv.cuh: bytes of the partials of a split, for one column, and the columns that a warp combines.
+_PARTIAL_BYTES, _COLUMNS = 40, 8
+# split_kv.cuh: the buffer of partials has room for a multiple of so many splits.
+_PARTIAL_SPLITS = 16
 
 
 def _shared_bytes(capability: tuple[int, int]) -> int:
     """Return the shared memory of a block."""
-    return _BESIDE_BYTES + (_TILES_BYTES if capability[0] in (9, 10) else _FEWER_TILES_BYTES)
+    return _OTHER_BYTES + (_TILES_BYTES if capability[0] in (9, 10) else _FEWER_TILES_BYTES)
 
 
 @cache
@@ -57,7 +56,7 @@ def _capability_of(device: int) -> tuple[int, int]:
 
 @frozen
 class AttentionKernel(CudaKernel):
-    """A kernel whose blocks have as much shared memory as their architecture has for two of them."""
+    """A kernel with half of an architecture's shared memory for each block."""
 
     def request(self, arch: Arch) -> BuildRequest:
         """Return what must be built for an architecture."""
@@ -103,58 +102,61 @@ def in_base_two(scale: float) -> float:
     return float(scale) * math.log2(math.e)
 
 
-def most_pieces(teams_per_row: int) -> int:
-    """Return how many pieces a context has at most: it depends on the heads alone, so that every launch cuts alike."""
-    return min(_MAX_PIECES, max(1, _MAX_BLOCKS // teams_per_row))
+def max_splits(heads_per_row: int) -> int:
+    """Return the most KV splits of a context. It depends on the heads only, so that all launches split alike."""
+    return min(_MAX_SPLITS, max(1, _MAX_ROW_SPLITS // heads_per_row))
 
 
 @frozen
-class Shares:
-    """How rows are shared out: a piece a block, or groups of pieces; and among how many blocks a team's."""
+class SplitPlan:
+    """The blocks of a row and key head: one for each KV split, or several with groups of splits."""
 
-    is_spread: bool
-    sharing: int
-
-
-def shares_of(teams: int, longest: int, most: int) -> Shares:
-    """Return how rows with at most ``longest`` tokens are shared out. Their bits do not depend on it."""
-    pieces = max(1, min(most, ceil_div(longest, _PIECE_TOKENS)))
-    # A block is soon done with few pieces: to send those of many teams to others would take longer.
-    if 1 < pieces <= min(_SPREAD_BLOCKS, 2 ** (2 * pieces - 1)) // teams:
-        return Shares(True, pieces)
-    return Shares(False, min(ceil_div(pieces, _GROUP), ceil_div(_ENOUGH_BLOCKS, teams)))
+    is_split_kv: bool
+    blocks: int
 
 
-def combining_blocks(head_dim: int, pieces: int) -> int:
-    """Return how many blocks combine the pieces of a row and key head: 8 columns a warp, or two, four or eight."""
+def split_plan(heads: int, longest: int, most: int) -> SplitPlan:
+    """Return the blocks for rows with at most ``longest`` tokens and so many key heads. No bit depends on it."""
+    splits = max(1, min(most, ceil_div(longest, _MIN_SPLIT_TOKENS)))
+    # With few splits a block ends soon, and combining partials of many rows takes longer.
+    if 1 < splits <= min(_SPLIT_KV_BLOCKS, 2 ** (2 * splits - 1)) // heads:
+        return SplitPlan(True, splits)
+    return SplitPlan(False, min(ceil_div(splits, _GROUP_SPLITS), ceil_div(_ENOUGH_BLOCKS, heads)))
+
+
+def combining_blocks(head_dim: int, splits: int) -> int:
+    """Return the blocks that combine the splits of a row and key head: one to eight warps for 8 columns."""
     of_block = 8 if head_dim >= 128 else 4
-    warps = next(count for count in (1, 2, 4, 8) if pieces <= count * (_MAX_PIECES // of_block))
+    warps = next(count for count in (1, 2, 4, 8) if splits <= count * (_MAX_SPLITS // of_block))
     return head_dim // _COLUMNS * warps // of_block
 
 
 def _shared_launch(
     name: str, bound: Bound, rows: int, tensors: tuple[object, ...], numbers: tuple[object, ...]
 ) -> LaunchPlan:
-    """Return the launch of blocks with a piece each, or with groups, and what they combine their results in."""
+    """Return the launch of blocks with a split or with groups of splits, and the memory for their partials."""
     dims = bound.dims
     vectors = dims["P"] * dims["B"] * dims["Hk"] * dims["D"] // VECTOR
     if vectors > _MAX_VECTORS:
         raise ContractError(f"attention: the cache has {vectors} x 16 bytes, expected at most {_MAX_VECTORS}")
-    teams_per_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_PER_BLOCK)
-    teams, most = rows * teams_per_row, most_pieces(teams_per_row)
-    shares = shares_of(teams, dims["L"] * dims["B"], most)
+    heads_per_row = dims["Hk"] * ceil_div(dims["Hq"] // dims["Hk"], _HEADS_PER_BLOCK)
+    heads, most = rows * heads_per_row, max_splits(heads_per_row)
+    plan = split_plan(heads, dims["L"] * dims["B"], most)
     workspace: tuple[object, ...] = (_NO_ARRAY, _NO_ARRAY)
-    if shares.is_spread:
-        pieces = ceil_div(shares.sharing, _MAIL_PIECES) * _MAIL_PIECES
-        workspace = _NO_ARRAY, Counters(teams * pieces * _MAIL_BYTES * dims["D"], "mail")
-    elif shares.sharing > 1:
-        slice_bytes = 4 * _HEADS_PER_BLOCK * (dims["D"] + 2)
-        workspace = Scratch(teams * ceil_div(most, _GROUP) * slice_bytes, "slices"), Counters(4 * teams, "counts")
-    waiting = combining_blocks(dims["D"], shares.sharing) if shares.is_spread else 0
+    if plan.is_split_kv:
+        splits = ceil_div(plan.blocks, _PARTIAL_SPLITS) * _PARTIAL_SPLITS
+        workspace = _NO_ARRAY, Counters(heads * splits * _PARTIAL_BYTES * dims["D"], "partials")
+    elif plan.blocks > 1:
+        group_bytes = 4 * _HEADS_PER_BLOCK * (dims["D"] + 2)
+        workspace = (
+            Scratch(heads * ceil_div(most, _GROUP_SPLITS) * group_bytes, "groups"),
+            Counters(4 * heads, "counts"),
+        )
+    combining = combining_blocks(dims["D"], plan.blocks) if plan.is_split_kv else 0
     return LaunchPlan(
-        f"{name}_spread_d{dims['D']}" if shares.is_spread else f"{name}_d{dims['D']}",
-        (rows, teams_per_row, shares.sharing + waiting),
-        (*tensors, *workspace, *numbers, shares.sharing, most),
+        f"{name}_split_kv_d{dims['D']}" if plan.is_split_kv else f"{name}_d{dims['D']}",
+        (rows, heads_per_row, plan.blocks + combining),
+        (*tensors, *workspace, *numbers, plan.blocks, most),
         dynamic_shared_bytes=_shared_bytes(_capability_of(bound.views["q"].device)),
     )
 
@@ -163,8 +165,8 @@ _SIZES = ("i32", "i32", "u32", "i32", "i32", "i32")  # of paged_sizes
 
 
 def _shared_entries(name: str, parameters: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    forms = name, f"{name}_spread"
-    return tuple(EntryPoint(f"{form}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for form in forms)
+    variants = name, f"{name}_split_kv"
+    return tuple(EntryPoint(f"{variant}_d{head_dim}", parameters) for head_dim in HEAD_DIMS for variant in variants)
 
 
 _TENSORS = ("q", "k_cache", "v_cache", "block_table", "cu_rows", "context_lens", "gate", "out")
@@ -172,9 +174,9 @@ _NUMBERS = ("f32", "i32", "i32", *_SIZES)
 
 
 def _plan_rows(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
-    """Return the launch of blocks that share rows out, a row a sequence or those of ``cu_rows``; or for any head size.
+    """Return the launch for rows that are a sequence each, or those of ``cu_rows``.
 
-    A team has a row, a key head, and eight of its query heads.
+    The blocks of a row and key head have eight of its query heads.
     """
     views, dims = bound.views, bound.dims
     rows = dims.get("M", dims["S"])
@@ -188,7 +190,7 @@ def _plan_rows(bound: Bound, _entries: Entries) -> tuple[LaunchPlan, ...]:
     return (_shared_launch("paged_decode", bound, rows, tensors, numbers),)
 
 
-#: For each head size a kernel for many rows and one for few; and one for any.
+#: For each head size a kernel with a split a block and one with groups of splits. One kernel for any head size.
 ROWS = AttentionKernel(
     FOLDER / "paged_decode.cu",
     (

@@ -1,40 +1,41 @@
-// Attention of rows over a paged cache: of one new token a sequence, or of many (cu_rows), where each is the decode step of
-// its prefix. Grid: see BlockPlace; launched by launch.py. With a gate, the bits are those of attention and
-// sigmoid_gate_mul after it. sm_80 and newer.
+// Attention of rows over a paged cache: of one new token a sequence, or of many (cu_rows), each as the decode step of
+// its prefix. With a gate, the bits are those of attention and sigmoid_gate_mul after it. Grid: see BlockCoord.
+// Launched by launch.py. sm_80 and newer.
 //
-// A row that no sequence has (cu_rows that do not share the rows out), and one whose context is shorter than the rows of
-// its sequence, are zeros. Rows of a sequence follow each other, so that what they share of the cache comes from L2.
+// Rows without a sequence (outside cu_rows), and rows with a context shorter than the rows of their sequence, are
+// zeros. Rows of a sequence are consecutive, so that they share the cache in L2.
 //
-// Nothing allows the next launch before blocks end: its own, which would take what these leave, would stand unevenly for all
-// of their time, many on few multiprocessors. Steps of 8 and 16 sequences took 7 and 4% longer (27B, H200).
+// Dependents are not launched before blocks end. Blocks of the next kernel would fill the free multiprocessors unevenly
+// and stay there, many on a few. Steps of 8 and 16 sequences took 7 and 4% longer (27B, H200).
 #include "attention.cuh"
 #include "global_memory.cuh"
 #include "pdl.cuh"
 
-// A row's sequence, and what its context lacks of the sequence's: a row may be a sequence (no cu_rows).
+// The sequence of a row, and how many tokens its context lacks. Without cu_rows a row is a sequence.
 struct Prefix {
-    int sequence, least = 0x80000000, lacking = 0;  // a context shorter than ``least`` is none
+    int sequence, min_length = 0x80000000, missing = 0;  // shorter contexts count as 0
 
     __device__ __forceinline__ Prefix(const int* cu_rows, int S, int row) : sequence(row) {
         if (!cu_rows) return;
-        int low = 0, high = S;  // the last sequence that begins at the row or before, hence not an empty one
+        int low = 0, high = S;  // the last sequence that starts at the row or before, hence not empty
         while (high - low > 1) {
             const int middle = (low + high) / 2;
             if (cu_rows[middle] <= row) low = middle;
             else high = middle;
         }
-        sequence = low, least = 0x7fffffff;
+        sequence = low, min_length = 0x7fffffff;
         if (S == 0 || cu_rows[low] > row || row >= cu_rows[low + 1]) return;
-        least = cu_rows[low + 1] - cu_rows[low], lacking = cu_rows[low + 1] - 1 - row;
+        min_length = cu_rows[low + 1] - cu_rows[low], missing = cu_rows[low + 1] - 1 - row;
     }
-    // Loaded where ways have met: on one of them it would be waited for before what the table says is asked for.
+    // Loaded after branches have joined: inside a branch, the load would be waited for before the table entries are
+    // requested.
     __device__ __forceinline__ int length(const int* context_lens, int S) const {
-        const int whole = load_now_if(S > 0, context_lens + sequence, NOWHERE);
-        return whole < least ? 0 : whole - lacking;
+        const int whole = load_now_if(S > 0, context_lens + sequence, NO_PLACE);
+        return whole < min_length ? 0 : whole - missing;
     }
 };
 
-#define PAGED_DECODE(NAME, D, SPREAD, BOUNDS)                                                                       \
+#define PAGED_DECODE(NAME, D, SPLIT_KV, BOUNDS)                                                                       \
     extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
         const __nv_bfloat16* q,                    /* [M, Hq, D] */                                                 \
         const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                              \
@@ -44,34 +45,34 @@ struct Prefix {
         const int* context_lens,                   /* [S] */                                                        \
         const __nv_bfloat16* gate,                 /* [M, Hq, D], or none */                                        \
         __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                 \
-        float* scratch, u32* zeros, /* where several share a row */                                                 \
-        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int sharing, int most) { \
-        const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
+        float* scratch, u32* zeros, /* if several blocks share a row */                                             \
+        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int num_blocks, int max_splits) { \
+        const PagedCache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
         pdl_wait();                                                                                 \
         const Prefix prefix(cu_rows, S, blockIdx.x);                                                                \
         const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
-        const BlockPlace at(per_key);                                                                               \
+        const BlockCoord at(per_key);                                                                               \
         auto row_of = [&](int length) {                                                                             \
             const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                     \
             return Row{q + first, out + first, table, L, at.heads, at.key_head, length,                             \
                        gate ? gate + first : nullptr};                                                              \
         };                                                                                                          \
-        if (SPREAD && (int)blockIdx.z >= sharing) {                                                                 \
-            combine_pieces<D>(cache, row_of(prefix.length(context_lens, S)),                                        \
-                              at.team_of<D, true>(sharing, most, scratch, zeros));                                  \
+        if (SPLIT_KV && (int)blockIdx.z >= num_blocks) {                                                                 \
+            combine_splits<D>(cache, row_of(prefix.length(context_lens, S)),                                        \
+                              at.row_blocks_of<D, true>(num_blocks, max_splits, scratch, zeros));                                  \
             return;                                                                                                 \
         }                                                                                                           \
-        const Entries entries = at.entries_of<D, SPREAD, false>(cache, table, S > 0 ? L : 0, most);                 \
+        const TableEntries entries = at.table_entries_of<D, SPLIT_KV, false>(cache, table, S > 0 ? L : 0, max_splits);                 \
         const Row row = row_of(prefix.length(context_lens, S));                                                     \
-        attend<D, SPREAD>(cache, row, entries, scale, at.team_of<D, SPREAD>(sharing, most, scratch, zeros));        \
+        attend<D, SPLIT_KV>(cache, row, entries, scale, at.row_blocks_of<D, SPLIT_KV>(num_blocks, max_splits, scratch, zeros));        \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 128, false, ATTENTION_BOUNDS)
 PAGED_DECODE(paged_decode, 256, false, ATTENTION_BOUNDS)
-PAGED_DECODE(paged_decode_spread, 64, true, SPREAD_BOUNDS(64))
-PAGED_DECODE(paged_decode_spread, 128, true, SPREAD_BOUNDS(128))
-PAGED_DECODE(paged_decode_spread, 256, true, SPREAD_BOUNDS(256))
+PAGED_DECODE(paged_decode_split_kv, 64, true, SPLIT_KV_BOUNDS(64))
+PAGED_DECODE(paged_decode_split_kv, 128, true, SPLIT_KV_BOUNDS(128))
+PAGED_DECODE(paged_decode_split_kv, 256, true, SPLIT_KV_BOUNDS(256))
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
@@ -86,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
     pdl_launch_dependents();
     pdl_wait();
-    const Cache cache{k_cache, v_cache, P, B, factor, shift, Hk};
+    const PagedCache cache{k_cache, v_cache, P, B, factor, shift, Hk};
     const int head = blockIdx.x % (Hk * per_key);
     const Prefix prefix(cu_rows, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;

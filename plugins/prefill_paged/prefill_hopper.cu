@@ -1,12 +1,14 @@
-// tiles_hopper.cuh for head sizes 128 and 256; launched by launch.py, which has the sizes too. sm_90a.
-#include "tiles_hopper.cuh"
+// Paged prefill by wgmma (prefill_wgmma.cuh) for head sizes 128 and 256. The sizes of shared memory are also in
+// launch.py, which launches it. sm_90a.
+#include "prefill_wgmma.cuh"
 
-using Wide = HopperShape<256, 1>;
-using Narrow = HopperShape<128, 2>;
+using Wide = WgmmaConfig<256, 1>;
+using Narrow = WgmmaConfig<128, 2>;
 static_assert(Wide::SHARED_BYTES == 96 * 1024 + 16 && Narrow::SHARED_BYTES == 80 * 1024 + 16);
 
-// Apart for 256 values, as whole contexts take 1 to 4% longer in the code for parts; of 128 there is one, which compiles once.
-PREFILL_TILES(prefill_hopper_d256, 2, attend_hopper<Wide, false>)
-PREFILL_TILES(prefill_hopper_parts_d256, 2, attend_hopper<Wide, true>)
-PREFILL_TILES(prefill_hopper_d128, 2, attend_hopper<Narrow, true>)
+// For a head size of 256, whole contexts have their own entry point, because they take 1 to 4% longer in the code for
+// splits. For 128, one entry point serves both, which compiles faster.
+PREFILL_TILES(prefill_hopper_d256, 2, attend_wgmma<Wide, false>)
+PREFILL_TILES(prefill_hopper_split_kv_d256, 2, attend_wgmma<Wide, true>)
+PREFILL_TILES(prefill_hopper_d128, 2, attend_wgmma<Narrow, true>)
 PREFILL_COMBINE(prefill_hopper_combine)

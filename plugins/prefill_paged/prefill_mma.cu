@@ -1,11 +1,12 @@
-// tiles.cuh for head sizes 128 and 256; launched by launch.py, which has the sizes too. sm_80 and newer. 97 KiB of shared
-// memory are what a block has on sm_86, sm_89 and sm_12x, and twice fit on sm_90 and sm_100.
-#include "tiles.cuh"
+// Paged prefill by mma.sync (prefill_mma.cuh) for head sizes 128 and 256. The sizes of shared memory are also in
+// launch.py, which launches it. 97 KiB are the limit of a block on sm_86, sm_89 and sm_12x, and fit twice on sm_90 and
+// sm_100. sm_80 and newer.
+#include "prefill_mma.cuh"
 
-using Wide = Shape<256>;
-using Narrow = Shape<128>;
+using Wide = MmaConfig<256>;
+using Narrow = MmaConfig<128>;
 static_assert(Wide::SHARED_BYTES == 96 * 1024 + 16 && Narrow::SHARED_BYTES == 48 * 1024 + 16);
 
-PREFILL_TILES(prefill_mma_d256, 2, attend<Wide>)
-PREFILL_TILES(prefill_mma_d128, 2, attend<Narrow>)
+PREFILL_TILES(prefill_mma_d256, 2, attend_mma<Wide>)
+PREFILL_TILES(prefill_mma_d128, 2, attend_mma<Narrow>)
 PREFILL_COMBINE(prefill_mma_combine)

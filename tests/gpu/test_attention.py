@@ -99,11 +99,11 @@ def test_gated_attention_has_the_bits_of_attention_then_gate(launched, heads, le
     ("heads", "rotary_dim"), [(MODEL_35B, 64), (MODEL_27B, 64), ((12, 1, 64), 22), ((32, 4, 128), 128)]
 )
 @pytest.mark.parametrize("lengths", [(1,), (20, 0, 64, 33), (65, 300, 513, 129), (1217,), (8257,)])
-@pytest.mark.parametrize(("spread", "enough"), [(256, 528), (0, 528), (0, 1)], ids=["mail", "blocks", "alone"])
+@pytest.mark.parametrize(("split_kv", "enough"), [(256, 528), (0, 528), (0, 1)], ids=["split_kv", "groups", "alone"])
 def test_attention_from_projections_has_the_bits_of_its_parts(
-    launched, monkeypatch, heads, rotary_dim, lengths, spread, enough
+    launched, monkeypatch, heads, rotary_dim, lengths, split_kv, enough
 ):
-    monkeypatch.setattr(launch, "_SPREAD_BLOCKS", spread)
+    monkeypatch.setattr(launch, "_SPLIT_KV_BLOCKS", split_kv)
     monkeypatch.setattr(launch, "_ENOUGH_BLOCKS", enough)
     rng = np.random.default_rng(len(lengths))
     rows, (_, key_heads, width) = len(lengths), heads

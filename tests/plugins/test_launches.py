@@ -149,18 +149,21 @@ def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch)
 # Attention
 
 
-def test_attention_of_few_rows_has_a_block_for_every_piece_and_blocks_that_combine_them():
+def test_attention_of_few_rows_has_a_block_for_every_split_and_blocks_that_combine_them():
     (plan,) = paged_launch.ROWS.plan(attention(Hq=24, L=100, P=200), {})
-    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (2, 2 * 2, 13 + 4))  # 800 tokens; 8 columns 2 warps
+    assert (plan.entry, plan.grid) == (
+        "paged_decode_split_kv_d128",
+        (2, 2 * 2, 13 + 4),
+    )  # 800 tokens; 8 columns 2 warps
 
 
-def test_attention_over_one_piece_is_the_work_of_one_block():
+def test_attention_over_one_split_is_the_work_of_one_block():
     (plan,) = paged_launch.ROWS.plan(attention(Hq=24), {})
     assert (plan.entry, plan.grid) == ("paged_decode_d128", (2, 2 * 2, 1))
 
 
 @pytest.mark.parametrize(
-    ("teams", "longest", "is_spread", "sharing"),
+    ("heads", "longest", "is_split_kv", "blocks"),
     [
         (2, 64, False, 1), (2, 65, True, 2), (2, 4096, True, 64), (2, 1 << 20, True, 64), (4, 4096, True, 64),
         (5, 4096, False, 8), (32, 1 << 20, False, 8), (128, 1 << 20, False, 5), (528, 1 << 20, False, 1),
@@ -169,13 +172,13 @@ def test_attention_over_one_piece_is_the_work_of_one_block():
         (33, 256, False, 1),
     ],
 )  # fmt: skip
-def test_attention_of_few_rows_shares_contexts_among_blocks(teams, longest, is_spread, sharing):
-    assert paged_launch.shares_of(teams, longest, 64) == paged_launch.Shares(is_spread, sharing)
+def test_attention_of_few_rows_shares_contexts_among_blocks(heads, longest, is_split_kv, blocks):
+    assert paged_launch.split_plan(heads, longest, 64) == paged_launch.SplitPlan(is_split_kv, blocks)
 
 
-@pytest.mark.parametrize(("teams_per_row", "most"), [(1, 64), (2, 64), (4, 32), (64, 2), (1000, 1)])
-def test_attention_cuts_a_context_by_the_heads_alone(teams_per_row, most):
-    assert paged_launch.most_pieces(teams_per_row) == most
+@pytest.mark.parametrize(("heads_per_row", "most"), [(1, 64), (2, 64), (4, 32), (64, 2), (1000, 1)])
+def test_attention_splits_a_context_by_the_heads_alone(heads_per_row, most):
+    assert paged_launch.max_splits(heads_per_row) == most
 
 
 def test_rows_of_prompts_are_launched_like_those_of_decode():
@@ -183,37 +186,37 @@ def test_rows_of_prompts_are_launched_like_those_of_decode():
         "prefill_paged_attn", {"M": 3, "S": 2, "before": 3, "Hq": 24, "Hk": 2, "D": 128, "P": 200, "B": 8, "L": 100}
     )
     (plan,) = paged_launch.ROWS.plan(prompt, {})
-    assert (plan.entry, plan.grid) == ("paged_decode_spread_d128", (3, 2 * 2, 13 + 4))
+    assert (plan.entry, plan.grid) == ("paged_decode_split_kv_d128", (3, 2 * 2, 13 + 4))
     (decode,) = paged_launch.ROWS.plan(attention(Hq=24, L=100, P=200), {})
     assert plan.arguments[4] is prompt.views["cu_rows"]
     assert (decode.arguments[4], len(decode.arguments)) == (0, len(plan.arguments))
 
 
-def test_attention_of_few_rows_has_mail_for_every_piece():
+def test_attention_of_few_rows_has_partials_for_every_split():
     (plan,) = paged_launch.ROWS.plan(attention(Hq=24, L=1125, P=1125, longest=9000), {})
-    (mail,) = (value for value in plan.arguments if isinstance(value, Counters))
-    teams, pieces = 2 * 2 * 2, 32
-    assert plan.grid == (2, 2 * 2, pieces + 8)  # 8 columns four warps
+    (partials,) = (value for value in plan.arguments if isinstance(value, Counters))
+    heads, splits = 2 * 2 * 2, 32
+    assert plan.grid == (2, 2 * 2, splits + 8)  # 8 columns four warps
     columns = 4 * (8 * 128 + 128 // 8 * 2 * 8)  # FP32 of 8 heads, and statistics with 8 columns
-    assert mail.size_bytes == teams * pieces * columns
+    assert partials.size_bytes == heads * splits * columns
 
 
-@pytest.mark.parametrize(("head_dim", "pieces", "blocks"), [
+@pytest.mark.parametrize(("head_dim", "splits", "blocks"), [
     (256, 2, 4), (256, 8, 4), (256, 9, 8), (256, 16, 8), (256, 17, 16), (256, 32, 16), (256, 33, 32), (256, 64, 32),
     (128, 8, 2), (128, 64, 16), (64, 2, 2), (64, 16, 2), (64, 17, 4), (64, 64, 8),
 ])  # fmt: skip
-def test_attention_has_a_warp_for_every_eight_or_sixteen_pieces_of_eight_columns(head_dim, pieces, blocks):
-    assert paged_launch.combining_blocks(head_dim, pieces) == blocks
+def test_attention_has_a_warp_for_every_eight_or_sixteen_splits_of_eight_columns(head_dim, splits, blocks):
+    assert paged_launch.combining_blocks(head_dim, splits) == blocks
 
 
 def test_attention_of_many_rows_has_scratch_for_every_group_and_counts_them():
     (plan,) = paged_launch.ROWS.plan(attention(S=20, L=125, P=125, longest=900), {})
-    (slices,) = (value for value in plan.arguments if isinstance(value, Scratch))
+    (partials,) = (value for value in plan.arguments if isinstance(value, Scratch))
     (counts,) = (value for value in plan.arguments if isinstance(value, Counters))
-    teams, groups = 20 * 2, 64 // 8
-    assert (plan.entry, plan.grid) == ("paged_decode_d128", (20, 2, 2))  # 16 pieces
-    assert slices.size_bytes == teams * groups * 4 * 8 * (128 + 2)
-    assert counts.size_bytes == 4 * teams
+    heads, groups = 20 * 2, 64 // 8
+    assert (plan.entry, plan.grid) == ("paged_decode_d128", (20, 2, 2))  # 16 splits
+    assert partials.size_bytes == heads * groups * 4 * 8 * (128 + 2)
+    assert counts.size_bytes == 4 * heads
 
 
 def test_attention_over_a_cache_whose_vectors_have_no_32_bit_number_is_refused(monkeypatch):
@@ -256,7 +259,7 @@ def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
         assert (plan.entry, plan.grid) == (f"prefill_{name}_d256", (blocks, 1, 1))
 
 
-@pytest.mark.parametrize(("tiles", "longest", "at_once", "parts", "whole"), [
+@pytest.mark.parametrize(("tiles", "longest", "wave_blocks", "splits", "max_whole"), [
     (16, 8192, 264, 16, 5), (18, 8192, 264, 14, 5), (64, 8192, 264, 4, 9), (128, 4096, 264, 2, 14),
     (88, 8192, 264, 3, 10), (89, 8192, 264, 5, 14), (105, 8192, 264, 5, 14), (106, 8192, 264, 2, 14),
     (96, 64 * 64, 264, 2, 14), (96, 64 * 64 + 1, 264, 5, 14),
@@ -264,25 +267,25 @@ def test_prompts_have_blocks_for_any_division_of_their_rows(sizes, blocks):
     (2, 100_000, 264, 32, 4), (2, 1024, 264, 8, 4), (2, 257, 264, 3, 4), (2, 256, 264, 1, 4),
     (128, 14 * 64, 264, 1, 14), (133, 64 * 64, 264, 1, 64), (2, 0, 264, 1, 4), (0, 8192, 264, 1, 4),
 ])  # fmt: skip
-def test_contexts_are_cut_in_as_many_parts_as_keep_a_device_busy(tiles, longest, at_once, parts, whole):
-    cut = prefill_launch.cut_of(tiles, longest, at_once)
-    assert (cut.parts, cut.whole) == (parts, whole)
+def test_contexts_have_as_many_splits_as_keep_a_device_busy(tiles, longest, wave_blocks, splits, max_whole):
+    kv = prefill_launch.kv_splits(tiles, longest, wave_blocks)
+    assert (kv.splits, kv.max_whole) == (splits, max_whole)
 
 
 def test_prompts_behind_many_tokens_are_shared_out_and_put_together():
     sizes = {"M": 64, "S": 1, "Hq": 16, "L": 512, "P": 512, "before": 8128}
     for kernel, name in ((prefill_launch.PREFILL_MMA, "mma"), (prefill_launch.PREFILL_HOPPER, "hopper")):
         attend, combine = kernel.plan(prompts(**sizes), {})
-        form = f"{name}_parts" if name == "hopper" else name
+        form = f"{name}_split_kv" if name == "hopper" else name
         assert (attend.entry, attend.grid) == (f"prefill_{form}_d256", (16, 16, 1))
         assert (combine.entry, combine.grid) == (f"prefill_{name}_combine", (16, 256 // 32, 1))
         (partials,) = {part for plan in (attend, combine) for part in plan.arguments if isinstance(part, Scratch)}
         assert partials.size_bytes == 16 * 16 * 64 * (256 + 2) * 4
 
 
-def test_parts_of_prompts_are_no_more_blocks_than_run_in_two_turns():
-    cuts = [tiles * prefill_launch.cut_of(tiles, 2**20, 264).parts for tiles in range(1, 265)]
-    assert max(cuts) == 2 * 264
+def test_splits_of_prompts_are_no_more_blocks_than_run_in_two_waves():
+    blocks = [tiles * prefill_launch.kv_splits(tiles, 2**20, 264).splits for tiles in range(1, 265)]
+    assert max(blocks) == 2 * 264
 
 
 def test_prompts_with_a_head_size_without_tiles_are_refused():
@@ -297,7 +300,7 @@ def fresh(**sizes):
 
 def test_attention_from_projections_is_shared_out_like_attention():
     (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24, L=100, P=200), {})
-    assert (plan.entry, plan.grid) == ("paged_decode_fresh_spread_d128", (2, 2 * 2, 13 + 4))
+    assert (plan.entry, plan.grid) == ("paged_decode_fresh_split_kv_d128", (2, 2 * 2, 13 + 4))
     (plan,) = paged_launch.DECODE_FRESH.plan(fresh(Hq=24), {})
     assert (plan.entry, plan.grid) == ("paged_decode_fresh_d128", (2, 2 * 2, 1))
 
