@@ -21,6 +21,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.contract.layouts import WeightCopy
 from kernel_muster.registry.contract.specs import KernelSpec, Provider, Registered
 from kernel_muster.registry.discovery.cross_checks import Rejected, check_alias_claims, check_overrides
+from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import CODES, Finding, Severity
 from kernel_muster.registry.hardware.arch import CPU, parse_arch
@@ -183,6 +184,7 @@ def _catalog(trace: Trace) -> Catalog:
     findings += [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
     named = _named_in(findings)
     findings += [_unexplained(plugin) for plugin in trace.plugins if _did_not_load(plugin) and plugin.name not in named]
+    findings += map(_registers_nothing, _without_kernels(trace))
     every = [_registered(row, trace.target.arch) for row in trace.kernels]
     malformed = [finding for one in every if (finding := _malformed(one)) is not None]
     provided: dict[str, set[KernelKey]] = {}
@@ -280,6 +282,37 @@ def _plugin_findings(plugin: TracePlugin) -> list[Finding]:
 def _is_error(code: str) -> bool:
     """Whether a code says that a plugin failed, and not what others make of what it registered."""
     return CODES[code].group == "plugins" and (CODES[code].serve is Severity.REFUSE or code == "PLUGIN_EMPTY")
+
+
+def _without_kernels(trace: Trace) -> Iterable[TracePlugin]:
+    """Return the loaded plugins without a kernel in the trace, and without a finding.
+
+    A trace of this program has the findings of its boot, and plugins that register models or levers alone. Where a
+    kernel has neither plugin nor distribution, it may be any plugin's.
+    """
+    if is_own(trace) or any(not row.plugin and "distribution" not in row.model_fields_set for row in trace.kernels):
+        return []
+    plugins = {row.plugin for row in trace.kernels} | {finding.subject for finding in trace.findings}
+    distributions = {normal_name(row.distribution) for row in trace.kernels if not row.plugin}
+    return [
+        plugin
+        for plugin in trace.plugins
+        if not plugin.error
+        and plugin.status in (None, "loaded")
+        and not plugin.keys
+        and plugin.name not in plugins
+        and normal_name(plugin.distribution) not in distributions
+    ]
+
+
+def _registers_nothing(plugin: TracePlugin) -> Finding:
+    return Finding(
+        "PLUGIN_EMPTY",
+        plugin.name,
+        "it is loaded, and the trace has no kernel of it",
+        (f"{plugin.distribution} {plugin.version}".strip(),),
+        ("write its kernels into the trace, each with its plugin or distribution", "or load the engine without it"),
+    )
 
 
 def _did_not_load(plugin: TracePlugin) -> bool:

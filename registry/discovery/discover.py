@@ -102,10 +102,22 @@ def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
     if not same_distribution(entry.distribution, HOST_DISTRIBUTION):
         tell_guest(entry.name)
     where = f"{entry.distribution} {entry.version} ({entry.value})"
+    if entry.problem:
+        return _judged(_row(entry, "loaded"), Loaded(findings=[_malformed(entry, where)]))
     loaded = load_plugin(entry.name, where, entry.load, timeout_s)
     if not same_distribution(entry.distribution, HOST_DISTRIBUTION):
         loaded.findings.extend(_from_elsewhere(entry.name, where, entry))
     return _judged(_row(entry, "loaded"), loaded)
+
+
+def _malformed(entry: Entry, where: str) -> Finding:
+    line = f'{entry.name.strip() or "<name>"} = "<package.module>"'
+    table = f'project.entry-points."{ENTRY_POINT_GROUP}"'
+    remedies = (
+        f"where it is yours: {line} under [{table}] in pyproject.toml, and install again",
+        f"or uninstall {entry.distribution}",
+    )
+    return Finding("BAD_SPEC", entry.name.strip() or entry.distribution, entry.problem, (where,), remedies)
 
 
 def _from_elsewhere(subject: str, where: str, entry: Entry) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ _MENTIONED = re.compile(r"kernel[-_.]?muster", re.IGNORECASE)
 #: How alike the letters of a group must be to those of ours to pass for a slip. Names of others are less: 0.90 has
 #: kernel_cluster.v1, 0.85 kernel_muster_bench.v1; kernel_mustre.v1 has 0.93.
 _SLIP = 0.92
+_REFERENCE = re.compile(r"[\w.]+\s*(?::\s*[\w.]+\s*)?(?:\[.*\])?")
 # importlib.metadata takes such a line for no section, and drops what stands below it.
 _MARKED = re.compile(r"\ufeff[^\S\n]*\[([^\n]*)\]")
 
@@ -48,6 +49,17 @@ class Entry:
     def module(self) -> str:
         """The module that it names; of the host's own plugins, the package that holds them all."""
         return _module_of(self.distribution, self.value)
+
+    @property
+    def problem(self) -> str:
+        """Why it names no plugin, or nothing."""
+        if not self.name.strip():
+            return "its entry point has no name"
+        if not self.value.strip():
+            return "its entry point names no module: nothing stands behind the ="
+        if not _REFERENCE.fullmatch(self.value.strip()):
+            return f"its entry point names {self.value!r}, which is no module"
+        return ""
 
     def load(self) -> object:
         """Import what the entry point names."""
@@ -121,8 +133,7 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
     if not name or not version:
         raise ValueError(f"its METADATA has no {'Version' if name else 'Name'}, or is not there")
     location = str(distribution.locate_file(""))
-    modules = dict.fromkeys(_module_of(name, point.value) for point in points)
-    places = {module: places_of(distribution, module) for module in modules}
+    places = places_of(distribution, {_module_of(name, point.value) for point in points})
     for point in points:
         where = places[_module_of(name, point.value)]
         yield Entry(point.name, point.value, point.group, name, version, location, places=where)

@@ -3,9 +3,11 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from numbers import Number
 from pathlib import Path
-from types import FunctionType, NoneType
+from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
 import pluggy
@@ -100,10 +102,9 @@ def _leave_out(name: str, where: str) -> str:
 
 def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> None:
     plugin = load()
-    if inspect.isclass(plugin):
-        loaded.findings.append(
-            _bad_spec(name, where, f"the entry point names the class {plugin.__name__}, not a module")
-        )
+    if kind := _kind_of_no_plugin(plugin):
+        named = "the plugin is" if where == LOCAL else "the entry point names"
+        loaded.findings.append(_bad_spec(name, where, f"{named} {kind}, not a module"))
         return
     loaded.findings.extend(_unknown_hooks(name, where, plugin))
     loaded.findings.extend(_wrappers(name, where, plugin))
@@ -131,6 +132,20 @@ def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> 
         why = "every hook returned nothing" if loaded.hooks else "it implements no hook"
         remedies = (f"mark its functions @km.hookimpl; hooks are {', '.join(HOOKS)}", "or uninstall it")
         loaded.findings.append(Finding("PLUGIN_EMPTY", name, why, (where,), remedies))
+
+
+def _kind_of_no_plugin(plugin: object) -> str:
+    """Return what a plugin is in words where it can have no hooks: a class, a function or a plain value."""
+    kind = type(plugin)
+    if isinstance(plugin, type):
+        return f"the class {plugin.__name__}"
+    if inspect.isroutine(plugin) or isinstance(plugin, partial):
+        return f"the function {getattr(plugin, '__name__', kind.__name__)}"
+    if plugin is None:
+        return "None"
+    if isinstance(plugin, Number) or (kind.__module__ == "builtins" and not isinstance(plugin, ModuleType)):
+        return f"a value of type {kind.__name__}"
+    return ""
 
 
 def _observing(impl: pluggy.HookImpl) -> Callable[[Any], object]:

@@ -2,28 +2,32 @@
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution
 from typing import Any
 
+# The first field of each line of a RECORD, with quotes or without.
+_RECORDED = re.compile(r'^(?:"([^"\n]*)"|([^,"\n]*)),', re.MULTILINE)
 
-def places_of(distribution: Distribution, module: str) -> tuple[str, ...]:
-    """Return the files that may be a distribution's module, or its project's folder (with a separator behind it).
+
+def places_of(distribution: Distribution, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the files that may be each module of a distribution, or its project's folder (with a separator behind it).
 
     Nothing where the metadata does not say: of what is neither beside them nor in RECORD, nobody knows the place.
     """
-    stem = module.replace(".", "/")
-    names = [f"{stem}{inner}{suffix}" for inner in ("/__init__", "") for suffix in all_suffixes()]
-    record = f"\n{distribution.read_text('RECORD') or ''}"
-    found = [
-        str(distribution.locate_file(name))
-        for name in names
-        if f"\n{name}," in record or f'\n"{name}",' in record or _is_beside(distribution, name)
-    ]
-    return (*found, *_project_of(distribution))
+    recorded = {quoted or plain for quoted, plain in _RECORDED.findall(distribution.read_text("RECORD") or "")}
+    project = tuple(_project_of(distribution))
+    places = {}
+    for module in modules:
+        stem = module.replace(".", "/")
+        names = [f"{stem}{inner}{suffix}" for inner in ("/__init__", "") for suffix in all_suffixes()]
+        found = [name for name in names if stem and (name in recorded or _is_beside(distribution, name))]
+        places[module] = (*(str(distribution.locate_file(name)) for name in found), *project)
+    return places
 
 
 def _is_beside(distribution: Distribution, name: str) -> bool:

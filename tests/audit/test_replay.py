@@ -174,7 +174,7 @@ def test_foreign_overrides_and_replaced_modules_are_judged_by_the_same_rules(wor
         {"module": "acme", "func": "add", "distribution": "one"},
         {"module": "acme", "func": "mul", "distribution": "two", "replaces_module": ["acme", "one"]},
     ]
-    report = judge(world, foreign(kernels=kernels))
+    report = judge(world, foreign(kernels=kernels, plugins=[]))
     assert codes(report) == ["OVERRIDDEN", "SHADOWED"]
 
 
@@ -202,6 +202,45 @@ def test_foreign_plugin_that_failed_does_not_explain_that_the_model_has_no_manif
     report = replay(trace, Asked(), manifest=None, manifest_folders=[world.manifest().parent])
     assert codes(report) == ["PLUGIN_LOAD_FAILED", "UNKNOWN_MODEL"]
     assert [row.explains for row in report.findings] == [(), ()]
+
+
+OTHER = {"name": "extra", "distribution": "extra-kernels", "version": "2.0"}
+
+
+@pytest.mark.parametrize("kernel", [{"plugin": "acme"}, {"distribution": "Acme_Engine"}])
+def test_foreign_plugin_without_a_kernel_is_empty(world, kernel):
+    kernels = [{"module": "acme", "func": "mul", **kernel}]
+    trace = foreign(plugins=[*foreign()["plugins"], OTHER], kernels=kernels, lookups=[lookup("mul")])
+    report = judge(world, trace)
+    (finding,) = report.findings
+    assert (finding.code, finding.severity, finding.subject) == ("PLUGIN_EMPTY", "warn", "extra")
+    assert (finding.why, finding.where) == ("it is loaded, and the trace has no kernel of it", ("extra-kernels 2.0",))
+    assert report.passed
+    assert judge(world, trace, profile="qualify").is_refused
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"kernels": [{"module": "acme", "func": "mul"}]}, []),  # it may be of either plugin
+        ({"plugins": [OTHER | {"name": "acme", "distribution": "acme-engine"}]}, []),
+        ({"plugins": [OTHER | {"status": "blocked"}]}, []),
+        ({"plugins": [OTHER | {"keys": ["extra::mul"]}]}, ["DEAD_REGISTRATION"]),
+        ({"findings": [{"code": "PLUGIN_EMPTY", "subject": "extra", "why": "no hook"}]}, ["PLUGIN_EMPTY"]),
+    ],
+)
+def test_foreign_plugin_of_which_the_trace_says_more_is_not_empty_twice(world, change, expected):
+    kernels = [{"module": "acme", "func": "mul", "plugin": "acme"}]
+    plain = {"kernels": kernels, "lookups": [lookup("mul")], "plugins": [OTHER]}
+    assert codes(judge(world, foreign(**plain | change))) == expected
+
+
+def test_own_trace_has_no_empty_plugins_but_those_of_its_boot(world):
+    levers = world.plugin(levers=[km.Lever(name="MUSTER_E", kind="bool", default=False, doc="A lever.")])
+    local = {"acme": world.acme("acme::mul"), "levers": levers, "nil": world.plugin()}
+    outcome = world.run(world.ask("acme::mul"), local)
+    assert outcome.codes == ["PLUGIN_EMPTY"]
+    assert [f.subject for f in judge(world, outcome.session.trace()).findings] == ["nil"]
 
 
 def test_foreign_kernel_of_a_blocked_plugin_serves_nobody(world):

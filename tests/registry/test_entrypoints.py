@@ -1,10 +1,16 @@
 """Plugins of installed distributions: what their metadata says, and how it may be wrong."""
 
 import itertools
+import os
 import sys
+from fractions import Fraction
+from functools import partial
+from importlib.metadata import PathDistribution
+from types import ModuleType
 
 import pytest
 from kernel_muster.registry.discovery.discover import discover
+from kernel_muster.registry.discovery.origins import places_of
 
 
 def said(catalog):
@@ -110,7 +116,7 @@ def test_named_plugin_that_is_not_there_is_a_finding_with_a_suggestion(install, 
     [
         ("[kernel_muster.v1]\nacme = no_such_module_at_all\n", "PLUGIN_LOAD_FAILED"),
         ("[kernel_muster.v1]\nacme = acme_on_disk:nothing\n", "PLUGIN_LOAD_FAILED"),
-        ("[kernel_muster.v1]\nacme = not a module!\n", "PLUGIN_LOAD_FAILED"),
+        ("[kernel_muster.v1]\nacme = not a module!\n", "BAD_SPEC"),
         ("[kernel_muster.v1]\nacme\n", "PLUGIN_LOAD_FAILED"),
         (b"[kernel_muster.v1]\n\xff\xfe = x\n", "PLUGIN_LOAD_FAILED"),
     ],
@@ -119,6 +125,92 @@ def test_broken_metadata_is_a_finding(install, tmp_path, on_disk, text, code):
     catalog = discover(path=[install(tmp_path, text=text)])
     assert [f.code for f in catalog.findings] == [code]
     assert catalog.kernels == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "subject", "why"),
+    [
+        ("acme =", "acme", "its entry point names no module: nothing stands behind the ="),
+        ("acme =   ", "acme", "its entry point names no module: nothing stands behind the ="),
+        ("acme = :hooks", "acme", "its entry point names ':hooks', which is no module"),
+        ("acme = acme_on_disk:", "acme", "its entry point names 'acme_on_disk:', which is no module"),
+        ("acme = acme on disk", "acme", "its entry point names 'acme on disk', which is no module"),
+        ("acme = acme-on-disk", "acme", "its entry point names 'acme-on-disk', which is no module"),
+        ("= acme_on_disk", "acme-kernels", "its entry point has no name"),
+    ],
+)
+def test_entry_point_without_a_module_or_a_name_is_a_bad_spec(install, tmp_path, line, subject, why):
+    catalog = discover(path=[install(tmp_path, text=f"[kernel_muster.v1]\n{line}\n")])
+    (finding,) = catalog.findings
+    assert (finding.code, finding.subject, finding.why) == ("BAD_SPEC", subject, why)
+    assert finding.where[0].startswith("acme-kernels 1.0 (")
+    assert '[project.entry-points."kernel_muster.v1"]' in finding.remedies[0]
+    assert [row.status for row in catalog.plugins] == ["failed"]
+    assert discover(path=[str(tmp_path)], blocked=[catalog.plugins[0].name]).findings == ()
+
+
+@pytest.mark.parametrize("value", ["acme_on_disk", "acme_on_disk [fast]", " acme_on_disk "])
+def test_entry_point_with_blanks_or_extras_is_loaded(install, tmp_path, on_disk, value):
+    catalog = discover(path=[install(tmp_path, text=f"[kernel_muster.v1]\nacme = {value}\n")])
+    assert (said(catalog), [row.status for row in catalog.plugins]) == ([], ["loaded"])
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (None, "None"),
+        (0, "a value of type int"),
+        (2.5, "a value of type float"),
+        (True, "a value of type bool"),
+        (Fraction(1, 2), "a value of type Fraction"),
+        ("acme", "a value of type str"),
+        ((), "a value of type tuple"),
+        ({}, "a value of type dict"),
+        (object(), "a value of type object"),
+        (print, "the function print"),
+        (lambda: None, "the function <lambda>"),
+        (partial(print, 1), "the function partial"),
+        (Fraction, "the class Fraction"),
+    ],
+)
+def test_entry_point_of_what_can_have_no_hooks_is_a_bad_spec(install, tmp_path, monkeypatch, value, what):
+    module = ModuleType("acme_on_disk")
+    module.value = value
+    monkeypatch.setitem(sys.modules, "acme_on_disk", module)
+    catalog = discover(path=[install(tmp_path, text="[kernel_muster.v1]\nacme = acme_on_disk:value\n")])
+    assert said(catalog) == [("BAD_SPEC", "acme")]
+    assert catalog.findings[0].why == f"the entry point names {what}, not a module"
+    assert [row.status for row in catalog.plugins] == ["failed"]
+    assert discover(path=[], local={"acme": value}).findings[0].why == f"the plugin is {what}, not a module"
+
+
+def test_object_of_a_class_of_its_own_may_have_hooks(install, tmp_path, monkeypatch, on_disk):
+    class Plugin:
+        muster_kernels = staticmethod(sys.modules["acme_on_disk"].muster_kernels)
+        muster_contracts = staticmethod(sys.modules["acme_on_disk"].muster_contracts)
+
+    sys.modules["acme_on_disk"].value = Plugin()
+    catalog = discover(path=[install(tmp_path, text="[kernel_muster.v1]\nacme = acme_on_disk:value\n")])
+    assert (said(catalog), [row.status for row in catalog.plugins]) == ([], ["loaded"])
+
+
+def test_record_of_a_distribution_is_read_once_for_all_its_plugins(install, tmp_path):
+    reads = []
+
+    class Counting(PathDistribution):
+        def read_text(self, filename):
+            reads.append(filename)
+            return super().read_text(filename)
+
+    path = install(tmp_path)
+    record = "".join(f'"acme/m{at}.py",sha256=x,1\nother/n{at}.py,,\n' for at in range(50))
+    (tmp_path / "acme_kernels-1.0.dist-info" / "RECORD").write_text(record)
+    places = places_of(Counting(tmp_path / "acme_kernels-1.0.dist-info"), [f"acme.m{at}" for at in range(50)])
+    assert reads.count("RECORD") == 1
+    assert places["acme.m7"] == (os.path.join(path, "acme/m7.py"),)
+    assert places_of(PathDistribution(tmp_path / "acme_kernels-1.0.dist-info"), ["other.n7", "acme.nothing", ""]) == {
+        "other.n7": (os.path.join(path, "other/n7.py"),), "acme.nothing": (), "": (),
+    }  # fmt: skip
 
 
 def test_metadata_without_a_name_is_no_traceback(install, tmp_path, on_disk):
