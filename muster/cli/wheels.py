@@ -1,22 +1,17 @@
 """A wheel that is only looked at: installed into a folder of its own, in front of what is installed already."""
 
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
-from kernel_muster.registry.discovery.entry_points import HOST_MODULE
-from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name
+from kernel_muster.cli.wheel_files import taken_places
+from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import did_you_mean
+from kernel_muster.registry.messages.message import message
 
-#: What Python imports whenever it starts, if it is there.
-_AT_START = frozenset({"sitecustomize", "usercustomize"})
-_METADATA = re.compile(r"[^/]*\.(?:dist-info|egg-info|data)(?:/|$)|__pycache__/")
 _MOST_NAMED = 3
 _PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile")
 
@@ -40,58 +35,17 @@ def install_wheel(wheel: Path, folder: Path) -> Distribution:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (pip, without a shell)
     if "No module named pip" in done.stderr:
         raise UsageError(f"pip is not installed for {sys.executable}: install the wheel yourself, and name it")
-    found = list(distributions(path=[str(folder)])) if done.returncode == 0 else []
+    said = (done.stderr or done.stdout).strip()
+    if done.returncode != 0:
+        raise WheelRefused("pip cannot install this wheel", said)
+    if taken := list(taken_places(wheel)):
+        more = [message("plugin_load_failed.wheel_more", count=len(taken) - _MOST_NAMED)] if taken[_MOST_NAMED:] else []
+        why = message("plugin_load_failed.wheel", problems=(*taken[:_MOST_NAMED], *more))
+        raise WheelRefused(why, remedy=message("remedy.own_modules"))
+    found = list(distributions(path=[str(folder)]))
     if len(found) != 1:
-        raise WheelRefused("pip cannot install this wheel", (done.stderr or done.stdout).strip())
-    if taken := list(_taken(found[0])):
-        why = "; ".join(taken[:_MOST_NAMED]) + (f"; and {len(taken) - _MOST_NAMED} more" if taken[_MOST_NAMED:] else "")
-        remedy = "let the wheel have modules of its own alone: packages, or py_modules, in its pyproject.toml"
-        raise WheelRefused(f"it would do damage where it is installed: {why}", remedy=remedy)
+        raise WheelRefused("pip cannot install this wheel", said)
     return found[0]
-
-
-def _taken(wheel: Distribution) -> Iterator[str]:
-    """Say what of a wheel takes the place of Python's own modules, of this package, or of another distribution's."""
-    own = normal_name(str(wheel.metadata["Name"]))
-    files = _files(wheel)
-    modules = {module: file for file in sorted(files, reverse=True) if (module := _top_module(file))}
-    for module, file in sorted(modules.items()):
-        if module in sys.stdlib_module_names or module in _AT_START:
-            yield f"{file} would be taken for Python's own module {module}"
-        elif module == HOST_MODULE and own != HOST_DISTRIBUTION:
-            yield f"{file} would be taken for {HOST_MODULE} itself"
-    for other in sorted(distributions(), key=lambda one: str(one.metadata["Name"])):
-        if normal_name(str(other.metadata["Name"])) == own:
-            continue
-        whose, theirs = f"{other.metadata['Name']} {other.version}", _files(other)
-        yield from (
-            f"{file} is a file of {whose} too" for file in sorted(files & theirs) if _differs(file, wheel, other)
-        )
-        for module in sorted(modules.keys() & {_top_module(file) for file in theirs}):
-            if modules[module] not in theirs:
-                yield f"{modules[module]} would hide the module {module} of {whose}"
-
-
-def _files(distribution: Distribution) -> set[str]:
-    """Return the files that a distribution puts beside its metadata, as RECORD names them."""
-    listed = re.findall(r'^"?([^,\n]*?)"?,', distribution.read_text("RECORD") or "", re.MULTILINE)
-    return {name for name in listed if not name.startswith(("../", "/")) and not _METADATA.match(name)}
-
-
-def _top_module(file: str) -> str:
-    """Return the top-level module that a file is, or whose package it makes; nothing for any other file."""
-    folder, _, name = file.rpartition("/")
-    suffix = next((one for one in all_suffixes() if name.endswith(one)), "")
-    stem = name.removesuffix(suffix)
-    return "" if not suffix or "/" in folder or (folder and stem != "__init__") else folder or stem
-
-
-def _differs(file: str, one: Distribution, other: Distribution) -> bool:
-    """Whether two distributions have different bytes in a file: equal ones make namespace packages."""
-    try:
-        return Path(str(one.locate_file(file))).read_bytes() != Path(str(other.locate_file(file))).read_bytes()
-    except OSError:
-        return True
 
 
 def installed(name: str) -> tuple[Distribution, str | None]:

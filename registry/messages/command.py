@@ -7,6 +7,21 @@ from collections.abc import Mapping
 
 TEMPLATES: Mapping[str, str] = {
     "quoted": "{text}",
+    # wheels that are not installed
+    "plugin_load_failed.wheel": "it would do damage where it is installed: {problems:semicolons}",
+    "plugin_load_failed.wheel_more": "and {count} more",
+    "plugin_load_failed.wheel_at_start": "Python would read {file} at every start, and run what it holds",
+    "plugin_load_failed.wheel_command": "{file} would take the place of the command {command} of {whose}",
+    "plugin_load_failed.wheel_file": "{file} is a file of {whose} too",
+    "plugin_load_failed.wheel_hides": "{file} would hide the module {module} of {whose}",
+    "plugin_load_failed.wheel_host": "{file} would be a part of {host}",
+    "plugin_load_failed.wheel_leads_out": "{file} leads out of the folder where it is installed",
+    "plugin_load_failed.wheel_metadata": "{file} would be taken for the metadata of a distribution",
+    "plugin_load_failed.wheel_module": "{file} would be taken for Python's own module {module}",
+    "plugin_load_failed.wheel_python": "{file} would take the place of a file of Python",
+    "remedy.own_modules": (
+        "let the wheel have modules of its own alone: packages, or py_modules, in its pyproject.toml"
+    ),
     # measured tables
     "tuning_stale": "{differences:semicolons}",
     "tuning_uncovered": "it covers {range}; outside: {shapes}",

@@ -1,5 +1,7 @@
-"""Sources of plugins, and what of a check's document tests look at."""
+"""Sources of plugins, wheels of them, and what of a check's document tests look at."""
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 HEAD = """
@@ -65,3 +67,28 @@ def steps(report: Any) -> dict[str, str]:
 
 def codes(report: Any) -> list[tuple[str, str]]:
     return [(finding["code"], finding["subject"]) for finding in report["findings"]]
+
+
+def wheel(
+    folder: Path,
+    text: str,
+    version: str = "2.0",
+    name: str = "acme",
+    more: dict[str, str] | None = None,
+    entry_points: str = "",
+) -> Path:
+    """Write a wheel of one module, and of more files."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}_wheel.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": entry_points or f"[kernel_muster.v1]\n{name} = {name}_wheel\n",
+        **(more or {}),
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, content in files.items():
+            archive.writestr(file, content)
+        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD")))
+    return path

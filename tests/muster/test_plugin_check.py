@@ -1,13 +1,11 @@
 """``muster plugin check``: what an author hears about each kind of fault."""
 
 import json
-import zipfile
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from kernel_muster.cli.wheels import installed
-from plugin_texts import codes, source, steps
+from plugin_texts import codes, source, steps, wheel
 
 
 def test_sound_plugin_passes_with_every_step(check):
@@ -167,26 +165,6 @@ def test_plugin_is_found_by_its_entry_point_name(cli):
     assert "plugin entry_a is offered by acme-wheels and other-wheels" in ran.err
 
 
-def wheel(
-    folder: Path, text: str, version: str = "2.0", name: str = "acme", more: dict[str, str] | None = None
-) -> Path:
-    """Write a wheel of one module, and of more files."""
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}_wheel.py": text,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[kernel_muster.v1]\n{name} = {name}_wheel\n",
-        **(more or {}),
-    }
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, content in files.items():
-            archive.writestr(file, content)
-        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD")))
-    return path
-
-
 @pytest.mark.install
 def test_wheel_is_checked_without_being_installed(cli, tmp_path):
     ran = cli("plugin", "check", wheel(tmp_path, source('spec("acme::double")')), "--format", "json")
@@ -216,7 +194,7 @@ def test_file_that_is_no_wheel_is_refused_with_what_pip_says(cli, tmp_path, name
 @pytest.mark.parametrize(
     ("file", "why"),
     [
-        ("kernel_muster/__init__.py", "kernel_muster/__init__.py would be taken for kernel_muster itself"),
+        ("kernel_muster/__init__.py", "kernel_muster/__init__.py would be a part of kernel_muster"),
         ("json.py", "json.py would be taken for Python's own module json"),
         ("json/__init__.py", "json/__init__.py would be taken for Python's own module json"),
         ("sitecustomize.py", "sitecustomize.py would be taken for Python's own module sitecustomize"),
