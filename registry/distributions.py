@@ -5,6 +5,8 @@ import re
 _SEPARATORS = re.compile(r"[-_.]+")
 #: This project's own distribution, in its normal form.
 HOST_DISTRIBUTION = "kernel-muster"
+#: The package that it installs.
+HOST_MODULE = "kernel_muster"
 
 
 def normal_name(name: str) -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 from zipfile import Path as ZipPath
 from zipfile import ZipFile
 
-from kernel_muster.registry.discovery.entry_points import HOST_MODULE
-from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, HOST_MODULE, normal_name
 from kernel_muster.registry.messages.message import Message, message
 from kernel_muster.registry.values import frozen
 

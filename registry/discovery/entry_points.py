@@ -12,15 +12,14 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from itertools import chain
 from pathlib import Path
 
+from kernel_muster.registry.discovery.host_files import intrusion
 from kernel_muster.registry.discovery.origins import places_of
-from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name, same_distribution
+from kernel_muster.registry.distributions import HOST_DISTRIBUTION, HOST_MODULE, normal_name, same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.values import frozen
 
-#: The package of the host's own plugins: that it is another one is said once, and not of each of them.
-HOST_MODULE = "kernel_muster"
 # Any spelling of our group's name: one that is not exactly ours is reported, and not taken for somebody else's.
 _OURS = re.compile(r"kernel[-_.]?muster(\..*)?", re.IGNORECASE)
 _MENTIONED = re.compile(r"kernel[-_.]?muster", re.IGNORECASE)
@@ -92,7 +91,9 @@ def scan(path: Sequence[str] | None = None) -> Scan:
     findings: list[Finding] = []
     for distribution in distributions() if path is None else distributions(path=list(path)):
         try:
-            found.extend(_entries(distribution))
+            if entries := list(_entries(distribution)):
+                found.extend(entries)
+                findings.extend(intrusion(distribution))
         except Exception as error:  # noqa: BLE001  (metadata on disk may be anything)
             findings.append(_unreadable(distribution, error))
     same_version = [entry for entry in found if entry.group == ENTRY_POINT_GROUP]
@@ -140,6 +141,7 @@ def _entries(distribution: Distribution) -> Iterable[Entry]:
 
 
 def _module_of(distribution: str, value: str) -> str:
+    """Return an entry point's module; for the host its package: that it is another one is said once."""
     return HOST_MODULE if same_distribution(distribution, HOST_DISTRIBUTION) else value.partition(":")[0].strip()
 
 

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 TEMPLATES: Mapping[str, str] = {
     "quoted": "{text}",
+    # files in the package of the host
+    "plugin_load_failed.intruder": "it has put files into {host}, where they pass for a part of it: {files}",
+    "plugin_load_failed.intruded": "manifests lie in {host} that are none of its files: {files}",
+    "remedy.uninstall": "uninstall it: pip uninstall {distribution}",
+    "remedy.reinstall_host": "remove their folders, and reinstall {distribution}",
     # wheels that are not installed
     "plugin_load_failed.wheel": "it would do damage where it is installed: {problems:semicolons}",
     "plugin_load_failed.wheel_more": "and {count} more",

@@ -5,7 +5,6 @@ import sys
 import zipfile
 
 import pytest
-from kernel_muster.registry.discovery import entry_points as entrypoints
 from kernel_muster.registry.discovery.discover import discover
 
 PLUGIN = """
@@ -123,5 +122,5 @@ def test_host_that_another_copy_of_it_hides_is_one_finding(found, install, tmp_p
     package = write(tmp_path, "kernel_muster/__init__.py", "")
     (finding,) = found(tmp_path).findings
     assert (finding.code, finding.subject) == ("PLUGIN_LOAD_FAILED", "kernel-muster")
-    host = sys.modules[entrypoints.HOST_MODULE].__file__
+    host = sys.modules["kernel_muster"].__file__
     assert finding.why == f"kernel_muster was imported from {host}, but kernel-muster 9.9 has it at {package}"
