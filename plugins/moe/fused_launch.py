@@ -38,7 +38,7 @@ _SHARES = ((8, 1, 32), (16, 2, 8), (24, 3, 32), (1 << 62, 4, 8))
 
 def gemv_order(features: int, depth: int, is_dual: bool) -> tuple[int, int]:
     """Return the chains and ranks in which the GEMV sums K: of gate and up, so many features together, or of down."""
-    split = gemv.split_of(features, depth)
+    split = (gemv.split_of if is_dual else gemv.split_alone)(features, depth)
     return _ORDERS["any" if is_dual and split not in _INPUT_ORDERS else split]
 
 

@@ -52,14 +52,25 @@ def split_of(features: int, depth: int) -> str:
     return f"k{depth}_few" if depth in _FEW_AT_K and features <= FEW_FEATURES else f"k{depth}"
 
 
-def shape_of(features: int, depth: int, rows: int) -> tuple[str, int]:
+def split_alone(features: int, depth: int) -> str:
+    """Return the split of K for one weight in a launch of its own.
+
+    It is that of two such weights in one launch: key and value are projected together at few rows and one by one at
+    more, and a row must not depend on that. At 1024 x 5120 the rule for one weight alone was another one.
+    """
+    return split_of(2 * features, depth)
+
+
+def shape_of(features: int, depth: int, rows: int, split: str | None = None) -> tuple[str, int]:
     """Return which entry point of a split serves up to 8 rows, or up to 16, and how many tiles a warp of it takes.
+
+    ``split`` is that of one weight alone; without it, that of so many features in one launch.
 
     Two tiles a warp read x once, and their blocks are fewer and live longer: of an H200's multiprocessors each holds
     four. Where a block has a multiprocessor for itself, its warps decode weights before they wait for the launch ahead.
     No bit of a result depends on it.
     """
-    split = split_of(features, depth)
+    split = split or split_of(features, depth)
     if split == "k5120":
         if features >= _MANY_FEATURES and rows == 16:
             return "k5120_many", 2
@@ -102,7 +113,7 @@ def _x(bound: Bound) -> tuple[ArrayView, int]:
 
 def _plan_gemv(rows: int, bound: Bound, entries: Entries) -> LaunchPlan:
     (x, stride), weight, dims = _x(bound), bound.arguments["w"], bound.dims
-    shape, share = shape_of(dims["N"], dims["K"], rows)
+    shape, share = shape_of(dims["N"], dims["K"], rows, split_alone(dims["N"], dims["K"]))
     entry = f"gemv_{shape}_m{rows}"
     arguments = (view_of(weight.data), x, bound.views["out"], weight.global_scale_decode, stride)
     sizes = (dims["M"], dims["N"], dims["K"])
@@ -147,7 +158,7 @@ def _resident_bytes(depth: int) -> int:
 
 def _plan_gemv16_hopper(bound: Bound, entries: Entries) -> LaunchPlan:
     dims = bound.dims
-    split = split_of(dims["N"], dims["K"])
+    split = split_alone(dims["N"], dims["K"])
     if dims["N"] < _MANY_FEATURES or split not in _RESIDENT:
         return _plan_gemv(16, bound, entries)
     (x, stride), weight = _x(bound), bound.arguments["w"]
@@ -162,7 +173,7 @@ def wide_of(features: int, depth: int, rows: int) -> tuple[str, int]:
 
     Its warps add up K as those of the shape's split do.
     """
-    entry = _WIDE.get(split_of(features, depth))
+    entry = _WIDE.get(split_alone(features, depth))
     if entry is None and depth % TILE_K:
         entry = "any"
     elif entry is None:

@@ -160,3 +160,22 @@ def test_slot_outside_the_pool_is_padding(kernels, wrong):
     assert not qkv.view("u2").any()
     assert all(same(*pair) for pair in zip(rest, padding[1:], strict=True))
     assert same(pool, inputs.pool)
+
+
+@pytest.mark.parametrize(("features", "depth"), [(1024, 5120), (512, 2048), (504, 2048), (512, 5120)])
+def test_key_and_value_together_have_the_bits_of_each_alone_at_every_tier(cupy, kernels, features, depth):
+    from kernel_muster.bench.data.nvfp4 import make_dense_data
+
+    key, value = (make_dense_data(features, depth, 8, seed) for seed in (0, 1))
+    dual = kernels.kernel("w4a16_gemv", "w4a16_gemv_dual")
+    w_a, w_b = (dual.prepare_weight(one.weight) for one in (key, value))
+    for rows, tier in ((4, "_batch4"), (8, "_batch8")):
+        alone = kernels.kernel("w4a16_gemv", f"w4a16_gemv{tier}")
+        outs = [poisoned(cupy, key.x, (rows, features)) for _ in range(2)]
+        for weight, out in zip((w_a, w_b), outs, strict=True):
+            alone(x=key.x[:rows], w=weight, out=out)
+        for m in range(rows):
+            a, b = (poisoned(cupy, key.x, (1, features)) for _ in range(2))
+            dual(x=key.x[m : m + 1], w_a=w_a, w_b=w_b, out_a=a, out_b=b)
+            assert same(a, outs[0][m : m + 1])
+            assert same(b, outs[1][m : m + 1])

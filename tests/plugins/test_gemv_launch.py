@@ -84,10 +84,26 @@ def test_shape_depends_on_the_rows_and_the_split_of_k_does_not(features, depth, 
         (1, 5120, ("gemv_k5120_few_m8", (2, 1, 1))),
         (17, 6144, ("gemv_k6144_m8", (4, 1, 1))),
         (10577, 5120, ("gemv_k5120_pair_m8", (331, 1, 1))),
+        (1024, 5120, ("gemv_k5120_m8", (64, 1, 1))),
+        (512, 5120, ("gemv_k5120_few_m8", (64, 1, 1))),
     ],
 )
 def test_grid_covers_every_feature_once(features, depth, expected):
     assert plan(launch.GEMV8, "w4a16_gemv", M=1, N=features, K=depth) == expected
+
+
+@pytest.mark.parametrize("depth", [256, 2048, 4096, 5120, 6144, 17408])
+@pytest.mark.parametrize("features", [16, 504, 512, 528, 1024, 1040, 6144])
+def test_key_and_value_are_summed_alike_together_and_one_by_one(features, depth):
+    def split_in(entry):
+        return re.sub("^gemv_(parts_)?|(_pair|_early)?_m8$", "", entry)
+
+    alone, _ = plan(launch.GEMV8, "w4a16_gemv", M=1, N=features, K=depth)
+    joint, _ = plan(launch.DUAL, "w4a16_gemv_dual", M=1, A=features, B=features, K=depth)
+    # deeper forms of inputs have no split of their own: their layers' weights do not come alone
+    assert split_in(joint) in (split_in(alone), "any")
+    if depth in (2048, 5120):
+        assert split_in(joint) == split_in(alone)
 
 
 def test_grid_of_two_weights_covers_each_alone():
@@ -100,7 +116,8 @@ def test_grid_of_two_weights_covers_each_alone():
     [(17, 9216, 2048, ("4_pair", 288, 1)), (128, 512, 2048, ("8", 32, 4)), (256, 512, 2048, ("8_pair", 16, 8)),
      (64, 2048, 512, ("2", 128, 2)), (65, 2048, 512, ("2_pair", 64, 3)), (32, 2048, 4096, ("8", 128, 1)),
      (64, 2048, 4096, ("8_pair", 64, 2)), (65, 5120, 6144, ("4x2", 640, 3)), (32, 17, 17408, ("4x2", 4, 1)),
-     (1, 1024, 5120, ("10x2", 128, 1)), (1, 1025, 5120, ("4_pair", 33, 1)), (200, 33, 528, ("any", 3, 7))],
+     (1, 1024, 5120, ("4_pair", 32, 1)), (1, 512, 5120, ("10x2", 64, 1)),
+     (1, 1025, 5120, ("4_pair", 33, 1)), (200, 33, 528, ("any", 3, 7))],
 )  # fmt: skip
 def test_rows_of_the_wide_tier_are_blocks_of_32_that_add_up_k_as_one_row_does(rows, features, depth, expected):
     entry, groups, chunks = expected
