@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from kernel_muster.registry.backends.nvrtc.includes import rename_includes
 from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.plugin_code.regular_files import read_regular
 from kernel_muster.registry.values import frozen
@@ -22,7 +23,6 @@ from kernel_muster.registry.values import frozen
 SHIP_IT = "let the distribution ship it as package data, and install it again"
 #: No source is larger: what is may be anything, and would take the memory.
 MOST_BYTES = 16 << 20
-_INCLUDE = re.compile(rb'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 
 
 @frozen
@@ -77,21 +77,22 @@ class _Reader:
             place = _resolved(path)
             if place not in self.files:
                 included: list[Path] = []
-                text = _INCLUDE.sub(partial(self._renamed, path, included), _read(path))
+                text = rename_includes(str(path), _read(path), partial(self._renamed, path, included))
                 self.files[place] = SourceFile(self._name(path), path, text)
                 waiting += reversed(included)
         first = self.files.pop(_resolved(main))
         return Closure(first, tuple(sorted(self.files.values(), key=lambda file: file.name)))
 
-    def _renamed(self, includer: Path, included: list[Path], match: re.Match[bytes]) -> bytes:
-        """Return the include line with the canonical name of the file that it means; ``included`` gets the file."""
-        quoted, angled = match[2], match[3]
-        folders = [*([includer.parent] if quoted else []), *self.roots[1:]]
-        found = _find(quoted or angled, folders)
+    def _renamed(self, includer: Path, included: list[Path], name: bytes, is_quoted: bool) -> bytes | None:
+        """Return the canonical name of the file that an include means, which ``included`` gets; None: a CUDA header."""
+        folders = [*([includer.parent] if is_quoted else []), *self.roots[1:]]
+        if not is_quoted and name.startswith(b"/"):
+            folders.append(includer.parent)
+        found = _find(name, folders)
         if found is None:
-            return match[0]
+            return None
         included.append(found)
-        return match[1] + b'"' + self._name(found).encode() + b'"'
+        return self._name(found).encode()
 
     def _name(self, path: Path) -> str:
         """Name a file after the first root that holds it; the same file always gets the same name."""
