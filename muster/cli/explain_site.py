@@ -46,18 +46,22 @@ def questions_at(text: str, selector: Selector) -> tuple[Question, ...]:
     """
     found: dict[tuple[object, ...], tuple[LookupEntry, dict[str, None]]] = {}
     lines: set[str] = set()
-    for model, entry in _asked(selector):
+    for model, entry in asked_by_models(selector):
         place = entry.site.partition(" ")[0]
         lines.add(place)
         if f"/{place}".endswith(f"/{text.lstrip('./')}"):
-            question = (entry.site, entry.members, entry.kind, entry.when)
+            question = (entry.site, entry.members, entry.kind, entry.when, entry.reached_by)
             found.setdefault(question, (entry, {}))[1][model] = None
     if not found:
         raise UsageError(f"no model asks for a kernel at {text}{_near(text, lines)}")
     return tuple(Question(entry, tuple(models)) for _, (entry, models) in sorted(found.items(), key=str))
 
 
-def _asked(selector: Selector) -> Iterator[tuple[str, LookupEntry]]:
+def asked_by_models(selector: Selector) -> Iterator[tuple[str, LookupEntry]]:
+    """Yield what plan builds of all models ask for, each with the model.
+
+    Of a model whose builder fails, what it asked before counts, and stderr says so.
+    """
     catalog = selector.catalog
     folders = [manifest_folder(), *catalog.manifest_folders]
     for manifest in Catalogue.from_folders(folders, levers=catalog.levers).manifests:
@@ -98,6 +102,7 @@ def site_data(text: str, questions: Iterable[Question], selector: Selector) -> d
                 "keys": list(map(str, one.entry.members)),
                 "kind": one.entry.kind,
                 "when": one.entry.when,
+                "reached_by": one.entry.reached_by,
                 "models": list(one.models),
                 "served_by": [str(decision.chosen.provider) if decision.chosen else "" for decision in map(
                     selector.decide, one.entry.members
@@ -119,6 +124,8 @@ def site_sections(questions: Iterable[Question], selector: Selector) -> Iterator
             lines.append(f"    {key}: {decision.chosen.provider if decision.chosen else decision.reason}")
         if entry.when:
             lines.append(f"asked for when {entry.when}")
+        if entry.reached_by:
+            lines.append(f"reached by {entry.reached_by}")
         lines.append(f"by {plural(len(one.models), 'model')}: {', '.join(one.models)}")
         keys = tuple(map(str, entry.members))
         lines += (lever_text(lever_row(setting)) for setting in settings_of(keys, selector.levers))

@@ -39,6 +39,7 @@ class Listing:
     sections: tuple[Section, ...]
     findings: tuple[FindingRow, ...] = ()
     is_long: bool = False
+    version: str = VERSION
 
     @property
     def is_refused(self) -> bool:
@@ -66,7 +67,7 @@ def show(listing: Listing, format: Format, output: Path | None, *, verbose: bool
 
 
 def _document(listing: Listing) -> dict[str, Any]:
-    head = {"schema": f"kernel-muster/{listing.name}", "version": VERSION}
+    head = {"schema": f"kernel-muster/{listing.name}", "version": listing.version}
     return {**head, **listing.data, "findings": [asdict(row) for row in listing.findings]}
 
 

@@ -323,7 +323,8 @@ def test_arm_without_a_fused_kernel_takes_its_parts(ab: Callable[..., Any]) -> N
     (model,) = ran.json["models"]
     parts = {part["title"]: part["changes"] for part in model["difference"]["parts"]}
     assert [(c["name"], c["after"]["value"]) for c in parts["levers"]] == [("MUSTER_DISABLE", fused)]
-    assert [c["name"] for c in parts["kernels"]] == [fused]
+    chain = [fused, *(f"paged_decode::paged_decode_attn{form}" for form in ("_gated", ""))]
+    assert [c["name"] for c in parts["kernels"]] == [" > ".join(chain)]
     (row,) = model["rows"]
     assert {fused, "rope::qk_norm_rope_append"} <= {*row["kernels"]["differing"]}
     assert {proof["arm"] for proof in model["proofs"] if proof["key"] == fused} == {"A"}

@@ -44,8 +44,8 @@ import pytest
             "--b-without w4a4::w4a4_gemm_mfast: on cpu arm B lacks it as it is: no plugin registers",
         ),
         (
-            ("--b-without", "w4a16::w4a16_gemm_t"),
-            "--b-without w4a16::w4a16_gemm_t: qwen3.6-27b never comes to it: w4a16::w4a16_gemm_t_p3 stands before it",
+            ("--b-without", "w4a16_gemv::w4a16_gemv_qg"),
+            "--b-without w4a16_gemv::w4a16_gemv_qg: qwen3.6-27b never comes to it: w4a16_gemv::w4a16_gemv_qgkv stands",
         ),
         (("--sequences", "1,x"), "expected numbers from 1 to 128, with commas"),
         (("--sequences", "0"), "expected numbers from 1 to 128, with commas"),

@@ -256,3 +256,42 @@ def test_explain_knows_every_rule_of_selection() -> None:
     assert {"disabled", "replaced", "overridden", "tier", "specificity", "preferred", "duplicate"} <= rules
     known = set(re.findall(r'^        "(\w*)": ', getsource(explain._change), re.MULTILINE))
     assert rules <= known
+
+
+def test_explain_names_the_models_that_ask_and_what_reaches_the_kernel(cli: Any) -> None:
+    ran = cli("explain", "w4a16_gemv::w4a16_gemv_qg", "--target", "cpu")
+    section = ran.out[ran.out.index("Asked for by models") : ran.out.index("Levers that switch it off")]
+    assert "required, by 6 models: holo-3.1-35b-a3b, ornith-1.0-35b, qwen3.6-27b, " in section
+    chain = "w4a16_gemv::w4a16_gemv_qgkv > w4a16_gemv::w4a16_gemv_qg (an earlier member serves)"
+    assert f"      in the chain {chain}\n" in section
+    assert "      reached by: qkv_arm: 1 row, or a tile of that\n" in section
+
+
+def test_explain_shows_that_a_later_member_is_tried_where_the_first_is_absent(cli: Any) -> None:
+    cli.monkeypatch.setenv("MUSTER_DISABLE", "w4a16_gemv::w4a16_gemv_qgkv")
+    ran = cli("explain", "w4a16_gemv::w4a16_gemv_qg", "--target", "cpu", "--format", "json")
+    assert (ran.json["schema"], ran.json["version"]) == ("kernel-muster/explanation", "1.1")
+    (asked,) = ran.json["asked"]
+    assert asked["tried"] is True
+    assert asked["chain"] == ["w4a16_gemv::w4a16_gemv_qgkv", "w4a16_gemv::w4a16_gemv_qg"]
+    assert (asked["kind"], asked["requested_by"], len(asked["models"])) == ("required", "", 6)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [("auto", "No model asks for it on cpu"), ("atomic_c4", "reached by: MUSTER_FFN_ARM")]
+)
+def test_explain_of_what_one_lever_asks_for_follows_that_lever(cli: Any, value: str, says: str) -> None:
+    cli.monkeypatch.setenv("MUSTER_FFN_ARM", value)
+    ran = cli("explain", "moe_w4a16::moe_w4a16_grouped_down_atomic_c4", "--target", "cpu")
+    assert ran.code == 0
+    assert says in ran.out
+
+
+def test_explain_of_an_open_key_shows_the_contract_that_opens_it(cli: Any) -> None:
+    ran = cli("explain", "w4a4::w4a4_gemm_mfast", "--target", "cpu")
+    assert ran.code == 1
+    assert "or write one: anybody may, under contract w4a4_gemm" in ran.out
+    assert "optional, by 7 models" in ran.out
+    assert "Contract w4a4_gemm\n  out = q(x) w^T" in ran.out
+    found = cli("explain", "w4a4::w4a4_gemm_mfast", "--target", "cpu", "--format", "json").json
+    assert [contract["name"] for contract in found["contracts"]] == ["w4a4_gemm"]

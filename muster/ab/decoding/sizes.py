@@ -1,8 +1,8 @@
 """Models at reduced size: the same layers, kernels and policies, with dimensions that the host decodes in moments.
 
 A reduced model keeps what decides which kernels are asked for: kinds of layers, gating, norms, routing, rotary
-positions, the multi-token-prediction head, quantisation. It says nothing about quality and nothing about speed at
-full size.
+positions, the multi-token-prediction head, quantisation. Only the tiles of a deep K need the width of the whole model.
+It says nothing about quality and nothing about speed at full size.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from kernel_muster.registry.errors import UsageError
 
 Limits = Mapping[str, Mapping[str, int]]
 #: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group), sizes of heads and states
-#: are the smallest that every kernel of attention and of the delta rule is written for, and a vocabulary of 256 takes
-#: the bytes of any text.
+#: are the smallest that every kernel of attention and of the delta rule is written for, those of experts suit the K
+#: step of 64, and a vocabulary of 256 takes the bytes of any text.
 HOST: Limits = {
     "": {"hidden_size": 64, "vocab_size": 256, "intermediate_size": 128},
     "attention": {"heads": 4, "kv_heads": 2, "head_dim": 128},
     "gdn": {"key_heads": 1, "key_dim": 128, "value_heads": 2, "value_dim": 32},
-    "moe": {"experts": 8, "top_k": 2, "intermediate_size": 32, "shared_intermediate_size": 32},
+    "moe": {"experts": 8, "top_k": 2, "intermediate_size": 64, "shared_intermediate_size": 64},
 }
 #: On a device rows begin at multiples of 16 bytes, and states are as wide as every model's.
 DEVICE: Limits = {

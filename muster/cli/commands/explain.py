@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kernel_muster.registry.levers import Setting
     from kernel_muster.registry.selection.select import Candidate, Decision, Selector
 
+#: Of the JSON; 1.1 adds who asks for a key, and what reaches it.
+VERSION = "1.1"
 Key = Annotated[
     str, typer.Argument(metavar="KEY|SITE", help="module::func, or a line of model code: layers/attention.py:29")
 ]
@@ -32,14 +34,16 @@ def explain(
 ) -> int:
     """Explain who serves a key on a target, and why nobody else does.
 
-    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the levers that drop
-    the key or choose between it and others, as they stand here, and the contract: what a kernel of this key gets,
-    writes and has to keep. --verbose adds the contract's cases and the rest of each spec. Of a SITE, as reports name
-    them: what all models ask for at that line, who serves it, and the levers.
+    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the models that ask
+    for the key, with the decisions and levers that reach it; the levers that drop the key or choose between it and
+    others, as they stand here; and the contract: what a kernel of this key gets, writes and has to keep. --verbose adds
+    the contract's cases and the rest of each spec. Of a SITE, as reports name them: what all models ask for at that
+    line, who serves it, and the levers.
 
     Exit code: 0 a kernel serves, or one of each chain; 1 none does.
     """
     from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.explain_asked import asking_data, asking_section, askings_of
     from kernel_muster.cli.explain_site import is_site, questions_at, site_data, site_sections
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
     from kernel_muster.cli.process.exits import REFUSED
@@ -62,11 +66,15 @@ def explain(
     selector = Selector(catalog, found, levers)
     if parsed is None:
         questions = questions_at(key, selector)
-        listing = Listing("site", site_data(key, questions, selector), tuple(site_sections(questions, selector)), rows)
+        parts = tuple(site_sections(questions, selector))
+        listing = Listing("site", site_data(key, questions, selector), parts, rows, version=VERSION)
         code = show(listing, format, output, verbose=verbose)
         return code if all(question.is_served(selector) for question in questions) else REFUSED
     decision = selector.decide(parsed)
-    listing = Listing("explanation", _data(decision, selector), tuple(_sections(decision, selector, verbose)), rows)
+    askings = askings_of(parsed, selector)
+    data = {**_data(decision, selector), "asked": asking_data(askings)}
+    parts = (*_sections(decision, selector, verbose, asking_section(askings, selector)),)
+    listing = Listing("explanation", data, parts, rows, version=VERSION)
     code = show(listing, format, output, verbose=verbose)
     return code if decision.chosen is not None and not _trouble(decision) else REFUSED
 
@@ -144,7 +152,9 @@ def _lever_lines(decision: "Decision", selector: "Selector") -> "Iterator[str]":
     yield absence_text([str(decision.key)])
 
 
-def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Iterator[Section]":
+def _sections(
+    decision: "Decision", selector: "Selector", verbose: bool, asked: "Section"
+) -> "Iterator[Section]":  # fmt: skip
     from kernel_muster.audit.render.sections import Section
 
     key = f"{decision.key}{f' (now called {decision.renamed_to})' if decision.renamed_to else ''}"
@@ -161,7 +171,10 @@ def _sections(decision: "Decision", selector: "Selector", verbose: bool) -> "Ite
     if entries:
         yield Section(f"Candidates: {len(entries)}", entries=entries)
         levers = tuple(_lever_lines(decision, selector))
+        yield asked
         yield Section("Levers that switch it off, or choose another kernel", lines=levers)
+    else:
+        yield asked
     for contract in _contracts(decision, selector):
         yield contract_section(contract, verbose=verbose)
 
