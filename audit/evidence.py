@@ -23,6 +23,8 @@ from kernel_muster.registry.selection.select import Decision, Selector
 from kernel_muster.registry.values import frozen
 
 _Entry = TypeVar("_Entry", bound=Expectation)
+#: The digest of a source, or an empty one and why it cannot be read.
+Digest = tuple[str, BaseException | None]
 
 
 @frozen
@@ -72,6 +74,7 @@ class Evidence:
     failure: str = ""
     builders: tuple[ModelBuilder, ...] = ()  # that built in this boot
     decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
+    digests: dict[int, "Digest"] = field(default_factory=dict)  # of sources that were read; one for a boot
 
     @cached_property
     def selector(self) -> Selector:
@@ -85,26 +88,22 @@ class Evidence:
         """Return the decision about a key."""
         return self.selector.decide(key)
 
-    def source_digest(self, registered: Registered) -> tuple[str, BaseException | None]:
+    def source_digest(self, registered: Registered) -> Digest:
         """Return the digest of a kernel's source, or why it cannot be read.
 
         For a kernel that was compiled in this boot, the digest is that of the bytes that the compiler was given. Other
-        sources are read once, when the audit ends.
+        sources are read once in a boot: report, trace and rules have one digest.
         """
         state = self.states.get(registered.spec.kernel_key)
         if state is not None and state.source_sha256 and self._serves(registered):
             return state.source_sha256, None
-        known = self._digests.get(id(registered))  # a plugin's specs may have no hash; the catalog keeps them alive
+        known = self.digests.get(id(registered))  # a plugin's specs may have no hash; the catalog keeps them alive
         if known is None:
-            known = self._digests[id(registered)] = source_digest(registered.spec.backend)
+            known = self.digests[id(registered)] = source_digest(registered.spec.backend)
         return known
 
     def _serves(self, registered: Registered) -> bool:
         return self.decide(registered.spec.kernel_key).chosen is registered
-
-    @cached_property
-    def _digests(self) -> dict[int, tuple[str, BaseException | None]]:
-        return {}
 
     @cached_property
     def rows(self) -> tuple[LookupRow, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
-from kernel_muster.audit.evidence import Asked, Evidence
+from kernel_muster.audit.evidence import Asked, Digest, Evidence
 from kernel_muster.audit.opening import Opening, Wanted, open_boot
 from kernel_muster.audit.render.python_words import for_program
 from kernel_muster.audit.render.text import render_text
@@ -23,7 +23,7 @@ from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
-from kernel_muster.registry.contract.specs import STAGES
+from kernel_muster.registry.contract.specs import STAGES, Registered
 from kernel_muster.registry.discovery.loading import process_changed
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
@@ -102,6 +102,7 @@ class BootSession:
         self._is_complete = True
         self._failure = ""
         self._checked = Checked()
+        self._digests: dict[int, Digest] = {}  # of sources that were read
 
     def __enter__(self) -> Self:
         if self._opening is not None:
@@ -111,6 +112,7 @@ class BootSession:
 
     def _open(self) -> None:
         self._opening = open_boot(self._wanted)
+        self._digests = {}
         for name in ("manifest", "target", "levers"):  # copies of an earlier opening's
             self.__dict__.pop(name, None)
         if not self._opening.is_usable:
@@ -201,7 +203,7 @@ class BootSession:
         """Return what ``muster replay`` needs to judge this boot again, as plain data for JSON."""
         from kernel_muster.audit.replay.trace import trace_document  # its schema takes 15 ms to build
 
-        return trace_document(self._evidence())
+        return trace_document(self._evidence_with_tuning())
 
     def late_findings(self) -> tuple[Finding, ...]:
         """Return what has happened since the seal."""
@@ -252,10 +254,8 @@ class BootSession:
             return evidence
         session = self._lookups
         evidence = replace(evidence, opening=(*evidence.opening, *session.notices))
-        chosen, copies = opening.tuning, session.layouts.copies
         return replace(
             evidence,
-            tuning=tuning_facts(chosen, session.target, opening.levers, session.selector, copies) if chosen else None,
             entries=session.entries("boot"),
             late_entries=session.entries("late"),
             requests=(*session.requests, *_quant_request(self._wanted, self._manifest)),
@@ -267,7 +267,18 @@ class BootSession:
             proven=self._checked.proven,
             proof_findings=self._checked.findings,
             decider=session.selector,
+            digests=self._digests,
         )
+
+    def _evidence_with_tuning(self) -> Evidence:
+        """Return all evidence; what a tuning table was measured with is compared with what the builds compiled."""
+        evidence, session = self._evidence(), self._lookups
+        chosen, copies = self._opened.tuning, session.layouts.copies
+        if chosen is None:
+            return evidence
+        source_of = partial(_source_of, evidence)
+        facts = tuning_facts(chosen, session.target, evidence.levers, session.selector, copies, source_of)
+        return replace(evidence, tuning=facts)
 
     def _finish(self, *, is_left: bool) -> None:
         """Judge, report, tell the observers, and judge again if one of them failed.
@@ -297,7 +308,7 @@ class BootSession:
 
     def _judged(self) -> Report:
         # Another thread may already look up late: what comes after the seal is no part of the boot's verdict.
-        evidence = replace(self._evidence(), late_entries=(), late_registrations=())
+        evidence = replace(self._evidence_with_tuning(), late_entries=(), late_registrations=())
         verdict = judge_boot(evidence)
         report = full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
         return report if self._wanted.is_command else for_program(report)
@@ -331,6 +342,10 @@ class BootSession:
             as_of=self._as_of.isoformat(),
         )
         return report if self._wanted.is_command else for_program(report)
+
+
+def _source_of(evidence: Evidence, registered: Registered) -> str:
+    return evidence.source_digest(registered)[0]
 
 
 def _observer_failed(name: str, error: BaseException | None, stack: str) -> Finding:

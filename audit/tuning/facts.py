@@ -1,11 +1,11 @@
 """What an audit must know of a table in force: plain data, which traces carry and rules judge."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kernel_muster.audit.tuning.arms import decides_rows
 from kernel_muster.audit.tuning.choose import Chosen
 from kernel_muster.registry.contract.layouts import WeightCopy
-from kernel_muster.registry.contract.specs import source_digest
+from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import Levers
@@ -25,12 +25,17 @@ class TuningFacts:
 
 
 def tuning_facts(
-    chosen: Chosen, target: Target, levers: Levers, selector: Selector, copies: Iterable[WeightCopy]
+    chosen: Chosen,
+    target: Target,
+    levers: Levers,
+    selector: Selector,
+    copies: Iterable[WeightCopy],
+    source_of: Callable[[Registered], str],
 ) -> TuningFacts:
-    """Compare a table with the device, the kernels and the weights of a boot."""
+    """Compare a table with the device, the kernels and the weights of a boot; ``source_of`` gives a source's digest."""
     table = chosen.table
     decided = {s.lever.name: int(s.value or 0) for s in levers.settings if s.origin == "table"}
-    stale = (*_other_device(chosen, target), *_other_kernels(table.kernels, selector))
+    stale = (*_other_device(chosen, target), *_other_kernels(table.kernels, selector, source_of))
     covers = table.covers
     measured = f"N {covers.features.least} to {covers.features.most}, K {covers.depth.least} to {covers.depth.most}"
     uncovered = (*_uncovered_rows(decided, covers.rows.most), *_uncovered(chosen, copies))
@@ -53,12 +58,14 @@ def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
-def _other_kernels(kernels: Mapping[str, str], selector: Selector) -> Iterator[str]:
+def _other_kernels(
+    kernels: Mapping[str, str], selector: Selector, source_of: Callable[[Registered], str]
+) -> Iterator[str]:
     for key, digest in sorted(kernels.items()):
         serving = selector.decide(parse_key(key)).chosen
         if serving is None:
             yield f"{key} was measured, and nobody provides it here"
-        elif (now := source_digest(serving.spec.backend)[0]) != digest:
+        elif (now := source_of(serving)) != digest:
             yield f"{key} has other source than the one measured ({now[:12] or 'unreadable'}, not {digest[:12]})"
 
 

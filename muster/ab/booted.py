@@ -22,7 +22,7 @@ from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.models.build import build_model as build_hybrid
-from kernel_muster.registry.contract.specs import Stage, source_digest
+from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.hardware.arch import CPU
@@ -300,6 +300,6 @@ def kernels_of(session: BootSession) -> dict[str, str]:
         handle = session.handle_of(parse_key(row.served_by)) if row.served_by else None
         if handle is not None:
             spec = handle.spec
-            digest = source_digest(spec.backend)[0][:12] or "(unreadable)"
+            digest = handle.source_sha256[:12] or "(unreadable)"
             found[row.served_by] = f"{handle.provider}, {spec.tier}, {spec.backend.name}, source {digest}"
     return found

@@ -59,7 +59,7 @@ class Contestant:
     @property
     def source_sha256(self) -> str:
         """Digest of the source of what it launches; empty for others' kernels."""
-        return " ".join(sorted({handle.spec.backend.source_sha256 for handle in self.handles}))
+        return " ".join(sorted({handle.source_sha256 for handle in self.handles}))
 
 
 def read_kernel(kernels: Lookups, size_bytes: int) -> Contestant:

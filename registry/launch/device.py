@@ -43,6 +43,9 @@ class BuildRunner:
         self._arch = arch
         self._builder = builder
         self._pool = BuildPool(builder)
+        self._builds: dict[
+            int, tuple[KernelSpec, Future[Outcome]]
+        ] = {}  # by identity: a plugin's spec may have no hash
         self._lock = threading.Lock()
 
     def start(self, spec: KernelSpec) -> None:
@@ -51,7 +54,13 @@ class BuildRunner:
             self._submit(spec)
 
     def _submit(self, spec: KernelSpec) -> Future[Outcome]:
-        """Begin a build, or find it; BuildFailure where the backend, which may be a plugin's, asks for none."""
+        """Begin a build, or find it; BuildFailure where the backend, which may be a plugin's, asks for none.
+
+        A spec is built once in a boot, whatever its backend would ask for the next time: the report has the digest of
+        the code that is launched.
+        """
+        if (begun := self._builds.get(id(spec))) is not None:
+            return begun[1]
         backend = spec.backend
         if not is_device_backend(backend):
             why = f"backend {backend.name} runs on the host: it has no code for {self._arch}"
@@ -61,7 +70,8 @@ class BuildRunner:
             if not isinstance(request, BuildRequest):
                 raise TypeError(f"request() returned {type(request).__name__}, expected a BuildRequest")
             with self._lock:
-                return self._pool.submit(request)
+                _, future = self._builds.setdefault(id(spec), (spec, self._pool.submit(request)))
+                return future
         except (BuildFailure, KeyboardInterrupt):
             raise
         except BaseException as error:  # (a plugin's code may raise anything, SystemExit too)

@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.signature import Bound
-from kernel_muster.registry.contract.specs import KernelSpec, Provider
+from kernel_muster.registry.contract.specs import KernelSpec, Provider, source_digest
 from kernel_muster.registry.errors import ContractError, NullKernelError
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import Launch, LaunchOptions, Runner
@@ -104,6 +104,14 @@ class Handle:
     def weight_layout(self) -> str | None:
         """The layout its weight argument must have; None if it takes no weight."""
         return self._spec.weight_layout
+
+    @property
+    def source_sha256(self) -> str:
+        """The digest of the source that it was compiled from; of one that is not compiled, of its source as it is now.
+
+        It is empty where the source cannot be read.
+        """
+        return self._runner.state(self._spec).source_sha256 or source_digest(self._spec.backend)[0]
 
     def prepare_weight(self, weight: Any) -> Any:
         """Return a logical weight in this kernel's layout; the logical weight itself is left as it is.

@@ -236,6 +236,10 @@ def test_broken_shipped_table_is_a_bad_lever_and_not_ignored(shipped):
 # What a table rests on
 
 
+def source_of(registered):
+    return registered.spec.backend.source_sha256
+
+
 def facts(world, target, kernels=None, digest="a" * 64, copies=()):
     class Backend:
         name, source_sha256 = "python", digest
@@ -247,7 +251,7 @@ def facts(world, target, kernels=None, digest="a" * 64, copies=()):
     catalog = Catalog(kernels=(Registered(spec, Provider("acme", "acme", "1")),))
     levers, _, _ = read_tuned_levers(LEVERS, (), None)
     table = parse_table(json.dumps(world.tuning_table(kernels or {"acme::mul": "a" * 64}, {})), "t")
-    return tuning_facts(Chosen("t", table), target, levers, Selector(catalog, target, levers), copies)
+    return tuning_facts(Chosen("t", table), target, levers, Selector(catalog, target, levers), copies, source_of)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +310,7 @@ def test_edge_above_the_rows_that_were_measured_is_uncovered(world, tmp_path, va
     declared, given = (*CORE_LEVERS, lever), [("environment", {"MUSTER_TUNING_TABLE": str(file)})]
     levers, findings, chosen = read_tuned_levers(declared, given, CPU_TARGET)
     assert findings == []
-    found = tuning_facts(chosen, CPU_TARGET, levers, Selector(Catalog(), CPU_TARGET, levers), ())
+    found = tuning_facts(chosen, CPU_TARGET, levers, Selector(Catalog(), CPU_TARGET, levers), (), source_of)
     assert found.uncovered == uncovered
 
 

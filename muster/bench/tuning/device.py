@@ -169,7 +169,7 @@ class DeviceSource:
 
     def _contestant(self, arm: str, parts: _Parts, data: DenseData, copies: _Copies, rows: int) -> Contestant:
         handles = tuple(dict.fromkeys(handle for _, handle in parts))
-        self.kernels.update({str(handle.key): handle.spec.backend.source_sha256 for handle in handles})
+        self.kernels.update({str(handle.key): handle.source_sha256 for handle in handles})
 
         def make(stream: Any) -> Entry:
             out = poisoned((rows, data.features))
