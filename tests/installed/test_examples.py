@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.install
 
-SOFTCAP, SILU, ADD = "acme_softcap::softcap", "silu::silu_mul", "residual_add::sigmoid_gate_mul_batched"
+SOFTCAP, SILU, GATE = "acme_softcap::softcap", "silu::silu_mul", "residual_add::sigmoid_gate_mul_batched"
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,7 @@ def test_acme_tiny_audited_on_cpu_passes_with_its_own_kernels(passed):
     assert passed["verdict"] == "passed"
     served = {row["key"]: row["distribution"] for row in passed["kernels"]}
     assert served[SOFTCAP] == served[SILU] == "acme-kernels"
-    assert served[ADD] == "ten-lines"
-    assert served["norm::rms_norm"] == "kernel-muster"
+    assert served["residual_add::bf16_residual_add"] == served["norm::rms_norm"] == "kernel-muster"
 
 
 def test_acme_tiny_boots_and_decodes_itself(examples):
@@ -70,15 +69,15 @@ def test_acme_tiny_without_its_cap_is_compared_with_itself(examples):
 
 def test_overrides_of_both_examples_are_reported(passed):
     overridden = {finding["subject"]: finding["why"] for finding in _findings(passed, "OVERRIDDEN")}
-    assert set(overridden) == {SILU, ADD}
+    assert set(overridden) == {SILU, GATE}
     assert overridden[SILU].startswith("acme-kernels 1.2.0 replaces kernel-muster ")
-    assert overridden[ADD].startswith("ten-lines 1.0 replaces kernel-muster ")
+    assert overridden[GATE].startswith("ten-lines 1.0 replaces kernel-muster ")
 
 
 def test_shipped_model_audited_with_examples_installed_takes_the_overrides(examples):
     report = examples.muster_json("audit", "qwen3.6-27b", "--target", "cpu")
     served = {row["key"]: row["distribution"] for row in report["kernels"]}
-    assert (served[SILU], served[ADD]) == ("acme-kernels", "ten-lines")
+    assert (served[SILU], served[GATE]) == ("acme-kernels", "ten-lines")
 
 
 def test_acme_lever_on_issues_no_lookup_and_passes(examples):
