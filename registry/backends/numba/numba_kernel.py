@@ -46,6 +46,8 @@ _PARAMETER = re.compile(rf"({'|'.join(_NUMBERS)})(\*|\[:(?:,:)*\])?")
 # elements and their size, the pointer, and shape and strides.
 _ARRAY_HEAD = ("ptr", "ptr", "i64", "i64", "ptr")
 _REQUIRED = ("numba", "numba-cuda", "llvmlite", "numpy")
+# What a kernel may import besides, without its source being hashed.
+_IMPORTED = ("kernel-muster", "ml-dtypes", "cuda-core", "cuda-bindings")
 # What turns Numba's IR into PTX, and PTX into a cubin, as the wheels of CUDA 13 and 12 are called.
 _TOOLCHAINS = (("nvidia-nvvm", "nvidia-nvjitlink"), ("nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12"))
 _CARRIED = "device, fastmath, lineinfo; the launch bound is NumbaEntry(threads=)"
@@ -189,7 +191,7 @@ class NumbaRequest(BuildRequest):
 def _versions() -> dict[str, str]:
     """Return the version of every package that can change the machine code. Nothing is imported for it."""
     found = {}
-    for name in (*_REQUIRED, *(name for pair in _TOOLCHAINS for name in pair)):
+    for name in (*_REQUIRED, *_IMPORTED, *(name for pair in _TOOLCHAINS for name in pair)):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -4,34 +4,37 @@ import ast
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_muster.registry.backends.nvrtc.closure import read_source
 from kernel_muster.registry.backends.request import BuildFailure
 
-# Not followed: their versions are part of a cache key instead.
-_OTHERS = frozenset({"cuda", "ml_dtypes", "numba", "numpy"}) | sys.stdlib_module_names
+# Not followed: their versions are part of a cache key instead. Plugins of the host's own are followed as others are.
+_OTHERS = frozenset({"cuda", "kernel_muster", "ml_dtypes", "numba", "numpy"}) | sys.stdlib_module_names
+_HOST_PLUGINS = "kernel_muster.plugins."
 
 Sources = tuple[tuple[str, bytes], ...]
 
 
 def read_sources(source: Path) -> Sources:
-    """Return ``(module, text)`` of a file, whose name is empty, and of what it imports besides Python, Numba and NumPy.
+    """Return ``(module, text)`` of a file, whose name is empty, and of all that it imports besides ``_OTHERS``.
 
     What is hashed is all that is compiled. BuildFailure COMPILE_FAILED names what cannot be read.
     """
     found = {"": read_source(source)}
-    names = _imports(source, found[""])
+    names = _imports(source, found[""], "")
     while names:
         name = names.pop()
         path = None if name in found else _module_file(name)
         if path is not None:
             found[name] = read_source(path)
-            names += _imports(path, found[name])
+            names += _imports(path, found[name], name if path.name == "__init__.py" else name.rpartition(".")[0])
     return tuple(sorted(found.items()))
 
 
-def _imports(path: Path, text: bytes) -> list[str]:
+def _imports(path: Path, text: bytes, package: str) -> list[str]:
+    """Return the names of all modules whose attributes a source may use; names of no module may be among them."""
     try:
         nodes = list(ast.walk(ast.parse(text, str(path))))
     except SyntaxError as error:
@@ -40,11 +43,33 @@ def _imports(path: Path, text: bytes) -> list[str]:
         raise BuildFailure("COMPILE_FAILED", why, log, (f"correct the source at {at}",), (at,)) from None
     except ValueError as error:
         raise BuildFailure("COMPILE_FAILED", f"{path}: {error}", remedies=("write it as UTF-8 text",)) from None
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names: list[str] = []
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return [name for name in names if name.partition(".")[0] not in _OTHERS]
+        if isinstance(node, ast.Import):
+            names += [name for alias in node.names for name in _bound(alias)]
+        elif isinstance(node, ast.ImportFrom) and (base := _base(node, package)):
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [name for name in names if _is_followed(name)]
+
+
+def _bound(alias: ast.alias) -> Iterator[str]:
+    """Yield what ``import a.b`` makes usable: ``a`` and ``a.b``; with a name of its own ``a.b`` alone."""
+    parts = alias.name.split(".")
+    for number in range(len(parts) if alias.asname else 1, len(parts) + 1):
+        yield ".".join(parts[:number])
+
+
+def _base(node: ast.ImportFrom, package: str) -> str:
+    """Return the module from which names are imported; dots count from the package of the file that imports."""
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    kept = parts[: len(parts) - node.level + 1]
+    return ".".join([*kept, *([node.module] if node.module else [])]) if package and kept else ""
+
+
+def _is_followed(name: str) -> bool:
+    return name.partition(".")[0] not in _OTHERS or f"{name}.".startswith(_HOST_PLUGINS)
 
 
 def _module_file(name: str) -> Path | None:

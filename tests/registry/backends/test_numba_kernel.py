@@ -16,6 +16,7 @@ from kernel_muster.registry.backends.cubin.cubin import inspect_cubin
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.numba import numba_kernel
 from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel
+from kernel_muster.registry.backends.numba.python_sources import read_sources
 from kernel_muster.registry.backends.pool import build_all
 from kernel_muster.registry.contract.arrays import view_of
 from kernel_muster.registry.contract.dtypes import numpy_dtype
@@ -149,6 +150,73 @@ def test_helper_that_was_imported_before_it_changed_is_compiled_as_it_is_now(bui
     again = builder.build(kernel(text).request(parse_arch("sm_90a")))
     assert first.digest != again.digest
     assert again.source_sha256 == kernel(text).source_sha256 != first.source_sha256
+
+
+PACKAGE = {
+    "__init__.py": "FACTOR = 2\n",
+    "helpers.py": HEAD + "from . import factors\nfrom .deep.inner import SHARE\n\n\n" + HALF.replace("0.5", "SHARE"),
+    "factors.py": "F = 1\n",
+    "deep/__init__.py": "",
+    "deep/inner.py": "from ..factors import F\nSHARE = F / 4\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Return a function that writes a package with some files of another text."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name, **texts):
+        for file, text in (PACKAGE | texts).items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(text)
+
+    return write
+
+
+@needs_numba
+@pytest.mark.parametrize("imported", ["import {}.helpers as h", "import {}.helpers", "from {} import helpers as h"])
+@pytest.mark.parametrize(("file", "text"), [("factors.py", "F = 3\n"), ("deep/inner.py", "SHARE = 7\n")])
+def test_module_that_a_helper_imports_from_its_package_is_hashed_and_compiled_as_it_is_now(
+    builder, kernel, package, imported, file, text
+):
+    name = f"acme_numba_{len(imported)}_{file[:2]}"
+    package(name)
+    importlib.import_module(f"{name}.helpers")
+    called = "h.half(x[i])" if imported.endswith(" h") else f"{name}.helpers.half(x[i])"
+    made = kernel(f"{imported.format(name)}\n{HEAD}{SCALE.format(value=called)}")
+    first = builder.build(made.request(parse_arch("sm_90a")))
+    package(name, **{file: text})
+    again = builder.build(made.request(parse_arch("sm_90a")))
+    assert first.source_sha256 != again.source_sha256 == made.source_sha256
+    assert first.digest != again.digest
+
+
+@needs_numba
+def test_attribute_of_a_package_that_a_helpers_import_makes_usable_is_hashed(builder, kernel, package):
+    package("acme_numba_whole")
+    text = f"import acme_numba_whole.factors\n{HEAD}{SCALE.format(value='x[i] * acme_numba_whole.FACTOR')}"
+    made = kernel(text)
+    first = builder.build(made.request(parse_arch("sm_90a")))
+    package("acme_numba_whole", **{"__init__.py": "FACTOR = 5\n"})
+    again = builder.build(made.request(parse_arch("sm_90a")))
+    assert first.source_sha256 != again.source_sha256
+    assert first.digest != again.digest
+
+
+def test_sources_of_the_host_are_not_followed_and_its_version_is_part_of_the_key(kernel):
+    text = "import kernel_muster as km\nfrom kernel_muster.registry.contract import nvfp4\n"
+    names = [name for name, _ in read_sources(kernel(text).source)]
+    assert names == [""]
+    text = "from kernel_muster.plugins.quantize_nvfp4 import kernels\n"
+    names = [name for name, _ in read_sources(kernel(text).source)]
+    assert "kernel_muster.plugins.quantize_nvfp4.kernels" in names
+    assert all(name.startswith("kernel_muster.plugins") for name in names[1:])
+
+
+@needs_numba
+def test_versions_of_all_that_a_kernel_may_import_are_part_of_the_key():
+    assert {"kernel-muster", "ml-dtypes", "numpy", "numba", "numba-cuda"} <= numba_kernel._versions().keys()
 
 
 @needs_numba
