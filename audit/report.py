@@ -73,6 +73,7 @@ class LeverRow:
     evidence: str
     diagnostic: bool
     keys: tuple[str, ...] = ()
+    assumed: bool = False  # since 1.2: measured on another device, or with other kernels than those that serve
 
 
 @frozen(kw_only=True)

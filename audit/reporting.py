@@ -1,5 +1,7 @@
 """From evidence and verdict to a report."""
 
+from collections.abc import Callable
+
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.report import (
     Counts,
@@ -14,6 +16,7 @@ from kernel_muster.audit.report import (
 )
 from kernel_muster.audit.sethash import set_hash
 from kernel_muster.audit.stages import is_below, reached_stage, stage_of
+from kernel_muster.audit.tuning.assumed import assumption
 from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.findings import CODES, Profile, Severity
@@ -55,7 +58,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
             WaiverRow(key=str(w.key), reason=w.reason, where=w.where, until=w.until.isoformat() if w.until else "")
             for w in map(evidence.waivers.__getitem__, excused)
         ),
-        levers=lever_rows(evidence.levers),
+        levers=lever_rows(evidence.levers, _assumption(evidence)),
         plugins=plugin_rows(evidence.catalog),
         layouts=_layouts(layouts),
         below_stage_asked=is_below(evidence.asked.stage, reached),
@@ -163,12 +166,19 @@ def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
     )
 
 
-def lever_rows(levers: Levers) -> tuple[LeverRow, ...]:
-    """Return the levers of a boot as report rows."""
-    return tuple(map(lever_row, levers.settings))
+def _assumption(evidence: Evidence) -> Callable[[Setting], bool]:
+    target = None if evidence.is_replay else evidence.target  # a trace does not name the device
+    return assumption(target, evidence.selector, lambda registered: evidence.source_digest(registered)[0])
 
 
-def lever_row(setting: Setting) -> LeverRow:
+def lever_rows(
+    levers: Levers, is_assumed: Callable[[Setting], bool] = lambda setting: False
+) -> tuple[LeverRow, ...]:  # fmt: skip
+    """Return the levers of a boot as report rows; ``is_assumed`` knows whose built-in value nobody measured there."""
+    return tuple(lever_row(setting, is_assumed=is_assumed(setting)) for setting in levers.settings)
+
+
+def lever_row(setting: Setting, *, is_assumed: bool = False) -> LeverRow:
     """Return one lever of a boot as a report row."""
     return LeverRow(
         name=setting.lever.name,
@@ -178,6 +188,7 @@ def lever_row(setting: Setting) -> LeverRow:
         evidence=setting.evidence,
         diagnostic=setting.lever.diagnostic,
         keys=setting.lever.keys,
+        assumed=is_assumed,
     )
 
 

@@ -3,9 +3,10 @@
 from kernel_muster.models.policy.attention import ASKED_ARMS, PREFILL_MMA_ROWS, TIER_ROWS, TILED_EVIDENCE
 from kernel_muster.models.policy.bf16 import GEMM_FROM as BF16_GEMM_FROM
 from kernel_muster.models.policy.bf16 import TIER_ROWS as BF16_TIER_ROWS
-from kernel_muster.models.policy.evidence import Threshold
+from kernel_muster.models.policy.evidence import Evidence, Threshold
 from kernel_muster.models.policy.ffn import FFN_ARMS
-from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS
+from kernel_muster.models.policy.gdn import CHUNKED_PREFILL_ROWS, FUSED_LARGE_ROWS, LARGE_INPUTS_MI
+from kernel_muster.models.policy.gdn import FUSED_ROWS as GDN_FUSED_ROWS
 from kernel_muster.models.policy.gemv import CHUNKED_ROWS
 from kernel_muster.models.policy.moe import FUSED_ROWS, GROUPED_ROWS
 from kernel_muster.models.policy.projection import ASKED_ARMS as GEMM_ARMS
@@ -27,20 +28,27 @@ _DEEP = ("w4a16::w4a16_gemm_t_k64*", "w4a16::w4a16_gemm_t|w4a16::w4a16_gemm_t_p3
 _HOPPER = ("w4a16_hopper::*", "w4a16_gemv::*")
 _PROJECTIONS = ("w4a16_gemv::*", "w4a16*::*gemm*")
 _BF16 = ("gemv::dense_gemv_bf16*", "gemm::dense_gemm_bf16")
+_GDN_INPUTS = ("w4a16_gemv::w4a16_gemv_gdn_in",)
 _EXPERTS = ("moe_w4a16::moe_w4a16_grouped_*", "moe_fused_*::*")
 
 
-def _kill(name: str, key: str, doc: str, evidence: str) -> Lever:
+def _kill(name: str, key: str, doc: str, evidence: Evidence) -> Lever:
     """Declare a kill switch: while it is on, the kernel is not even looked up."""
     effects: dict[Value, str] = {True: f"{key} dropped, never looked up", False: "kernel kept"}
-    return Lever(name=name, kind="bool", default=False, doc=doc, evidence=evidence, effects=effects, keys=(key,))
-
-
-def _edge(name: str, edge: Threshold, tuning: Tuning, doc: str, keys: tuple[str, ...] = (), least: int = 0) -> Lever:
-    """Declare a threshold between kernels that a device's measured table may move."""
     return Lever(
-        name=name, kind="int", default=edge.value, minimum=least, maximum=1 << 20, doc=doc, evidence=str(edge.evidence),
-        tuning=tuning, keys=keys,
+        name=name, kind="bool", default=False, doc=doc, evidence=str(evidence), measured=evidence.measured,
+        effects=effects, keys=(key,),
+    )  # fmt: skip
+
+
+def _edge(
+    name: str, edge: Threshold, tuning: Tuning, doc: str, keys: tuple[str, ...] = (), least: int = 0,
+    most: int = 1 << 20,
+) -> Lever:  # fmt: skip
+    """Declare a threshold between kernels, which a device's measured table may move if ``tuning`` says how."""
+    return Lever(
+        name=name, kind="int", default=edge.value, minimum=least, maximum=most, doc=doc, evidence=str(edge.evidence),
+        measured=edge.evidence.measured, tuning=tuning, keys=keys,
     )  # fmt: skip
 
 
@@ -52,6 +60,7 @@ TILE_LEVERS = (
         default="v1",
         doc="Variant of the 128-row tile GEMM. A variant that is asked for and absent refuses; v3 serves prefill only.",
         evidence=str(V2_EVIDENCE),
+        measured=V2_EVIDENCE.measured,
         effects={
             "v1": "no other variant is looked up",
             "v2": "v2 serves attention projections, dense-FFN prefill and batched GDN decode",
@@ -145,7 +154,7 @@ TILE_LEVERS = (
         "MUSTER_NO_W4A16_HOPPER",
         "w4a16_hopper::w4a16_hopper_gemm",
         "Drop the Hopper GEMM; tile GEMMs serve, and their copies of the weights are built.",
-        str(HOPPER_FROM.evidence),
+        HOPPER_FROM.evidence,
     ),
     Lever(
         name="MUSTER_NO_W4A16_K64",
@@ -153,6 +162,7 @@ TILE_LEVERS = (
         default=False,
         doc=f"Bring back the legacy edge of the deep-K tile, K >= {LEGACY_DEEP_K}; MUSTER_W4A16_K64_MIN_K beats it.",
         evidence=str(DEEP_K.evidence),
+        measured=DEEP_K.evidence.measured,
         effects={True: f"deep-K tile from K = {LEGACY_DEEP_K}", False: "kernel kept at the measured edge"},
         keys=_DEEP,
     ),
@@ -160,29 +170,32 @@ TILE_LEVERS = (
         "MUSTER_NO_TGEMM_PIPELINE3",
         "w4a16::w4a16_gemm_t_p3",
         "Drop the 3-stage twin of the transposed tile GEMM; its parent serves.",
-        str(P3_EVIDENCE),
+        P3_EVIDENCE,
     ),
     _kill(
         "MUSTER_NO_K64_PIPELINE3",
         "w4a16::w4a16_gemm_t_k64_p3",
         "Drop the 3-stage twin of the deep-K tile GEMM; its parent serves.",
-        str(P3_EVIDENCE),
+        P3_EVIDENCE,
     ),
     _kill(
         "MUSTER_NO_K64_N64",
         "w4a16::w4a16_gemm_t_k64_n64_p3",
         "Drop the narrow-N twin of the deep-K tile GEMM; the wide one serves.",
-        str(NARROW_BLOCKS.evidence),
+        NARROW_BLOCKS.evidence,
     ),
 )
 
+_GROUPED = "; ".join(map(str, GROUPED_ROWS.all_evidence))
+_GROUPED_ON = tuple(one for evidence in GROUPED_ROWS.all_evidence for one in evidence.measured)
 MOE_LEVERS = (
     Lever(
         name="MUSTER_NO_MOE_GROUPED_DECODE",
         kind="bool",
         default=False,
         doc="Never decode experts grouped; beats MUSTER_MOE_GROUPED_DECODE. Prefill stays grouped.",
-        evidence=GROUPED_ROWS.all_evidence(),
+        evidence=_GROUPED,
+        measured=_GROUPED_ON,
         effects={True: "grouped decode off at every row count", False: "grouped decode kept"},
         keys=_EXPERTS,
     ),
@@ -191,7 +204,8 @@ MOE_LEVERS = (
         kind="bool",
         default=False,
         doc="Force grouped expert decode below its edge.",
-        evidence=GROUPED_ROWS.all_evidence(),
+        evidence=_GROUPED,
+        measured=_GROUPED_ON,
         diagnostic=True,
         effects={
             True: "grouped decode at every row count",
@@ -228,6 +242,7 @@ PROJECTION_LEVERS = (
         default="auto",
         doc="Arm of the QKV and output projections of attention, from 4 rows of decode or verify up.",
         evidence=str(TILED_EVIDENCE),
+        measured=TILED_EVIDENCE.measured,
         effects={
             "auto": "tiers up to their edge and in an MTP verify, each projection's arm from a GEMM's edge, else tiled",
             "tiled": "tiles of 3, 3, ... and 2 or 1 rows",
@@ -275,7 +290,7 @@ ATTENTION_LEVERS = (
         "prefill_paged::prefill_paged_attn_mma",
         "Attend with every row of a prompt as decode does, with its bits; else passes of "
         f"{PREFILL_MMA_ROWS.value} rows and more go in tiles.",
-        str(PREFILL_MMA_ROWS.evidence),
+        PREFILL_MMA_ROWS.evidence,
     ),
 )
 
@@ -285,7 +300,23 @@ GDN_LEVERS = (
         "gated_delta_rule::gated_delta_rule_prefill_chunked",
         "Take every row of a prompt through the delta rule as decode does, with its bits; else passes of more than "
         f"{CHUNKED_PREFILL_ROWS.value} rows a sequence go in chunks.",
-        str(CHUNKED_PREFILL_ROWS.evidence),
+        CHUNKED_PREFILL_ROWS.evidence,
+    ),
+    _edge(
+        "MUSTER_GDN_IN_LARGE_ROWS",
+        FUSED_LARGE_ROWS,
+        "",
+        "Most rows of decode whose inputs of a delta net are one launch, where its projection is large; up to "
+        f"{GDN_FUSED_ROWS} where it is not.",
+        _GDN_INPUTS,
+        most=GDN_FUSED_ROWS,
+    ),
+    _edge(
+        "MUSTER_GDN_IN_LARGE_MI",
+        LARGE_INPUTS_MI,
+        "",
+        "Most elements N * K, in units of 2^20, of a projection that is not large for MUSTER_GDN_IN_LARGE_ROWS.",
+        _GDN_INPUTS,
     ),
 )
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel_muster.registry.hookspecs import hookimpl
     from kernel_muster.registry.keys import KernelKey
     from kernel_muster.registry.launch.workspace import Counters, Scratch, TensorMap
-    from kernel_muster.registry.levers import Lever
+    from kernel_muster.registry.levers import Lever, Measured
     from kernel_muster.registry.selection.handles import Handle, NullHandle
     from kernel_muster.registry.selection.lookups import Lookups
     from kernel_muster.registry.selection.sites import track_caller
@@ -71,7 +71,7 @@ _HOME = {
     "registry.selection.handles": ("Handle", "NullHandle"),
     "registry.hookspecs": ("hookimpl",),
     "registry.keys": ("KernelKey",),
-    "registry.levers": ("Lever",),
+    "registry.levers": ("Lever", "Measured"),
     "registry.selection.lookups": ("Lookups",),
     "registry.contract.signature": ("ScalarParam", "Signature", "TensorParam", "WeightParam"),
     "registry.selection.sites": ("track_caller",),
@@ -100,6 +100,7 @@ __all__ = [
     "LaunchPlan",
     "Lever",
     "Lookups",
+    "Measured",
     "ModelBuilder",
     "MusterError",
     "NullHandle",

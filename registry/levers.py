@@ -1,7 +1,7 @@
 """Levers: declared overrides with one grammar, read once into a frozen snapshot."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -22,7 +22,24 @@ Tuning = Literal["", "same_bits", "other_bits"]
 
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _NAME = re.compile(r"MUSTER_[A-Z][A-Z0-9_]*\Z")
+_DIGEST = re.compile(r"[a-z][a-z0-9_]*::[a-z][a-z0-9_]*=[0-9a-f]{64}")
 _KEYS = re.compile(r"[a-z*][a-z0-9_*]*::[a-z*][a-z0-9_*]*(?:\|[a-z*][a-z0-9_*]*::[a-z*][a-z0-9_*]*)*\Z")
+
+
+@frozen
+class Measured:
+    """Where figures of a lever's evidence were taken: the device, as its driver calls it, and the kernels by key.
+
+    Each kernel has the digest of its source. Without kernels the figures are of others than those that serve here.
+    """
+
+    device: str
+    kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def holds(self, device: str, digest_of: Callable[[str], str]) -> bool:
+        """Whether the figures are of this device and of the kernels that serve: ``digest_of`` a key is theirs."""
+        is_here = device == self.device and bool(self.kernels)
+        return is_here and all(digest_of(key) == digest for key, digest in self.kernels.items())
 
 
 @frozen(kw_only=True)
@@ -30,10 +47,12 @@ class Lever:
     """One declared override.
 
     ``effects`` says what a value does, for reports: ``{True: "kernel dropped", False: "kernel kept"}``. ``evidence``
-    names the measurement behind a threshold. ``diagnostic`` levers are for experiments, not for serving. ``tuning``
-    lets a device's measured table set the lever: ``same_bits`` where every value gives the same bits, ``other_bits``
-    where it does not, so that the value belongs to the set hash. ``keys`` names the kernels that it drops or chooses
-    among: keys, patterns (``moe::*``), or several with ``|`` between. It concerns a model that asks for one of each.
+    names the measurement behind a threshold, ``measured`` its device and kernels: where others serve, or none are
+    named, reports say that the built-in value is assumed. ``diagnostic`` levers are for experiments, not for serving.
+    ``tuning`` lets a device's measured table set the lever: ``same_bits`` where every value gives the same bits,
+    ``other_bits`` where it does not, so that the value belongs to the set hash. ``keys`` names the kernels that it
+    drops or chooses among: keys, patterns (``moe::*``), or several with ``|`` between. It concerns a model that asks
+    for one of each.
     """
 
     name: str
@@ -41,6 +60,7 @@ class Lever:
     default: Value | None
     doc: str
     evidence: str = ""
+    measured: tuple[Measured, ...] = ()
     diagnostic: bool = False
     minimum: int | None = None
     maximum: int | None = None
@@ -65,6 +85,7 @@ class Lever:
             found.append(f"tuning is {self.tuning!r}, expected same_bits, other_bits or nothing")
         if not isinstance(self.keys, tuple) or not all(isinstance(one, str) and _KEYS.match(one) for one in self.keys):
             found.append(f"keys are {self.keys!r}, expected a tuple of module::func, in which * stands for any letters")
+        found.extend(self._measured_problems())
         if not isinstance(self.doc, str) or not self.doc.strip():
             found.append("doc is empty")
         if not found and self.default is not None:
@@ -80,6 +101,17 @@ class Lever:
         ]
         if not found and self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
             found.append(f"minimum {self.minimum} is above maximum {self.maximum}")
+        return found
+
+    def _measured_problems(self) -> list[str]:
+        if not isinstance(self.measured, tuple) or not all(isinstance(one, Measured) for one in self.measured):
+            return [f"measured is {self.measured!r}, expected a tuple of Measured"]
+        found = ["measured goes with evidence, which is empty"] if self.measured and not self.evidence else []
+        for one in self.measured:
+            if not isinstance(one.device, str) or not one.device.strip():
+                found.append(f"measured: device is {one.device!r}, expected the name of a device")
+            if not isinstance(one.kernels, Mapping) or not all(map(_is_digest, one.kernels.items())):
+                found.append(f"measured: kernels are {one.kernels!r}, expected module::func -> sha256 of its source")
         return found
 
     def _default_problems(self) -> list[str]:
@@ -150,6 +182,12 @@ class Setting:
     def evidence(self) -> str:
         """The measurement behind the value: the table's, else that of the built-in threshold."""
         return self.measured or self.lever.evidence
+
+    def is_assumed(self, device: str, digest_of: Callable[[str], str]) -> bool:
+        """Whether the built-in value rests on figures of another device, or of other kernels than those that serve."""
+        if self.origin != "built-in" or not self.lever.evidence:
+            return False
+        return not any(one.holds(device, digest_of) for one in self.lever.measured)
 
     @property
     def is_asked(self) -> bool:
@@ -236,6 +274,10 @@ class Levers:
     def settings(self) -> tuple[Setting, ...]:
         """All settings, sorted by name."""
         return tuple(self._settings[name] for name in sorted(self._settings))
+
+
+def _is_digest(item: tuple[object, object]) -> bool:
+    return all(isinstance(one, str) for one in item) and _DIGEST.fullmatch("=".join(map(str, item))) is not None
 
 
 def names_key(pattern: str, key: str) -> bool:

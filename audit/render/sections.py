@@ -1,6 +1,5 @@
 """What a report says, and in which order: the text, Markdown and terminal renderers share these sections."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -14,7 +13,6 @@ from kernel_muster.registry.values import frozen
 #: What is cut in a finding unless all of it is asked for; the JSON report always has everything.
 MOST_LINES = 20
 MOST_SITES = 8
-_ARCH = re.compile(r"\bsm_\d+[af]?\b")
 
 
 @frozen
@@ -228,12 +226,9 @@ def value_text(value: bool | int | str | None) -> str:
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def foreign_evidence(row: LeverRow, arch: str) -> str:
-    """Return where a lever's threshold was measured, if that is another chip than this one."""
-    measured = _ARCH.findall(row.evidence)
-    if arch in ("", "cpu") or not measured or arch in measured:
-        return ""
-    return row.evidence.partition(":")[0]
+def assumed_text(names: Iterable[str], where: str) -> str:
+    """Return the one line about levers whose built-in values nobody measured here."""
+    return f"assumed, not measured on {where} with the kernels that serve: {', '.join(names)}"
 
 
 def _levers(report: Report, verbose: bool) -> Iterator[Section]:
@@ -241,15 +236,10 @@ def _levers(report: Report, verbose: bool) -> Iterator[Section]:
         return
     shown = [row for row in report.levers if verbose or row.origin != "built-in"]
     lines = [lever_text(row) for row in shown] or ["all at their built-in values"]
-    elsewhere: dict[str, list[str]] = {}
     asked = {key for row in report.kernels for key in (row.key, *row.chain)}
-    for row in report.levers:
-        if (chip := foreign_evidence(row, report.arch)) and concerns(row.keys, asked):
-            elsewhere.setdefault(chip, []).append(row.name)
-    lines += [
-        f"thresholds measured on {chip}, not on {report.arch}; measure again: {', '.join(names)}"
-        for chip, names in sorted(elsewhere.items())
-    ]
+    assumed = [row.name for row in report.levers if row.assumed and concerns(row.keys, asked)]
+    if assumed:
+        lines.append(assumed_text(assumed, report.device or report.arch))
     yield Section("Levers", lines=tuple(lines))
 
 

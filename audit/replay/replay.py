@@ -113,7 +113,7 @@ def _declared(trace: Trace, declared: Iterable[Lever]) -> tuple[tuple[Lever, ...
 
     Where a threshold was measured says nothing about an engine that does not have the lever.
     """
-    known = (lever if lever.name in trace.levers else replace(lever, evidence="") for lever in declared)
+    known = (lever if lever.name in trace.levers else replace(lever, evidence="", measured=()) for lever in declared)
     own, findings = engine_levers(trace.declared_levers, "the trace")
     return with_engines(known, own), findings
 

@@ -54,7 +54,7 @@ class Gdn:
         self.input_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("input_norm", model.hidden), *constants)
         self.post_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("post_norm", model.hidden), *constants)
         self.head_norm = GatedRmsNorm(rms_norm_gated, self.rule.norm_weight, model.rms_eps)
-        self.dims, self._scratch = dims, ctx.scratch
+        self.dims, self._levers, self._scratch = dims, ctx.levers, ctx.scratch
         self.used: Counter[str] = Counter()  # launches that split what they project
         ctx.plan_scratch(_USER, "gdn.qkvz", 2 * ctx.max_rows * dims.qkvz_rows, (0, 0))
         ctx.plan_scratch(_USER, "gdn.normed", 2 * ctx.max_rows * dims.z_dim, (1, 1))
@@ -70,7 +70,7 @@ class Gdn:
         if quants["qkvz_proj"] == "nvfp4":
             one = "prefill or verify of 1 row"
             self._qkvz_one = kernels.kernel("w4a16_gemv", "w4a16_gemv_qkvz", when=_NVFP4, reached_by=one)
-            if dims.conv_width == _FUSED_TAPS:
+            if dims.conv_width == _FUSED_TAPS and is_one_launch(1, *shapes["qkvz_proj"], ctx.levers):
                 few = "is_one_launch: decode of few rows"
                 self._in_one = kernels.try_kernel("w4a16_gemv", "w4a16_gemv_gdn_in", when=_NVFP4, reached_by=few)
         if "nvfp4" in quants.values():
@@ -108,7 +108,8 @@ class Gdn:
         The small kernels of the gates run beside that, until what needs them joins them. A decode step of few sequences
         whose states are given makes everything in one launch, and moves the convolution's states on.
         """
-        is_one = phase == "decode" and is_one_launch(x.shape[0], *self.qkvz.weight.spec.shape)
+        features, depth = self.qkvz.weight.spec.shape
+        is_one = phase == "decode" and is_one_launch(x.shape[0], features, depth, self._levers)
         if self._in_one is not None and states is not None and is_one:
             return self._project_in_one(self._in_one, x, states, slots)
         dims = self.dims

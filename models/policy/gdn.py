@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from kernel_muster.models.policy.evidence import H200, Evidence, Threshold
+from kernel_muster.registry.levers import Levers
 
 # single: one launch a row; strided: one for all sequences; norm_strided: with the gated norm in it, in the bits of the
 # norm alone; prefill: the rows of prompts one after the other; prefill_chunked: 64 of a prompt at once, within a bound;
@@ -44,10 +45,10 @@ LARGE_INPUTS_MI = Threshold(
 )
 
 
-def is_one_launch(rows: int, features: int, depth: int) -> bool:
+def is_one_launch(rows: int, features: int, depth: int, levers: Levers) -> bool:
     """Whether all inputs of a decode step's rows are made in one launch, by a projection ``(features, depth)``."""
-    is_large = features * depth > LARGE_INPUTS_MI.value << 20
-    return rows <= (FUSED_LARGE_ROWS.value if is_large else FUSED_ROWS)
+    is_large = features * depth > int(levers["MUSTER_GDN_IN_LARGE_MI"] or 0) << 20
+    return rows <= (int(levers["MUSTER_GDN_IN_LARGE_ROWS"] or 0) if is_large else FUSED_ROWS)
 
 
 def is_chunked_size(key_dim: int, value_dim: int) -> bool:

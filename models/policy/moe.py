@@ -15,6 +15,15 @@ from kernel_muster.registry.levers import Levers
 # Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,12,16,32
 # A step of 8 layers of the 35B, earlier kernels, us, pairs / grouped, 2: 539 / 577   4: 793 / 668   8: 1258 / 810
 #   12: 1749 / 950
+_GROUPED_SOURCE = "3cd7167883104680e00e163477bdd9b135b0798967cf0609a2efb533d9666281"
+_PAIRS_SOURCE = "2e3e598161bb6cab151c22ab233bb78c17bbd7a7991d82f1d69fab009cf1dde5"
+_MEASURED = {
+    "moe_w4a16::moe_w4a16_grouped_gate_up": _GROUPED_SOURCE,
+    "moe_w4a16::moe_w4a16_grouped_down": _GROUPED_SOURCE,
+    "moe::moe_unpermute_reduce_indexed": "aed1abf5e756a02f7e7d7596e5701e784c99c312abb69b771bdda36cd1ae5863",
+    "moe_fused_batch2::moe_fused_batch2_gate_up": _PAIRS_SOURCE,
+    "moe_fused_batch3::moe_fused_batch3_gate_up": _PAIRS_SOURCE,
+}
 GROUPED_ROWS = Threshold(
     "least rows of grouped expert decode",
     16,
@@ -31,6 +40,7 @@ GROUPED_ROWS = Threshold(
                 "us of 256 experts, pairwise / grouped: n=3 18.0 / 22.4, n=4 25.7 / 24.7, n=5 30.7 / 30.3, "
                 "n=8 48.8 / 39.7, n=16 98.4 / 57.7; a step of 8 layers: n=2 539 / 577, n=4 793 / 668, n=8 1258 / 810",
                 "other sizes of experts; real routings, whose tokens share more experts",
+                _MEASURED,
             ),
         )
     },

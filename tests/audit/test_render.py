@@ -15,7 +15,6 @@ from kernel_muster.audit.render.sections import (
     MOST_LINES,
     Section,
     Table,
-    foreign_evidence,
     headline,
     lever_text,
     tone_of,
@@ -222,12 +221,13 @@ def test_text_marks_diagnostic_levers_that_are_set() -> None:
     assert lever_text(row) == "MUSTER_NO_X=v2 (given) [diagnostic: not for serving]"
 
 
-def test_text_says_which_thresholds_were_measured_on_another_chip() -> None:
-    row = lever(evidence="GB10 (sm_121a, 48 SMs): 20 1.74x")
-    assert foreign_evidence(row, "sm_121a") == ""
-    assert foreign_evidence(row, "cpu") == ""
-    text = render_text(report(levers=(row,), target="sm_90a", arch="sm_90a"))
-    assert "thresholds measured on GB10 (sm_121a, 48 SMs), not on sm_90a; measure again: MUSTER_NO_X" in text
+def test_text_says_once_which_thresholds_are_assumed() -> None:
+    rows = tuple(lever(f"MUSTER_{name}", assumed=name != "C") for name in "ABC")
+    said = "  assumed, not measured on {} with the kernels that serve: MUSTER_A, MUSTER_B\n"
+    assert said.format("sm_90a") in render_text(report(levers=rows, target="sm_90a", arch="sm_90a"))
+    on_device = report(levers=rows, target="cuda:0", arch="sm_90a", device="NVIDIA H100")
+    assert said.format("NVIDIA H100") in render_text(on_device)
+    assert "assumed" not in render_text(report(levers=rows[2:], target="sm_90a", arch="sm_90a"))
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ def test_text_says_which_thresholds_were_measured_on_another_chip() -> None:
 def test_text_names_thresholds_only_of_levers_that_concern_what_was_asked_for(
     keys: tuple[str, ...], is_named: bool
 ) -> None:
-    row = lever(evidence="GB10 (sm_121a, 48 SMs): 20 1.74x", keys=keys)
+    row = lever(assumed=True, keys=keys)
     asked = kernel(chain=("acme::norm", "acme::slow"))
     text = render_text(report(levers=(row,), kernels=(asked,), target="sm_90a", arch="sm_90a"))
-    assert ("measure again: MUSTER_NO_X" in text) is is_named
+    assert ("that serve: MUSTER_NO_X" in text) is is_named
 
 
 def test_text_gives_reasons_of_waivers_and_all_rows_on_verbose_only() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.render.sections import foreign_evidence
+from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.reporting import lever_rows
 from kernel_muster.audit.tuning import choose
+from kernel_muster.audit.tuning.assumed import assumption
 from kernel_muster.audit.tuning.choose import Chosen, choose_table, read_tuned_levers, shipped_names
 from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.tuning.table import parse_table, read_table, slug, table_text
@@ -18,7 +19,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Severity
 from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.hardware.target import CPU_TARGET, Device, Target
-from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.levers import CORE_LEVERS, read_levers
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.select import Selector
 
@@ -240,14 +241,18 @@ def source_of(registered):
     return registered.spec.backend.source_sha256
 
 
-def facts(world, target, kernels=None, digest="a" * 64, copies=()):
+def backend_of(digest):
     class Backend:
         name, source_sha256 = "python", digest
 
         def launch(self, arguments, dims, stream):
             """Run nothing."""
 
-    spec = world.spec("acme::mul", archs=("sm_90a",), backend=Backend())
+    return Backend()
+
+
+def facts(world, target, kernels=None, digest="a" * 64, copies=()):
+    spec = world.spec("acme::mul", archs=("sm_90a",), backend=backend_of(digest))
     catalog = Catalog(kernels=(Registered(spec, Provider("acme", "acme", "1")),))
     levers, _, _ = read_tuned_levers(LEVERS, (), None)
     table = parse_table(json.dumps(world.tuning_table(kernels or {"acme::mul": "a" * 64}, {})), "t")
@@ -399,14 +404,51 @@ def test_no_threshold_of_another_chip_is_in_use_unmarked_on_an_h200():
     target = Target("cuda:0", ARCH, Device(0, "NVIDIA H200", (9, 0), 132, 1, "13.0"))
     levers, findings, chosen = read_tuned_levers(catalog.levers, (), target)
     assert (findings, chosen and chosen.name) == ([], "nvidia-h200")
-    rows = {row.name: row for row in lever_rows(levers)}
+    rows = {row.name: row for row in lever_rows(levers, assumption(target, Selector(catalog, target, levers)))}
     assert {name for name, row in rows.items() if row.origin == "table"} == set(chosen.table.values())
     assert {"MUSTER_QKV_TIER_ROWS", "MUSTER_W4A16_K64_MIN_K", "MUSTER_W4A16_HOPPER_FROM"} <= set(chosen.table.values())
     for setting in levers.settings:
         row = rows[setting.lever.name]
         if row.origin == "table":
             assert row.evidence.startswith("NVIDIA H200 (sm_90a, 132 SMs), table nvidia-h200 of ")
-        elif "sm_90a" in row.evidence:
-            assert foreign_evidence(row, "sm_90a") == ""
-        elif "GB10" in row.evidence:
-            assert foreign_evidence(row, "sm_90a") == "GB10 (sm_121a, 48 SMs)"
+        elif "sm_90a" not in row.evidence:
+            assert row.assumed is bool(row.evidence)
+
+
+MEASURED = (km.Measured("Acme A1", {"acme::mul": "a" * 64}), km.Measured("Acme A9"))
+
+
+@pytest.mark.parametrize(
+    ("target", "digest", "is_assumed"),
+    [
+        (device(), "a" * 64, False),
+        (device(), "b" * 64, True),  # another kernel serves
+        (device("Acme A2"), "a" * 64, True),  # the same architecture, another device
+        (device("Acme A9"), "a" * 64, True),  # the figures are of kernels that are none of ours
+        (Target("sm_90a", ARCH), "a" * 64, True),  # no device
+        (CPU_TARGET, "a" * 64, False),
+    ],
+)
+def test_built_in_threshold_is_assumed_but_on_its_device_with_its_kernels(world, target, digest, is_assumed):
+    evidence = {"evidence": "Acme A1: 1.2x", "measured": MEASURED}
+    edge = km.Lever(name="MUSTER_ACME", kind="int", default=8, doc="an edge", keys=("acme::*",), **evidence)
+    spec = world.spec("acme::mul", archs=("sm_90a",), backend=backend_of(digest))
+    catalog = Catalog(kernels=(Registered(spec, Provider("acme", "acme", "1")),), levers=(edge,))
+    for value in (None, 8, 9):
+        levers, _ = read_levers([*CORE_LEVERS, edge], [("given", {} if value is None else {edge.name: value})])
+        rows = {row.name: row for row in lever_rows(levers, assumption(target, Selector(catalog, target, levers)))}
+        assert rows[edge.name].assumed is (is_assumed and value is None)  # what somebody asked for is theirs
+
+
+def test_report_says_in_one_line_which_built_in_thresholds_are_assumed(world):
+    evidence = {"evidence": "Acme A1: 1.2x", "measured": MEASURED}
+    edges = [
+        km.Lever(name=f"MUSTER_ACME_{name}", kind="int", default=8, doc="an edge", keys=(key,), **evidence)
+        for name, key in (("A", "acme::*"), ("B", "acme::mul"), ("NOT_ASKED_FOR", "acme::add"))
+    ]
+    acme = world.plugin("acme_plugin", kernels=[world.spec("acme::mul", archs=("sm_90a",))], levers=edges)
+    outcome = world.run(world.ask("acme::mul"), {"acme": acme}, target="sm_90a", stage="registered")
+    said = "assumed, not measured on sm_90a with the kernels that serve: MUSTER_ACME_A, MUSTER_ACME_B\n"
+    assert render_text(outcome.report).count("assumed") == 1
+    assert said in render_text(outcome.report)
+    assert [row.name for row in outcome.replay().levers if row.assumed] == []  # a trace does not name the device

@@ -39,6 +39,8 @@ EDGES = {
     "MUSTER_W4A16_HOPPER_TINY_MI": "other_bits",
     "MUSTER_W4A16_GEMV_MI": "other_bits",
 }  # fmt: skip
+#: Edges that muster tune does not measure.
+UNTUNED = {"MUSTER_GDN_IN_LARGE_ROWS", "MUSTER_GDN_IN_LARGE_MI"}
 KILLS = [
     "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64",
     "MUSTER_NO_W4A16_HOPPER", "MUSTER_NO_PREFILL_MMA", "MUSTER_NO_CHUNKED_PREFILL",
@@ -46,7 +48,7 @@ KILLS = [
 
 
 def test_levers_are_all_there_and_two_force_an_arm() -> None:
-    assert set(BY_NAME) == CARRIED | set(EDGES) | {"MUSTER_FFN_ARM", "MUSTER_W4A16_ARM"}
+    assert set(BY_NAME) == CARRIED | set(EDGES) | UNTUNED | {"MUSTER_FFN_ARM", "MUSTER_W4A16_ARM"}
 
 
 def test_levers_that_a_table_may_move_say_whether_bits_change() -> None:
@@ -79,6 +81,12 @@ def test_lever_over_a_threshold_names_the_measured_chip(name: str) -> None:
         "NVIDIA H200 (sm_90a" if any(one in name for one in ("HOPPER", "GEMV", "PREFILL", "BF16")) else "GB10 (sm_121a"
     )
     assert BY_NAME[name].evidence.startswith(chip)
+
+
+def test_lever_with_evidence_names_the_measured_device() -> None:
+    for lever in MODEL_LEVERS:
+        assert bool(lever.measured) is bool(lever.evidence)
+        assert {one.device for one in lever.measured} <= {"NVIDIA GB10", "NVIDIA H200"}
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from kernel_muster.models.decode.prefill import ROW_LADDER
 from kernel_muster.models.policy.gdn import (
@@ -9,6 +11,7 @@ from kernel_muster.models.policy.gdn import (
     verify_arm,
 )
 from kernel_muster.models.policy.rows import PADDED_LADDER, padded_rows
+from kernel_muster.registry.levers import Levers
 
 
 @pytest.mark.parametrize(("strided", "norm_strided", "arm"), [
@@ -52,11 +55,13 @@ def test_chunks_are_for_the_sizes_that_are_compiled(key_dim: int, value_dim: int
     assert is_chunked_size(key_dim, value_dim) == is_chunked
 
 
-@pytest.mark.parametrize(("rows", "shape", "is_one"), [
-    (1, (16384, 5120), True), (4, (16384, 5120), True), (5, (16384, 5120), False), (8, (12288, 2048), True),
-    (9, (12288, 2048), False), (9, (64, 64), False),
+@pytest.mark.parametrize(("rows", "shape", "levers", "is_one"), [
+    (1, (16384, 5120), {}, True), (4, (16384, 5120), {}, True), (5, (16384, 5120), {}, False),
+    (8, (12288, 2048), {}, True), (9, (12288, 2048), {}, False), (9, (64, 64), {}, False),
+    (8, (16384, 5120), {"GDN_IN_LARGE_ROWS": 8}, True), (1, (16384, 5120), {"GDN_IN_LARGE_ROWS": 0}, False),
+    (8, (16384, 5120), {"GDN_IN_LARGE_MI": 80}, True), (5, (12288, 2048), {"GDN_IN_LARGE_MI": 23}, False),
 ])  # fmt: skip
 def test_inputs_of_few_rows_are_one_launch_and_of_fewer_where_the_projection_is_large(
-    rows: int, shape: tuple[int, int], is_one: bool
+    make_levers: Callable[..., Levers], rows: int, shape: tuple[int, int], levers: dict[str, object], is_one: bool
 ) -> None:
-    assert is_one_launch(rows, *shape) is is_one
+    assert is_one_launch(rows, *shape, make_levers(**levers)) is is_one

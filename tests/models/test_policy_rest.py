@@ -1,6 +1,9 @@
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from kernel_muster import plugins
 from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PREFILL_MMA_ROWS, prefill_arm, qkv_arm
 from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.models.policy.ffn import DENSE_ARMS, FFN_ARMS, MOE_ARMS, dense_alias, dense_arm, moe_arm
@@ -68,7 +71,6 @@ def test_moe_grouped_decode_kill_beats_force_beats_edge(
 def test_moe_grouped_decode_has_the_edge_of_the_measured_device(make_levers: Make, arch: str, edge: int) -> None:
     levers = make_levers()
     assert [moe_grouped_decode(rows, levers, arch) for rows in (1, edge - 1, edge, 128)] == [False, False, True, True]
-    assert bool(GROUPED_ROWS.note(arch)) is (arch not in (GB10, H200))
 
 
 @pytest.mark.parametrize(("arch", "edge"), [(GB10, 16), (H200, 5)])
@@ -160,4 +162,17 @@ def test_threshold_takes_the_edge_of_its_own_architecture() -> None:
     here = Evidence("sm_90a", "measured")
     threshold = Threshold("rows", 16, Evidence(GB10, "x"), {"sm_90a": (8, here)})
     assert (threshold.at("sm_90a"), threshold.at(GB10), threshold.at("cpu")) == (8, 16, 16)
-    assert threshold.note("sm_90a") == ""
+    assert threshold.all_evidence[1:] == (here,)
+
+
+def test_edge_of_grouped_experts_names_the_kernels_of_its_record() -> None:
+    record = json.loads((Path(plugins.__file__).parent / "moe/records/h200.json").read_text(encoding="utf-8"))
+    measured = {
+        digest
+        for row in record["rows"]
+        if row["contestant"] in ("grouped", "pairwise by 2", "pairwise by 3")
+        for digest in row["source_sha256"].split()
+    }
+    (inherited,), (here,) = (evidence.measured for evidence in GROUPED_ROWS.all_evidence)
+    assert (here.device, set(here.kernels.values())) == (record["device"], measured)
+    assert inherited.kernels == {}  # of kernels that are none of ours

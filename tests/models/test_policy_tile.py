@@ -1,9 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from kernel_muster.models.policy.evidence import GB10
 from kernel_muster.models.policy.tile import (
-    DEEP_K,
     TILE_NAMES,
     GemmShape,
     choose_tile,
@@ -118,9 +116,3 @@ def test_m128_variant_only_when_asked_and_v3_only_in_prefill(
     levers = make_levers(W4A16_VARIANT=asked)
     assert m128_variant(phase, levers) == name  # type: ignore[arg-type]
     assert choose(levers, 128, 17408, 5120, phase=phase) == name
-
-
-def test_threshold_measured_elsewhere_says_so() -> None:
-    assert DEEP_K.note(GB10) == ""
-    assert "GB10" in DEEP_K.note("sm_90a")
-    assert "sm_90a: measure again" in DEEP_K.note("sm_90a")

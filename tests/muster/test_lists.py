@@ -98,8 +98,15 @@ def test_levers_show_value_origin_effect_and_evidence(cli: Any) -> None:
     out = cli("levers", "--target", "sm_90a").out
     assert "  MUSTER_NO_ACME=1 (environment) -> acme dropped\n" in out
     assert "evidence: GB10 (sm_121a, 48 SMs): 20 1.74x" in out
-    assert "measured on GB10 (sm_121a, 48 SMs), not on sm_90a: measure again" in out
-    assert "not on" not in cli("levers").out
+    assumed = "assumed, not measured on {} with the kernels that serve: "
+    assert assumed.format("sm_90a") in out
+    assert "MUSTER_NO_ACME" not in out.partition("assumed")[2]  # somebody asked for that value
+    cli.monkeypatch.delenv("MUSTER_NO_ACME")
+    for target in ("sm_90a", "sm_121a"):  # figures without kernels are of no chip's kernels here
+        (line,) = [line for line in cli("levers", "--target", target).out.splitlines() if "assumed" in line]
+        assert line.startswith("  " + assumed.format(target))
+        assert "MUSTER_NO_ACME" in line
+    assert "assumed" not in cli("levers").out
 
 
 def test_levers_of_a_model_count_its_defaults(cli: Any) -> None:

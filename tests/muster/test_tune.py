@@ -388,8 +388,12 @@ def test_levers_of_a_target_show_the_tables_value_origin_and_evidence(kernels, c
     evidence = next(line for line in text.splitlines() if "t / k64 or its narrow twin" in line)
     assert evidence.strip().startswith(f"evidence: Acme A1 (sm_90a, 100 SMs), table {file} of ")
     moved = {row["name"]: row for row in cli("levers", "--target", "sm_90a", "--format", "json").json["levers"]}
-    assert moved["MUSTER_W4A16_K64_MIN_K"]["measured_elsewhere"] == ""
-    assert "measured on GB10" in moved["MUSTER_NO_K64_N64"]["measured_elsewhere"]
+    assert not moved["MUSTER_W4A16_K64_MIN_K"]["assumed"]
+    assert moved["MUSTER_NO_K64_N64"]["assumed"]
+    assumed = [line for line in text.splitlines() if "assumed" in line]
+    assert len(assumed) == 1
+    assert "not measured on sm_90a with the kernels that serve: MUSTER_" in assumed[0]
+    assert "assumed" not in cli("levers", "--target", "cpu").out
     cli.monkeypatch.setenv("MUSTER_W4A16_K64_MIN_K", "512")
     assert "MUSTER_W4A16_K64_MIN_K=512 (environment)" in cli("levers", "--target", "sm_90a").out
 

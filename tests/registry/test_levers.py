@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_muster.registry.levers import CORE_LEVERS, Lever, Levers, read_levers
+from kernel_muster.registry.levers import CORE_LEVERS, Lever, Levers, Measured, read_levers
 from kernel_muster.registry.service_variables import resembles_service
 
 FAST = Lever(name="MUSTER_FAST", kind="bool", default=False, doc="Fast.", conflicts=("MUSTER_SLOW",))
@@ -246,11 +246,37 @@ def test_snapshot_does_not_follow_its_source():
         ({"keys": "acme::norm"}, "keys are 'acme::norm', expected a tuple of module::func"),
         ({"keys": ("acme::norm", "acme")}, "in which * stands for any letters"),
         ({"keys": ("acme::norm|",)}, "in which * stands for any letters"),
+        ({"measured": [Measured("A")]}, "expected a tuple of Measured"),
+        ({"measured": ("A1",)}, "measured is ('A1',), expected a tuple of Measured"),
+        ({"measured": (Measured("A"),)}, "measured goes with evidence, which is empty"),
+        ({"evidence": "1.2x", "measured": (Measured(" "),)}, "device is ' ', expected the name of a device"),
+        ({"evidence": "1.2x", "measured": (Measured("A", {"acme::norm": "b"}),)}, "module::func -> sha256"),
+        ({"evidence": "1.2x", "measured": (Measured("A", {"norm": "a" * 64}),)}, "module::func -> sha256"),
+        ({"evidence": "1.2x", "measured": (Measured("A", ["acme::norm"]),)}, "module::func -> sha256"),
     ],
 )
 def test_malformed_declaration_is_named(options, problem):
     lever = Lever(**({"name": "MUSTER_X", "kind": "bool", "default": False, "doc": "X."} | options))
     assert problem in "; ".join(lever.problems())
+
+
+@pytest.mark.parametrize(
+    ("device", "digests", "holds"),
+    [
+        ("A1", {"a::a": "1" * 64, "a::b": "2" * 64}, True),
+        ("A2", {"a::a": "1" * 64, "a::b": "2" * 64}, False),
+        ("A1", {"a::a": "1" * 64}, False),
+        ("A1", {"a::a": "1" * 64, "a::b": "3" * 64}, False),
+    ],
+)
+def test_measured_figures_hold_for_one_device_and_all_their_kernels(device, digests, holds):
+    measured = Measured("A1", {"a::a": "1" * 64, "a::b": "2" * 64})
+    lever = Lever(name="MUSTER_X", kind="int", default=1, doc="X.", evidence="1.2x", measured=(measured,))
+    assert lever.problems() == []
+    assert measured.holds(device, lambda key: digests.get(key, "")) is holds
+    assert not Measured("A1").holds(device, lambda key: digests.get(key, ""))
+    settings, _ = read_levers([lever], ())
+    assert settings.setting("MUSTER_X").is_assumed(device, lambda key: digests.get(key, "")) is not holds
 
 
 @pytest.mark.parametrize("lever", TABLE, ids=lambda lever: lever.name)

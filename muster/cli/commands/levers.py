@@ -29,10 +29,12 @@ def levers(
     With a MODEL, the defaults of its manifest count too. What is wrong comes first.
     """
     from kernel_muster.audit.opening import find_manifest
-    from kernel_muster.audit.render.sections import Section
+    from kernel_muster.audit.render.sections import Section, assumed_text
     from kernel_muster.audit.reporting import lever_rows
+    from kernel_muster.audit.tuning.assumed import assumption
     from kernel_muster.cli.booting import wanted_of
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
+    from kernel_muster.registry.selection.select import Selector
 
     wanted = wanted_of(
         model=model,
@@ -50,33 +52,32 @@ def levers(
     of_model, no_model = find_manifest(wanted, catalog) if is_about_a_model else (None, [])
     snapshot, bad = find_levers(catalog, wanted, of_model, found)
     declared = {lever.name: lever for lever in catalog.levers}
-    arch = "" if found is None else str(found.arch or "cpu")
-    rows = lever_rows(snapshot)
-    data = [_row(row, declared[row.name], arch) for row in rows]
+    selector = None if found is None else Selector(catalog, found, snapshot)
+    rows = lever_rows(snapshot, assumption(found, selector))
+    data = [_row(row, declared[row.name]) for row in rows]
     name = of_model.name if of_model else ""
     title = f"Levers: {len(rows)}{f', with the defaults of {name}' if name else ''}"
-    lines = tuple(line for row, one in zip(rows, data, strict=True) for line in _lines(row, one))
+    lines = [line for row, one in zip(rows, data, strict=True) for line in _lines(row, one)]
+    if found is not None and (assumed := [row.name for row in rows if row.assumed]):
+        lines.append(assumed_text(assumed, str(found.device.name if found.device else found)))
     listing = Listing(
         "levers",
         {"model": name, "levers": data},
-        () if no_model and of_model is None else (Section(title, lines=lines),),
+        () if no_model and of_model is None else (Section(title, lines=tuple(lines)),),
         rows_of((*catalog.findings, *no_target, *no_model, *bad)),
         is_long=True,
     )
     return show(listing, format, output, verbose=verbose)
 
 
-def _row(row: "LeverRow", lever: "Lever", arch: str) -> dict[str, Any]:
-    from kernel_muster.audit.render.sections import foreign_evidence
-
-    chip = foreign_evidence(row, arch)
+def _row(row: "LeverRow", lever: "Lever") -> dict[str, Any]:
     return {
         "name": row.name,
         "value": row.value,
         "origin": row.origin,
         "effect": row.effect,
         "evidence": row.evidence,
-        "measured_elsewhere": f"measured on {chip}, not on {arch}: measure again" if chip else "",
+        "assumed": row.assumed,
         "kind": lever.kind,
         "grammar": lever.grammar,
         "default": lever.default,
@@ -91,6 +92,5 @@ def _lines(row: "LeverRow", data: dict[str, Any]) -> "Iterator[str]":
 
     yield lever_text(row)
     yield f"    {data['doc']} ({data['grammar']})"
-    for label in ("evidence", "measured_elsewhere"):
-        if data[label]:
-            yield f"    {'evidence: ' if label == 'evidence' else ''}{data[label]}"
+    if row.evidence:
+        yield f"    evidence: {row.evidence}"
