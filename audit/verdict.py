@@ -1,14 +1,16 @@
 """The verdict: all rules over one body of evidence, consequences linked to their causes, sorted."""
 
+import re
 from collections.abc import Iterable
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
+from kernel_muster.audit.rules.causes import consequence
 from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
 from kernel_muster.registry.contract.builders import NO_BUILDER
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.selection.catalog import Catalog, PluginRow
+from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.values import frozen
 
 
@@ -110,9 +112,10 @@ def link_consequences(
         at = link.cause_of(finding)
         if at is None:
             rest.append(finding)
+        elif _lacking(finding):
+            explained.setdefault(at, []).append(f"{finding.code} {finding.subject}: {finding.why}")
         else:
-            what = finding.why if _lacking(finding) else f"asked for at {', '.join(finding.where)}"
-            explained.setdefault(at, []).append(f"{finding.code} {finding.subject}: {what}")
+            explained.setdefault(at, []).append(consequence(finding))
     return tuple(f.explaining(explained[at]) if at in explained else f for at, f in enumerate(causes)), rest
 
 
@@ -120,29 +123,37 @@ class _Links:
     """Which finding about a plugin explains another finding."""
 
     def __init__(self, catalog: Catalog, causes: Iterable[Finding]) -> None:
-        self._catalog = catalog
-        self._places: dict[str, int] = {}  # of the first finding that refuses a plugin, by its name
+        self._rows = [row for row in catalog.plugins if row.status in ("failed", "mismatched")]
+        subjects, labels, orphans = dict[str, int](), dict[str, int](), dict[str, int]()
         for at, cause in enumerate(causes):
             if cause.severity("serve") is Severity.REFUSE:  # under every profile: only then may it stand for others
-                self._places.setdefault(cause.subject, at)
+                subjects.setdefault(cause.subject, at)
+                for text in cause.where:
+                    labels.setdefault(text, at)
+                for match in filter(None, map(_ORPHAN.match, cause.explains)):
+                    orphans.setdefault(match[1], at)
+        #: Of each plugin, the finding about it alone, the one about several of them, or that of what it needs.
+        self._places: dict[str, int] = {}
+        for row in self._rows:
+            label = f"{row.distribution} {row.version} ({row.value})"
+            for place in (subjects.get(row.name), labels.get(label), orphans.get(row.name)):
+                if place is not None:
+                    self._places.setdefault(row.name, place)
         self._by_hook: dict[str, int | None] = {}
 
     def cause_of(self, finding: Finding) -> int | None:
         """Return the place of the finding that explains one; None where none does."""
-        if hook := _lacking(finding):
-            if hook not in self._by_hook:
-                places = (self._places.get(row.name) for row in self._catalog.plugins if _may_have(row, hook))
-                self._by_hook[hook] = min((at for at in places if at is not None), default=None)
-            return self._by_hook[hook]
-        plugin = _failed_provider(self._catalog, finding)
-        return None if plugin is None else self._places.get(plugin.name)
+        hook = _lacking(finding)
+        if hook is None:
+            return self._places.get(finding.cause) if finding.cause else None
+        if hook not in self._by_hook:
+            places = (self._places.get(row.name) for row in self._rows if not row.hooks or hook in row.hooks)
+            self._by_hook[hook] = min((at for at in places if at is not None), default=None)
+        return self._by_hook[hook]
 
 
-def _failed_provider(catalog: Catalog, finding: Finding) -> PluginRow | None:
-    if finding.code not in ABSENCE_CODES - {"DISABLED"}:
-        return None
-    provider = catalog.absent_provider(_key(finding))
-    return provider if provider is not None and provider.status != "blocked" else None
+# Written by discovery into the finding of the plugin that an orphan needs.
+_ORPHAN = re.compile(r"plugin (.+) needs the contract ")
 
 
 def _lacking(finding: Finding) -> str | None:
@@ -156,8 +167,3 @@ def _lacking(finding: Finding) -> str | None:
     if finding.code in ("UNKNOWN_LEVER", "BAD_MANIFEST") and NO_LEVER in finding.why:
         return "muster_levers"
     return None
-
-
-def _may_have(row: PluginRow, hook: str) -> bool:
-    """Whether a plugin did not load that has the hook; of one whose import failed, no hook is known."""
-    return row.status in ("failed", "mismatched") and (not row.hooks or hook in row.hooks)

@@ -19,6 +19,7 @@ import typer
 from kernel_muster.audit.replay import trace
 from kernel_muster.cli.app import _app as make_app
 from kernel_muster.MODEL_toml.generate import manifest_schema
+from kernel_muster.plugins.generate import KEYS_FILE, keys_text
 from kernel_muster.registry import hookspecs
 from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.discovery.entry_points import scan
@@ -317,10 +318,11 @@ PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or check them."""
-    stale = [(page, text) for page in pages() if (text := generated(page)) != page.read_text(encoding="utf-8")]
+    """Write the pages and the keys of the built-in families, or check them."""
+    texts = [(page, generated(page)) for page in pages()] + [(KEYS_FILE, keys_text())]
+    stale = [(page, text) for page, text in texts if text != page.read_text(encoding="utf-8")]
     for page, text in stale:
-        print(page.relative_to(DOCS.parent))
+        print(page.name if page == KEYS_FILE else page.relative_to(DOCS.parent))
         if "--check" not in arguments:
             page.write_text(text, encoding="utf-8")
     return int("--check" in arguments and bool(stale))

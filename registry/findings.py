@@ -132,7 +132,7 @@ class Finding:
 
     ``subject`` is the key, plugin, lever or manifest entry it is about; ``where`` holds dispatch sites or file
     positions; ``log`` keeps a cause chain, a stack or a compiler's output; ``explains`` lists consequences that
-    are no findings of their own.
+    are no findings of their own. ``cause`` names the plugin whose absence led to it, where one did.
     """
 
     code: str
@@ -143,6 +143,7 @@ class Finding:
     layers: tuple[str, ...] = ()
     log: str = ""
     explains: tuple[str, ...] = ()
+    cause: str = ""
 
     def __post_init__(self) -> None:
         if self.code not in CODES:

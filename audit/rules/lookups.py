@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
+from kernel_muster.audit.rules.causes import DECLARE, caused, of_blocked_plugins, unblock
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.selection.catalog import Catalog
@@ -15,7 +16,7 @@ GATE = "or gate the lookup on the model's configuration, so that it is never iss
 
 def absent_keys(evidence: Evidence) -> list[Finding]:
     """Judge every question that was not answered by its first member; one finding a cause."""
-    return merge(finding for row in evidence.rows for finding in _judge(evidence, row))
+    return of_blocked_plugins(evidence, merge(f for row in evidence.rows for f in _judge(evidence, row)))
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
@@ -34,6 +35,8 @@ def _joined(group: list[Finding]) -> Finding:
         where=tuple(dict.fromkeys(site for finding in group for site in finding.where)),
         remedies=tuple(dict.fromkeys(remedy for finding in group for remedy in finding.remedies)),
         layers=tuple(dict.fromkeys(layer for finding in group for layer in finding.layers)),
+        # Another cause of one of them is not said away with the others.
+        cause=group[0].cause if len({finding.cause for finding in group}) == 1 else "",
     )
 
 
@@ -44,7 +47,7 @@ def _judge(evidence: Evidence, row: LookupRow) -> Iterator[Finding]:
     if not absent:
         return
     if row.requested_by is not None:
-        yield _not_honored(row, absent)
+        yield caused(evidence, _not_honored(evidence, row, absent), absent[0])
         return
     unexcused = [d for d in absent if evidence.excuse(d.key) is None and not _is_left_out(evidence, row, d, found)]
     if not found and row.kind == "required" and not unexcused:
@@ -54,7 +57,8 @@ def _judge(evidence: Evidence, row: LookupRow) -> Iterator[Finding]:
     unexcused = [d for d in unexcused if d.cause != "DISABLED"]
     if unexcused and not row.is_chain:
         only = unexcused[0]
-        yield _finding(row, only.cause, only.key, only.reason, _remedies(evidence, only))
+        finding = _finding(row, only.cause, only.key, only.reason, _remedies(evidence, only))
+        yield caused(evidence, finding, only)
     elif unexcused:
         yield _chain(evidence, row, decisions, unexcused, found)
 
@@ -73,10 +77,10 @@ def _sites(row: LookupRow) -> Iterator[str]:
     return (f"{site} ({count}x)" if count > 1 else site for site, count in row.sites.items())
 
 
-def _not_honored(row: LookupRow, absent: list[Decision]) -> Finding:
+def _not_honored(evidence: Evidence, row: LookupRow, absent: list[Decision]) -> Finding:
     missing = absent[0]
     why = f"{row.requested_by} asked for {missing.key}, which is absent: {missing.reason}"
-    remedies = (f"install the distribution that provides {missing.key}", f"or unset {row.requested_by}")
+    remedies = (*_provide(evidence, missing), f"or unset {row.requested_by}")
     return _finding(row, "REQUEST_NOT_HONORED", row.requested_by, why, remedies)
 
 
@@ -100,7 +104,8 @@ def _chain(
         code, outcome = ("MISSING" if row.kind == "required" else "FALLBACK_TAKEN"), "no member resolves"
     # The finding is about one key, and to allow that key excuses it: take one that nobody allowed, if there is one.
     about = next((d for d in unexcused if d.key not in evidence.asked.allow_unresolved), unexcused[0])
-    return _finding(row, code, about.key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, about))
+    finding = _finding(row, code, about.key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, about))
+    return caused(evidence, finding, about)
 
 
 def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ def _provide(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     if decision.cause == "SHADOWED":
         return (f"add {key.func} to the distribution that replaces module {key.module}, or uninstall it",)
     if blocked is not None and blocked.status == "blocked":
-        return (f"unblock plugin {blocked.name} (--no-plugin), which is there to provide it",)
+        return (unblock(blocked),)
     if decision.cause == "WRONG_ARCH":
         return (f"install a distribution that provides {key} for {evidence.target.arch or 'cpu'}",)
     if decision.candidates and all(is_host_only(c.registered.spec) for c in decision.candidates):
@@ -152,7 +157,7 @@ def declare(evidence: Evidence, key: KernelKey) -> str:
         waiver = evidence.waivers[parse_key(meant[0])]
         return f"or correct the waiver at {waiver.where}: it names {waiver.key}, which nothing asks for"
     entry = f'[expected_absent.{key.module}] {key.func} = "..."'
-    return f"or declare it, with the true reason, in {evidence.manifest.path.name}: {entry}"
+    return f"{DECLARE}with the true reason, in {evidence.manifest.path.name}: {entry}"
 
 
 def renamed_keys(evidence: Evidence) -> list[Finding]:

@@ -20,6 +20,7 @@ from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name,
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.plugin_code.entered import tell_guest
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow, PluginStatus
@@ -82,7 +83,17 @@ def discover(
     drafts += [_unloaded(entry, "mismatched", blocked) for entry in found.mismatched]
     drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local) if name not in taken]
     drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
-    return _catalog(drafts, findings)
+    return _catalog([_with_family_keys(draft) for draft in drafts], findings)
+
+
+def _with_family_keys(draft: Draft) -> Draft:
+    """Give a built-in family that did not load the keys that it has: reports name it as the cause of their misses."""
+    if draft.is_sound or not draft.row.is_host:
+        return draft
+    from kernel_muster.registry.discovery.family_keys import FAMILY_KEYS  # not for the boots where all load
+
+    keys = {*draft.row.keys, *map(parse_key, FAMILY_KEYS.get(draft.row.name, ()))}
+    return Draft(replace(draft.row, keys=tuple(sorted(keys))), draft.loaded)
 
 
 def _row(entry: Entry, status: PluginStatus) -> PluginRow:

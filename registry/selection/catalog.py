@@ -112,7 +112,7 @@ class Catalog:
 
     def absent_provider(self, key: KernelKey) -> PluginRow | None:
         """Return the failed or blocked plugin that would have provided a key, if one is known to."""
-        if row := self._absent_by_key.get(key):
+        if row := self.absent_keys.get(key):
             return row
         # A module of several words may lie in several namespaces: ``a`` and ``a_b`` have ``a_b_c``.
         ends = [at for at, letter in enumerate(key.module) if letter == "_"]
@@ -124,10 +124,12 @@ class Catalog:
         return tuple(row for row in self.plugins if row.status != "loaded")
 
     @cached_property
-    def _absent_by_key(self) -> Mapping[KernelKey, PluginRow]:
+    def absent_keys(self) -> Mapping[KernelKey, PluginRow]:
+        """The keys that failed and blocked plugins are known to provide, each with its plugin."""
         return {key: row for row in reversed(self._absent) for key in row.keys}  # of several, the first stays
 
     @cached_property
     def _absent_by_namespace(self) -> Mapping[str, tuple[int, PluginRow]]:
-        """The absent plugins by namespace, each with its place among all."""
-        return {row.namespace: (at, row) for at, row in reversed(list(enumerate(self._absent)))}
+        """The absent plugins by namespace, each with its place among all; all keys of a built-in family are known."""
+        guests = [(at, row) for at, row in enumerate(self._absent) if not (row.is_host and row.keys)]
+        return {row.namespace: (at, row) for at, row in reversed(guests)}

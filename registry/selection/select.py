@@ -13,12 +13,18 @@ from kernel_muster.registry.hardware.arch import CPU, CodeArch
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.selection.catalog import Catalog
+from kernel_muster.registry.selection.catalog import Catalog, PluginStatus
 from kernel_muster.registry.suggestions import named
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.wording import listed
 
 _NO_NAMES = KeyNames(())
+#: What keeps a plugin from providing its kernels.
+_STATES: Mapping[PluginStatus, str] = {
+    "blocked": "is blocked",
+    "failed": "did not load",
+    "mismatched": "is for another version of the host API",
+}
 
 
 @frozen
@@ -181,7 +187,15 @@ class Selector:
             found = self.decide(renamed)
             return Decision(key, found.chosen, found.candidates, found.cause, found.reason, renamed, found.rivals)
         problem = f" ({key.problem})" if key.problem else ""
-        return Decision(key, None, (), "MISSING", f"no plugin registers {key}{problem}{self._hints(key)}")
+        return Decision(key, None, (), "MISSING", f"no plugin registers {key}{problem}{self._provider(key)}")
+
+    def _provider(self, key: KernelKey) -> str:
+        """Return which plugin would provide a key, or which keys may be meant."""
+        row = self.catalog.absent_provider(key)
+        if row is None:
+            return self._hints(key)
+        which = "which provides it" if key in self.catalog.absent_keys else "whose module it is"
+        return f"; plugin {row.name} of {row.distribution}, {which}, {_STATES[row.status]}"
 
     def _hints(self, key: KernelKey) -> str:
         if modules := self.catalog.key_names.modules_of(key.func):
