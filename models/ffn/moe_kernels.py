@@ -30,8 +30,8 @@ Pair = tuple[AnyHandle, AnyHandle]
 class StepKernels:
     """The two launches of a step's experts, experts in pairs, and what ends each path; None: not asked for.
 
-    ``pairs`` are kernels of gate and up, and of down, by the tokens of a tile. ``has_shared`` says that the layer adds
-    a shared expert, ``is_grouped`` that every step is grouped; ``forced`` is the one arm that MUSTER_FFN_ARM leaves.
+    ``pairs`` are kernels of gate and up, and of down, by the tokens of a tile. ``has_shared``: the layer adds a shared
+    expert. ``is_grouped``: every step is grouped. ``forced``: the one arm that MUSTER_FFN_ARM leaves.
     """
 
     @track_caller

@@ -139,12 +139,11 @@ def reachable_tiles(
     most_small = int(levers["MUSTER_W4A16_M128_ABOVE"] or 0)
     # The wide grid grows by its blocks at one row every 64 rows, and is narrow up to a sum of these.
     most_narrow = 64 * (int(levers["MUSTER_W4A16_NARROW_BLOCKS"] or 0) // max(GemmShape(1, n, k).wide_blocks, 1))
-    found: set[TileName] = set()
-    for phase in phases:
-        for rows in (1, most_small + 1, most_narrow + 1):
-            order = _order(GemmShape(rows, n, k), phase, levers)
-            found.update([name for name in order if name in available][:1])
-    return frozenset(found)
+    # Only a prefill has tiles of its own: one other phase stands for both.
+    prompts, others = ([one for one in phases if (one == "prefill") is is_prompt] for is_prompt in (True, False))
+    kinds, edges = [*prompts, *others[:1]], {1, most_small + 1, most_narrow + 1}
+    orders = (_order(GemmShape(rows, n, k), phase, levers) for phase in kinds for rows in edges)
+    return frozenset(name for order in orders for name in [one for one in order if one in available][:1])
 
 
 def _order(shape: GemmShape, phase: Phase, levers: Levers) -> list[TileName]:

@@ -26,9 +26,15 @@ OTHER_LEVERS = {
     "parents": {"MUSTER_NO_TGEMM_PIPELINE3": "1", "MUSTER_NO_K64_PIPELINE3": "1"},
     "variants": {"MUSTER_W4A16_VARIANT": "v2"},
     "fp32": {"MUSTER_FP32_ROUTING": "1"},
+    "batched": {"MUSTER_FFN_ARM": "batched"},
+    "atomic": {"MUSTER_FFN_ARM": "atomic_c4"},
+    "hopper": {},
 }
+# Where a kernel is asked for that no other target has.
+TARGETS = {"hopper": "sm_90a"}
 BOOTS = [(model, "") for model in MODELS] + [
     ("qwen3.6-27b", "parents"), ("qwen3.6-27b", "variants"), ("qwen3.6-35b-a3b", "fp32"),
+    ("qwen3.6-35b-a3b", "batched"), ("qwen3.6-35b-a3b", "atomic"), ("qwen3.6-27b", "hopper"),
 ]  # fmt: skip
 
 
@@ -44,7 +50,8 @@ class Asked:
 @cache
 def recorded(model: str, levers: str) -> Evidence:
     """Boot a model and return what its rules looked at."""
-    session = km.boot(model, target="cpu", levers=OTHER_LEVERS.get(levers, {}))
+    target = TARGETS.get(levers, "cpu")
+    session = km.boot(model, target=target, stage="registered", levers=OTHER_LEVERS.get(levers, {}))
     with session as boot:
         km.build_model(boot.manifest, boot.kernels)
     assert session.report.findings == ()
@@ -66,11 +73,12 @@ def keys_of(evidence: Evidence) -> dict[KernelKey, Asked]:
 
 
 def without(evidence: Evidence, key: KernelKey) -> Evidence:
-    """Take out the one registration that serves a key; those for other targets stay."""
-    chosen = evidence.decide(key).chosen
-    kernels = tuple(row for row in evidence.catalog.kernels if row is not chosen)
-    assert len(kernels) == len(evidence.catalog.kernels) - 1
-    return changed(evidence, catalog=replace(evidence.catalog, kernels=kernels))
+    """Take out the registration that serves a key, and what serves behind it; those for other targets stay."""
+    while (chosen := evidence.decide(key).chosen) is not None:
+        kernels = tuple(row for row in evidence.catalog.kernels if row is not chosen)
+        assert len(kernels) == len(evidence.catalog.kernels) - 1
+        evidence = changed(evidence, catalog=replace(evidence.catalog, kernels=kernels))
+    return evidence
 
 
 def changed(evidence: Evidence, **changes: Any) -> Evidence:
