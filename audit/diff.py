@@ -113,7 +113,8 @@ def _parts(report: Report) -> dict[str, Rows]:
             for p in report.plugins
         ),
         "copies of weights": _folded(
-            (f"{row.weight} in {row.layout}", {"bytes": str(row.size_bytes)}) for row in report.layouts
+            (f"{row.weight} in {row.layout}", {"bytes": str(row.size_bytes), "condition": row.condition})
+            for row in report.layouts
         ),
     }
 

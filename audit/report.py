@@ -98,6 +98,7 @@ class LayoutRow:
     size_bytes: int
     reason: str
     readers: tuple[str, ...]
+    condition: str = ""  # since 1.2: what a plan without weights could not know, and the copy depends on
 
 
 @frozen(kw_only=True)

@@ -218,6 +218,7 @@ def _layouts(plan: LayoutPlan | None) -> tuple[LayoutRow, ...]:
             size_bytes=copy.size_bytes,
             reason=copy.reason,
             readers=tuple(sorted(map(str, copy.readers))),
+            condition=copy.condition,
         )
         for copy in plan.copies
     )

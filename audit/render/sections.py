@@ -258,11 +258,17 @@ def _plugins(report: Report, verbose: bool) -> Iterator[Section]:
 
 def _layouts(report: Report) -> Iterator[Section]:
     sizes: dict[str, list[int]] = {}
+    conditional: dict[str, list[int]] = {}
     for row in report.layouts:
         sizes.setdefault(row.layout, []).append(row.size_bytes)
+        if row.condition:
+            conditional.setdefault(row.condition, []).append(row.size_bytes)
     if sizes:
         total = size_text(sum(map(sum, sizes.values())))
         lines = [f"{layout}: {plural(len(s), 'weight')}, {size_text(sum(s))}" for layout, s in sorted(sizes.items())]
+        for condition, s in sorted(conditional.items()):
+            copies = "copy is" if len(s) == 1 else "copies are"
+            lines.append(f"{len(s)} {copies} built, {size_text(sum(s))}, {condition}")
         yield Section(f"Copies of weights: {total}", lines=tuple(lines))
 
 

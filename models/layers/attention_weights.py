@@ -13,6 +13,10 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
+_INPUTS = ("q_proj", "k_proj", "v_proj")
+#: What decides which copies Q, K and V have for tile GEMMs.
+APART = "if the global scales of q_proj, k_proj and v_proj differ: equal ones share one copy, qkv_proj"
+
 
 def _shapes(hidden: int, dims: AttentionDims) -> dict[str, tuple[int, int]]:
     return {
@@ -63,13 +67,15 @@ class AttentionLinears:
         """
         shapes = _shapes(hidden, dims)
         values = {name: _value(ctx, name, shape, quantize) for name, shape in shapes.items()}
-        inputs = [value for name in ("q_proj", "k_proj", "v_proj") if (value := values[name]) is not None]
+        inputs = [value for name in _INPUTS if (value := values[name]) is not None]
         whole = fuse_rows(inputs)
         own_tiles: Tiles = {} if whole is not None else tiles
 
         def make(name: str, tiles: Tiles, readers: Sequence[AnyHandle] = ()) -> Nvfp4Linear:
             spec = ctx.spec(name, *shapes[name], "nvfp4")
-            return Nvfp4Linear(ctx, spec, tiers, tiles, readers, values[name])
+            # Values decide what is fused. A plan has none, and counts copies of their own: as many bytes.
+            condition = APART if name in _INPUTS and values[name] is None else ""
+            return Nvfp4Linear(ctx, spec, tiers, tiles, readers, values[name], condition)
 
         fused = None
         if whole is not None:

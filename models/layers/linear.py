@@ -27,11 +27,12 @@ class Nvfp4Linear:
     """A projection with NVFP4 weights: GEMV tiers for few rows, GEMMs for more.
 
     The plan builds the copies that some number of rows reaches: no transposed one where the Hopper GEMM serves.
+    ``tiles_if`` is what the copies for GEMMs depend on, in a plan that cannot know.
     """
 
     def __init__(
         self, ctx: LayerContext, spec: WeightSpec, tiers: Tiers, tiles: Tiles, fused: Iterable[AnyHandle] = (),
-        value: Any = None,
+        value: Any = None, tiles_if: str = "",
     ) -> None:  # fmt: skip
         there = [name for name, handle in tiles.items() if handle]
         n, k = spec.shape
@@ -39,7 +40,8 @@ class Nvfp4Linear:
         readers = {DECODE: [*tiers.values(), *fused]}
         for reason, names in ((TILE, reached - {"hopper"}), (HOPPER, reached & {"hopper"})):
             readers[reason] = [tiles[name] for name in tiles if name in names]
-        self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value)
+        conditions = {TILE: tiles_if, HOPPER: tiles_if}
+        self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value, conditions=conditions)
         self.tiers = {rows: handle for rows, handle in tiers.items() if self.weight.serves(handle)}
         self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
         self._looked_up = dict(tiers)  # what is missing too: it raises, and says why

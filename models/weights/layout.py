@@ -53,13 +53,15 @@ class WeightPlanner:
         self.planned: list[PlannedWeight] = []
 
     def plan(
-        self, spec: WeightSpec, readers: Readers, value: Any = None, plain: Readers = MappingProxyType({})
-    ) -> PlannedWeight:
+        self, spec: WeightSpec, readers: Readers, value: Any = None, plain: Readers = MappingProxyType({}),
+        conditions: Mapping[str, str] = MappingProxyType({}),
+    ) -> PlannedWeight:  # fmt: skip
         """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
 
         A copy that no kernel can make out of the logical weight is not built, and the audit says LAYOUT_MISSING.
         ``value`` is the logical weight where it is made here and not found in the source. ``plain`` are kernels that
-        take the logical weight's values as an array, beside a weight that has their layout.
+        take the logical weight's values as an array, beside a weight that has their layout. ``conditions`` say of a
+        reason on what it depends: a copy that has no other reason is conditional.
         """
         logical = moved_to(self.memory, self.source.find(spec) if value is None else value)
         wanted: dict[str, list[KernelKey]] = {}
@@ -85,7 +87,9 @@ class WeightPlanner:
         for layout, keys in wanted.items():
             self._layouts.want(spec.name, layout, *keys)
         for layout, why in reasons.items():
-            self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why), spec.shape)
+            needs = dict.fromkeys(conditions.get(reason, "") for reason in why)
+            condition = "" if "" in needs else "; ".join(needs)
+            self._layouts.build(spec.name, layout, spec.size_bytes, ", ".join(why), spec.shape, condition)
         copies = {} if logical is None else {lay: maker.prepare_weight(logical) for lay, maker in makers.items()}
         if is_plain and logical is not None:
             copies.setdefault(spec.logical_layout, logical)

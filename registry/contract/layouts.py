@@ -7,7 +7,10 @@ from kernel_muster.registry.keys import KernelKey
 
 @dataclass
 class WeightCopy:
-    """One weight in one layout: who reads it, and whether and why it is built."""
+    """One weight in one layout: who reads it, and whether and why it is built.
+
+    ``condition`` is what a plan without values cannot know: with weights the copy is built only where it holds.
+    """
 
     weight: str
     layout: str
@@ -15,6 +18,7 @@ class WeightCopy:
     size_bytes: int = 0
     reason: str = ""
     shape: tuple[int, ...] = ()
+    condition: str = ""
 
     @property
     def is_built(self) -> bool:
@@ -33,10 +37,15 @@ class LayoutPlan:
         if layout is not None:
             self._copy(weight, layout).readers.update(readers)
 
-    def build(self, weight: str, layout: str, size_bytes: int, reason: str, shape: tuple[int, ...] = ()) -> None:
-        """Say that the model builds this copy, how large it is, and why; ``shape`` is that of the logical weight."""
+    def build(
+        self, weight: str, layout: str, size_bytes: int, reason: str, shape: tuple[int, ...] = (), condition: str = ""
+    ) -> None:
+        """Say that the model builds this copy, how large it is, and why; ``shape`` is that of the logical weight.
+
+        ``condition`` says on what it depends, where a plan has no values that would decide it.
+        """
         copy = self._copy(weight, layout)
-        copy.size_bytes, copy.reason, copy.shape = size_bytes, reason, shape
+        copy.size_bytes, copy.reason, copy.shape, copy.condition = size_bytes, reason, shape, condition
 
     @property
     def copies(self) -> tuple[WeightCopy, ...]:

@@ -277,7 +277,11 @@ def test_text_lists_consequences_under_their_cause() -> None:
 
 def test_text_sums_copies_of_weights_by_layout() -> None:
     rows = [LayoutRow(weight=f"w{n}", layout="plain", size_bytes=1 << 30, reason="r", readers=()) for n in range(2)]
-    assert "Copies of weights: 2.0 GiB\n  plain: 2 weights, 2.0 GiB" in render_text(report(layouts=tuple(rows)))
+    text = render_text(report(layouts=tuple(rows)))
+    assert "Copies of weights: 2.0 GiB\n  plain: 2 weights, 2.0 GiB" in text
+    assert "built" not in text
+    some = (rows[0], replace(rows[1], condition="if scales differ"))
+    assert "\n  1 copy is built, 1.0 GiB, if scales differ\n" in render_text(report(layouts=some))
 
 
 def absent(key: str, **fields: Any) -> FindingRow:

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_muster.MODEL_toml import load_manifest, manifest_folder
-from kernel_muster.models.build import build_model
+from kernel_muster.models.build import build_from_dims, build_model
+from kernel_muster.models.drafter import drafter_from_dims
+from kernel_muster.models.layers.attention_weights import APART
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.weights.layout import WeightPlanner
 from kernel_muster.models.weights.source import (
@@ -53,6 +55,50 @@ def test_plan_builds_what_chosen_kernels_declare_once_each(make_context: Make) -
     assert [weight.serves(handle) for handle in (row_major, transposed, absent)] == [True, True, False]
     with pytest.raises(NullKernelError, match="w4a4::w4a4_gemm"):
         weight.copy_for(absent)
+
+
+class EqualScales(SyntheticWeights):
+    """Weights that all have one global scale, as a checkpoint with a fused q|k|v has them."""
+
+    def find(self, spec: WeightSpec) -> Any:
+        found = super().find(spec)
+        if spec.quant != "nvfp4":
+            return found
+        return replace(found, global_scale_decode=np.full_like(found.global_scale_decode, 0.01))
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe", "bf16", "alone", "drafter"])
+def test_copies_that_a_plan_and_loaded_weights_do_not_share_are_conditional(
+    make_session: Callable[..., LookupSession], tiny_dims: dict[str, Any], kind: str
+) -> None:
+    build = drafter_from_dims if kind == "drafter" else build_from_dims
+
+    def copies(source: Any) -> dict[tuple[str, str], str]:
+        session = make_session()
+        build(tiny_dims[kind], Lookups(session), source, max_rows=8)
+        return {(copy.weight, copy.layout): copy.condition for copy in session.layouts.copies}
+
+    plan, differ, equal = copies(None), copies(SyntheticWeights(3)), copies(EqualScales(3))
+    assert set(plan) == set(differ)
+    assert {*differ.values(), *equal.values()} == {""}  # what is loaded depends on nothing
+    conditional = {place for place, condition in plan.items() if condition}
+    assert set(plan) - set(equal) == conditional
+    assert {layout for _, layout in conditional} <= {"nvfp4_transposed"}
+    assert {weight.rpartition(".")[2] for weight, _ in set(equal) - set(plan)} == (
+        {"qkv_proj"} if conditional else set()
+    )
+    assert bool(conditional) is (kind != "bf16")
+    assert all(condition in ("", APART) for condition in plan.values())
+
+
+def test_copy_with_another_reason_is_not_conditional(make_context: Make) -> None:
+    row_major, transposed, _ = handles(make_context)
+    layouts = LayoutPlan()
+    readers = {"decode": [row_major], "GEMM": [row_major, transposed]}
+    WeightPlanner(layouts, PlanOnly()).plan(SPEC, readers, conditions={"GEMM": "if it is there"})
+    assert {copy.layout: copy.condition for copy in layouts.copies} == {
+        "nvfp4_row_major": "", "nvfp4_transposed": "if it is there",
+    }  # fmt: skip
 
 
 def test_plan_does_not_build_a_copy_that_no_kernel_can_make(make_context: Make) -> None:
