@@ -77,6 +77,19 @@ def test_chain_that_falls_back_names_every_absent_member(world):
     assert "fell back to acme::softmax" in why
 
 
+def test_chains_behind_one_absent_launch_are_one_finding_with_its_reason_once(world):
+    def build(boot):
+        for part in ("embedding", "softmax"):
+            boot.kernels.first_of(("acme", "quantize"), ("acme", part), required=True)
+
+    outcome = world.run(build, {"acme": world.acme("acme::embedding", "acme::softmax")})
+    (found,) = outcome.report.findings
+    assert (found.code, found.subject) == ("FALLBACK_TAKEN", "acme::quantize")
+    assert found.why.count("no plugin registers acme::quantize") == 1
+    for part in ("embedding", "softmax"):
+        assert f"chain acme::quantize > acme::{part}: fell back to acme::{part}" in found.why
+
+
 def test_chains_with_one_first_member_keep_each_others_reasons(world):
     def build(boot):
         boot.kernels.first_of(("acme", "quantize"), ("acme", "softmax"))
