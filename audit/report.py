@@ -120,7 +120,8 @@ class Report:
 
     ``below_stage_asked``: whether some kernel that serves stays below the stage that was asked for. ``failure``: where
     the boot's block raised, the exception and what caused it, one line each, with where it was raised. ``builder``: who
-    built the model, through ``build_model``; ``maturity``: how far that builder is meant to be used.
+    built the model, through ``build_model``; ``maturity``: how far that builder may be used on this architecture;
+    ``recorded_run``: the date of its last judged run at full size there.
     """
 
     schema: str = SCHEMA
@@ -153,6 +154,7 @@ class Report:
     failure: str = ""
     builder: str = ""
     maturity: str = ""
+    recorded_run: str = ""  # since 1.2
 
     @property
     def passed(self) -> bool:

@@ -20,6 +20,7 @@ from kernel_muster.audit.tuning.assumed import assumption
 from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.findings import CODES, Profile, Severity
+from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.levers import Levers, Setting
 from kernel_muster.registry.paths import without_home
 from kernel_muster.registry.selection.catalog import Catalog
@@ -33,6 +34,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         {key for key in evidence.asked_keys if evidence.decide(key).chosen is None and evidence.excuse(key)}
     )
     device = evidence.target.device
+    arch = str(evidence.target.arch or CPU)
     reached = reached_stage(evidence)
     return Report(
         muster_version=muster_version,
@@ -43,7 +45,7 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         model=evidence.manifest.name,
         manifest=without_home(evidence.manifest.path),
         target=evidence.target.name,
-        arch=str(evidence.target.arch or "cpu"),
+        arch=arch,
         device=device.name if device else "",
         quant=evidence.quant,
         profile=evidence.asked.profile,
@@ -64,7 +66,8 @@ def full_report(evidence: Evidence, verdict: Verdict, muster_version: str, layou
         below_stage_asked=is_below(evidence.asked.stage, reached),
         failure=evidence.failure,
         builder=", ".join(builder.name for builder in evidence.builders),
-        maturity=", ".join(builder.maturity for builder in evidence.builders),
+        maturity=", ".join(builder.maturity_on(arch) for builder in evidence.builders),
+        recorded_run=", ".join(filter(None, (builder.run_on(arch) for builder in evidence.builders))),
     )
 
 

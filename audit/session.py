@@ -27,6 +27,7 @@ from kernel_muster.registry.contract.specs import STAGES, Registered
 from kernel_muster.registry.discovery.loading import process_changed
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
+from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.choose import choose_runner
@@ -128,7 +129,7 @@ class BootSession:
         serves = self._options.on_late_miss == "abort"
         catalog = self._opening.catalog
         self._session = LookupSession(
-            serving.noting_unready(catalog, self._unready) if serves else catalog,
+            serving.noting_unready(catalog, str(target.arch or CPU), self._unready) if serves else catalog,
             target,
             levers,
             excused=lambda key: waivers[key].reason if key in waivers else "",

@@ -30,11 +30,12 @@ from kernel_muster.models.weights.source import GivenWeights, PlanOnly, WeightSo
 from kernel_muster.registry.contract.builders import Maturity
 from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.selection.lookups import Lookups
 
-# Decodes on cpu and on a device, text alone. What serves requests must be production: that takes checkpoints of full
-# size seen on a device, and every test of tests/gpu passed on it.
-MATURITY: Maturity = "partial"
+# Text alone. A builder may serve where its models were judged at full size, from a quantised checkpoint to the logits
+# of every token. benchmarks/records/full_size_h200.md: both formats, the dense and the expert model.
+RECORDED = (("sm_90a", "2026-12-01"),)
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
 #: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
 MAX_ROWS, MOST_ROWS = 2048, 1 << 20
@@ -111,10 +112,15 @@ def _build(ctx: LayerContext, dims: ModelDims, kernels: Lookups) -> Model:
         mtp,
         ctx.scratch,
         ctx.max_rows,
-        MATURITY,
+        maturity_on(str(ctx.kernels.target.arch or CPU)),
         ctx.memory,
         tuple(ctx.planner.planned),
     )
+
+
+def maturity_on(arch: str) -> Maturity:
+    """Return the maturity of built models on an architecture."""
+    return "production" if any(name == arch for name, _ in RECORDED) else "partial"
 
 
 def check_checkpoint(manifest: HasModelTable, kernels: Lookups, weights: object) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_muster.models.build import MATURITY, MAX_ROWS, build_lm_head, check_checkpoint, check_requests, open_context
+from kernel_muster.models.build import MAX_ROWS, build_lm_head, check_checkpoint, check_requests, open_context
 from kernel_muster.models.dims import DrafterDims, ModelDims
 from kernel_muster.models.heads.dflash import DrafterContext, DrafterLayer, drafter_layer
 from kernel_muster.models.heads.embedding import Embedding
@@ -38,7 +38,7 @@ class Drafter:
     lm_head: LmHead
     scratch: Scratch
     memory: Memory
-    maturity: Maturity = MATURITY
+    maturity: Maturity = "partial"
 
     def forward(self, batch: Batch, state: ModelState) -> Any:
         """Return the normalised rows ``(M, H)`` of blocks: the last token, and masks that stand for what follows."""

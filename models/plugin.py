@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernel_muster.MODEL_toml import manifest_folder
-from kernel_muster.models.build import MATURITY, MODEL_TYPES, build_model
+from kernel_muster.models.build import MODEL_TYPES, RECORDED, build_model
 from kernel_muster.models.drafter import DRAFTER_TYPES, build_drafter
 from kernel_muster.models.levers import MODEL_LEVERS
 from kernel_muster.registry.contract.builders import ModelBuilder
@@ -16,8 +16,8 @@ from kernel_muster.registry.levers import Lever
 def muster_models() -> Iterable[ModelBuilder]:
     """Return the builders of the hybrid decoder family and of its drafter, each with its maturity."""
     return [
-        ModelBuilder("hybrid_decoder", MODEL_TYPES, MATURITY, build_model),
-        ModelBuilder("block_diffusion_drafter", DRAFTER_TYPES, MATURITY, build_drafter),
+        ModelBuilder("hybrid_decoder", MODEL_TYPES, "production", build_model, RECORDED),
+        ModelBuilder("block_diffusion_drafter", DRAFTER_TYPES, "partial", build_drafter),
     ]
 
 

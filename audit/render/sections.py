@@ -290,11 +290,17 @@ def _uncompiled(report: Report) -> str:
     return "; nothing was compiled: install kernel-muster[nvrtc13,numba13]"
 
 
+def _builder(report: Report) -> str:
+    """Return the builder with its maturity, and the recorded run that it rests on."""
+    run = f", judged at full size on {report.recorded_run}" if report.recorded_run else ""
+    return f"{report.builder} ({report.maturity}{run})" if report.builder else ""
+
+
 def _basis(report: Report) -> Section:
     asked = f" (asked for: {report.stage_asked})" if report.stage_asked else ""
     facts = (
         ("manifest", report.manifest),
-        ("builder", f"{report.builder} ({report.maturity})" if report.builder else ""),
+        ("builder", _builder(report)),
         ("quant", report.quant),
         ("profile", report.profile),
         ("as of", report.as_of),

@@ -2,9 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from typing import Any, Literal, Protocol, get_args
 
 from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.hardware.arch import CPU, parse_arch
 from kernel_muster.registry.keys import near
 from kernel_muster.registry.values import frozen
 
@@ -19,12 +21,26 @@ class ModelBuilder:
 
     ``build(manifest, kernels, weights)`` looks every kernel up, eagerly, and returns the model. Without weights it
     is a plan only. Serving refuses a maturity other than ``production``; an audit does not.
+
+    ``recorded`` holds ``(architecture, date)`` of runs at full size whose results were judged and are kept. Where there
+    are any, ``production`` holds on these architectures only, and is ``partial`` on any other.
     """
 
     name: str
     model_types: tuple[str, ...]
     maturity: Maturity
     build: Callable[..., Any]
+    recorded: tuple[tuple[str, str], ...] = ()
+
+    def maturity_on(self, arch: str) -> Maturity:
+        """Return the maturity on an architecture (``sm_90a``, ``cpu``)."""
+        if self.maturity != "production" or not self.recorded or self.run_on(arch):
+            return self.maturity
+        return "partial"
+
+    def run_on(self, arch: str) -> str:
+        """Return the latest date of a recorded run on an architecture, or nothing."""
+        return max((day for name, day in self.recorded if name == arch), default="")
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
@@ -34,11 +50,33 @@ class ModelBuilder:
             found.append(f"model_types is {types!r}, expected a tuple of at least one model type")
         if self.maturity not in get_args(Maturity):
             found.append(f"maturity is {self.maturity!r}, expected {', '.join(get_args(Maturity))}")
+        if not isinstance(self.recorded, tuple) or not all(map(_is_run, self.recorded)):
+            found.append(f"recorded is {self.recorded!r}, expected (architecture, YYYY-MM-DD) pairs in a tuple")
         if not callable(self.build):
             found.append(f"build is {self.build!r}, expected build(manifest, kernels, weights)")
         elif problem := _call_problem(self.build):
             found.append(f"build{problem}, but is called as build(manifest, kernels, weights)")
         return found
+
+
+def _is_run(run: object) -> bool:
+    """Whether a recorded run names an architecture and a day."""
+    if not isinstance(run, tuple) or len(run) != 2 or not all(isinstance(part, str) for part in run):
+        return False
+    try:
+        date.fromisoformat(run[1])
+    except ValueError:
+        return False
+    return run[0] == CPU or _is_arch(run[0])
+
+
+def _is_arch(name: str) -> bool:
+    """Whether a text names an architecture."""
+    try:
+        parse_arch(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _call_problem(build: Callable[..., Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.models.build import MATURITY
+from kernel_muster.models.build import maturity_on
 from kernel_muster.registry.findings import Finding
 from safetensors.numpy import load_file, save_file
 
@@ -32,8 +32,8 @@ def test_boot_audits_and_decodes_at_reduced_size_and_says_so(boot: Callable[...,
     assert first.endswith("; decoded 2 x 8 tokens at reduced size")
     assert "REDUCED SIZE, it says nothing about speed or quality: hidden_size 5120 -> 64, num_layers 64 -> 4" in ran.out
     assert "sequence 1: " in ran.out
-    said = f"the builder calls itself {MATURITY}: nothing that serves may use it"
-    assert (said in ran.out) is (MATURITY != "production")
+    said = f"the builder calls itself {maturity_on('cpu')}: nothing that serves may use it"
+    assert (said in ran.out) is (maturity_on("cpu") != "production")
     assert "Kernels: " in ran.out
     assert ran.err == ""
 

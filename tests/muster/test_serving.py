@@ -16,7 +16,7 @@ def by_hand(session):
     assert builder.build(session.manifest, session.kernels, weights=None)
 
 
-def boot(tmp_path, maturity, build_it=by_the_face, **options):
+def boot(tmp_path, maturity, build_it=by_the_face, recorded=(), **options):
     """Boot a model of a plugin's builder, and return the session, passed or refused."""
     manifest = tmp_path / "MODEL.toml"
     manifest.write_text(
@@ -28,7 +28,7 @@ def boot(tmp_path, maturity, build_it=by_the_face, **options):
     def build(manifest, kernels, weights):
         return kernels.kernel("norm", "rms_norm")
 
-    module.muster_models = km.hookimpl(lambda: [ModelBuilder("acme_builder", ("acme",), maturity, build)])
+    module.muster_models = km.hookimpl(lambda: [ModelBuilder("acme_builder", ("acme",), maturity, build, recorded)])
     module.muster_models.__name__ = "muster_models"
     session = km.boot(manifest=manifest, target="cpu", levers={}, local_plugins={"acme": module}, **options)
     try:
@@ -76,3 +76,37 @@ def test_serving_with_a_builder_of_production_passes(tmp_path, build_it):
 @pytest.mark.parametrize("policy", ["raise", "count"])
 def test_what_does_not_serve_takes_any_builder(tmp_path, policy):
     assert not boot(tmp_path, "reference", on_late_miss=policy).report.is_refused
+
+
+def test_production_holds_where_a_run_at_full_size_is_recorded(tmp_path):
+    session = boot(
+        tmp_path, "production", recorded=(("cpu", "2026-11-30"), ("cpu", "2026-12-01")), on_late_miss="abort"
+    )
+    assert not session.report.is_refused
+    assert (session.report.maturity, session.report.recorded_run) == ("production", "2026-12-01")
+    assert "builder: acme_builder (production, judged at full size on 2026-12-01)" in km.render_text(session.report)
+
+
+def test_production_without_a_recorded_run_on_this_architecture_may_not_serve(tmp_path):
+    session = boot(tmp_path, "production", recorded=(("sm_90a", "2026-12-01"),), on_late_miss="abort")
+    [(_, why)] = requests(session)
+    assert why == (
+        "builder acme_builder is partial on cpu (recorded runs at full size: sm_90a): what serves must be production"
+    )
+    assert (session.report.maturity, session.report.recorded_run) == ("partial", "")
+
+
+@pytest.mark.parametrize(
+    "recorded", [[("cpu", "2026-12-01")], (("cpu", "soon"),), (("sm_9000x", "2026-12-01"),), ("cpu",)]
+)
+def test_recorded_runs_that_name_no_architecture_or_day_are_malformed(recorded):
+    builder = ModelBuilder("acme", ("acme",), "production", lambda manifest, kernels, weights: None, recorded)
+    [problem] = builder.problems()
+    assert problem.startswith("recorded is ")
+
+
+@pytest.mark.parametrize(("target", "maturity"), [("sm_90a", "production"), ("sm_100a", "partial"), ("cpu", "partial")])
+def test_built_in_models_are_production_where_they_were_judged_at_full_size(target, maturity):
+    with km.boot("qwen3.6-27b", target=target, levers={}, stage="registered") as session:
+        model = km.build_model(session.manifest, session.kernels)
+    assert session.report.maturity == model.maturity == maturity

@@ -72,7 +72,7 @@ def _list(
 
 
 def _row(manifest: "Manifest", builders: "tuple[ModelBuilder, ...]") -> dict[str, Any]:
-    found = [f"{b.name} ({b.maturity})" for b in builders if manifest.model_type in b.model_types]
+    found = [f"{b.name} ({_maturity(b)})" for b in builders if manifest.model_type in b.model_types]
     return {
         "name": manifest.name,
         "hf_id": manifest.hf_id or "",
@@ -82,6 +82,12 @@ def _row(manifest: "Manifest", builders: "tuple[ModelBuilder, ...]") -> dict[str
         "builder": " ".join(sorted(found)) or "none",
         "manifest": str(manifest.path),
     }
+
+
+def _maturity(builder: "ModelBuilder") -> str:
+    """Return a builder's maturity, and the architectures that its recorded runs cover."""
+    archs = ", ".join(sorted({arch for arch, _ in builder.recorded}))
+    return f"{builder.maturity} on {archs}" if archs else builder.maturity
 
 
 def _resolved(manifest: "Manifest | None", steps: tuple[str, ...]) -> "tuple[dict[str, Any], tuple[Section, ...]]":
