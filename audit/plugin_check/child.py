@@ -1,54 +1,75 @@
-"""A child process of ``muster plugin check``: its steps as it tells them, what it prints, and how it ends."""
+"""A child process of ``muster plugin check``: the events that it reports, what it prints, and how it ends."""
 
-import codecs
 import json
 import os
-import select
+import secrets
+import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, Protocol
 
-from kernel_muster.audit.plugin_check.steps import MARK
+from kernel_muster.audit.plugin_check.channel import KEY_BYTES, Receiver
+from kernel_muster.audit.plugin_check.ended import Ended
+from kernel_muster.audit.plugin_check.events import Event
+from kernel_muster.audit.plugin_check.printed import Printed
+from kernel_muster.audit.plugin_check.supervisor import SUPERVISOR, WORKER
 from kernel_muster.registry.launch.runners import Progress
 from kernel_muster.registry.values import frozen
 
-_LAST_LINES = 60
 _LOOK_S = 0.1  # how often a child is asked whether it has ended
+_START_S = 30.0
+#: How long a process may take to end by itself, and its supervisor to end all that it left.
+_END_S, _PATIENCE_S = 1.0, 8.0
+_SUPERVISOR = "kernel_muster.audit.plugin_check.supervisor"
 
 
 class Collected(Protocol):
-    """Who takes what children tell, and knows what is done."""
+    """Takes the events of all children, and knows what is done."""
 
     done: list[str]
     failed: list[str]
-    total: int
-    has_ended: bool
-    open: dict[str, Any] | None
-    loading: dict[str, Any]
+    has_finished: bool
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def begin(self) -> None:
+        """Begin with a new child."""
+
+    def take(self, event: Event) -> bool:
         """Take one event; whether it begins or ends a step, so that time counts anew."""
+
+    @property
+    def running(self) -> str:
+        """The name of the step that runs."""
+
+    @property
+    def total(self) -> int:
+        """How many steps there are; 0 as long as that is not known."""
 
 
 @frozen
-class Ended:
-    """How a child ended: its exit code, negative for a signal; what it wrote; and whether its time was up."""
+class Ending:
+    """How a child ended.
+
+    ``code`` is its exit code, negative for a signal; ``log`` the end of what it printed; ``left`` and ``unended`` are
+    commands of processes that it had left running, ended and not; ``dropped`` counts lines that were not its own.
+    """
 
     code: int
     log: str
     is_hanging: bool
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
+    left: tuple[str, ...] = ()
+    unended: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 @frozen
 class Asked:
-    """What is checked, how long a step may take, and who hears of it."""
+    """What is checked, how long a step may take, and where progress and prints go."""
 
     distribution: str
     plugin: str | None
@@ -56,106 +77,157 @@ class Asked:
     seconds: float
     cache_dir: str | None
     progress: Progress | None
-    printed: Callable[[str], None] | None
+    printed: Callable[[str], object] | None
 
 
-def run_child(collected: Collected, asked: Asked) -> Ended:
+def run_child(collected: Collected, asked: Asked) -> Ending:
     """Run a child for what is not done yet, until it ends or a step takes too long."""
-    collected.loading = {"plugin": ""}
-    reader, writer = os.pipe()
-    arguments: dict[str, Any] = {
+    collected.begin()
+    keys = {name: secrets.token_bytes(KEY_BYTES) for name in (WORKER, SUPERVISOR)}
+    with ExitStack() as stack:
+        reader, writer = os.pipe()
+        events = stack.enter_context(os.fdopen(reader, "rb", buffering=0))
+        to_write = stack.enter_context(os.fdopen(writer, "wb", buffering=0))
+        reader, writer = os.pipe()
+        prints = stack.enter_context(os.fdopen(reader, "rb", buffering=0))
+        to_print = stack.enter_context(os.fdopen(writer, "wb", buffering=0))
+        arguments = _arguments(collected, asked, keys, to_write.fileno())
+        # Unbuffered: what it printed before a crash is not lost with it.
+        command = [sys.executable, "-u", "-P", "-m", _SUPERVISOR]
+        with _file_of(arguments) as given:
+            child = subprocess.Popen(  # noqa: S603  (our own module, in the interpreter that runs us)
+                command,
+                stdin=given,
+                stdout=to_print,
+                stderr=to_print,
+                pass_fds=(to_write.fileno(),),
+                start_new_session=True,
+            )
+        to_write.close()
+        to_print.close()
+        watch = _Watch(child, events, prints, Receiver(keys), collected, asked)
+        try:
+            watch.until_it_ends()
+        finally:
+            _end(child)
+            watch.read_the_rest()
+        return watch.ending()
+
+
+def _arguments(collected: Collected, asked: Asked, keys: dict[str, bytes], pipe: int) -> dict[str, Any]:
+    return {
         "distribution": asked.distribution,
         "plugin": asked.plugin,
         "path": list(asked.path),
-        "pipe": writer,
+        "skip": collected.done,
+        "failed": collected.failed,
+        "seconds": asked.seconds,
+        "cache_dir": asked.cache_dir,
+        "parent": os.getpid(),
+        "pipe": pipe,
+        "keys": {name: key.hex() for name, key in keys.items()},
     }
-    arguments |= {"skip": collected.done, "failed": collected.failed, "seconds": asked.seconds}
-    arguments |= {"cache_dir": asked.cache_dir, "parent": os.getpid()}
-    # Unbuffered: what it printed before a crash is not lost with it.
-    command = [sys.executable, "-u", "-P", "-m", "kernel_muster.audit.plugin_check.steps", json.dumps(arguments)]
-    with tempfile.TemporaryFile() as log, os.fdopen(reader, "rb", buffering=0) as events:
-        child = subprocess.Popen(  # noqa: S603  (our own module, in the interpreter that runs us)
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(writer,), start_new_session=True
+
+
+@contextmanager
+def _file_of(arguments: dict[str, Any]) -> Iterator[IO[bytes]]:
+    """Give arguments through a file without a name: no list of processes shows them, and they may be long."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(arguments).encode())
+        file.seek(0)
+        yield file
+
+
+class _Watch:
+    """One child from its start to its end."""
+
+    def __init__(
+        self,
+        child: "subprocess.Popen[bytes]",
+        events: IO[bytes],
+        prints: IO[bytes],
+        receiver: Receiver,
+        collected: Collected,
+        asked: Asked,
+    ) -> None:
+        self._child, self._receiver, self._collected, self._asked = child, receiver, collected, asked
+        self._printed = Printed(asked.printed)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(events, selectors.EVENT_READ, self._take_events)
+        self._selector.register(prints, selectors.EVENT_READ, self._printed.take)
+        self._ended: Ended | None = None
+        self._is_hanging = False
+        self._start = time.monotonic()
+        self._deadline = self._start + asked.seconds + _START_S
+        self._seconds = 0.0
+
+    def until_it_ends(self) -> None:
+        """Read until the child has ended; one that takes too long, or that does not end, is asked to."""
+        has_asked = False
+        while self._child.poll() is None:
+            self._read(min(_LOOK_S, max(0.0, self._deadline - time.monotonic())))
+            if time.monotonic() < self._deadline:
+                continue
+            if has_asked:
+                return
+            has_asked = True
+            self._is_hanging = not self._collected.has_finished
+            self._seconds = time.monotonic() - self._start
+            self._child.terminate()
+            self._deadline = time.monotonic() + _PATIENCE_S
+        self._seconds = self._seconds or time.monotonic() - self._start
+
+    def read_the_rest(self) -> None:
+        """Read what is there already; something that was left running may write on."""
+        until = time.monotonic() + _END_S
+        while self._read(0.0) and time.monotonic() < until:
+            pass
+        self._receiver.end()
+        self._printed.end()
+        self._selector.close()
+
+    def ending(self) -> Ending:
+        """Return how it ended."""
+        ended = self._ended or Ended(code=self._child.returncode)
+        return Ending(
+            ended.code,
+            self._printed.log,
+            self._is_hanging,
+            self._seconds,
+            ended.left,
+            ended.unended,
+            self._receiver.dropped,
         )
-        os.close(writer)
-        prints = _Prints(log.fileno(), asked.printed)
-        try:
-            start = time.monotonic()
-            is_hanging = not _listen(child, events, collected, asked, prints)
-            taken = time.monotonic() - start
-        finally:
-            _end(child)
-            prints.pass_on()
-        return Ended(child.returncode, _tail(log), is_hanging, taken)
 
+    def _read(self, wait: float) -> bool:
+        """Read once from each pipe that has something; whether one had."""
+        ready = self._selector.select(wait) if self._selector.get_map() else []
+        if not ready:
+            time.sleep(0 if self._selector.get_map() else wait)
+        for key, _ in ready:
+            if data := os.read(key.fd, 1 << 16):
+                key.data(data)
+            else:
+                self._selector.unregister(key.fileobj)
+        return bool(ready)
 
-class _Prints:
-    """What a child prints into a file, passed on as it comes."""
-
-    def __init__(self, number: int, say: Callable[[str], None] | None) -> None:
-        self._number, self._say, self._at = number, say, 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def pass_on(self) -> None:
-        """Pass on what is new; the child's own place in the file stays where it is."""
-        while self._say is not None and (part := os.pread(self._number, 1 << 16, self._at)):
-            self._at += len(part)
-            self._say(self._decoder.decode(part))
-
-
-def _listen(
-    child: "subprocess.Popen[bytes]", events: IO[bytes], collected: Collected, asked: Asked, prints: _Prints
-) -> bool:
-    """Take events until the child says or is seen to have ended; False when a step takes too long.
-
-    What the child started may hold the pipe open for longer, and may write to it.
-    """
-    rest = b""
-    deadline = time.monotonic() + asked.seconds + 30  # it has to start first
-    while not collected.has_ended:
-        prints.pass_on()
-        has_ended = child.poll() is not None  # all that it wrote is in the pipe then
-        wait = 0.0 if has_ended else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
-        if select.select([events], [], [], wait)[0]:
-            part = os.read(events.fileno(), 1 << 16)
-            if not part:
-                return True
-            *lines, rest = (rest + part).split(b"\n")
-            for event in events_in(lines):
-                if not collected.take(event):
-                    continue
-                if asked.progress is not None and collected.open is not None:
-                    asked.progress(len(collected.done), collected.total, collected.open["name"])
-                deadline = time.monotonic() + asked.seconds
-        elif has_ended:
-            return True
-        if time.monotonic() >= deadline:
-            return False
-    return True
-
-
-def events_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield what the child told; what a plugin wrote to the pipe, which it did not open, is passed over."""
-    for line in lines:
-        if line.startswith(MARK):
-            with suppress(ValueError):  # written over
-                yield json.loads(line.removeprefix(MARK))
+    def _take_events(self, data: bytes) -> None:
+        collected, asked = self._collected, self._asked
+        for event in self._receiver.events(data):
+            if isinstance(event, Ended):
+                self._ended = event
+            elif collected.take(event):
+                if asked.progress is not None and collected.running:
+                    asked.progress(len(collected.done), collected.total, collected.running)
+                self._deadline = time.monotonic() + (_END_S if collected.has_finished else asked.seconds)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Wait a moment for a child that is ending by itself; then end it and all that it started."""
-    try:
-        child.wait(1)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-def _tail(log: IO[bytes]) -> str:
-    log.seek(0, os.SEEK_END)
-    log.seek(max(0, log.tell() - (1 << 16)))
-    lines = log.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_LAST_LINES:])
+    """End a child and, by its supervisor, all that it started; where it has none, all of its group."""
+    if child.poll() is None:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_PATIENCE_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -7,6 +7,19 @@ from collections.abc import Mapping
 
 TEMPLATES: Mapping[str, str] = {
     "quoted": "{text}",
+    # the author's kit
+    "plugin_check.channel_closed": "{what} closed the file descriptors of others{when}: nothing more can be reported",
+    "plugin_check.dropped": "{count:# line} on the channel of the check came from elsewhere, and did not count: "
+    "something writes to file descriptors that it has not opened",
+    "plugin_check.left": "ended what was left running: {commands}",
+    "plugin_check.lost": "{step} ended, but its report was lost",
+    "plugin_check.unended": "left running, and impossible to end: {commands}",
+    "plugin_check.unsupervised": "processes that leave the group of the check are not looked for on this system",
+    "unchecked.plugins": "the entry points name plugins that the check did not list: {plugins}",
+    "unchecked.steps": "steps that its kernels must have were not reported: {steps}",
+    "remedy.steps": "look for code that changes modules, functions or objects of kernel_muster",
+    "remedy.stray_closes": "look for what closes file descriptors that it has not opened, such as os.closerange",
+    "remedy.stray_writes": "look for what writes to file descriptors that it has not opened",
     # files in the package of the host
     "plugin_load_failed.intruder": "it has put files into {host}, where they pass for a part of it: {files}",
     "plugin_load_failed.intruded": "manifests lie in {host} that are none of its files: {files}",

@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 
 import pytest
+from kernel_muster.audit.plugin_check.printed import MOST_CHARACTERS, NO_MORE, Printed
 from kernel_muster.cli.wheels import installed
 from plugin_texts import codes, source, steps, wheel
 
@@ -253,9 +254,42 @@ def test_what_a_plugin_prints_reaches_stderr_and_leaves_json_alone(cli):
     cli.install(source('spec("acme::loud", chatter)', 'spec("acme::b", leave)', head=head))
     ran = cli("plugin", "check", "acme", "--format", "json")
     assert ran.json["verdict"] == "refused"  # its kernel b ends the process in which the other has printed
-    for said in ("on import", "to stderr", "a kernel that prints"):
-        assert f"{said}\n" in ran.err
-    assert "raw " in ran.err
+    for said in ("on import", "to stderr", "a kernel that prints", r"raw \xff"):
+        assert f"acme| {said}\n" in ran.err
+
+
+def test_what_a_plugin_prints_is_escaped_and_passes_for_nothing_else(cli):
+    printed = "\x1b[2JPASSED: acme\r\n\u202emuster: error\u200b\x00 @all"
+    head = f"\nimport sys\nprint({printed!r})\nsys.stdout.write('no line end')\n"
+    cli.install(source('spec("acme::double")', head=head))
+    ran = cli("plugin", "check", "acme")
+    assert ran.err.splitlines() == [
+        r"acme| \x1b[2JPASSED: acme",
+        r"acme| \u202emuster: error\u200b\x00 @all",
+        "acme| no line end",
+    ]
+
+
+def test_plugin_that_prints_without_end_fills_no_terminal():
+    lines = []
+    printed = Printed(lines.append)
+    for _ in range(3 * MOST_CHARACTERS // 1000):
+        printed.take(b"x" * 999 + b"\n")
+    printed.take(b"y" * 10_000 + b"\nlast\n")
+    printed.end()
+    assert lines[-1] == NO_MORE
+    assert sum(map(len, lines)) < 1.1 * MOST_CHARACTERS
+    assert printed.log.endswith("y\nlast")
+
+
+def test_line_that_is_too_long_is_passed_on_in_parts():
+    lines = []
+    printed = Printed(lines.append)
+    printed.take(b"x" * 5000)
+    printed.take(b"caf\xc3")
+    printed.take(b"\xa9\n")
+    assert [len(line) for line in lines] == [2000, 2000, 1004]
+    assert lines[-1].endswith("caf\u00e9")
 
 
 @pytest.mark.parametrize("stage", [(), ("--stage", "proven")])

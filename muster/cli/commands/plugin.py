@@ -6,6 +6,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from kernel_muster.registry.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel_muster.audit.plugin_check.check import PluginReport
+    from kernel_muster.audit.plugin_check.rows import PluginReport
     from kernel_muster.audit.render.sections import Section
 
 Subject = Annotated[
@@ -71,7 +72,8 @@ def check(
 
     Exit code: 0 passed, 1 refused, 2 usage.
     """
-    from kernel_muster.audit.plugin_check.check import check_plugin, refused_install
+    from kernel_muster.audit.plugin_check.check import check_plugin
+    from kernel_muster.audit.plugin_check.reporting import refused_install
     from kernel_muster.cli.process.ending import cleaned_up
     from kernel_muster.cli.process.output import check_writable, say, say_printed, write_file
     from kernel_muster.cli.process.progress import shown_progress
@@ -107,7 +109,7 @@ def check(
                 cache_dir=cache_dir,
                 unpacked=folder if is_wheel else None,
                 progress=progress,
-                printed=say_printed,
+                printed=partial(say_printed, str(found.metadata["Name"])),
             )
     text = json.dumps(asdict(report), indent=1) if format is options.Format.JSON else _text(report, verbose)
     if output is None:
@@ -140,8 +142,8 @@ def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
 
     yield from finding_sections(report.findings, verbose=verbose)
     for row in report.plugins:
-        hooks = " ".join(hook.removeprefix("muster_") for hook in row["hooks"]) or "no hook"
-        yield Section(f"Plugin {row['name']} ({row['status']}): {hooks}", lines=tuple(row["keys"]))
+        hooks = " ".join(hook.removeprefix("muster_") for hook in row.hooks) or "no hook"
+        yield Section(f"Plugin {row.name} ({row.status}): {hooks}", lines=row.keys)
     counted: dict[tuple[str, str], list[str]] = {}
     for step in report.steps:
         counted.setdefault((step.kind, step.target or "-"), []).append(step.outcome)
@@ -152,6 +154,8 @@ def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
     yield Section("Steps", table=Table(("STEP", "TARGET", "OK", "FAILED", "SKIPPED"), summary))
     if notes := tuple(spill_notes(report.entries)):
         yield Section("Registers do not suffice: these kernels spill to memory", lines=notes)
+    if report.notes:
+        yield Section("Notes about its process", lines=report.notes)
     if lines := tuple(_skipped_lines(report)):
         yield Section("Skipped", lines=lines)
     shown = [step for step in report.steps if verbose or step.outcome == "failed"]

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
+from kernel_muster.audit.render.plain import ascii_only
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.paths import current_folder
 
@@ -147,11 +148,13 @@ def say(text: str) -> None:
         raise UsageError(f"stdout cannot be written: {error.strerror}") from None
 
 
-def say_printed(text: str) -> None:
-    """Write to stderr what a plugin printed in a process of its own; a closed stderr is no reason to fail."""
+def say_printed(whose: str, line: str) -> None:
+    """Write a line to stderr that a plugin printed in a process of its own, behind its name; a closed one is no error.
+
+    What a terminal would obey is escaped.
+    """
     with contextlib.suppress(OSError, ValueError):
-        encoding = sys.stderr.encoding or "ascii"
-        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stderr.write(ascii_only(f"{whose}| {line}\n"))
         sys.stderr.flush()
 
 
