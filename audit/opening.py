@@ -15,6 +15,7 @@ from kernel_muster.MODEL_toml.loader import load_manifest
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.resolve import Catalogue, fit, has_config
 from kernel_muster.registry.discovery.discover import discover
+from kernel_muster.registry.discovery.remembered import Remembered
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import Target, resolve_target
@@ -113,12 +114,14 @@ def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog,
 def discover_for(wanted: Wanted) -> Catalog:
     """Discover with the time limit that the levers set."""
     core, _ = read_levers(CORE_LEVERS, [(wanted.levers_origin, _only_core(wanted.levers))])
+    cache = core["MUSTER_CACHE_DIR"]
     return discover(
         blocked=wanted.no_plugins,
         demanded=wanted.plugins,
         local=wanted.local_plugins,
         timeout_s=float(core["MUSTER_PLUGIN_TIMEOUT_S"] or 10),
         options=("--plugin", "--no-plugin") if wanted.is_command else ("plugins", "no_plugins"),
+        remembered=Remembered(None if cache is None else Path(str(cache)) / "plugins"),
     )
 
 

@@ -226,7 +226,7 @@ CORE_LEVERS = (
         name="MUSTER_CACHE_DIR",
         kind="text",
         default=None,
-        doc="Folder of compiled kernels; the user's cache folder by default.",
+        doc="Folder of compiled kernels and of the keys of plugins that loaded; the user's cache folder by default.",
     ),
     Lever(
         name="MUSTER_PLUGIN_TIMEOUT_S",

@@ -9,6 +9,8 @@ import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
+import pytest
+
 _FOLDER = Path(__file__).parent / "hidden"
 
 
@@ -28,3 +30,14 @@ def pytest_configure() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH"))))
         sys.path.insert(0, str(_FOLDER))  # of which tests make their children's PYTHONPATH
         runpy.run_path(str(_FOLDER / "sitecustomize.py"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no keys of a test's plugins for the next test, unless it names a folder: MUSTER_CACHE_DIR."""
+    from kernel_muster.registry.discovery import remembered  # once the other plugins are hidden
+
+    def nowhere() -> Path:
+        raise OSError("tests remember no plugin")
+
+    monkeypatch.setattr(remembered, "_default_folder", nowhere)

@@ -339,7 +339,16 @@ def _unexplained(plugin: TracePlugin) -> Finding:
 def _plugin_row(plugin: TracePlugin, provided: set[KernelKey]) -> PluginRow:
     keys = provided | {parse_key(text) for text in plugin.keys if _is_key(text)}
     status = plugin.status or ("failed" if plugin.error else "loaded")
-    return PluginRow(plugin.name, plugin.distribution, plugin.version, status, plugin.value, keys=tuple(sorted(keys)))
+    last = {parse_key(text) for text in plugin.last_keys if _is_key(text)}
+    return PluginRow(
+        plugin.name,
+        plugin.distribution,
+        plugin.version,
+        status,
+        plugin.value,
+        keys=tuple(sorted(keys)),
+        last_keys=tuple(sorted(last)),
+    )
 
 
 def _is_key(text: str) -> bool:

@@ -136,6 +136,7 @@ class TracePlugin(_Strict):
     status: Literal["loaded", "failed", "blocked", "mismatched"] | None = None
     value: Name = ""
     keys: list[Text] = []
+    last_keys: list[Text] = []  # since 1.2
 
 
 class TraceFinding(_Strict):
@@ -248,6 +249,7 @@ def trace_document(evidence: Evidence) -> dict[str, Any]:
                 status=row.status,
                 value=row.value,
                 keys=[str(key) for key in row.keys],
+                last_keys=[str(key) for key in row.last_keys],
             )
             for row in evidence.catalog.plugins
         ],

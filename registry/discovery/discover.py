@@ -16,6 +16,7 @@ from kernel_muster.registry.discovery.cross_checks import check_together, contra
 from kernel_muster.registry.discovery.entry_points import Entry, Scan, scan
 from kernel_muster.registry.discovery.loading import LOCAL, Loaded, load_plugin
 from kernel_muster.registry.discovery.origins import strange_file
+from kernel_muster.registry.discovery.remembered import Remembered
 from kernel_muster.registry.distributions import HOST_DISTRIBUTION, normal_name, same_distribution
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding, Severity
@@ -55,12 +56,14 @@ def discover(
     timeout_s: float = 10,
     path: Sequence[str] | None = None,
     options: tuple[str, str] = ("--plugin", "--no-plugin"),
+    remembered: Remembered | None = None,
 ) -> Catalog:
     """Find, load and compare all plugins.
 
     ``blocked`` plugins are never imported; ``demanded`` ones must be there. ``local`` adds plugin objects of this
     process, by name, as distribution ``(local)``. ``path`` replaces ``sys.path`` in the search for metadata.
-    ``options`` are what the caller calls them by that demand and block a plugin.
+    ``options`` are what the caller calls them by that demand and block a plugin. ``remembered`` keeps the keys of
+    third-party plugins that load, and has those of the others.
     """
     local = local or {}
     if unnamed := [name for name in local if not isinstance(name, str) or not name.strip()]:
@@ -83,7 +86,17 @@ def discover(
     drafts += [_unloaded(entry, "mismatched", blocked) for entry in found.mismatched]
     drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local) if name not in taken]
     drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
-    return _catalog([_with_family_keys(draft) for draft in drafts], findings)
+    catalog = _catalog([_with_family_keys(draft) for draft in drafts], findings)
+    return catalog if remembered is None else _with_last_keys(catalog, remembered)
+
+
+def _with_last_keys(catalog: Catalog, remembered: Remembered) -> Catalog:
+    """Keep the keys of third-party plugins that loaded, and give those that did not the keys that they last had."""
+    guests = [row for row in catalog.plugins if not row.is_host and row.distribution != LOCAL]
+    remembered.keep(row for row in guests if row.status == "loaded")
+    last = {id(row): keys for row in guests if row.status != "loaded" and (keys := remembered.keys_of(row))}
+    rows = tuple(replace(row, last_keys=last[id(row)]) if id(row) in last else row for row in catalog.plugins)
+    return replace(catalog, plugins=rows) if last else catalog
 
 
 def _with_family_keys(draft: Draft) -> Draft:

@@ -33,6 +33,7 @@ class PluginRow:
     hooks: tuple[str, ...] = ()
     keys: tuple[KernelKey, ...] = ()  # what it registers, or would have registered
     notes: tuple[str, ...] = ()
+    last_keys: tuple[KernelKey, ...] = ()  # of one that did not load: what it registered when it last did
 
     @property
     def namespace(self) -> str:
@@ -112,7 +113,7 @@ class Catalog:
 
     def absent_provider(self, key: KernelKey) -> PluginRow | None:
         """Return the failed or blocked plugin that would have provided a key, if one is known to."""
-        if row := self.absent_keys.get(key):
+        if row := self.absent_keys.get(key) or self.last_keys.get(key):
             return row
         # A module of several words may lie in several namespaces: ``a`` and ``a_b`` have ``a_b_c``.
         ends = [at for at, letter in enumerate(key.module) if letter == "_"]
@@ -127,6 +128,11 @@ class Catalog:
     def absent_keys(self) -> Mapping[KernelKey, PluginRow]:
         """The keys that failed and blocked plugins are known to provide, each with its plugin."""
         return {key: row for row in reversed(self._absent) for key in row.keys}  # of several, the first stays
+
+    @cached_property
+    def last_keys(self) -> Mapping[KernelKey, PluginRow]:
+        """The keys that failed and blocked plugins provided when they last loaded; they explain misses alone."""
+        return {key: row for row in reversed(self._absent) for key in row.last_keys}
 
     @cached_property
     def _absent_by_namespace(self) -> Mapping[str, tuple[int, PluginRow]]:

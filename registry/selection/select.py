@@ -194,7 +194,11 @@ class Selector:
         row = self.catalog.absent_provider(key)
         if row is None:
             return self._hints(key)
-        which = "which provides it" if key in self.catalog.absent_keys else "whose module it is"
+        which = "whose module it is"
+        if key in self.catalog.absent_keys:
+            which = "which provides it"
+        elif key in self.catalog.last_keys:
+            which = "which provided it when it last loaded"
         return f"; plugin {row.name} of {row.distribution}, {which}, {_STATES[row.status]}"
 
     def _hints(self, key: KernelKey) -> str:

@@ -1,5 +1,7 @@
 """One finding a cause: a plugin that did not load, or is blocked, explains the misses of all its keys."""
 
+from dataclasses import replace
+
 import kernel_muster as km
 import pytest
 from kernel_muster.registry.discovery.family_keys import FAMILY_KEYS
@@ -150,3 +152,48 @@ def test_plugins_of_one_name_explain_their_misses(world):
     outcome = world.run(world.ask("acme::a"))
     assert outcome.codes == ["PLUGIN_DUPLICATE"]
     assert explained(outcome.finding("PLUGIN_DUPLICATE")) == ["acme::a"]
+
+
+@pytest.fixture
+def forgetful(world, tmp_path):
+    """Boot with a third party's plugin for another plugin's open keys, and again without it; return how that ended."""
+
+    def boot(build, second, **options):
+        opened = replace(world.contract("open_double"), open_keys=("host::tile", "host::other"))
+        host = world.plugin(contracts=[opened])
+        kernels = [world.spec(key, contract="open_double") for key in ("host::tile", "host::other")]
+        site = world.distribution("acme-kernels", world.plugin(contracts=[], kernels=kernels), plugin="acme")
+        levers = {"MUSTER_CACHE_DIR": str(tmp_path / "cache")}
+        first = world.run(world.ask("host::tile"), {"host": host}, levers=levers)
+        assert first.report.kernels[0].distribution == "acme-kernels", first.said
+        if second == "failed":
+            (site / "acme_kernels-1.0.dist-info" / "entry_points.txt").write_text("[kernel_muster.v1]\nacme = gone\n")
+        blocks = ["acme"] if second == "blocked" else []
+        return world.run(build, {"host": host}, levers=levers, no_plugins=blocks, **options)
+
+    return boot
+
+
+def test_plugin_that_fails_explains_misses_of_keys_that_it_had_when_it_last_loaded(world, forgetful):
+    outcome = forgetful(world.ask("host::tile", "host::other", "host::nothing"), "failed")
+    for report in (outcome.report, outcome.replay()):
+        assert [(f.code, f.subject, explained(f)) for f in report.findings if f.severity == "refuse"] == [
+            ("MISSING", "host::nothing", []), ("PLUGIN_LOAD_FAILED", "acme", ["host::other", "host::tile"]),
+        ]  # fmt: skip
+    reasons = {row.key: row.reason for row in outcome.report.kernels}
+    assert reasons["host::tile"].endswith(
+        "plugin acme of acme-kernels, which provided it when it last loaded, did not load"
+    )
+
+
+def test_plugin_that_is_blocked_explains_misses_of_keys_that_it_had_when_it_last_loaded(world, forgetful):
+    outcome = forgetful(world.ask("host::tile", "host::other"), "blocked")
+    (finding,) = outcome.report.findings
+    assert (finding.code, finding.subject, explained(finding)) == ("MISSING", "host::other", ["host::tile"])
+    assert outcome.report.is_refused
+
+
+@pytest.mark.parametrize("second", ["failed", "blocked"])
+def test_last_keys_excuse_nothing(world, forgetful, second):
+    outcome = forgetful(world.ask("host::tile"), second, dangerously_allow_unresolved=["host::other"])
+    assert outcome.report.is_refused
