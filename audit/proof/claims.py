@@ -37,7 +37,7 @@ def check_claims(
             yield _unchecked(handle, f"it claims the bits of {name}, which it serves itself")
             continue
         try:
-            made = _made_by(other, handle.contract, case, given, run)
+            made = dict(_made_by(other, handle.contract, case, given, run))
         except Exception as error:  # noqa: BLE001  (code of two plugins runs in here)
             said = str(error) if isinstance(error, MusterError) else one_line(error)
             yield _unchecked(handle, f"case {case.name}: its claim to the bits of {name} was not checked: {said}")

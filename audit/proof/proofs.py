@@ -3,17 +3,17 @@
 Each case runs between guard bands, twice, on outputs that are poisoned, in the second run integers with other bits; the
 first small one runs once more, with other numbers of the same sizes. Checked: every output is written; nothing outside
 is; inputs stay as they are; the result lies within the tolerance; both runs give the same bits; and claims of bit
-identity hold. A kernel with an output that no case can tell from zeros is not proven. A case that does not end is left
-where it runs; if it runs on a device, nothing else runs there.
+identity hold. A kernel is not proven if zeros, or what was there before, would pass for an output in every case. A case
+that does not end is left where it runs; if it runs on a device, nothing else runs there.
 """
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from kernel_muster.audit.proof.claims import FindHandle, check_claims, same_bits
+from kernel_muster.audit.proof.judges import FaultyContract, check_sizes, drawn, expected_of
 from kernel_muster.audit.proof.proof_words import errors_of, touched
 from kernel_muster.registry.contract.contracts import Arguments, Case, Contract
 from kernel_muster.registry.contract.specs import is_host_backend
@@ -124,13 +124,13 @@ class _Proof:
 
 
 def _unchecked(handle: Handle, checked: set[str]) -> tuple[Finding, ...]:
-    """Say of which outputs no case can tell a wrong result: they are empty or absent, or zeros would pass too."""
+    """Say of which outputs no case can tell a wrong result: they are empty or absent, or no work would pass too."""
     names = [param.name for param in handle.contract.signature.outputs]
     left = ", ".join(name for name in names if name not in checked)
     if not left:
         return ()
     checks = f"no case of contract {handle.contract.name} checks {left}"
-    why = f"{checks}: it is empty or not asked for, or zeros would pass too"
+    why = f"{checks}: it is empty or not asked for, or zeros or what was there before would pass too"
     return (_finding("UNCHECKED", handle, why, ("correct the contract's cases, inputs or tolerance",)),)
 
 
@@ -171,6 +171,8 @@ def _judged(proof: _Proof, case: Case) -> CaseResult:
     handle = proof.handle
     try:
         return _prove_case(proof, case)
+    except FaultyContract as fault:
+        return _faulty(handle, case, fault)
     except BaseException as error:  # (a plugin's code prepares and launches)
         if is_interrupt(error):
             raise
@@ -186,11 +188,9 @@ def _judged(proof: _Proof, case: Case) -> CaseResult:
 
 def _prove_case(proof: _Proof, case: Case) -> CaseResult:
     handle, memory, contract = proof.handle, proof.memory, proof.handle.contract
-    given = _drawn(handle, case)
-    expected, problems = contract.expected(case, given)
-    problems += contract.case_problems(case, contract.signature.bind(contract.name, (), given).dims)
-    if problems:
-        return _faulty(handle, case, problems)
+    given = drawn(contract, case)
+    check_sizes(contract, case, given)
+    expected = expected_of(contract, case, given)
     first, findings = _run(handle, case, given, memory)
     other = {**given, **_repoisoned(handle, given)}
     second, again = _run(handle, case, other, memory)
@@ -206,7 +206,9 @@ def _prove_case(proof: _Proof, case: Case) -> CaseResult:
         findings.append(_finding("NUMERICS_FAILED", handle, f"case {case.name}: {said}"))
     if handle.spec.deterministic and not _are_same(handle, given, first, other, second):
         findings.append(_finding("NOT_DETERMINISTIC", handle, f"case {case.name}: two runs differ"))
-    proof.checked |= {name for name in first if name not in proof.checked and _tells(contract, case, name, expected)}
+    proof.checked |= {
+        name for name in first if name not in proof.checked and _tells(contract, case, name, expected, given)
+    }
     is_filled = any(result.size for result in first.values())
     if not findings and not proof.has_run_again and is_filled and _elements(given) <= _FEW_ELEMENTS:
         proof.has_run_again = True
@@ -216,31 +218,24 @@ def _prove_case(proof: _Proof, case: Case) -> CaseResult:
     return CaseResult(handle.key, case.name, worst, relative_l2, tuple(findings))
 
 
-def _drawn(handle: Handle, case: Case, draw: str = "") -> Arguments:
-    """Return the arguments of a case: the same numbers in every process."""
-    name = f"{handle.contract.name}/{case.name}{draw}"
-    return handle.contract.arguments(case, np.random.default_rng(zlib.crc32(name.encode())))
-
-
-def _faulty(handle: Handle, case: Case, problems: list[str]) -> CaseResult:
+def _faulty(handle: Handle, case: Case, fault: FaultyContract) -> CaseResult:
     """Return the result of a case whose contract is to blame."""
     remedies = ("correct the contract: its reference, inputs, cases or tolerance",)
-    finding = _finding("NUMERICS_FAILED", handle, f"case {case.name}: {'; '.join(problems)}", remedies)
+    finding = replace(_finding("NUMERICS_FAILED", handle, f"case {case.name}: {fault}", remedies), log=fault.log)
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
 
 
-def _tells(contract: Contract, case: Case, output: str, expected: Mapping[str, Any]) -> bool:
-    """Whether a case tells this output from zeros: a kernel that computes nothing gives those."""
-    zeros = np.zeros(np.shape(expected[output]))
-    return errors_of(contract, case, {output: zeros}, {output: expected[output]}).worst > 1.0
+def _tells(contract: Contract, case: Case, output: str, expected: Mapping[str, Any], given: Arguments) -> bool:
+    """Whether zeros fail a case, and what was there before: a kernel that computes nothing gives one of the two."""
+    right = {output: expected[output]}
+    idle = (np.zeros(right[output].shape), given[output])
+    return all(errors_of(contract, case, {output: one}, right).worst > 1.0 for one in idle)
 
 
 def _of_other_numbers(handle: Handle, case: Case, memory: Memory) -> list[Finding]:
     """Run a case on other numbers of the same sizes: a kernel may remember what it gave for them."""
-    given = _drawn(handle, case, "/again")
-    expected, problems = handle.contract.expected(case, given)
-    if problems:
-        return list(_faulty(handle, case, problems).findings)
+    given = drawn(handle.contract, case, "/again")
+    expected = expected_of(handle.contract, case, given)
     results, findings = _run(handle, case, given, memory)
     errors = errors_of(handle.contract, case, results, expected)
     if not errors.worst <= 1.0 and not findings:
@@ -364,8 +359,8 @@ def _unwritten(
         left = _untouched(first[name], given[name])
         if name in whole and (left := left & _untouched(second[name], other[name])).any():
             # What a contract leaves alone its reference gives back.
-            of_other = handle.contract.expected(case, other)[0] if of_other is None else of_other
-            left &= ~((np.asarray(expected[name]) == given[name]) & (np.asarray(of_other[name]) == other[name]))
+            of_other = expected_of(handle.contract, case, other) if of_other is None else of_other
+            left &= ~((expected[name] == given[name]) & (of_other[name] == other[name]))
         if left.any():
             where = tuple(int(axis[0]) for axis in np.nonzero(left))
             found.append(f"{int(left.sum())} of {left.size} elements of {name} unwritten, first {where}")

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -55,7 +55,8 @@ class Case:
 class Contract:
     """A typed signature with its reference, cases and tolerance.
 
-    ``reference(arguments, dims)`` is plain NumPy in float64: it returns every output by name and changes nothing.
+    ``reference(arguments, dims)`` is plain NumPy in float64: it returns every output by name and changes nothing. An
+    output of a floating type is float64, one of integers or bool is that.
     ``inputs(dims, rng)`` may replace the random arguments that :meth:`arguments` makes, for instance with indices
     that must be in range.
     ``output_tolerances`` hold instead of ``tolerance`` for the outputs they name, for instance an exact state.
@@ -153,7 +154,10 @@ class Contract:
         return all(0 in shape for shape in shapes)
 
     def expected(self, case: Case, given: Arguments) -> tuple[Any, list[str]]:
-        """Return what the reference gives of a case's arguments, and what is wrong with it."""
+        """Return what the reference gives of a case's arguments, and what is wrong with it.
+
+        The outputs are copies: those of a reference may be views of its arguments, or memory that it uses again.
+        """
         own = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
         before = _contents(own)
         made = self.reference(own, case.dims)
@@ -163,7 +167,13 @@ class Contract:
             for name, content in _contents(own).items()
             if content != before.get(name) and name not in written
         ]
-        return made, found + self._wrong_outputs(given, made)
+        if not isinstance(made, Mapping):
+            return {}, [*found, f"the reference returns {type(made).__name__}, expected every output by name"]
+        wanted = [param.name for param in self.signature.outputs if given[param.name] is not None]
+        outputs = {name: np.array(made[name]) for name in wanted if name in made}
+        gives = ", ".join(map(str, made)) or "nothing"
+        lacking = [f"the reference gives no output {name} (it gives {gives})" for name in wanted if name not in made]
+        return outputs, [*found, *lacking, *_wrong_outputs(given, outputs)]
 
     def case_problems(self, case: Case, dims: Mapping[str, int]) -> list[str]:
         """Say which sizes ``inputs`` made otherwise than the case says; ``dims`` are those of its arguments."""
@@ -172,27 +182,6 @@ class Contract:
             for name, size in dims.items()
             if case.dims.get(name, size) != size
         ]
-
-    def _wrong_outputs(self, given: Arguments, expected: object) -> list[str]:
-        """Say which outputs of these arguments a reference does not give, or gives in another shape or type."""
-        if not isinstance(expected, Mapping):
-            return [f"the reference returns {type(expected).__name__}, expected every output by name"]
-        found = []
-        for param in self.signature.outputs:
-            if given[param.name] is None:
-                continue
-            if param.name not in expected:
-                gives = ", ".join(map(str, expected)) or "nothing"
-                found.append(f"the reference gives no output {param.name} (it gives {gives})")
-            elif np.shape(expected[param.name]) != given[param.name].shape:
-                shape = np.shape(expected[param.name])
-                found.append(f"{param.name} has shape {shape}, expected {given[param.name].shape}")
-            elif (
-                _is_floating(given[param.name].dtype)
-                and (dtype := np.asarray(expected[param.name]).dtype) != np.float64
-            ):
-                found.append(f"the reference returns {param.name} as {dtype}, expected float64")
-        return found
 
     def arguments(self, case: Case, rng: "np.random.Generator") -> Arguments:
         """Make the arguments of a case: Gaussian inputs, outputs poisoned so that an unwritten element shows.
@@ -230,9 +219,22 @@ def _contents(arguments: Arguments) -> dict[str, int]:
     return {name: zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for name, array in arrays.items()}
 
 
-def _is_floating(dtype: Any) -> bool:
-    """Whether a type rounds: FP64, FP32, FP16, and the narrower ones of ml_dtypes, which NumPy calls void."""
-    return dtype.kind not in "iub"
+def _wrong_outputs(given: Arguments, expected: Mapping[str, Any]) -> Iterator[str]:
+    """Say which outputs a reference gives in another shape, or in a type that rounds as a kernel may."""
+    for name, output in expected.items():
+        wanted = given[name]
+        if output.shape != wanted.shape:
+            yield f"{name} has shape {output.shape}, expected {wanted.shape}"
+        elif _is_whole(wanted.dtype):
+            if not _is_whole(output.dtype):
+                yield f"the reference returns {name} as {output.dtype}, expected integers or bool, as in {wanted.dtype}"
+        elif output.dtype != np.float64:
+            yield f"the reference returns {name} as {output.dtype}, expected float64"
+
+
+def _is_whole(dtype: Any) -> bool:
+    """Whether a type rounds nothing: FP64 to FP16 do, and the types of ml_dtypes, which NumPy calls void."""
+    return dtype.kind in "iub"
 
 
 def _is_well_formed(case: Case) -> bool:

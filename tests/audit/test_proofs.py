@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from itertools import count
 
 import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.audit.proof.proofs import host_memory, prove
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 from numpy.lib.stride_tricks import as_strided
 from sums import LONGEST, ONE, backwards, contract, good, raises, run, total
 
@@ -213,6 +215,101 @@ def overwrites(arguments, dims):
 def test_reference_that_no_kernel_can_be_judged_by_is_named(world, reference, said):
     finding = run(world, contract=replace(contract(), reference=reference)).finding("NUMERICS_FAILED")
     assert (finding.why, finding.remedies) == (said, CONTRACT_IS_WRONG)
+
+
+def exact(arguments):
+    return arguments["x"].astype(np.float64).sum(axis=1)
+
+
+class Fails(Exception):
+    pass
+
+
+def fails(*given):
+    raise Fails("no data")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (lambda x: x.astype(np.float16), "the reference returns out as float16, expected float64"),
+        (lambda x: x.astype(numpy_dtype("bf16")), "the reference returns out as bfloat16, expected float64"),
+        (lambda x: x.astype(np.complex128), "the reference returns out as complex128, expected float64"),
+        (lambda x: x.astype(np.longdouble), "the reference returns out as float128, expected float64"),
+        (lambda x: x.astype(np.int64), "the reference returns out as int64, expected float64"),
+        (lambda x: [np.float32(one) for one in x], "the reference returns out as float32, expected float64"),
+        (lambda x: [Fraction(one) for one in x], "the reference returns out as object, expected float64"),
+        (lambda x: [[one] for one in x], "out has shape (21, 1), expected (21,)"),
+        (lambda x: [[1.0], [1.0, 2.0]], "the reference fails: ValueError: setting an array element"),
+        (lambda x: [float(one) for one in x], ""),
+        (lambda x: x, ""),
+    ],
+)
+def test_reference_gives_float64_whatever_holds_the_numbers(world, made, problem):
+    reference = lambda arguments, dims: {"out": made(exact(arguments))}  # noqa: E731
+    one = replace(contract(), reference=reference, cases=contract().cases[-1:])
+    outcome = run(world, contract=one)
+    assert outcome.codes == (["NUMERICS_FAILED"] if problem else [])
+    if problem:
+        finding = outcome.finding("NUMERICS_FAILED")
+        assert finding.why.startswith(f"case odd: {problem}")
+        assert finding.remedies == CONTRACT_IS_WRONG
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex64, object])
+def test_reference_of_an_integer_output_gives_whole_numbers(world, dtype):
+    made = copies("i64", whole(np.int64, 2**60 + 1, 5))
+    wrong = replace(made, reference=lambda arguments, dims: {"out": arguments["x"].astype(dtype)})
+    finding = run(world, lambda x, out: np.copyto(out, x), contract=wrong).finding("NUMERICS_FAILED")
+    name = np.dtype(dtype).name
+    assert finding.why == f"case few: the reference returns out as {name}, expected integers or bool, as in int64"
+    assert finding.remedies == CONTRACT_IS_WRONG
+
+
+def test_memory_that_a_reference_uses_again_does_not_hide_what_a_kernel_left_unwritten(world):
+    """Its second result, for other poison, would stand where its first did: two equal results say 'left alone'."""
+    memory = np.zeros(8, np.uint8)
+
+    def reference(arguments, dims):
+        memory[...] = arguments["out"]
+        return {"out": memory}
+
+    made = replace(copies("u8", whole(np.uint8, 3)), reference=reference, cases=(km.Case("few", {"M": 8}),))
+    assert run(world, lambda x, out: None, contract=made).codes == ["UNCHECKED"]
+    given = made.arguments(made.cases[0], np.random.default_rng(0))
+    first, _ = made.expected(made.cases[0], given)
+    made.expected(made.cases[0], given | {"out": ~given["out"]})
+    assert first["out"].tolist() == given["out"].tolist()
+
+
+def test_reference_that_returns_its_input_is_compared_as_it_was(world):
+    """A view of an argument would change with it."""
+    made = copies("f64", lambda dims, rng: {"x": rng.standard_normal(dims["M"])})
+    made = replace(made, reference=lambda arguments, dims: {"out": arguments["x"]})
+    given = made.arguments(made.cases[0], np.random.default_rng(0))
+    expected, problems = made.expected(made.cases[0], given)
+    assert problems == []
+    assert not np.shares_memory(expected["out"], given["x"])
+    assert run(world, lambda x, out: np.copyto(out, x), contract=made).codes == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reference": fails}, "the reference fails: Fails: no data"),
+        ({"inputs": fails}, "the contract's inputs fail: Fails: no data"),
+        (
+            {"inputs": lambda dims, rng: {"x": 5, "scratch": None}},
+            "the contract's inputs do not fit its signature: ContractError: ",
+        ),
+        ({"reference": lambda arguments, dims: 5}, "the reference returns int, expected every output by name"),
+    ],
+)
+def test_contract_whose_code_fails_is_named_and_no_kernel(world, change, said):
+    finding = run(world, contract=replace(contract(), **change)).finding("NUMERICS_FAILED")
+    assert finding.why.startswith(f"case empty: {said}")
+    assert finding.remedies == CONTRACT_IS_WRONG
+    assert ("no data" in finding.log) == ("no data" in said)
 
 
 def test_reference_is_given_the_scalar_that_the_kernel_is_given(world):

@@ -33,6 +33,7 @@ def test_text_says_verdict_plugin_and_steps(cli):
 
 
 BAD_REFERENCE = 'contract(reference=lambda arguments, dims: {"out": arguments["x"][:2]})'
+ROUNDED = 'contract(reference=lambda arguments, dims: {"out": arguments["x"] * np.float32(2)})'
 NO_OUTPUT = 'contract(reference=lambda arguments, dims: {"ot": arguments["x"]})'
 NO_INPUTS = 'contract(), contract("acme_other", inputs=lambda dims, rng: 1 / 0)'
 
@@ -51,6 +52,7 @@ NO_INPUTS = 'contract(), contract("acme_other", inputs=lambda dims, rng: 1 / 0)'
         (source('spec("acme::double")', 'spec("acme::double")'), ("DUPLICATE_KERNEL", "acme::double")),
         (source('spec("silu::silu_mul", overrides="kernel-muster")'), ("SIGNATURE_MISMATCH", "silu::silu_mul")),
         (source('spec("acme::double")', contracts=BAD_REFERENCE), ("BAD_SPEC", "acme_double")),
+        (source('spec("acme::double")', contracts=ROUNDED), ("BAD_SPEC", "acme_double")),
         (source('spec("acme::double")', contracts=NO_OUTPUT), ("BAD_SPEC", "acme_double")),
         (source('spec("acme::double", contract="acme_other")', contracts=NO_INPUTS), ("BAD_SPEC", "acme_other")),
         (source('spec("acme::double", wrong)'), ("NUMERICS_FAILED", "acme::double")),
