@@ -153,7 +153,7 @@ class Contract:
             return False
         return all(0 in shape for shape in shapes)
 
-    def expected(self, case: Case, given: Arguments) -> tuple[Any, list[str]]:
+    def expected(self, case: Case, given: Arguments) -> tuple[dict[str, Any], list[str]]:
         """Return what the reference gives of a case's arguments, and what is wrong with it.
 
         The outputs are copies: those of a reference may be views of its arguments, or memory that it uses again.
