@@ -58,9 +58,21 @@ def _clashes(entries: list[Expectation]) -> Iterator[Problem]:
     for entry in entries:
         by_key.setdefault(entry.key, []).append(entry)
     for key, same in by_key.items():
-        for one, other in combinations(same, 2):
+        for one, other in _may_clash(same):
             if scopes_overlap(one, other):
                 yield _clash(key, one, other)
+
+
+def _may_clash(entries: list[Expectation]) -> Iterator[tuple[Expectation, Expectation]]:
+    """Yield pairs of entries that share an architecture, in order; a manifest may have thousands for one key."""
+    everywhere = [at for at, entry in enumerate(entries) if not entry.archs]
+    by_arch: dict[str, list[int]] = {}
+    for at, entry in enumerate(entries):
+        for arch in dict.fromkeys(entry.archs):
+            by_arch.setdefault(arch, []).append(at)
+    pairs = {pair for places in by_arch.values() for pair in combinations(places, 2)}
+    pairs |= {(min(one, other), max(one, other)) for one in everywhere for other in range(len(entries)) if one != other}
+    return ((entries[one], entries[other]) for one, other in sorted(pairs))
 
 
 def _never(entries: list[Expectation]) -> Iterator[Problem]:

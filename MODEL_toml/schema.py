@@ -4,6 +4,8 @@ Dimensions are optional, because an engine that is audited by a trace needs none
 `ModelTable.missing_dimensions`.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
@@ -79,16 +81,19 @@ def _nonblank(text: str) -> str:
     return text
 
 
+def _repeated(values: Iterable[str]) -> list[str]:
+    return sorted(value for value, count in Counter(values).items() if count > 1)
+
+
 def _no_repeats(values: tuple[str, ...]) -> tuple[str, ...]:
-    repeated = sorted({value for value in values if values.count(value) > 1})
+    repeated = _repeated(values)
     if repeated:
         raise ValueError(f"{', '.join(map(shown, repeated))} stands in the list more than once")
     return values
 
 
 def _one_value_a_lever(values: tuple[str, ...]) -> tuple[str, ...]:
-    names = [value.partition("=")[0] for value in values]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = _repeated(value.partition("=")[0] for value in values)
     if repeated:
         raise ValueError(f"{', '.join(repeated)} is named more than once, but all entries must hold at the same time")
     return values
