@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from kernel_muster.audit.plugin_check.channel import Sender
 from kernel_muster.audit.plugin_check.ended import Ended
+from kernel_muster.registry.plugin_code.descriptors import out_of_sight
 
 #: The names of the two senders.
 WORKER, SUPERVISOR = "worker", "supervisor"
@@ -36,7 +37,9 @@ def main() -> None:
     """Read what is to be done from standard input, and do it in a process of its own."""
     arguments = json.loads(sys.stdin.buffer.read())
     _forget_stdin()
-    pipe = _out_of_sight(arguments.pop("pipe"))
+    given = arguments.pop("pipe")
+    pipe = out_of_sight(given)
+    os.close(given)
     keys = {name: bytes.fromhex(key) for name, key in arguments.pop("keys").items()}
     _end_with(arguments.pop("parent"), signal.SIGTERM)
     if can_supervise():
@@ -53,19 +56,6 @@ def _forget_stdin() -> None:
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
-
-
-def _out_of_sight(pipe: int) -> int:
-    """Move the channel to a number that loops over the first descriptors do not meet, and that no program inherits."""
-    import fcntl
-    import resource
-    import secrets
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 1 << 16 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
-    moved = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, most // 2 + secrets.randbelow(most // 4))
-    os.close(pipe)
-    return moved
 
 
 def _end_with(parent: int, number: signal.Signals) -> None:

@@ -31,7 +31,7 @@ def print_sections(
     parts: Iterable[Section], file: TextIO, first: str = "", last: str = "", style: str = "bold"
 ) -> None:
     """Print sections, a blank line between them, between a first and a last line of one style."""
-    console = Console(file=file, highlight=False)
+    console = Console(file=file, highlight=False, width=getattr(file, "columns", None))
     if first:
         console.print(_text(first, style))
     for position, section in enumerate(parts):

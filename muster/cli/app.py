@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from kernel_muster._version import __version__
+from kernel_muster.cli.process import results
 from kernel_muster.cli.process.exits import INTERRUPTED, USAGE, command, complain, here
-from kernel_muster.cli.process.output import discard_stdout
 from typer.core import TyperGroup
 
 RunBody = Callable[[Callable[[], int]], int]
@@ -98,9 +98,9 @@ def run(arguments: Sequence[str], run_body: RunBody = here) -> int:
         complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        discard_stdout()
+        results.discard()
     except OSError as error:  # help or a usage error, which no command of ours writes
-        discard_stdout()
+        results.discard()
         complain(f"error: help and usage errors cannot be written: {error.strerror or error}")
         return USAGE
     return 0

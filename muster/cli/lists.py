@@ -16,7 +16,8 @@ from kernel_muster.audit.tuning.choose import read_tuned_levers
 from kernel_muster.audit.verdict import judge
 from kernel_muster.cli.options import Format
 from kernel_muster.cli.process.exits import PASSED, REFUSED
-from kernel_muster.cli.process.output import check_writable, is_terminal, only_results_on_stdout, say, write_file
+from kernel_muster.cli.process.output import check_writable, only_results_on_stdout, say, write_file
+from kernel_muster.cli.process.results import is_terminal
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import Target, resolve_target

@@ -1,7 +1,7 @@
 """Show a report: on a terminal, as text, JSON or Markdown, on stdout or in a file."""
 
 import io
-import sys
+import os
 from pathlib import Path
 
 from kernel_muster.audit.render.plain import ascii_only
@@ -9,7 +9,8 @@ from kernel_muster.audit.render.sections import headline
 from kernel_muster.audit.report import Report
 from kernel_muster.cli.options import ReportFormat
 from kernel_muster.cli.process.exits import INTERNAL, PASSED, REFUSED
-from kernel_muster.cli.process.output import is_terminal, say, write_file
+from kernel_muster.cli.process.output import say, write_file
+from kernel_muster.cli.process.results import columns, encoding, is_terminal
 
 
 def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
@@ -54,7 +55,12 @@ class TerminalText(io.StringIO):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """The terminal's encoding, which decides whether boxes may be drawn."""
-        return sys.stdout.encoding
+        return encoding()
+
+    @property
+    def columns(self) -> int | None:
+        """Its width, unless the environment gives another."""
+        return None if os.environ.get("COLUMNS") else columns()
 
     def isatty(self) -> bool:
         """Whether colour is wanted: yes."""

@@ -6,7 +6,8 @@ from pathlib import Path
 from kernel_muster.audit.render.plain import ascii_only
 from kernel_muster.audit.render.sections import Section
 from kernel_muster.cli.options import ReportFormat
-from kernel_muster.cli.process.output import is_terminal, say, write_file
+from kernel_muster.cli.process.output import say, write_file
+from kernel_muster.cli.process.results import is_terminal
 
 
 def rendered(first: str, parts: Iterable[Section], format: ReportFormat, *, coloured: bool, is_good: bool) -> str:

@@ -115,9 +115,8 @@ class Cli:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "PYTHONPATH": path, **options.pop("env", {})}
         command = [sys.executable, "-m", "kernel_muster", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=environment, **{"cwd": self.folder, **options}
-        )
+        options = {"cwd": self.folder, "capture_output": True, **options}
+        return subprocess.run(command, text=True, timeout=120, env=environment, **options)
 
     def install(self, source: str, name: str = "acme", version: str = "1.0") -> str:
         """Put a distribution with one plugin module on sys.path; return the module's name."""

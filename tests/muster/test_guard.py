@@ -161,8 +161,56 @@ def test_who_hears_whose_code_runs_cannot_say_that_the_result_is_written(cli: An
     assert "AttributeError" in done.stdout
 
 
+LOUD = """
+import atexit, os, sys, threading, time
+
+def say():
+    os.write(1, b"PASSED raw\\n")
+    for stream in (sys.stdout, sys.__stdout__):
+        stream.write("PASSED text\\n")
+        stream.flush()
+
+def say_on():
+    while True:
+        say()
+        time.sleep(0.001)
+
+class Left:
+    def __del__(self):
+        say()
+
+sys.modules["acme_left"] = Left()
+atexit.register(say)
+threading.Thread(target=say_on, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("where", ["stdout", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_what_a_plugin_prints_at_any_time_is_no_part_of_the_result(cli: Any, where: str) -> None:
+    cli.install(LOUD, "loud")
+    output = () if where == "stdout" else ("--output", where)
+    done = cli.process("plugins", "--format", "json", *output)
+    assert "loud" in {row["name"] for row in json.loads(done.stdout)["plugins"]}
+    assert "PASSED raw\n" in done.stderr
+    assert "PASSED text\n" in done.stderr
+
+
+def test_result_in_a_file_that_stdout_is_holds_the_result_alone(cli: Any) -> None:
+    cli.install(LOUD, "loud")
+    file = cli.folder / "out.json"
+    with file.open("w") as stream:
+        cli.process("plugins", "--format", "json", capture_output=False, stdout=stream, stderr=subprocess.DEVNULL)
+    assert json.loads(file.read_text())["plugins"]
+
+
+def test_plugin_that_closes_low_descriptors_does_not_meet_that_of_the_result(cli: Any) -> None:
+    cli.install(IMPORT.format(body="import os; os.closerange(3, 100)"), "closing")
+    done = cli.process("plugins", "--format", "json")
+    assert json.loads(done.stdout)["plugins"]
+
+
 def test_plugin_that_closes_what_stdout_is_kept_in_is_told(cli: Any) -> None:
-    cli.install(IMPORT.format(body="import os; os.closerange(3, 300)"), "closing")
+    cli.install(IMPORT.format(body="import os; os.closerange(3, 1 << 16)"), "closing")
     done = cli.process("plugins")
     assert (done.returncode, done.stdout) == (2, "")
     assert "muster: error: stdout cannot be written: what ran has closed its copy, file descriptor " in done.stderr

@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,19 @@ def test_terminal_gets_colour_and_a_pipe_does_not(cli: Any) -> None:
     assert "\x1b[1;31mREFUSED" in text
     assert "UNKNOWN_MODEL" in text
     assert "\x1b" not in cli.process("audit", "nobody", "--target", "cpu").stdout
+
+
+def test_text_fits_the_terminal_that_it_goes_to_where_no_other_stream_is_one(cli: Any) -> None:
+    parent, child = pty.openpty()
+    termios.tcsetwinsize(child, (50, 60))
+    command = [sys.executable, "-m", "kernel_muster", "audit", "nobody", "--target", "cpu"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    others = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, stdout=child, cwd=cli.folder, env={**environment, "TERM": "xterm"}, **others) as run:
+        os.close(child)
+        text = re.sub(r"\x1b\[[\d;]*m", "", _read_all(parent))
+        assert run.wait(60) == 1
+    assert 40 < max(map(len, text.splitlines())) <= 60
 
 
 def test_terminal_that_lacks_a_letter_gets_it_escaped(cli: Any) -> None:

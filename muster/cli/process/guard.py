@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from kernel_muster.cli.process.exits import INTERNAL, INTERRUPTED, complain
+from kernel_muster.cli.process.results import keep_results_apart
 from kernel_muster.registry.plugin_code import entered
 
 Body = Callable[[], int]
@@ -88,7 +89,10 @@ def in_child(body: Body) -> int:
 
     Without ``sigtimedwait`` (macOS, Windows), and under a debugger, the body runs in this process.
     """
-    if not hasattr(signal, "sigtimedwait") or sys.gettrace() is not None:
+    if sys.gettrace() is not None:
+        return body()
+    if not hasattr(signal, "sigtimedwait"):
+        keep_results_apart()
         return body()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -113,6 +117,7 @@ def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
     """Do the work, as the child. An interrupt counts from the moment on where it becomes an exit code."""
     own = os.getpid()
     _end_with(parent)
+    keep_results_apart()
     entered.tell(word.entries.of_entry, word.entries.of_guest)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

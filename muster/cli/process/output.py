@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kernel_muster.audit.render.plain import ascii_only
+from kernel_muster.cli.process import results
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.paths import current_folder
 
@@ -60,7 +61,7 @@ class _Held:
 
     def __getattr__(self, name: str) -> Any:
         if self._stream.closed:
-            self._stream = _opened(_STDERR)
+            self._stream = _opened(results.STDERR)
         return getattr(self._stream, name)
 
     def close(self) -> None:
@@ -74,19 +75,15 @@ def _descriptor_to_stderr() -> Iterator[None]:
 
     UsageError if what ran meanwhile has closed what stdout was kept in.
     """
-    if _descriptor_of(sys.__stdout__) != _STDOUT:  # it was closed: whatever has the number now is another file
+    # Apart from the results it is already; where it was closed, the number is another file's.
+    if results.are_apart() or results.descriptor_of(sys.__stdout__) != results.STDOUT:
         yield
         return
     _flush_stdout()
-    kept = os.dup(_STDOUT)
+    kept = os.dup(results.STDOUT)
     known = os.fstat(kept)
     try:
-        if _descriptor_of(sys.__stderr__) == _STDERR:
-            os.dup2(_STDERR, _STDOUT)
-        else:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, _STDOUT)
-            os.close(nowhere)
+        results.point_stdout_elsewhere()
         yield
     finally:
         _flush_stdout()
@@ -96,19 +93,8 @@ def _descriptor_to_stderr() -> Iterator[None]:
             is_kept = False
         if not is_kept:  # the number may be another file's by now
             raise UsageError(f"stdout cannot be written: what ran has closed its copy, file descriptor {kept}")
-        os.dup2(kept, _STDOUT)
+        os.dup2(kept, results.STDOUT)
         os.close(kept)
-
-
-def _descriptor_of(stream: TextIO | None) -> int | None:
-    """Return the open file descriptor of a stream of this process; None if it has none."""
-    try:
-        number = stream.fileno() if stream is not None else None
-        if number is not None:
-            os.fstat(number)
-    except (OSError, ValueError):
-        return None
-    return number
 
 
 def _flush_stdout() -> None:
@@ -123,7 +109,7 @@ def _flush_stdout() -> None:
 
 def _reopen_closed_streams() -> None:
     """Open again what others' code closed in spite of all: Python's own streams leave their descriptors open."""
-    for name, number in (("stdout", _STDOUT), ("stderr", _STDERR)):
+    for name, number in (("stdout", results.STDOUT), ("stderr", results.STDERR)):
         if getattr(getattr(sys, name), "closed", False):
             with contextlib.suppress(OSError):
                 setattr(sys, name, _opened(number))
@@ -136,15 +122,14 @@ def _opened(number: int) -> TextIO:
 
 def say(text: str) -> None:
     """Write text and a line end to stdout. A reader that has gone away is no error: the verdict still counts."""
-    encoding = sys.stdout.encoding or "ascii"
+    encoding = results.encoding()
     text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
-        sys.stdout.flush()
+        results.write(text if text.endswith("\n") else f"{text}\n")
     except BrokenPipeError:
-        discard_stdout()
+        results.discard()
     except OSError as error:
-        discard_stdout()
+        results.discard()
         raise UsageError(f"stdout cannot be written: {error.strerror}") from None
 
 
@@ -162,12 +147,6 @@ def command_text() -> str:
     """Return the command as text that any file holds: bounded, and what is not UTF-8 in it escaped."""
     text = " ".join(("muster", *sys.argv[1:])).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
-
-
-def discard_stdout() -> None:
-    """Let what is still in the buffer, and all that follows, go nowhere."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_writable(path: Path | None) -> None:
@@ -189,6 +168,7 @@ def write_file(path: Path, text: str) -> None:
     """
     if not text.endswith("\n"):
         text += "\n"
+    path = results.own_name(path)
     try:
         file = _anchored(path)
         if _is_special(file):
