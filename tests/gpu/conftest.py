@@ -1,6 +1,8 @@
-"""Tests that need a GPU: deselected where no CUDA driver answers. All else that is missing there is a failure."""
+"""Tests that need a GPU: deselected where no CUDA driver answers. Skipped without the CUDA extras."""
 
 import importlib
+import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,20 @@ def _has_device() -> bool:
         return False
 
 
+def missing_packages() -> list[str]:
+    """Return what of the CUDA extras is not installed; without it all boots of a model are refused."""
+    missing = [name for name in ("cupy", "numba", "numba_cuda") if importlib.util.find_spec(name) is None]
+    toolchains = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
+    return missing if any(map(_is_installed, toolchains)) else [*missing, " or ".join(toolchains)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Every conftest sees all items of the run.
     here = Path(__file__).parent
@@ -27,6 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not _has_device():
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]
+    elif missing := missing_packages():
+        reason = f"the extras cuda13 and cuda12 bring {', '.join(missing)}, which kernels of every model need"
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -185,6 +185,7 @@ from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.backends import BuildRequest, EntryPoint
 from kernel_muster.registry.backends.nvrtc import compiler_process
 from kernel_muster.registry.backends.builder import Builder
+compiler_process.IDLE_SECONDS = 3600.0  # on a loaded machine the steps below take longer than an idle compiler stays
 request = BuildRequest("scale", Path({str(request.source)!r}), parse_arch("sm_90a"), {request.entries!r})
 first = Builder().build(request).digest
 (of_parent,) = compiler_process.compilers._idle
