@@ -27,6 +27,7 @@ from kernel_muster.registry.contract.specs import STAGES, Registered
 from kernel_muster.registry.discovery.loading import process_changed
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
+from kernel_muster.registry.foreign_text import written
 from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey
@@ -51,7 +52,7 @@ _T = TypeVar("_T")
 
 def abort_process(text: str) -> None:
     """Say why on stderr and end the process at once: what serves must not go on without the kernel."""
-    sys.stderr.write(f"kernel-muster: LATE_MISS: {text}\n")
+    sys.stderr.write(f"kernel-muster: LATE_MISS: {written(text, 'log')}\n")
     sys.stderr.flush()
     os.abort()
 

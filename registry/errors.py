@@ -1,10 +1,23 @@
 """Every exception that kernel_muster raises on purpose."""
 
-from typing import Any
+from typing import Any, ClassVar
+
+from kernel_muster.registry.foreign_text import Medium, written
+
+#: A refused boot has its whole report as its text.
+MOST_IN_EXCEPTIONS = 4_000_000
 
 
 class MusterError(Exception):
-    """Base of all our exceptions. Each travels between processes with all that it holds, whatever it was made of."""
+    """Base of all our exceptions. Each travels between processes with all that it holds, whatever it was made of.
+
+    Its text may hold names of others: nothing in it is obeyed by a terminal. ``args`` keep them as they are.
+    """
+
+    medium: ClassVar[Medium] = "exception"
+
+    def __str__(self) -> str:
+        return written(Exception.__str__(self), self.medium, MOST_IN_EXCEPTIONS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self), self.args, self.__dict__)
@@ -23,7 +36,7 @@ class UsageError(MusterError):
 class UndeclaredLever(MusterError, KeyError):
     """Code reads a lever that nobody declares."""
 
-    __str__ = Exception.__str__  # a KeyError shows its text in quotes
+    __str__ = MusterError.__str__  # a KeyError shows its text in quotes
 
 
 class ContractError(MusterError):
@@ -37,9 +50,13 @@ class DeviceStuck(MusterError):
 class NullKernelError(MusterError):
     """A handle was called whose lookup missed, or whose boot did not pass."""
 
+    medium = "log"
+
 
 class KernelMissing(MusterError):
     """A required lookup missed outside a boot."""
+
+    medium = "log"
 
 
 class ScratchError(MusterError):
@@ -49,9 +66,13 @@ class ScratchError(MusterError):
 class LateKernelMiss(MusterError):
     """A lookup missed after the audit was sealed."""
 
+    medium = "log"
+
 
 class LateRegistration(MusterError):
     """Somebody tried to register a plugin after the audit was sealed."""
+
+    medium = "log"
 
 
 class BootRefused(MusterError):

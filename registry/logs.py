@@ -4,6 +4,8 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from kernel_muster.registry.foreign_text import written
+
 if TYPE_CHECKING:
     import structlog
 
@@ -19,7 +21,7 @@ class Logger:
     def debug(self, event: str, **fields: Any) -> None:
         """Log for developers: every decision of a lookup."""
         if self._stdlib.isEnabledFor(logging.DEBUG):
-            _bound().debug(event, **fields)
+            _bound().debug(_line(event), **_values(fields))
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log what somebody should know although the program goes on.
@@ -27,12 +29,21 @@ class Logger:
         ``event`` says it whole: most handlers show no fields.
         """
         if self._stdlib.isEnabledFor(logging.WARNING):
-            _bound().warning(event, **fields)
+            _bound().warning(_line(event), **_values(fields))
 
     def info(self, event: str, **fields: Any) -> None:
         """Log a finished unit of work."""
         if self._stdlib.isEnabledFor(logging.INFO):
-            _bound().info(event, **fields)
+            _bound().info(_line(event), **_values(fields))
+
+
+def _line(text: str) -> str:
+    return written(text, "log")
+
+
+def _values(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields whose texts a handler may write as they are."""
+    return {name: _line(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def logger() -> Logger:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from kernel_muster.audit.render.plain import ascii_only
 from kernel_muster.audit.render.sections import Entry, Section, Table, headline, sections
 from kernel_muster.audit.report import Report, check_report
-
-_SPECIAL = re.compile(r"([\\`*_<>|\[\]])")
+from kernel_muster.registry.foreign_text import code_span, written
 
 
 def render_markdown(report: Report, *, verbose: bool = False) -> str:
@@ -58,17 +57,17 @@ def _fenced(lines: Iterable[str]) -> Iterator[str]:
 
 def table_lines(table: Table) -> Iterator[str]:
     """Yield a table in the notation of GitHub."""
-    yield "| " + " | ".join(map(escaped, table.header)) + " |"
+    yield "| " + " | ".join(map(_cell, table.header)) + " |"
     yield "|" + " --- |" * len(table.header)
     for row in table.rows:
-        yield "| " + " | ".join(map(escaped, row)) + " |"
+        yield "| " + " | ".join(map(_cell, row)) + " |"
 
 
 def escaped(text: str) -> str:
-    """Return text on one line that Markdown takes literally."""
-    return _SPECIAL.sub(r"\\\1", text.replace("\n", " "))
+    """Return text on one line that Markdown takes literally; mentions, references and addresses in it become code."""
+    return written(text, "markdown")
 
 
-def code_span(text: str) -> str:
-    """Return text as code; backticks in it become apostrophes."""
-    return "`" + text.replace("\n", " ").replace("`", "'") + "`"
+def _cell(text: str) -> str:
+    """Return text for a table, where a bar ends a cell in code too."""
+    return re.sub(r"(?<!\\)\|", r"\\|", escaped(text))

@@ -7,6 +7,7 @@ from kernel_muster.audit.render.plain import columns, printable
 from kernel_muster.audit.render.sections import Entry, Section, Table, headline, sections, tone_of
 from kernel_muster.audit.render.text import entry_lines
 from kernel_muster.audit.report import Report
+from kernel_muster.registry.foreign_text import written
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
@@ -84,7 +85,7 @@ def _print_line(console: Console, line: str) -> None:
 def _print_entry(console: Console, entry: Entry, style: str) -> None:
     title = Text(f"{entry.number:3}. ")
     title.append(entry.code, style)
-    title.append(f" {printable(entry.subject)}", "bold")
+    title.append(f" {written(entry.subject, 'terminal')}", "bold")
     console.print(title)
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -105,7 +106,9 @@ def _print_table(console: Console, table: Table) -> None:
     for row in table.rows:
         console.print()
         for position, (name, cell) in enumerate(zip(table.header, row, strict=True)):
-            line = Text().append(f"{name:{label}}  ", "dim").append(printable(cell), "" if position else "bold")
+            line = (
+                Text().append(f"{name:{label}}  ", "dim").append(written(cell, "terminal"), "" if position else "bold")
+            )
             console.print(Padding(line, (0, 0, 0, 2)))
 
 
@@ -135,4 +138,4 @@ def rich_table(table: Table, widths: Iterable[int]) -> RichTable:
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text), style)
+    return Text(written(text, "terminal"), style)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from kernel_muster.audit.render.plain import ascii_only, columns
 from kernel_muster.audit.render.sections import Entry, Section, headline, sections
 from kernel_muster.audit.report import Report, check_report
+from kernel_muster.registry.foreign_text import written
 
 
 def render_text(report: Report, *, verbose: bool = False) -> str:
@@ -42,4 +43,4 @@ def entry_lines(entry: Entry) -> Iterator[str]:
 
 def _one_line(text: str) -> str:
     """No name may begin a line of its own: it could look like a verdict."""
-    return text.replace("\n", "\\n")
+    return written(text, "plain")

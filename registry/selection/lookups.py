@@ -16,6 +16,7 @@ from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.errors import KernelMissing, LateKernelMiss, UsageError
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.foreign_text import written
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import HostRunner, NoRunner, Runner
@@ -285,7 +286,7 @@ class LookupSession:
                 self._log.warning(f"LATE_MISS: {text}", code="LATE_MISS", key=str(record.members[0]), site=record.site)
             return
         if self._on_late_miss == "abort":
-            self._abort(text)
+            self._abort(written(text, "log"))
         raise LateKernelMiss(text)
 
     def request_failed(self, lever: str, why: str, layer: str, site: str) -> None:

@@ -1,6 +1,7 @@
 """Exit codes, and the one place where whatever happens in a command becomes one."""
 
 import functools
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from kernel_muster.registry.errors import DeviceStuck, UsageError
 from kernel_muster.registry.paths import current_folder
 
 _EXIT = sys.exit
+_NEXT_LINE = re.compile(r"\n(?=\S)")
 #: Paths that results name as their user wrote them; who reads or writes them knows where they start.
 _AS_WRITTEN = ("manifest", "config", "weights", "drafter_weights", "files", "output", "trace")
 PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -77,9 +79,12 @@ def describe(error: BaseException) -> str:
 
 
 def complain(text: str) -> None:
-    """Say something on stderr, in ASCII; a closed stderr is no reason to fail."""
+    """Say something on stderr, in ASCII; a closed stderr is no reason to fail.
+
+    Further lines are indented: a line break in a name begins no line that passes for the command's own.
+    """
     try:
-        sys.stderr.write(f"muster: {ascii_only(text)}\n")
+        sys.stderr.write(f"muster: {_NEXT_LINE.sub(chr(10) + '  ', ascii_only(text))}\n")
         sys.stderr.flush()
     except OSError:
         return
