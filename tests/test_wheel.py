@@ -94,7 +94,7 @@ def test_wheel_holds_each_kind_of_file(members):
         r"kernel_muster/plugins/[a-z0-9_]+/__init__\.py",
         r"kernel_muster/MODEL_toml/[^/]+/MODEL\.toml",
         r"kernel_muster/MODEL_toml/manifest\.schema\.json",
-        r"kernel_muster/audit/[a-z]+\.schema\.json",
+        r"kernel_muster/audit/[a-z]+/[a-z]+\.schema\.json",
         r"kernel_muster/__main__\.py",
         r"kernel_muster/py\.typed",
     ):

@@ -7,7 +7,7 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.plugin_code.watch import one_line
+from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.selection.records import LookupRow
 
 # One cause for all kernels of a boot, whichever was built first.
@@ -46,9 +46,11 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
         _, error = evidence.source_digest(chosen)
         if error is None:
             continue
-        why = error.why if isinstance(error, BuildFailure) else one_line(error)
-        remedy = f"reinstall {chosen.provider.distribution}: its package data lacks the source, or it cannot be read"
-        causes.setdefault(why, _Cause(Finding("COMPILE_FAILED", str(key), why, remedies=(remedy,)))).add(key, row)
+        failure = error.finding(str(key)) if isinstance(error, BuildFailure) else None
+        if failure is None or not failure.remedies:
+            remedies = (f"reinstall {chosen.provider.distribution}, or correct its backend",)
+            failure = Finding("COMPILE_FAILED", str(key), one_line(error), remedies=remedies, log=cause_chain(error))
+        causes.setdefault(failure.why, _Cause(failure)).add(key, row)
     return [cause.finding for cause in causes.values()]
 
 

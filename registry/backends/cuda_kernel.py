@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from kernel_muster.registry.backends.nvrtc.closure import read_closure
+from kernel_muster.registry.backends.nvrtc.options import normalise_options
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
 from kernel_muster.registry.contract.arrays import ArrayView
 from kernel_muster.registry.contract.signature import Bound
@@ -86,7 +87,8 @@ class CudaKernel:
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
-        return path_problems(self.source, self.include_dirs)
+        found = path_problems(self.source, self.include_dirs)
+        return [*found, *entry_problems(self.entries, EntryPoint), *option_problems(self.options)]
 
     @property
     def source_sha256(self) -> str:
@@ -125,6 +127,28 @@ def path_problems(source: object, include_dirs: Iterable[object] = ()) -> list[s
             meant = f"Path(__file__).parent / {str(path)!r}"
             found.append(f"{label} is {str(path)!r}, expected an absolute path, such as {meant}")
     return found
+
+
+def entry_problems(entries: object, kind: type) -> list[str]:
+    """Say why the entry points of a kernel are none that can be built."""
+    if not isinstance(entries, tuple) or not all(isinstance(entry, kind) for entry in entries):
+        return [f"entries is {reprlib.repr(entries)}, expected a tuple of {kind.__name__}"]
+    if not entries:
+        return ["entries is empty: no entry point is named, so nothing could be checked"]
+    names = [entry.name for entry in entries]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    return [f"entries: entry points named twice: {', '.join(doubled)}"] if doubled else []
+
+
+def option_problems(options: object) -> list[str]:
+    """Say which compiler option a kernel may not give."""
+    if not isinstance(options, tuple):
+        return [f"options is {reprlib.repr(options)}, expected a tuple of text"]
+    try:
+        normalise_options(options)
+    except ValueError as error:
+        return [f"options: {error}"]
+    return []
 
 
 def _no_path(value: object) -> str:

@@ -35,5 +35,15 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         os.close(handle)
 
 
+def archive_of(path: Path) -> Path | None:
+    """Return the archive in which a path would lie, such as a wheel on PYTHONPATH; None where only folders hold it."""
+    return next((parent for parent in path.parents if os.path.isfile(parent)), None)
+
+
+def install_archive(archive: Path) -> str:
+    """Say what makes files of what an archive holds."""
+    return f"install it, and take it off sys.path: pip install {archive}"
+
+
 def _no_file(path: Path) -> OSError:
     return OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -120,13 +120,18 @@ def test_host_kernel_for_a_device_has_no_device_code(world, stage):
 @pytest.mark.parametrize(
     ("backend", "why"),
     [
-        (lambda make: CudaKernel(make().source, (), lambda bound, entries: None), "no entry point is named"),
         (
             lambda make: SimpleNamespace(name="own", source_sha256="0", plan=None, request=lambda arch: 5),
             "returned int",
         ),
+        (
+            lambda make: SimpleNamespace(
+                name="own", source_sha256="0", plan=None, request=lambda arch: replace(make().request(arch), entries=())
+            ),
+            "no entry point is named",
+        ),
     ],
-    ids=["no entry point", "no request"],
+    ids=["no request", "no entry point"],
 )
 def test_backend_that_asks_for_no_build_is_a_finding_and_no_exception(compile_for, make_kernel, backend, why):
     outcome = compile_for({"acme::a": backend(make_kernel)})

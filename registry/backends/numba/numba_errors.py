@@ -24,12 +24,11 @@ def build_failure(error: BaseException, what: str, files: Collection[str], funct
 
     ``files`` are the author's; ``function`` is where the kernel begins, for want of anything better.
     """
-    code = "TOOLCHAIN_TOO_OLD" if type(error).__name__ == "CCSupportError" else "COMPILE_FAILED"
     place = blamed(error, files) or function
     at = f"{place[0]}:{place[1]}" if place else ""
     why = f"{what}: {type(error).__name__}: {_reason(str(error))}{f' (at {at})' if at else ''}"
     remedy = f"correct the source{f' at {at}' if at else ''}: the log says more"
-    return BuildFailure(code, why, "".join(_log(error, place)), (remedy,), (at,) if at else ())
+    return BuildFailure("COMPILE_FAILED", why, "".join(_log(error, place)), (remedy,), (at,) if at else ())
 
 
 def blamed(error: BaseException, files: Collection[str]) -> Place | None:

@@ -1,8 +1,8 @@
 """Numba-CUDA kernels: Python functions compiled to a cubin for a named architecture, without a GPU or a driver.
 
-All that touches Numba is in this file. Numba makes PTX, nvJitLink the cubin: PTX of a new toolkit does not load on an
-older driver, a cubin does. Numba numbers what it compiles, so that names differ from run to run; each is replaced, the
-kernel's by that of its function, and the same input gives the same bytes.
+Nothing outside this package touches Numba. Numba makes PTX, nvJitLink the cubin: PTX of a new toolkit does not load on
+an older driver, a cubin does. Numba numbers what it compiles, so that names differ from run to run. Each is replaced,
+the kernel's by that of its function, and the same input gives the same bytes.
 """
 
 import hashlib
@@ -14,17 +14,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, path_problems
+from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, entry_problems, path_problems
+from kernel_muster.registry.backends.numba import toolchain
 from kernel_muster.registry.backends.numba.fresh_modules import fresh_modules
+from kernel_muster.registry.backends.numba.linking import link
 from kernel_muster.registry.backends.numba.numba_errors import Place, build_failure
 from kernel_muster.registry.backends.numba.python_sources import Sources, read_sources
-from kernel_muster.registry.backends.nvrtc import compiler_log
-from kernel_muster.registry.backends.nvrtc.headers import EXTRAS
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Compiled, EntryPoint, EntryResources
 from kernel_muster.registry.contract.arrays import ArrayView
 from kernel_muster.registry.contract.signature import Bound
@@ -45,14 +44,9 @@ _PARAMETER = re.compile(rf"({'|'.join(_NUMBERS)})(\*|\[:(?:,:)*\])?")
 # An array is a struct for Numba, passed member by member: two references that a kernel does not use, the number of
 # elements and their size, the pointer, and shape and strides.
 _ARRAY_HEAD = ("ptr", "ptr", "i64", "i64", "ptr")
-_REQUIRED = ("numba", "numba-cuda", "llvmlite", "numpy")
-# What a kernel may import besides, without its source being hashed.
-_IMPORTED = ("kernel-muster", "ml-dtypes", "cuda-core", "cuda-bindings")
-# What turns Numba's IR into PTX, and PTX into a cubin, as the wheels of CUDA 13 and 12 are called.
-_TOOLCHAINS = (("nvidia-nvvm", "nvidia-nvjitlink"), ("nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12"))
 _CARRIED = "device, fastmath, lineinfo; the launch bound is NumbaEntry(threads=)"
 _NOT_CARRIED = ("debug", "link", "extensions", "max_registers")
-_INSTALL = (f"install {' or '.join(EXTRAS.values())}",)
+_NO_DEBUG = "unset NUMBA_CUDA_DEBUGINFO for this process"
 _LOCK = threading.Lock()
 
 
@@ -109,7 +103,7 @@ class NumbaKernel:
 
     def problems(self) -> list[str]:
         """Say what is malformed, all at once."""
-        return path_problems(self.source)
+        return [*path_problems(self.source), *entry_problems(self.entries, NumbaEntry)]
 
     @property
     def source_sha256(self) -> str:
@@ -185,23 +179,7 @@ class NumbaRequest(BuildRequest):
 
     def work(self) -> "NumbaWork":
         """Return the compilation; BuildFailure TOOLCHAIN_MISSING without Numba."""
-        return NumbaWork(self, read_sources(self.source), _versions())
-
-
-def _versions() -> dict[str, str]:
-    """Return the version of every package that can change the machine code. Nothing is imported for it."""
-    found = {}
-    for name in (*_REQUIRED, *_IMPORTED, *(name for pair in _TOOLCHAINS for name in pair)):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    missing = [name for name in _REQUIRED if name not in found]
-    if not any(set(pair) <= found.keys() for pair in _TOOLCHAINS):
-        missing += _TOOLCHAINS[0]
-    if missing:
-        raise BuildFailure("TOOLCHAIN_MISSING", f"Numba kernels need {', '.join(missing)}", remedies=_INSTALL)
-    return found
+        return NumbaWork(self, read_sources(self.source), toolchain.versions())
 
 
 @frozen
@@ -225,7 +203,8 @@ class NumbaWork:
     def key_parts(self) -> list[bytes]:
         """Return everything that determines the machine code."""
         python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-        head = [python, repr(sorted(self.versions.items())), str(self.request.arch), repr(self.request.kernels)]
+        outside = [repr(sorted(self.versions.items())), repr(toolchain.settings())]
+        head = [python, *outside, str(self.request.arch), repr(self.request.kernels)]
         return [
             *(text.encode() for text in head),
             *(part for name, text in self.sources for part in (name.encode(), text)),
@@ -240,11 +219,11 @@ class NumbaWork:
 
         One at a time: Numba has a lock of its own around most of it.
         """
-        numba = _numba()
+        numba = toolchain.load_numba()
         with _LOCK, _target_device(self.request.arch):
             module = self._loaded()
             ptx = [self._ptx(numba, module, kernel) for kernel in self.request.kernels]
-        return _linked(self.request, ptx)
+        return link(self.request, [kernel.name for kernel in self.request.kernels], ptx)
 
     def _loaded(self) -> ModuleType:
         """Execute the bytes that were hashed, modules that they import too.
@@ -269,6 +248,8 @@ class NumbaWork:
         code = dispatcher.py_func.__code__
         at = f"{code.co_filename}:{code.co_firstlineno}"
         if refused := [name for name in _NOT_CARRIED if options.get(name)]:
+            if refused == ["debug"] and numba.config.CUDA_DEBUGINFO_DEFAULT:
+                raise toolchain.missing("NUMBA_CUDA_DEBUGINFO is set: no kernel is built for a debugger", _NO_DEBUG)
             why = f"{kernel.name}: @cuda.jit has {', '.join(refused)}, which is not carried; what is: {_CARRIED}"
             raise BuildFailure("COMPILE_FAILED", why, "", (f"take {', '.join(refused)} out of @cuda.jit",), (at,))
         names = code.co_varnames[: code.co_argcount]
@@ -306,21 +287,8 @@ class NumbaWork:
         except BaseException as error:  # noqa: BLE001  (a plugin's code runs here: SystemExit too)
             imported = (getattr(sys.modules.get(name), "__file__", None) for name, _ in self.sources if name)
             files = frozenset(filter(None, (str(self.request.source), *imported)))
-            raise build_failure(error, f"{self.request.source.name}: {what}", files, function) from None
-
-
-def _numba() -> Any:
-    try:
-        numba = import_module("numba")
-        import_module("numba.cuda")
-        if numba.config.ENABLE_CUDASIM:
-            raise ImportError("NUMBA_ENABLE_CUDASIM is set: the simulator compiles nothing")
-        if not hasattr(import_module("numba.cuda.dispatcher"), "get_current_device"):
-            raise ImportError("this version of numba-cuda asks for a device in another way")
-    except Exception as error:
-        why = f"numba.cuda cannot be used: {type(error).__name__}: {error}"
-        raise BuildFailure("TOOLCHAIN_MISSING", why, remedies=_INSTALL) from error
-    return numba
+            what = f"{self.request.source.name}: {what}"
+            raise toolchain.fault_of(error, files, what) or build_failure(error, what, files, function) from None
 
 
 def _numba_type(types: Any, text: str) -> Any:
@@ -353,39 +321,3 @@ def _renamed(ptx: str, kernel: str) -> str:
     ptx = re.sub(rf"\b{entry[1]}(?=\b|_param_)", kernel, ptx)
     names: dict[str, str] = {}
     return re.sub(r"\b_(?:Z|cudapy_)\w+", lambda match: names.setdefault(match[0], f"{kernel}__{len(names)}"), ptx)
-
-
-def _linked(request: NumbaRequest, ptx: Sequence[str]) -> Compiled:
-    linker: Any = import_module("cuda.bindings.nvjitlink")
-    options = [f"-arch={request.arch}", "-verbose", "-Xptxas=-v"]
-    try:
-        handle = linker.create(len(options), options)
-    except linker.nvJitLinkError as error:
-        why = f"nvJitLink does not make code for {request.arch}: {error}"
-        raise BuildFailure("TOOLCHAIN_TOO_OLD", why, remedies=_INSTALL) from None
-    try:
-        for kernel, text in zip(request.kernels, ptx, strict=True):
-            data = text.encode()
-            linker.add_data(handle, linker.InputType.PTX, data, len(data), kernel.name)
-        linker.complete(handle)
-        log = _text(linker, handle, "info_log")
-        return Compiled(_bytes(linker, handle, "linked_cubin"), log)
-    except linker.nvJitLinkError as error:
-        log = _text(linker, handle, "error_log")
-        first = log.splitlines()[0] if log else str(error)
-        why = f"{request.source.name}: for {request.arch}: {first}"
-        failed = BuildFailure("COMPILE_FAILED", why, log, ("correct the source: the log is the assembler's own",))
-        raise compiler_log.over_limit(log, request.arch) or failed from None
-    finally:
-        linker.destroy(handle)
-
-
-def _bytes(linker: Any, handle: int, what: str) -> bytes:
-    buffer = bytearray(getattr(linker, f"get_{what}_size")(handle))
-    if buffer:
-        getattr(linker, f"get_{what}")(handle, buffer)
-    return bytes(buffer)
-
-
-def _text(linker: Any, handle: int, what: str) -> str:
-    return compiler_log.clean(_bytes(linker, handle, what).decode(errors="replace"))

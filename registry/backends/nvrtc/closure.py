@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kernel_muster.registry.backends.nvrtc.includes import rename_includes
 from kernel_muster.registry.backends.request import BuildFailure
-from kernel_muster.registry.plugin_code.regular_files import read_regular
+from kernel_muster.registry.plugin_code.regular_files import archive_of, install_archive, read_regular
 from kernel_muster.registry.values import frozen
 
 #: What to do about a source that is not there.
@@ -131,6 +131,9 @@ def read_source(path: Path) -> bytes:
 
 
 def _unreadable(path: Path, why: str) -> BuildFailure:
+    if (archive := archive_of(path)) is not None:
+        why = f"{path}: cannot be read: it is in the archive {archive}, and only modules can be imported from there"
+        return BuildFailure("COMPILE_FAILED", why, remedies=(install_archive(archive),))
     return BuildFailure("COMPILE_FAILED", f"{path}: cannot be read: {why}", remedies=(SHIP_IT,))
 
 

@@ -14,14 +14,14 @@ from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.cubin.cubin import inspect_cubin
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
-from kernel_muster.registry.backends.numba import numba_kernel
+from kernel_muster.registry.backends.numba import toolchain
 from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel
 from kernel_muster.registry.backends.numba.python_sources import read_sources
 from kernel_muster.registry.backends.pool import build_all
 from kernel_muster.registry.contract.arrays import view_of
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.errors import MusterError
-from kernel_muster.registry.hardware.arch import Arch, parse_arch
+from kernel_muster.registry.hardware.arch import parse_arch
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
@@ -120,10 +120,15 @@ def test_cache_knows_source_helpers_entries_architecture_and_versions(kernel, tm
     digests.add(kernel(text + "\n").source_sha256)
     keys.add(builder.key(kernel(text + "\n", replace(ENTRY, threads=64)).request(arch)))
     keys.add(builder.key(kernel(text + "\n").request(parse_arch("sm_80"))))
-    versions = numba_kernel._versions()
-    monkeypatch.setattr(numba_kernel, "_versions", lambda: versions | {"numba": "0"})
+    monkeypatch.setenv("NUMBA_OPT", "0")
     keys.add(builder.key(kernel(text + "\n").request(arch)))
-    assert (len(keys), len(digests)) == (6, 3)
+    (tmp_path / ".numba_config.yaml").write_text("opt: 1\n")
+    monkeypatch.chdir(tmp_path)
+    keys.add(builder.key(kernel(text + "\n").request(arch)))
+    versions = toolchain.versions()
+    monkeypatch.setattr(toolchain, "versions", lambda: versions | {"numba": "0"})
+    keys.add(builder.key(kernel(text + "\n").request(arch)))
+    assert (len(keys), len(digests)) == (8, 3)
 
 
 @needs_numba
@@ -216,7 +221,7 @@ def test_sources_of_the_host_are_not_followed_and_its_version_is_part_of_the_key
 
 @needs_numba
 def test_versions_of_all_that_a_kernel_may_import_are_part_of_the_key():
-    assert {"kernel-muster", "ml-dtypes", "numpy", "numba", "numba-cuda"} <= numba_kernel._versions().keys()
+    assert {"kernel-muster", "ml-dtypes", "numpy", "numba", "numba-cuda"} <= toolchain.versions().keys()
 
 
 @needs_numba
@@ -299,35 +304,6 @@ def test_failure_in_the_linker_keeps_its_log(failure):
     assert "uses too much shared data (280000 bytes, 49152 max)" in found.why
     assert found.remedies == ("make the tile smaller for this architecture, or do not declare it in archs",)
     assert "too much shared" in found.log
-
-
-@needs_numba
-def test_architecture_that_the_linker_does_not_know_is_a_toolchain_too_old(builder, kernel):
-    with pytest.raises(BuildFailure, match="TOOLCHAIN_TOO_OLD: nvJitLink does not make code for sm_130"):
-        builder.build(kernel().request(Arch((13, 0))))
-
-
-def test_missing_package_is_a_missing_toolchain(failure, monkeypatch):
-    monkeypatch.setattr(numba_kernel, "_REQUIRED", ("numpy", "no-such-compiler"))
-    found = failure()
-    assert (found.code, found.remedies) == ("TOOLCHAIN_MISSING", numba_kernel._INSTALL)
-    assert "no-such-compiler" in found.why
-
-
-@needs_numba
-def test_simulator_is_no_compiler(kernel, tmp_path):
-    kernel()
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from kernel_muster.registry.hardware.arch import parse_arch\n"
-        "from kernel_muster.registry.backends.builder import Builder\n"
-        "from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel\n"
-        "backend = NumbaKernel(Path(sys.argv[1]), (NumbaEntry('scale', ('f32*', 'f32', 'i32', 'f32*')),), None)\n"
-        "Builder().build(backend.request(parse_arch('sm_80')))\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "kernels.py")]
-    run = subprocess.run(command, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
-    assert "TOOLCHAIN_MISSING: numba.cuda cannot be used: ImportError: NUMBA_ENABLE_CUDASIM is set" in run.stderr
 
 
 def test_nothing_of_numba_is_imported_before_something_is_compiled(kernel):
