@@ -1,11 +1,14 @@
 """Proofs of claims: that one kernel gives the bits of another."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import kernel_muster as km
 import numpy as np
 import pytest
+from kernel_muster.audit.proof.claims import same_bits
 from kernel_muster.audit.proof.proofs import host_memory, prove
+from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.discovery.discover import discover
 from sums import ONE, SUM, backwards, contract, good, raises, run, total
 
@@ -95,6 +98,87 @@ def test_output_that_the_other_way_does_not_make_is_broken(world):
 def test_malformed_by_rows_is_a_bad_spec(world):
     outcome = run(world, contract=contract(by_rows={"acme_sum_one": "row by row"}), stage=None)
     assert outcome.codes == ["BAD_SPEC"]
+
+
+# equal bits
+
+
+def bits_of(*values, dtype="f32"):
+    """Return floats with these bits."""
+    carrier = numpy_dtype(dtype)
+    return np.array(values, f"u{carrier.itemsize}").view(carrier)
+
+
+BITS = {
+    "the same zero": (bits_of(0), bits_of(0), True),
+    "+0 and -0": (bits_of(0), bits_of(0x80000000), False),
+    "the same NaN": (bits_of(0x7FC00001), bits_of(0x7FC00001), True),
+    "payloads of NaN": (bits_of(0x7FC00000), bits_of(0x7FC00001), False),
+    "signs of NaN": (bits_of(0x7FC00000), bits_of(0xFFC00000), False),
+    "a quiet NaN and a signalling one": (bits_of(0x7FC00001), bits_of(0x7F800001), False),
+    "+0 and -0 of BF16": (bits_of(0, dtype="bf16"), bits_of(0x8000, dtype="bf16"), False),
+    "payloads of NaN in BF16": (bits_of(0x7FC0, dtype="bf16"), bits_of(0x7FC1, dtype="bf16"), False),
+    "+0 and -0 of E4M3": (bits_of(0, dtype="e4m3"), bits_of(0x80, dtype="e4m3"), False),
+    "the last of many": (bits_of(*[1] * 999, 2), bits_of(*[1] * 999, 3), False),
+    "shapes": (np.zeros(4, np.float32), np.zeros((2, 2), np.float32), False),
+    "a column and its copy": (np.arange(6.0).reshape(2, 3)[:, 1], np.array([1.0, 4.0]), True),
+    "orders in memory": (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), True),
+    "nothing": (np.zeros(0), np.zeros(0), True),
+    "no array": (np.zeros(1), None, False),
+    "a list": (np.zeros(1), [0.0], False),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "are_same"), BITS.values(), ids=BITS)
+def test_equal_bits_are_bits(one, other, are_same):
+    assert same_bits(one, other) is are_same
+    if isinstance(other, np.ndarray):
+        assert same_bits(other, one) is are_same
+
+
+ZEROS = {"+0": np.float32(0.0), "-0": np.float32(-0.0)}
+
+
+def sum_with_zero(sign):
+    """A kernel that adds, and writes this zero where the sum is zero."""
+
+    def adds(x, scratch, out):
+        good(x, scratch, out)
+        out[out == 0] = ZEROS[sign]
+
+    return adds
+
+
+@pytest.mark.parametrize(("sign", "codes"), [("+0", []), ("-0", ["BIT_IDENTITY_BROKEN"])])
+def test_claim_sees_the_sign_of_a_zero(world, sign, codes):
+    """Both zeros are within any tolerance."""
+
+    def cancelling(dims, rng):
+        x = rng.random((dims["M"], dims["K"]), np.float32)
+        x[::2] = [1, -1, 2, -2, 0]
+        return {"x": x, "scratch": None}
+
+    made = contract(inputs=cancelling)
+    other = ("acme::sum_one", contract("acme_sum_one", most=1), sum_with_zero("+0"))
+    outcome = run(world, sum_with_zero(sign), [other], contract=made, bit_identical_to=("acme::sum_one",))
+    assert outcome.codes == codes
+
+
+@pytest.mark.parametrize(("bit", "codes"), [(0, []), (1, ["NOT_DETERMINISTIC"])])
+def test_two_runs_with_other_signs_of_zero_differ(world, bit, codes):
+    signs = cycle([0, bit])
+
+    def zero(x, scratch, out):
+        good(x, scratch, out)
+        out.view(np.uint32)[out == 0] = next(signs) << 31
+
+    def cancelling(dims, rng):
+        rows = np.float32([[1, -1, 1, -1, 0], [2, 3, 4, 5, 6]])
+        return {"x": np.resize(rows, (dims["M"], dims["K"])), "scratch": None}
+
+    made = contract(inputs=cancelling)
+    tiles = tuple(case for case in made.cases if case.name == "tiles")
+    assert run(world, zero, contract=replace(made, cases=tiles)).codes == codes
 
 
 # the built-in claims
