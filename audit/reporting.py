@@ -181,11 +181,17 @@ def lever_rows(
     return tuple(lever_row(setting, is_assumed=is_assumed(setting)) for setting in levers.settings)
 
 
+def _shown(setting: Setting) -> bool | int | str | None:
+    """Return the value as a report shows it: a folder without the user's home."""
+    value = setting.value
+    return without_home(value) if setting.lever.name == "MUSTER_CACHE_DIR" and isinstance(value, str) else value
+
+
 def lever_row(setting: Setting, *, is_assumed: bool = False) -> LeverRow:
     """Return one lever of a boot as a report row."""
     return LeverRow(
         name=setting.lever.name,
-        value=setting.value,
+        value=_shown(setting),
         origin=setting.origin,
         effect=setting.effect,
         evidence=setting.evidence,

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.logs import logger
+from kernel_muster.registry.paths import without_home
 
 # Part of the magic: another layout of the file never reads as this one.
 _MAGIC = b"kernel-muster cubin 1\n"
@@ -42,7 +43,7 @@ def cache_key(parts: Iterable[bytes]) -> str:
 
 
 def default_cache_dir() -> Path:
-    """Return the user's cache folder for compiled kernels."""
+    """Return the user's cache folder for compiled kernels; RuntimeError for a user without a home."""
     return Path(platformdirs.user_cache_dir("kernel-muster", appauthor=False)) / "cubins"
 
 
@@ -57,10 +58,13 @@ class BuildCache:
     def __init__(
         self, folder: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES, lock_seconds: float = LOCK_SECONDS
     ) -> None:
-        self.folder = (default_cache_dir() if folder is None else Path(folder)).absolute()
         self.max_bytes = max_bytes
         self.problems: list[str] = []
-        self.unusable = _unusable(self.folder)
+        try:
+            self.folder = (default_cache_dir() if folder is None else Path(folder)).absolute()
+            self.unusable = _unusable(self.folder)
+        except (RuntimeError, KeyError):  # no HOME, and no entry for this user
+            self.folder, self.unusable = Path("~/.cache/kernel-muster"), "this user has no home folder"
         self.waits: list[str] = []
         self._patience = lock_seconds
         self._unkept: dict[str, Compiled] = {}
@@ -77,7 +81,7 @@ class BuildCache:
         if self.unusable:
             first = "make it a folder that only this user can write to (chmod 700)"
         remedies = (first, "or name another folder: MUSTER_CACHE_DIR=FOLDER")
-        return (Finding("CACHE_NOT_KEPT", str(self.folder), why, remedies=remedies),)
+        return (Finding("CACHE_NOT_KEPT", without_home(self.folder), why, remedies=remedies),)
 
     def get(self, key: str) -> Compiled | None:
         """Return what is stored under a key and mark it as used; None if there is nothing or it is damaged."""
@@ -212,15 +216,14 @@ def _not_own(status: os.stat_result) -> str:
 
 
 def _read_own(path: Path) -> bytes | None:
-    """Read a regular file of our own; None if it is anything else."""
+    """Read a regular file that this user alone can write to; None if it is anything else."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
     # open() with a handle refuses a folder before anything could close it, hence the check first.
     status = os.fstat(handle)
-    own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-    if not own or not stat.S_ISREG(status.st_mode):
+    if _not_own(status) or not stat.S_ISREG(status.st_mode):
         os.close(handle)
         return None
     with os.fdopen(handle, "rb") as file:

@@ -281,3 +281,28 @@ def test_lock_that_somebody_keeps_is_told_and_waited_for_no_longer_than_it_is_wo
         assert cache.get_or_build(OTHER, look) == (GOOD, False)
         assert time.monotonic() - start < 0.3  # whoever keeps one may keep all
     assert (seen, cache.findings()) == ([[], []], ())
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_entry_that_others_can_write_to_is_built_anew(tmp_path, mode):
+    cache = BuildCache(tmp_path / "cache")
+    key = cache_key([b"a"])
+    cache.get_or_build(key, lambda: Compiled(b"one", ""))
+    assert cache.get(key) == Compiled(b"one", "")
+    (tmp_path / "cache" / f"{key}.cubin").chmod(mode)
+    assert cache.get(key) is None
+    assert cache.get_or_build(key, lambda: Compiled(b"two", "")) == (Compiled(b"two", ""), False)
+    assert cache.get(key) == Compiled(b"two", "")  # written afresh, for this user alone
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no home"), KeyError("getpwuid(): uid not found: 12345")])
+def test_user_without_a_home_builds_and_is_told_that_nothing_is_kept(monkeypatch, error):
+    def no_home(*given, **named):
+        raise error
+
+    monkeypatch.setattr("platformdirs.user_cache_dir", no_home)
+    cache = BuildCache()
+    assert cache.get_or_build(cache_key([b"a"]), lambda: Compiled(b"one", "")) == (Compiled(b"one", ""), False)
+    (finding,) = cache.findings()
+    assert (finding.code, finding.subject) == ("CACHE_NOT_KEPT", "~/.cache/kernel-muster")
+    assert "this user has no home folder" in finding.why
