@@ -22,11 +22,19 @@ def _has_device() -> bool:
         return False
 
 
+#: Packages with the assembler of Numba kernels, and what the names of tests that compile one hold.
+TOOLCHAINS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
+NUMBA_TESTS = ("numba", "quantize", "requantise", "ornith")
+
+
 def missing_packages() -> list[str]:
-    """Return what of the CUDA extras is not installed; without it all boots of a model are refused."""
-    missing = [name for name in ("cupy", "numba", "numba_cuda") if importlib.util.find_spec(name) is None]
-    toolchains = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
-    return missing if any(map(_is_installed, toolchains)) else [*missing, " or ".join(toolchains)]
+    """Return the packages of the CUDA extras that are not installed and that every boot needs."""
+    return [name for name in ("cupy", "numba", "numba_cuda") if importlib.util.find_spec(name) is None]
+
+
+def needs_numba(item: pytest.Item) -> bool:
+    """Whether a test compiles a Numba kernel, by its name and parameters."""
+    return any(word in item.nodeid.lower() for word in NUMBA_TESTS)
 
 
 def _is_installed(name: str) -> bool:
@@ -44,8 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]
     elif missing := missing_packages():
-        reason = f"the extras cuda13 and cuda12 bring {', '.join(missing)}, which kernels of every model need"
+        reason = f"the extras cuda13 and cuda12 bring {', '.join(missing)}, which every boot on a device needs"
         for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    elif not any(map(_is_installed, TOOLCHAINS)):
+        reason = f"{' or '.join(TOOLCHAINS)} is not installed, which Numba kernels are compiled with"
+        for item in filter(needs_numba, marked):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
