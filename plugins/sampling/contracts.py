@@ -108,8 +108,8 @@ SAMPLE = Contract(
 
 def _exact_topk(arguments: Arguments, dims: Dims) -> dict[str, Any]:
     rows = f64(arguments["logits"])
-    ids = np.array([_falling(logits)[: dims["k"]] for logits in rows]).reshape(len(rows), dims["k"])
-    return {"out_values": np.take_along_axis(rows, ids.astype(int), axis=1), "out_ids": ids}
+    ids = np.array([_falling(logits)[: dims["k"]] for logits in rows], np.int64).reshape(len(rows), dims["k"])
+    return {"out_values": np.take_along_axis(rows, ids, axis=1), "out_ids": ids}
 
 
 TOPK = Contract(

@@ -34,7 +34,7 @@ def _plan(entry: str, bound: Bound, entries: Mapping[str, EntryResources]) -> La
 
 
 def _expected(arguments: Arguments, dims: Mapping[str, int]) -> Mapping[str, Any]:
-    return {"values": nudged(arguments["values"], arguments["seed"])}
+    return {"values": nudged(arguments["values"], arguments["seed"]).astype("f8")}
 
 
 @hookimpl
