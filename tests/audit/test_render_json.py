@@ -136,7 +136,7 @@ def test_json_is_ascii_whatever_a_name_holds(refused: Report) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b'{"findings": [1], "findings": []}', "key 'findings' stands twice in one object"),
         (b'{"schema": NaN}', "NaN is not JSON"),
-        ('{"schema": "kernel-muster/report", "version": "1.\u0663"}'.encode(), r"version is '1\.\u0663'"),
+        ('{"schema": "kernel-muster/report", "version": "1.\u0663"}'.encode(), r"version is '1\.\\u0663'"),
         (b"[]", 'is no report: expected "schema"'),
         (b'{"schema": "kernel-muster/report", "version": 1}', "version is '1'"),
         (b'{"schema": "kernel-muster/report", "version": "1.0"}', "problems:"),

@@ -115,5 +115,8 @@ def test_plugin_offers_levers_builder_and_manifests(catalog: Catalog) -> None:
     assert set(BY_NAME) <= {lever.name for lever in catalog.levers}
     assert any({"qwen3_5", "qwen3_6_moe", "qwen3_5_moe"} <= set(b.model_types) for b in catalog.builders)
     assert any("dflash" in builder.model_types for builder in catalog.builders)
-    assert all(builder.maturity == "partial" for builder in catalog.builders)
+    assert {builder.name: builder.maturity_on("cpu") for builder in catalog.builders} == {
+        "hybrid_decoder": "partial",
+        "block_diffusion_drafter": "partial",
+    }
     assert any((folder / "qwen3.6-27b" / "MODEL.toml").is_file() for folder in catalog.manifest_folders)

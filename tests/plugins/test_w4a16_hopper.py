@@ -73,7 +73,7 @@ def test_layout_is_the_same_from_the_transposed_copy():
 
 def test_layout_in_several_steps_is_that_of_one(monkeypatch):
     whole = to_wgmma_layout(weight(300, 48)).data.tobytes()
-    monkeypatch.setattr("kernel_muster.plugins.w4a16_hopper.layout._ROWS_PER_STEP", 64)
+    monkeypatch.setattr("kernel_muster.plugins.w4a16_hopper.layout._ROWS_A_STEP", 64)
     assert to_wgmma_layout(weight(300, 48)).data.tobytes() == whole
 
 
