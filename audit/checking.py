@@ -14,7 +14,7 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import BuildState, Progress, Runner
 from kernel_muster.registry.plugin_code.entered import entered
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
-from kernel_muster.registry.selection.lookups import LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
 from kernel_muster.registry.values import frozen
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ from kernel_muster.registry.paths import without_home
 from kernel_muster.registry.plugin_code.process_state import process_state, put_back
 from kernel_muster.registry.plugin_code.watch import cause_chain, watched
 from kernel_muster.registry.selection.handles import Handle
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.selection.lookup_session import LookupSession, OnLateMiss
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.records import FailedRequest
 from kernel_muster.registry.selection.sites import site_name
 from kernel_muster.registry.values import copied, frozen

@@ -20,7 +20,8 @@ from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import read_levers
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.records import LookupEntry
 
 #: Settings that change what is asked for, each beside the manifests' own.

@@ -17,7 +17,8 @@ from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.launch.choose import choose_runner
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession, OnLateMiss
+from kernel_muster.registry.selection.lookup_session import LookupSession, OnLateMiss
+from kernel_muster.registry.selection.lookups import Lookups
 
 _T = TypeVar("_T")
 

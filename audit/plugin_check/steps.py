@@ -24,7 +24,7 @@ from kernel_muster.registry.levers import read_levers
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.handles import Handle
-from kernel_muster.registry.selection.lookups import LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
 from kernel_muster.registry.selection.select import is_host_only
 
 NO_COMPILER = f"no compiler is installed: {' or '.join(EXTRAS.values())}"

@@ -30,7 +30,8 @@ from kernel_muster.registry.keys import KernelKey, near, parse_key
 from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.plugin_code.watch import located
 from kernel_muster.registry.selection.handles import Handle
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.select import near_keys
 from kernel_muster.registry.suggestions import named
 from kernel_muster.registry.values import frozen

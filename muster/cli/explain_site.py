@@ -13,7 +13,8 @@ from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.contract.builders import choose_builder
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.levers import Levers, Setting
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.records import LookupEntry
 from kernel_muster.registry.selection.select import Selector
 from kernel_muster.registry.values import frozen

@@ -26,7 +26,8 @@ from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.levers import Levers, read_levers
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.records import LookupRow, fold
 
 ROUNDING = 2.0**-8  # of BF16, relative, twice the half ulp

@@ -35,7 +35,8 @@ from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.launch.runners import BuildState, Launch, LaunchOptions, NoRunner
 from kernel_muster.registry.levers import read_levers
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 TARGETS = {
     "cpu": CPU_TARGET,

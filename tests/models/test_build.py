@@ -20,7 +20,8 @@ from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 Make = Callable[..., LookupSession]
 TINY: dict[str, Any] = {

@@ -14,7 +14,8 @@ from kernel_muster.models.manifest_dims import model_dims
 from kernel_muster.models.memory.state import StateSizes
 from kernel_muster.models.weights.source import SyntheticWeights
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 Make = Callable[..., LookupSession]
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}

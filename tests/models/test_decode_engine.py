@@ -21,7 +21,8 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 
 def bits(rows: list[Any]) -> bytes:

@@ -19,7 +19,8 @@ from kernel_muster.registry.errors import ContractError, UsageError
 from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.launch.tape import Tape
 from kernel_muster.registry.selection.catalog import Catalog
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 Make = Callable[..., LayerContext]
 ROWS = [*range(1, 21), 33]

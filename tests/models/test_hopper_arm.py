@@ -23,7 +23,8 @@ from kernel_muster.registry.launch.runners import HostRunner
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.handles import Handle
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 Make = Callable[..., Any]
 KEY = "w4a16_hopper::w4a16_hopper_gemm"

@@ -27,7 +27,8 @@ from kernel_muster.registry.hardware.target import CPU_TARGET
 from kernel_muster.registry.levers import read_levers
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.handles import Handle
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 Make = Callable[..., LayerContext]
 SPEC = WeightSpec("layers.0.w", (4, 32), "nvfp4")

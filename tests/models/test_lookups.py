@@ -9,7 +9,8 @@ import pytest
 from kernel_muster.MODEL_toml import load_manifest, manifest_folder
 from kernel_muster.models.build import build_model
 from kernel_muster.models.drafter import build_drafter
-from kernel_muster.registry.selection.lookups import Lookups, LookupSession
+from kernel_muster.registry.selection.lookup_session import LookupSession
+from kernel_muster.registry.selection.lookups import Lookups
 
 Make = Callable[..., LookupSession]
 
