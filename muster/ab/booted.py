@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -26,6 +26,7 @@ from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.hardware.arch import CPU
+from kernel_muster.registry.hardware.stuck import has_stuck
 from kernel_muster.registry.keys import KernelKey, near, parse_key
 from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.plugin_code.watch import located
@@ -175,6 +176,14 @@ class Booted:
     def has_mtp(self) -> bool:
         """Whether the model has a head that drafts."""
         return is_model(self.model) and self.model.mtp is not None
+
+
+def close_quietly(booted: Booted) -> None:
+    """Free an arm's memory. A device that stopped raises again, which adds nothing; a stuck one is left alone."""
+    if has_stuck():
+        return
+    with suppress(Exception):
+        booted.decoder.close()
 
 
 def boot_arm(

@@ -80,12 +80,12 @@ def test_gate_of_the_environment_is_said_as_it_is_used(ab: Any, monkeypatch: pyt
 
 
 def test_interrupt_is_130(ab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernel_muster.ab import comparing
+    from kernel_muster.ab import comparison
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparing, "distance", interrupted)
+    monkeypatch.setattr(comparison, "distance", interrupted)
     ran = ab()
     assert (ran.code, ran.out, ran.err) == (130, "", "muster: interrupted\n")
 

@@ -8,7 +8,7 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor
-from kernel_muster.bench.data import workloads
+from kernel_muster.bench.data import attention, inputs, workloads
 from kernel_muster.bench.families import small
 from kernel_muster.bench.measure import family
 from kernel_muster.bench.peers import common_peers
@@ -21,7 +21,7 @@ from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.hardware.target import Device, Target
 
 CATALOGUE = Catalogue.from_folders([manifest_folder()])
-TINY = replace(workloads.MODELS[0], hidden=128, heads=4, value_heads=4, key_heads=2, intermediate=64, vocabulary=500)
+TINY = replace(inputs.MODELS[0], hidden=128, heads=4, value_heads=4, key_heads=2, intermediate=64, vocabulary=500)
 
 
 @pytest.fixture
@@ -38,19 +38,19 @@ def raced(measurable, raced_on_host, monkeypatch):
 
 @pytest.mark.parametrize(("name", "index"), [("qwen3.6-35b-a3b", 0), ("qwen3.6-27b", 1)])
 def test_sizes_of_a_manifest_are_those_that_were_measured(name, index):
-    found = workloads.sizes_of(CATALOGUE.resolve(name).manifest)
-    assert replace(found, name=workloads.MODELS[index].name) == workloads.MODELS[index]
+    found = inputs.sizes_of(CATALOGUE.resolve(name).manifest)
+    assert replace(found, name=inputs.MODELS[index].name) == inputs.MODELS[index]
     assert found.name == name
 
 
 def test_model_without_a_delta_net_is_a_usage_error():
     with pytest.raises(UsageError, match="models with attention, a gated delta net and an FFN"):
-        workloads.sizes_of(CATALOGUE.resolve("qwen3.6-35b-a3b-dflash").manifest)
+        inputs.sizes_of(CATALOGUE.resolve("qwen3.6-35b-a3b-dflash").manifest)
 
 
 def test_every_kernel_of_a_step_is_right_and_timed(raced):
     seen = set()
-    for work in workloads.step(workloads.Data(np), TINY, 2):
+    for work in workloads.step(inputs.Data(np), TINY, 2):
         rows = raced(work)
         assert rows["move"].note == rows["empty"].note == "it runs on devices only"
         mine = rows[work.key]
@@ -64,13 +64,13 @@ def test_every_kernel_of_a_step_is_right_and_timed(raced):
 
 def test_result_that_is_wrong_is_not_timed(raced, monkeypatch):
     monkeypatch.setattr(small, "error_of", lambda *given: 0.5)
-    (work, *_) = workloads.elementwise(workloads.Data(np), TINY, 2)
+    (work, *_) = workloads.elementwise(inputs.Data(np), TINY, 2)
     mine = raced(work)[work.key]
     assert (mine.us, mine.note) == (None, "left out: its relative L2 error 0.5 exceeds 0.004")
 
 
 def test_error_is_the_largest_of_all_outputs_and_the_share_of_integers_that_differ(kernels):
-    data = workloads.Data(np)
+    data = inputs.Data(np)
     (work,) = [one for one in workloads.elementwise(data, TINY, 2) if one.key == "norm::rms_norm_residual"]
     handle = kernels.kernel("norm", "rms_norm_residual")
     assert 0 < small.error_of(handle, work.make()) < small.LARGEST_ERROR
@@ -81,7 +81,7 @@ def test_error_is_the_largest_of_all_outputs_and_the_share_of_integers_that_diff
 
 def test_what_has_too_many_bytes_for_its_reference_is_timed_and_not_judged(raced, monkeypatch):
     monkeypatch.setattr(small, "_JUDGED_BYTES", 0)
-    (work, *_) = workloads.elementwise(workloads.Data(np), TINY, 2)
+    (work, *_) = workloads.elementwise(inputs.Data(np), TINY, 2)
     mine = raced(work)[work.key]
     assert (mine.us, mine.relative_l2, mine.note) == (2.0, None, "")
 
@@ -90,14 +90,14 @@ def test_kernel_that_is_switched_off_says_so(raced):
     without = km.open_registry(
         "cpu", levers={"MUSTER_DISABLE": "norm::rms_norm"}, local_plugins={floor.NAME: floor}
     )  # fmt: skip
-    (work, *_) = workloads.elementwise(workloads.Data(np), TINY, 2)
+    (work, *_) = workloads.elementwise(inputs.Data(np), TINY, 2)
     mine = raced(work, without)[work.key]
     assert (mine.us, mine.note) == (None, "norm::rms_norm is absent: switched off by MUSTER_DISABLE")
 
 
 def test_step_of_every_model_begins_with_one_sequence_and_ends_with_prompts(kernels):
     request = Request((CATALOGUE.resolve("qwen3.6-27b").manifest,), rows=(1,))
-    groups = [rows for rows, _ in small.step_launches(workloads.Data(np), TINY, request.rows)]
+    groups = [rows for rows, _ in small.step_launches(inputs.Data(np), TINY, request.rows)]
     prompts = [2048, 2048, *(rows for rows in (512, 2048, 512) for _ in range(2)), 64, 64, 512, 512, 2048, 2048]
     assert groups == [1, *[1] * 6, *prompts]
 
@@ -108,7 +108,7 @@ def test_step_of_every_model_begins_with_one_sequence_and_ends_with_prompts(kern
      (("gemv",), False)],
 )  # fmt: skip
 def test_only_chooses_by_family_shape_size_and_kernels(kernels, only, is_selected):
-    (work, *_) = workloads.elementwise(workloads.Data(np), TINY, 2)
+    (work, *_) = workloads.elementwise(inputs.Data(np), TINY, 2)
     problem = small.problem_of(kernels, work, 2)
     assert Request((), only=only).selects("small", problem) is is_selected
 
@@ -146,9 +146,9 @@ def test_peers_of_one_kernel_share_a_column_with_others():
     assert "- Third: not installed" in table
 
 
-@pytest.mark.parametrize("tokens", [workloads.paged, partial(workloads.prefill, is_tiled=True)])
+@pytest.mark.parametrize("tokens", [attention.paged, partial(attention.prefill, is_tiled=True)])
 def test_attention_over_pages_stands_beside_flashinfer_which_says_why_it_is_absent(raced, monkeypatch, tokens):
-    work = tokens(workloads.Data(np), TINY, 2, 30)
+    work = tokens(inputs.Data(np), TINY, 2, 30)
     monkeypatch.setattr(common_peers, "find_spec", lambda name: None)
     assert raced(work)["FlashInfer"].note == "torch is not installed"
     monkeypatch.setattr(common_peers, "find_spec", lambda name: name)

@@ -6,14 +6,14 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.bench import floor
-from kernel_muster.bench.data import workloads
+from kernel_muster.bench.data import attention, gated_delta, inputs, workloads
 from kernel_muster.bench.families.common import lines, main, read_options
 from kernel_muster.bench.families.small import MODULES
 from kernel_muster.bench.race import Row
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.errors import BootRefused
 
-MODELS = [replace(model, vocabulary=1000) for model in workloads.MODELS]
+MODELS = [replace(model, vocabulary=1000) for model in inputs.MODELS]
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def kernels():
 
 
 def all_of(model, rows):
-    data = workloads.Data(np)
+    data = inputs.Data(np)
     more = (
-        *(workloads.paged(data, model, rows, 100, form) for form in workloads.PAGED_FORMS),
-        workloads.prefill(data, model, 20, 30),
-        workloads.prefill(data, model, 20, 30, is_tiled=True),
-        workloads.gdn_prefill(data, model, 9),
-        workloads.gdn_prefill(data, model, 9, is_chunked=True),
+        *(attention.paged(data, model, rows, 100, form) for form in attention.PAGED_FORMS),
+        attention.prefill(data, model, 20, 30),
+        attention.prefill(data, model, 20, 30, is_tiled=True),
+        gated_delta.gdn_prefill(data, model, 9),
+        gated_delta.gdn_prefill(data, model, 9, is_chunked=True),
         workloads.dense(data, model, 20, 96, "gemm::dense_gemm_bf16"),
     )
     return (*workloads.step(data, model, rows), *more)
@@ -90,7 +90,7 @@ def test_options_keep_what_is_wanted_apart_from_where_the_record_goes():
     assert options.command == "python -m kernel_muster.bench.families.common 'norm::' --counts 1,8 --no-peers"
     request = options.request()
     assert (request.rows, request.peers, request.only) == ((1, 8), False, ("norm::",))
-    assert [workloads.sizes_of(manifest).hidden for manifest in request.models] == [2048, 5120]
+    assert [inputs.sizes_of(manifest).hidden for manifest in request.models] == [2048, 5120]
     assert read_options([]).request().only == ()
 
 

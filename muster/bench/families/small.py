@@ -12,19 +12,10 @@ from typing import Any
 import numpy as np
 from kernel_muster.bench import floor
 from kernel_muster.bench.contestants import Absent, Contestant, Entry, launch_of
-from kernel_muster.bench.data.workloads import (
-    PAGED_FORMS,
-    Arguments,
-    Data,
-    Sizes,
-    Workload,
-    dense,
-    gdn_prefill,
-    paged,
-    prefill,
-    sizes_of,
-    step,
-)
+from kernel_muster.bench.data.attention import PAGED_FORMS, paged, prefill
+from kernel_muster.bench.data.gated_delta import gdn_prefill
+from kernel_muster.bench.data.inputs import Arguments, Data, Sizes, Workload, sizes_of
+from kernel_muster.bench.data.workloads import dense, step
 from kernel_muster.bench.measure import BenchFamily
 from kernel_muster.bench.peers.common_peers import Maker, makers_of, peer_of
 from kernel_muster.bench.problem import Problem, Request, Shape

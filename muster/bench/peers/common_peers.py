@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kernel_muster.bench.contestants import Absent
-from kernel_muster.bench.data.workloads import Arguments
+from kernel_muster.bench.data.inputs import Arguments
 from kernel_muster.bench.peers.peers import LARGEST_ERROR
 
 # FlashInfer's scratch memory for parts of contexts, as its documentation advises.
