@@ -14,7 +14,8 @@ extern "C" __global__ void __launch_bounds__(512) read_bytes(const uint4* __rest
         v[j] = make_uint4(0, 0, 0, 0);
         if (first + j * 512 < count)
             asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(v[j].x), "=r"(v[j].y), "=r"(v[j].z), "=r"(v[j].w) : "l"(p));
+                         : "=r"(v[j].x), "=r"(v[j].y), "=r"(v[j].z), "=r"(v[j].w)
+                         : "l"(p));
     }
     u32 sum = 0;
 #pragma unroll

@@ -45,17 +45,22 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
 // A box of a matrix, from this column and row on.
 __device__ __forceinline__ void tma_load_2d(u32 to, const TensorMap& map, int column, int row, u32 mbarrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(mbarrier) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(mbarrier)
+        : "memory");
 }
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 mbarrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(mbarrier) : "memory");
+                 "l"(from), "r"(bytes), "r"(mbarrier)
+                 : "memory");
 }
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 mbarrier, u64 l2_policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-        ::"r"(to), "l"(from), "r"(bytes), "r"(mbarrier), "l"(l2_policy) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(mbarrier), "l"(l2_policy)
+        : "memory");
 }
 // L2 evicts data first if it is read only once.
 __device__ __forceinline__ u64 l2_policy(bool is_read_once) {

@@ -70,7 +70,8 @@ __device__ __forceinline__ float4 dsmem_load_16(u32 remote) {
     float4 v = {};
 #if __CUDA_ARCH__ >= 900
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote));
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(remote));
 #endif
     return v;
 }
@@ -80,19 +81,20 @@ __device__ __forceinline__ float4 dsmem_load_16(u32 remote) {
 __device__ __forceinline__ void dsmem_store_async(float* p, float v, Mbarrier* barrier, u32 rank) {
 #if __CUDA_ARCH__ >= 900
     const u32 to = dsmem_address(shared_address(p), rank), counter = dsmem_address(shared_address(barrier), rank);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v),
-                 "r"(counter) : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v), "r"(counter)
+        : "memory");
 #endif
 }
 __device__ __forceinline__ void dsmem_store_async(float4* p, float4 v, Mbarrier* barrier, u32 rank) {
 #if __CUDA_ARCH__ >= 900
     const u32 to = dsmem_address(shared_address(p), rank), counter = dsmem_address(shared_address(barrier), rank);
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counter) : "memory");
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counter)
+                 : "memory");
 #endif
 }
 // Waits for the only phase of the own block's barrier.
 __device__ __forceinline__ void dsmem_wait(Mbarrier* barrier) {
-    while (!mbarrier_try_wait(shared_address(barrier), 0)) {
-    }
+    while (!mbarrier_try_wait(shared_address(barrier), 0)) {}
 }

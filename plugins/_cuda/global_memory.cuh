@@ -35,7 +35,8 @@ __device__ __forceinline__ float load_now(const float* p) {
 // Keeps ``otherwise`` where ``exists`` is false. A predicate and no branch: other loads would wait behind a branch.
 __device__ __forceinline__ int load_now_if(bool exists, const int* p, int otherwise) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %2, 0;\n@exists ld.global.b32 %0, [%1];\n}"
-                 : "+r"(otherwise) : "l"(p), "r"((u32)exists));
+                 : "+r"(otherwise)
+                 : "l"(p), "r"((u32)exists));
     return otherwise;
 }
 
@@ -57,7 +58,9 @@ __device__ __forceinline__ int load_relaxed(const int* p) {
 __device__ __forceinline__ int4 load_relaxed(const int4* p) {
     int4 v;
     asm volatile("ld.relaxed.gpu.global.v4.s32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 __device__ __forceinline__ u32 load_relaxed(const u32* p) {

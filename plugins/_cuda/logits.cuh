@@ -77,7 +77,8 @@ struct Vectors {
 // two in each word, the lower half first. In a vector of one logit the other three are NaN. Skips vectors without a key
 // of at least ``lowest``.
 template <class Visit>
-__device__ __forceinline__ void for_each_four(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
+__device__ __forceinline__ void for_each_four(const bf16* row, int width, int first, int step, int end, u32 lowest,
+                                              Visit visit) {
     const Pair floor = pair_of_key(max(lowest, LOWEST_KEY));
 #pragma unroll 1
     for (int at = first; at < end; at += LOADS * step) {
@@ -103,7 +104,8 @@ __device__ __forceinline__ void for_each_four(const bf16* row, int width, int fi
 
 // The same for single logits: ``visit(key, index)``, also for lower keys of a visited vector.
 template <class Visit>
-__device__ __forceinline__ void for_each_logit(const bf16* row, int width, int first, int step, int end, u32 lowest, Visit visit) {
+__device__ __forceinline__ void for_each_logit(const bf16* row, int width, int first, int step, int end, u32 lowest,
+                                               Visit visit) {
     for_each_four(row, width, first, step, end, lowest, [&](uint2 bits, int index) {
 #pragma unroll 1
         for (int i = 0; i < min(width, 4); ++i) {

@@ -30,9 +30,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes
 // Waits for the end of the phase of this parity. The first phase has parity 0.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
-        ::"r"(barrier), "r"(parity) : "memory");
+    // clang-format off
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+    // clang-format on
 #endif
 }
 // Whether that phase has ended, after waiting for a while.
@@ -40,7 +41,9 @@ __device__ __forceinline__ u32 mbarrier_try_wait(u32 barrier, u32 parity) {
     u32 done = 1;
 #if __CUDA_ARCH__ >= 900
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
 #endif
     return done;
 }

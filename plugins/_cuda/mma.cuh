@@ -18,19 +18,25 @@ __device__ __forceinline__ void mma_16x8x16_movable(float (&c)[4], const u32 (&a
 // Four 8 x 8 matrices: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
 }
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
 }
 __device__ __forceinline__ void stmatrix_x4(u32 at, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3]) : "memory");
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
 }
 __device__ __forceinline__ void stmatrix_x4_trans(u32 at, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]),
-                 "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
 }
 // Transposes an 8 x 8 matrix whose lanes hold a pair each.
 __device__ __forceinline__ u32 movmatrix_trans(u32 pair) {

@@ -13,7 +13,6 @@
 #include "nvfp4_decode.cuh"
 #include "mma.cuh"
 
-
 constexpr int TILE_N = 16;
 constexpr int TILE_K = 256;
 constexpr int CODE_BYTES = TILE_N * TILE_K / 2;
@@ -25,20 +24,23 @@ constexpr u32 SCALE_BASE = 0x70007000u;
 
 #define MMA(C, A, B) "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {" C "}, {" A "}, {" B "}, {" C "};\n"
 
+// clang-format off
 // 8 codes -> the A operand: {row g, k..}, {row g + 8, k..}, {row g, k + 8..}, {row g + 8, k + 8..}.
-#define DECODE(A0, A1, A2, A3, CODES, LOW, HIGH)                                                                    \
-    "and.b32 t, " CODES ", 0x81C081C0;\n" PRODUCT(A0, "t", LOW)                                                     \
-    "shl.b32 t, " CODES ", 3;\nand.b32 t, t, 0x81C081C0;\n" PRODUCT(A1, "t", HIGH)                                  \
-    "shl.b32 t, " CODES ", 6;\nand.b32 t, t, 0x81C081C0;\n" PRODUCT(A2, "t", LOW)                                   \
-    "shr.u32 t, " CODES ", 3;\nand.b32 t, t, 0x01800180;\nshr.u32 u, " CODES ", 7;\nand.b32 u, u, 0x00400040;\n"     \
+#define DECODE(A0, A1, A2, A3, CODES, LOW, HIGH) \
+    "and.b32 t, " CODES ", 0x81C081C0;\n" PRODUCT(A0, "t", LOW) \
+    "shl.b32 t, " CODES ", 3;\nand.b32 t, t, 0x81C081C0;\n" PRODUCT(A1, "t", HIGH) \
+    "shl.b32 t, " CODES ", 6;\nand.b32 t, t, 0x81C081C0;\n" PRODUCT(A2, "t", LOW) \
+    "shr.u32 t, " CODES ", 3;\nand.b32 t, t, 0x01800180;\nshr.u32 u, " CODES ", 7;\nand.b32 u, u, 0x00400040;\n" \
     "or.b32 t, t, u;\nshl.b32 u, " CODES ", 1;\nand.b32 u, u, 0x80008000;\nor.b32 t, t, u;\n" PRODUCT(A3, "t", HIGH)
 #define TEMPORARIES ".reg .b32 t, u, minus_zero;\nmov.b32 minus_zero, 0x80008000;\n"
+// clang-format on
 
 // Weights are read once and bypass L1, which holds x.
 __device__ __forceinline__ uint4 load_codes(const u8* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
     return v;
 }
 
@@ -51,7 +53,8 @@ __device__ __forceinline__ uint2 load_scales(const u8* p) {
 __device__ __forceinline__ uint4 load_codes_now(const u8* p) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
     return v;
 }
 __device__ __forceinline__ uint2 load_scales_now(const u8* p) {
@@ -69,7 +72,8 @@ __device__ __forceinline__ u32 scale_pair(u32 scales, int byte) {
 
 __device__ __forceinline__ void decode(u32 codes, u32 scale_low, u32 scale_high, u32 (&a)[4]) {
     asm volatile("{\n" TEMPORARIES DECODE("%0", "%1", "%2", "%3", "%4", "%5", "%6") "}"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(codes), "r"(scale_low), "r"(scale_high));
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(codes), "r"(scale_low), "r"(scale_high));
 }
 
 struct Supertile {
@@ -125,32 +129,36 @@ __device__ __forceinline__ void multiply_decoded(float (&c)[A][NT][4], const Dec
     for (int n = 0; n < NT; ++n) mma_16x8x16(c[3 % A][n], a[3], x[n][1].z, x[n][1].w);
 }
 
-// Both steps in one statement with registers of their own: a decode into the registers of the last mma would wait for
-// it.
-#define DECODE_BLOCK(Q0, Q1, Q2, Q3, LOW, HIGH)                                                                         \
-    "{\n.reg .b32 a<16>;\n" TEMPORARIES                                                                                \
-    DECODE("a0", "a1", "a2", "a3", Q0, LOW, HIGH) DECODE("a4", "a5", "a6", "a7", Q1, LOW, HIGH)                         \
+// clang-format off
+// Both steps in one statement with its own registers: decoding into the registers of the last mma would wait for it.
+#define DECODE_BLOCK(Q0, Q1, Q2, Q3, LOW, HIGH) \
+    "{\n.reg .b32 a<16>;\n" TEMPORARIES \
+    DECODE("a0", "a1", "a2", "a3", Q0, LOW, HIGH) DECODE("a4", "a5", "a6", "a7", Q1, LOW, HIGH) \
     DECODE("a8", "a9", "a10", "a11", Q2, LOW, HIGH) DECODE("a12", "a13", "a14", "a15", Q3, LOW, HIGH)
 #define C_OPERAND(I) "+f"(c[I][0][0]), "+f"(c[I][0][1]), "+f"(c[I][0][2]), "+f"(c[I][0][3])
 #define BLOCK_OPERANDS "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w), "r"(scale_low), "r"(scale_high), "r"(x[0][0].x), \
     "r"(x[0][0].y), "r"(x[0][0].z), "r"(x[0][0].w), "r"(x[0][1].x), "r"(x[0][1].y), "r"(x[0][1].z), "r"(x[0][1].w)
+// clang-format on
 
 template <int NT, int A>
 __device__ __forceinline__ void multiply_block(float (&c)[A][NT][4], uint4 q, u32 scale_low, u32 scale_high,
                                                const uint4 (&x)[NT][2]) {
+    // clang-format off
     if constexpr (NT == 1 && A == 2) {
         asm volatile(DECODE_BLOCK("%8", "%9", "%10", "%11", "%12", "%13")
-                     MMA("%0, %1, %2, %3", "a0, a1, a2, a3", "%14, %15") MMA("%4, %5, %6, %7", "a4, a5, a6, a7", "%16, %17")
+                     MMA("%0, %1, %2, %3", "a0, a1, a2, a3", "%14, %15")
+                     MMA("%4, %5, %6, %7", "a4, a5, a6, a7", "%16, %17")
                      MMA("%0, %1, %2, %3", "a8, a9, a10, a11", "%18, %19")
                      MMA("%4, %5, %6, %7", "a12, a13, a14, a15", "%20, %21") "}"
                      : C_OPERAND(0), C_OPERAND(1) : BLOCK_OPERANDS);
     } else if constexpr (NT == 1 && A == 4) {
         asm volatile(DECODE_BLOCK("%16", "%17", "%18", "%19", "%20", "%21")
-                     MMA("%0, %1, %2, %3", "a0, a1, a2, a3", "%22, %23") MMA("%4, %5, %6, %7", "a4, a5, a6, a7", "%24, %25")
+                     MMA("%0, %1, %2, %3", "a0, a1, a2, a3", "%22, %23")
+                     MMA("%4, %5, %6, %7", "a4, a5, a6, a7", "%24, %25")
                      MMA("%8, %9, %10, %11", "a8, a9, a10, a11", "%26, %27")
                      MMA("%12, %13, %14, %15", "a12, a13, a14, a15", "%28, %29") "}"
                      : C_OPERAND(0), C_OPERAND(1), C_OPERAND(2), C_OPERAND(3) : BLOCK_OPERANDS);
-    } else {
+    } else {  // clang-format on
         Decoded a;
         decode_block(a, q, scale_low, scale_high);
         multiply_decoded(c, a, x);

@@ -24,7 +24,7 @@
 #include "silu.cuh"
 
 constexpr int REGISTER_VECTORS = 4;
-constexpr int warp = 32, block = 256;        // lanes of a row; they are part of the names of entry points
+constexpr int warp = 32, block = 256;                      // lanes of a row; they are part of the names of entry points
 constexpr int MAX_WARP_ROW = REGISTER_VECTORS * 8 * warp;  // the same as in norm/launch.py
 
 // --- weights of both types ---
@@ -73,7 +73,8 @@ __device__ __forceinline__ Values<WIDTH> silu(Values<WIDTH> g) {
 }
 
 template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> gated(Values<WIDTH> v, float r, const Values<WIDTH>& w, const Values<WIDTH>& by) {
+__device__ __forceinline__ Values<WIDTH> gated(Values<WIDTH> v, float r, const Values<WIDTH>& w,
+                                               const Values<WIDTH>& by) {
     v = scaled(v, r, w, 0.0f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) v.at[i] *= by.at[i];
@@ -91,9 +92,13 @@ struct Plain {
         Raw<WIDTH> value;
     };
     template <int WIDTH>
-    __device__ __forceinline__ Fetched<WIDTH> fetch(int vec) const { return {load_raw<WIDTH>(x, vec)}; }
+    __device__ __forceinline__ Fetched<WIDTH> fetch(int vec) const {
+        return {load_raw<WIDTH>(x, vec)};
+    }
     template <int WIDTH>
-    __device__ __forceinline__ Fetched<WIDTH> again(int vec) const { return fetch<WIDTH>(vec); }
+    __device__ __forceinline__ Fetched<WIDTH> again(int vec) const {
+        return fetch<WIDTH>(vec);
+    }
     template <int WIDTH>
     __device__ __forceinline__ void take(int vec, Fetched<WIDTH>& fetched) const {}
     template <int WIDTH>
@@ -117,7 +122,9 @@ struct Residual {
         return {load_raw<WIDTH>(residual, vec), load_raw<WIDTH>(x, vec)};
     }
     template <int WIDTH>  // by the thread that stored the residual
-    __device__ __forceinline__ Fetched<WIDTH> again(int vec) const { return {load_raw<WIDTH>(residual, vec), {}}; }
+    __device__ __forceinline__ Fetched<WIDTH> again(int vec) const {
+        return {load_raw<WIDTH>(residual, vec), {}};
+    }
     template <int WIDTH>
     __device__ __forceinline__ void take(int vec, Fetched<WIDTH>& fetched) const {
         Values<WIDTH> v = widen(fetched.value);
@@ -149,7 +156,9 @@ struct Gated {
         return {load_raw<WIDTH>(x, vec), load_raw<WIDTH>(gate, vec)};
     }
     template <int WIDTH>
-    __device__ __forceinline__ Fetched<WIDTH> again(int vec) const { return fetch<WIDTH>(vec); }
+    __device__ __forceinline__ Fetched<WIDTH> again(int vec) const {
+        return fetch<WIDTH>(vec);
+    }
     template <int WIDTH>
     __device__ __forceinline__ void take(int vec, Fetched<WIDTH>& fetched) const {}
     template <int WIDTH>
@@ -224,8 +233,7 @@ __device__ __forceinline__ void norm_row(const Op& op, bool exists, int H, float
         if (lane + i * LANES < vecs) op.template write<WIDTH>(lane + i * LANES, held[i], r, widen(weights[i]));
 #pragma unroll 1
     for (int vec = lane + COUNT * LANES; vec < vecs; vec += LANES)
-        op.template write<WIDTH>(vec, op.template again<WIDTH>(vec), r,
-                                   widen(load_weight<WIDTH>(op.weight, vec)));
+        op.template write<WIDTH>(vec, op.template again<WIDTH>(vec), r, widen(load_weight<WIDTH>(op.weight, vec)));
 }
 
 // --- one row in registers ---

@@ -27,7 +27,8 @@ __device__ __forceinline__ void cosine_and_sine(int position, double turns, doub
     const unsigned int quarter = (units + 0x20000000u) >> 30;
     const float x = __fmul_rn((float)(int)(units - (quarter << 30)), RADIANS_PER_UNIT), square = __fmul_rn(x, x);
     const float s3 = __fmaf_rn(square, __fmaf_rn(square, -1.9515295891e-4f, 8.3321608736e-3f), -1.6666654611e-1f);
-    const float c4 = __fmaf_rn(square, __fmaf_rn(square, 2.443315711809948e-5f, -1.388731625493765e-3f), 4.166664568298827e-2f);
+    const float c4 =
+        __fmaf_rn(square, __fmaf_rn(square, 2.443315711809948e-5f, -1.388731625493765e-3f), 4.166664568298827e-2f);
     const float s = __fmaf_rn(__fmul_rn(square, s3), x, x), c = __fmaf_rn(square, __fmaf_rn(square, c4, -0.5f), 1.0f);
     const float by = (float)scale;
     const bool is_odd = quarter & 1;

@@ -66,6 +66,7 @@ __device__ __forceinline__ void wgmma_fence_operand(u32 (&values)[COUNT][4]) {
 #define R64(d, i) R32(d, i), R32(d, i + 32)
 #define ARGS(...) __VA_ARGS__
 
+// clang-format off
 // d [64 x N] (+)= a [64 x 64] b [64 x N]^T, four steps of 16 k. An ``accumulate`` of 0 overwrites d. The four steps are
 // one statement: four statements would each pass all registers of d through the compiler, which takes most of the
 // compile time.
@@ -74,23 +75,24 @@ __device__ __forceinline__ void wgmma_fence_operand(u32 (&values)[COUNT][4]) {
 #define WGMMA_STEPS(P) \
     "{\n.reg .pred p, yes;\nsetp.ne.b32 p, " P ", 0;\nsetp.eq.b32 yes, 0, 0;\n"
 #define NEXT_16_K(OF, B) \
-    ".reg .b64 " OF "1, " OF "2, " OF "3;\nadd.s64 " OF "1, " B ", 2;\nadd.s64 " OF "2, " B ", 4;\nadd.s64 " OF "3, " B ", 6;\n"
+    ".reg .b64 " OF "1, " OF "2, " OF "3;\nadd.s64 " OF "1, " B ", 2;\nadd.s64 " OF "2, " B ", 4;\n" \
+    "add.s64 " OF "3, " B ", 6;\n"
 template <int N>
 struct Wgmma;
-#define WGMMA(N, D, REGISTERS, A0, A1, A2, A3, B, P)                                                                  \
-    template <>                                                                                                      \
-    struct Wgmma<N> {                                                                                                \
+#define WGMMA(N, D, REGISTERS, A0, A1, A2, A3, B, P) \
+    template <> \
+    struct Wgmma<N> { \
         static __device__ __forceinline__ void run(float (&d)[N / 2], const u32 (&a)[4][4], u64 b, u32 accumulate) { \
-            asm volatile(WGMMA_STEPS(P) NEXT_16_K("b", B)                                                            \
-                         WGMMA_STEP(N, D, "{" A0 "}", B, "p") ", 0;\n"                                               \
-                         WGMMA_STEP(N, D, "{" A1 "}", "b1", "yes") ", 0;\n"                                          \
-                         WGMMA_STEP(N, D, "{" A2 "}", "b2", "yes") ", 0;\n"                                          \
-                         WGMMA_STEP(N, D, "{" A3 "}", "b3", "yes") ", 0;\n}"                                         \
-                         : REGISTERS                                                                                 \
-                         : "r"(a[0][0]), "r"(a[0][1]), "r"(a[0][2]), "r"(a[0][3]), "r"(a[1][0]), "r"(a[1][1]),       \
-                           "r"(a[1][2]), "r"(a[1][3]), "r"(a[2][0]), "r"(a[2][1]), "r"(a[2][2]), "r"(a[2][3]),       \
-                           "r"(a[3][0]), "r"(a[3][1]), "r"(a[3][2]), "r"(a[3][3]), "l"(b), "r"(accumulate));         \
-        }                                                                                                            \
+            asm volatile(WGMMA_STEPS(P) NEXT_16_K("b", B) \
+                         WGMMA_STEP(N, D, "{" A0 "}", B, "p") ", 0;\n" \
+                         WGMMA_STEP(N, D, "{" A1 "}", "b1", "yes") ", 0;\n" \
+                         WGMMA_STEP(N, D, "{" A2 "}", "b2", "yes") ", 0;\n" \
+                         WGMMA_STEP(N, D, "{" A3 "}", "b3", "yes") ", 0;\n}" \
+                         : REGISTERS \
+                         : "r"(a[0][0]), "r"(a[0][1]), "r"(a[0][2]), "r"(a[0][3]), "r"(a[1][0]), "r"(a[1][1]), \
+                           "r"(a[1][2]), "r"(a[1][3]), "r"(a[2][0]), "r"(a[2][1]), "r"(a[2][2]), "r"(a[2][3]), \
+                           "r"(a[3][0]), "r"(a[3][1]), "r"(a[3][2]), "r"(a[3][3]), "l"(b), "r"(accumulate)); \
+        } \
     };
 
 WGMMA(32, D0, ARGS(R16(d, 0)), "%16, %17, %18, %19", "%20, %21, %22, %23",
@@ -101,46 +103,55 @@ WGMMA(96, D0 ", " D1 ", " D2, ARGS(R32(d, 0), R16(d, 32)), "%48, %49, %50, %51",
       "%56, %57, %58, %59", "%60, %61, %62, %63", "%64", "%65")
 WGMMA(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64, %65, %66, %67", "%68, %69, %70, %71",
       "%72, %73, %74, %75", "%76, %77, %78, %79", "%80", "%81")
-WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96, %97, %98, %99", "%100, %101, %102, %103",
+WGMMA(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)),
+      "%96, %97, %98, %99", "%100, %101, %102, %103",
       "%104, %105, %106, %107", "%108, %109, %110, %111", "%112", "%113")
-WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128, %129, %130, %131", "%132, %133, %134, %135",
+WGMMA(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)),
+      "%128, %129, %130, %131", "%132, %133, %134, %135",
       "%136, %137, %138, %139", "%140, %141, %142, %143", "%144", "%145")
 
 // The same with a in shared memory, in the same layout as b.
 template <int N>
 struct WgmmaShared;
-#define WGMMA_SHARED(N, D, REGISTERS, A, B, P)                                                                     \
-    template <>                                                                                                    \
-    struct WgmmaShared<N> {                                                                                        \
-        static __device__ __forceinline__ void run(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {              \
-            asm volatile(WGMMA_STEPS(P) NEXT_16_K("a", A) NEXT_16_K("b", B)                                        \
-                         WGMMA_STEP(N, D, A, B, "p") ", 0, 0;\n"                                                   \
-                         WGMMA_STEP(N, D, "a1", "b1", "yes") ", 0, 0;\n"                                           \
-                         WGMMA_STEP(N, D, "a2", "b2", "yes") ", 0, 0;\n"                                           \
-                         WGMMA_STEP(N, D, "a3", "b3", "yes") ", 0, 0;\n}"                                          \
-                         : REGISTERS : "l"(a), "l"(b), "r"(accumulate));                                           \
-        }                                                                                                          \
+#define WGMMA_SHARED(N, D, REGISTERS, A, B, P) \
+    template <> \
+    struct WgmmaShared<N> { \
+        static __device__ __forceinline__ void run(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) { \
+            asm volatile(WGMMA_STEPS(P) NEXT_16_K("a", A) NEXT_16_K("b", B) \
+                         WGMMA_STEP(N, D, A, B, "p") ", 0, 0;\n" \
+                         WGMMA_STEP(N, D, "a1", "b1", "yes") ", 0, 0;\n" \
+                         WGMMA_STEP(N, D, "a2", "b2", "yes") ", 0, 0;\n" \
+                         WGMMA_STEP(N, D, "a3", "b3", "yes") ", 0, 0;\n}" \
+                         : REGISTERS : "l"(a), "l"(b), "r"(accumulate)); \
+        } \
     };
 
 WGMMA_SHARED(64, D0 ", " D1, ARGS(R32(d, 0)), "%32", "%33", "%34")
 WGMMA_SHARED(128, D0 ", " D1 ", " D2 ", " D3, ARGS(R64(d, 0)), "%64", "%65", "%66")
 WGMMA_SHARED(192, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5, ARGS(R64(d, 0), R32(d, 64)), "%96", "%97", "%98")
-WGMMA_SHARED(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)), "%128", "%129", "%130")
+WGMMA_SHARED(256, D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5 ", " D6 ", " D7, ARGS(R64(d, 0), R64(d, 64)),
+             "%128", "%129", "%130")
+// clang-format on
 
-// Single steps of 16 k. The first has both operands in shared memory, rows of k. d is overwritten if ``accumulate`` is 0.
+// Single steps of 16 k. The first has both operands in shared memory, rows of k. d is overwritten if ``accumulate`` is
+// 0.
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, u32 accumulate) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" D0 ", " D1 "}, %32, %33, p, 1, 1, 0, 0;\n}"
-                 : R32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" D0 ", " D1 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+        : R32(d, 0)
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 // d += a b with a in registers and b [16 x N] transposed in shared memory: its rows are k, and N is contiguous.
 __device__ __forceinline__ void wgmma_b_transposed(float (&d)[64], const u32 (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" D0 ", " D1 ", " D2 ", " D3
                  "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                 : R64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : R64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 __device__ __forceinline__ void wgmma_b_transposed(float (&d)[128], const u32 (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" D0 ", " D1 ", " D2 ", " D3 ", " D4 ", " D5
                  ", " D6 ", " D7 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
-                 : R64(d, 0), R64(d, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : R64(d, 0), R64(d, 64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }

@@ -30,8 +30,8 @@ __device__ __forceinline__ __nv_bfloat162 pair_of(u32 bits) { return *reinterpre
 
 // The largest logit of a vector, NaN if all are NaN.
 __device__ __forceinline__ float largest_of(const Raw<8>& raw) {
-    const __nv_bfloat162 pair = __hmax2(__hmax2(pair_of(raw.bits.x), pair_of(raw.bits.y)),
-                                        __hmax2(pair_of(raw.bits.z), pair_of(raw.bits.w)));
+    const __nv_bfloat162 pair =
+        __hmax2(__hmax2(pair_of(raw.bits.x), pair_of(raw.bits.y)), __hmax2(pair_of(raw.bits.z), pair_of(raw.bits.w)));
     return __bfloat162float(__hmax(pair.x, pair.y));
 }
 __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat162float(raw.bits); }
@@ -40,46 +40,47 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
     extern "C" __global__ void __launch_bounds__(THREADS) argmax_bf16_w##WIDTH(                                  \
         const bf16* logits, /* [M, V], not restrict: the launch before may write it */                           \
         int* out,           /* [M] */                                                                            \
-        u64* partials,         /* [M, blocks of a row: 1 << row_bits], zeros before and after */                    \
+        u64* partials,      /* [M, blocks of a row: 1 << row_bits], zeros before and after */                    \
         int V, int row_bits) {                                                                                   \
         __shared__ Best of_warp[WARPS];                                                                          \
         const size_t row = blockIdx.x >> row_bits;                                                               \
         const int blocks = 1 << row_bits, block = blockIdx.x & (blocks - 1);                                     \
-        const int vecs = V / WIDTH, step = THREADS * LOADS;                                                 \
+        const int vecs = V / WIDTH, step = THREADS * LOADS;                                                      \
         const int lane = threadIdx.x % 32;                                                                       \
-        pdl_launch_dependents();                                                                                     \
-        pdl_wait();                                                                              \
+        pdl_launch_dependents();                                                                                 \
+        pdl_wait();                                                                                              \
         /* Stage 1: the best vector of each thread, by rising index, then the place in it. */                    \
         float best = __int_as_float(0xFF800000);                                                                 \
         Raw<WIDTH> best_raw = {};                                                                                \
-        int best_vec = -1;                                                                                     \
-        for (int first = block * step + threadIdx.x; first < vecs; first += blocks * step) {                   \
-            Raw<WIDTH> raw[LOADS];                                                                            \
-            _Pragma("unroll") for (int i = 0; i < LOADS; ++i)                                                 \
+        int best_vec = -1;                                                                                       \
+        for (int first = block * step + threadIdx.x; first < vecs; first += blocks * step) {                     \
+            Raw<WIDTH> raw[LOADS];                                                                               \
+            _Pragma("unroll")                                                                                    \
+            for (int i = 0; i < LOADS; ++i)                                                                      \
                 if (first + i * THREADS < vecs) raw[i] = load_raw<WIDTH>(logits + row * V, first + i * THREADS); \
-            _Pragma("unroll") for (int i = 0; i < LOADS; ++i) {                                               \
+            _Pragma("unroll")                                                                                    \
+            for (int i = 0; i < LOADS; ++i) {                                                                    \
                 const float value = largest_of(raw[i]);                                                          \
-                if (first + i * THREADS < vecs && value > best)                                                \
-                    best = value, best_raw = raw[i], best_vec = first + i * THREADS;                           \
+                if (first + i * THREADS < vecs && value > best)                                                  \
+                    best = value, best_raw = raw[i], best_vec = first + i * THREADS;                             \
             }                                                                                                    \
         }                                                                                                        \
         const u32 bits = __float_as_uint(best + 0.0f);                                                           \
-        Best own{bits & 0x80000000u ? ~bits : bits | 0x80000000u, NO_INDEX};                                      \
+        Best own{bits & 0x80000000u ? ~bits : bits | 0x80000000u, NO_INDEX};                                     \
         const Values<WIDTH> values = widen(best_raw);                                                            \
-        if (best_vec >= 0)                                                                                     \
-            _Pragma("unroll") for (int e = WIDTH - 1; e >= 0; --e)                                               \
-                if (values.at[e] == best) own.index = best_vec * WIDTH + e;                                    \
+        if (best_vec >= 0) _Pragma("unroll")                                                                     \
+        for (int e = WIDTH - 1; e >= 0; --e)                                                                     \
+            if (values.at[e] == best) own.index = best_vec * WIDTH + e;                                          \
         /* Stage 2: the best of the block. */                                                                    \
         own = best_of_warp(own);                                                                                 \
         if (lane == 0) of_warp[threadIdx.x / 32] = own;                                                          \
         __syncthreads();                                                                                         \
         if (threadIdx.x >= 32) return;                                                                           \
-        own = best_of_warp(lane < WARPS ? of_warp[lane] : Best{0, NO_INDEX});                                     \
-        u64* const of_block = partials + row * blocks;                                                              \
+        own = best_of_warp(lane < WARPS ? of_warp[lane] : Best{0, NO_INDEX});                                    \
+        u64* const of_block = partials + row * blocks;                                                           \
         const int others = blocks - 1;                                                                           \
         if (block < others) {                                                                                    \
-            if (lane == 0)                                                                                       \
-                store_relaxed(of_block + block, packed(own));                                                    \
+            if (lane == 0) store_relaxed(of_block + block, packed(own));                                         \
             return;                                                                                              \
         }                                                                                                        \
         /* Stage 3: the best of the row. */                                                                      \
@@ -91,7 +92,7 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
             found = max(found, word);                                                                            \
         }                                                                                                        \
         own = best_of_warp({(u32)(found >> 32), ~(u32)found});                                                   \
-        if (lane == 0) out[row] = own.index == NO_INDEX ? 0 : (int)own.index;                                     \
+        if (lane == 0) out[row] = own.index == NO_INDEX ? 0 : (int)own.index;                                    \
     }
 
 ARGMAX(1)

@@ -23,7 +23,7 @@
 #include "pdl.cuh"
 
 constexpr int THREADS = 64;
-constexpr int ROWS_IN_FLIGHT = 4;   // rows with loads in flight together
+constexpr int ROWS_IN_FLIGHT = 4;  // rows with loads in flight together
 
 // Part of a sequence: rows begin .. end - 1 out of start .. stop - 1.
 struct Chunk {
@@ -148,7 +148,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_decode(
         taps.raw[i] = make_uint2(two.x, two.y), taps.raw[i + 1] = make_uint2(two.z, two.w);
     }
     if (threadIdx.x == 0 && is_slot(speculative_slot))  // the states of the whole block
-        prefetch_l2(state_in(speculative_slot), min(C / CHANNELS - vec, THREADS) * CHANNELS * (TAPS - 1) * (u32)sizeof(bf16));
+        prefetch_l2(
+            state_in(speculative_slot), min(C / CHANNELS - vec, THREADS) * CHANNELS * (TAPS - 1) * (u32)sizeof(bf16));
     pdl_wait();
     const int slot_of_row = slots[row];
     uint2 loaded = {};

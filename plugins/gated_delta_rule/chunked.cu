@@ -12,7 +12,8 @@
 
 // --- the first launch, intra-chunk: T, P and factors of every chunk ---
 
-constexpr int INTRA_BLOCKS = __CUDA_ARCH__ > 900 ? 3 : 4;  // per multiprocessor; above sm_90 a fourth block spills registers
+constexpr int INTRA_BLOCKS =
+    __CUDA_ARCH__ > 900 ? 3 : 4;  // per multiprocessor; above sm_90 a fourth block spills registers
 constexpr int INTRA_THREADS = 256, STRIDE = CHUNK + 4;
 
 struct IntraChunk {
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
     const float* beta,         // [M, value_heads]
     const int* cu_rows,        // [S + 1]
     Chunk* chunks,             // [chunk indices, value_heads]
-    RowTiles* row_tiles,         // [chunk indices, key_heads]
+    RowTiles* row_tiles,       // [chunk indices, key_heads]
     int M, int S, int first, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
     IntraChunk& w = *reinterpret_cast<IntraChunk*>(memory);
@@ -142,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
         else high = middle;
     }
     const Rows rows(cu_rows, 0, low, M);
-    const int begin = rows.start + (place - first_chunk_index(rows.start, low)) * CHUNK, count = min(rows.stop - begin, CHUNK);
+    const int begin = rows.start + (place - first_chunk_index(rows.start, low)) * CHUNK,
+              count = min(rows.stop - begin, CHUNK);
     if (begin < rows.start || count <= 0) return;  // the whole block
 
     // Stage 1: rows of k and q, and their lengths.
@@ -296,8 +298,8 @@ static_assert(DELTA_EMPTY + STRIPS <= 16 && sizeof(InterChunk) == 99600);
 struct ChunkIterator {
     Heads heads;
     const __nv_bfloat16* qkv;
-    const Chunk* chunks;  // of this head, from the first chunk on
-    const RowTiles* tiles;  // of its key head
+    const Chunk* chunks;                  // of this head, from the first chunk on
+    const RowTiles* tiles;                // of its key head
     int head, column, row, stop, thread;  // thread: in its group of warps
 
     __device__ __forceinline__ int count() const { return min(stop - row, CHUNK); }
@@ -306,18 +308,19 @@ struct ChunkIterator {
 
     __device__ __forceinline__ void fetch_values(uint4 (*tile)[BLOCK_COLUMNS / 8]) const {
         constexpr int VECS = BLOCK_COLUMNS / 8;
-        const __nv_bfloat16* const from = qkv + row * heads.width() + 2 * (size_t)heads.key_heads * KEY_DIM +
-                                          (size_t)head * heads.value_dim + column;
+        const __nv_bfloat16* const from =
+            qkv + row * heads.width() + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)head * heads.value_dim + column;
 #pragma unroll 1
         for (int i = thread; i < CHUNK * VECS; i += GROUP) {
             const int r = i / VECS, vec = i % VECS;
             cp_async_16(shared_address(&tile[r][vec ^ (r >> 1 & 3)]),
-                    from + min(r, count() - 1) * heads.width() + vec * 8, r < count() ? 16 : 0);
+                        from + min(r, count() - 1) * heads.width() + vec * 8, r < count() ? 16 : 0);
         }
     }
     // Loads two parts at once. With bulk copies, the mbarrier counts the bytes of both.
     template <class T, class U>
-    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from, Mbarrier* mbarrier) const {
+    __device__ __forceinline__ void fetch_parts(T& to, const T& from, U& also, const U& also_from,
+                                                Mbarrier* mbarrier) const {
         const u32 at = shared_address(&to), also_at = shared_address(&also);
 #if __CUDA_ARCH__ >= 900
         if (thread > 0) return;
@@ -337,7 +340,8 @@ struct ChunkIterator {
 };
 
 // c += 16 keys of the state (step) times the rows of k or q. The result is columns by rows.
-__device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, int step, int lane, const Operand& operand) {
+__device__ __forceinline__ void times_keys(float (&c)[4 * ROW_TILES], u32 tile, int step, int lane,
+                                           const Operand& operand) {
     u32 b[STEPS][4];
 #pragma unroll
     for (int p = 0; p < STEPS; ++p) keys_by_rows(b[p], tile, step, p, lane);
@@ -409,7 +413,8 @@ __device__ __forceinline__ void state_warp(InterChunk& m, int chunks, int value_
         }
         float delta[4 * ROW_TILES] = {};
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) times_triangle(delta, now.t[0], step, lane, Operand(residual + 8 * step));
+        for (int step = 0; step < STEPS; ++step)
+            times_triangle(delta, now.t[0], step, lane, Operand(residual + 8 * step));
         if (chunk > 0) named_barrier_sync(DELTA_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.deltas[strip][step][0][lane]);
@@ -445,15 +450,19 @@ __device__ __forceinline__ void state_warp(InterChunk& m, int chunks, int value_
 }
 
 // An output warp: computes the outputs of 16 columns. Lane (g, t) has rows 8 j + 2 t and + 1 of columns g and g + 8.
-__device__ __forceinline__ void output_warp(InterChunk& m, ChunkIterator chunk_iterator, __nv_bfloat16* out, int strip, int lane) {
+__device__ __forceinline__ void output_warp(InterChunk& m, ChunkIterator chunk_iterator, __nv_bfloat16* out, int strip,
+                                            int lane) {
     const size_t width = (size_t)chunk_iterator.heads.value_heads * chunk_iterator.heads.value_dim;
-    out += chunk_iterator.row * width + (size_t)chunk_iterator.head * chunk_iterator.heads.value_dim + chunk_iterator.column + strip * STRIP + 2 * (lane & 3);
+    out += chunk_iterator.row * width + (size_t)chunk_iterator.head * chunk_iterator.heads.value_dim +
+           chunk_iterator.column + strip * STRIP + 2 * (lane & 3);
     auto fetch_keys = [&](int parity) {
-        chunk_iterator.fetch_parts(m.k[parity], chunk_iterator.tiles->k, m.q, chunk_iterator.tiles->q, &m.keys_mbarrier);
+        chunk_iterator.fetch_parts(
+            m.k[parity], chunk_iterator.tiles->k, m.q, chunk_iterator.tiles->q, &m.keys_mbarrier);
         cp_async_commit();
     };
     auto fetch_inputs = [&] {
-        chunk_iterator.fetch_parts(m.for_state, chunk_iterator.chunks->for_state, m.for_outputs, chunk_iterator.chunks->for_outputs, &m.inputs_mbarrier);
+        chunk_iterator.fetch_parts(m.for_state, chunk_iterator.chunks->for_state, m.for_outputs,
+                                   chunk_iterator.chunks->for_outputs, &m.inputs_mbarrier);
         chunk_iterator.fetch_values(m.v);
         cp_async_commit();
     };
@@ -497,7 +506,8 @@ __device__ __forceinline__ void output_warp(InterChunk& m, ChunkIterator chunk_i
             float* const c = output + 4 * tile;
             c[0] *= by.x, c[1] *= by.y, c[2] *= by.x, c[3] *= by.y;
         }
-        named_barrier_sync(OUTPUT_GROUP, GROUP);  // q has been read; the state is there, so the other tile of k has been read too
+        named_barrier_sync(
+            OUTPUT_GROUP, GROUP);  // q has been read; the state is there, so the other tile of k has been read too
         if (has_next) fetch_keys(parity ^ 1);
 
         // Stage 2: P D.
@@ -519,7 +529,8 @@ __device__ __forceinline__ void output_warp(InterChunk& m, ChunkIterator chunk_i
             const int row = 8 * tile + (lane >> 2);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u32 word = movmatrix_trans(bf16_pair(output[4 * tile + 2 * half], output[4 * tile + 2 * half + 1]));
+                const u32 word =
+                    movmatrix_trans(bf16_pair(output[4 * tile + 2 * half], output[4 * tile + 2 * half + 1]));
                 if (row < count) *reinterpret_cast<u32*>(out + row * width + 8 * half) = word;
             }
         }
@@ -530,20 +541,21 @@ __device__ __forceinline__ void output_warp(InterChunk& m, ChunkIterator chunk_i
 
 // Grid: S * value_heads * Dv / 32. For chunk indices ``first`` to ``last`` - 1.
 extern "C" __global__ void __launch_bounds__(INTER_THREADS, 2) delta_rule_inter_chunk(
-    const __nv_bfloat16* qkv,  // [M, 2 key_heads Dk + value_heads Dv]
-    float* pool,               // [slots, value_heads, Dk, Dv]
-    const int* slots,          // [S]
-    const int* cu_rows,        // [S + 1]
-    const Chunk* chunks,       // [last - first, value_heads]
-    const RowTiles* row_tiles,   // [last - first, key_heads]
-    __nv_bfloat16* out,        // [M, value_heads Dv]
+    const __nv_bfloat16* qkv,   // [M, 2 key_heads Dk + value_heads Dv]
+    float* pool,                // [slots, value_heads, Dk, Dv]
+    const int* slots,           // [S]
+    const int* cu_rows,         // [S + 1]
+    const Chunk* chunks,        // [last - first, value_heads]
+    const RowTiles* row_tiles,  // [last - first, key_heads]
+    __nv_bfloat16* out,         // [M, value_heads Dv]
     int M, int first, int last, int pool_slots, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
     InterChunk& m = *reinterpret_cast<InterChunk*>(memory);
     pdl_launch_dependents();
     pdl_wait();
     const int tiles = value_dim / BLOCK_COLUMNS, column = blockIdx.x % tiles * BLOCK_COLUMNS;
-    const int head = blockIdx.x / tiles % value_heads, sequence = blockIdx.x / tiles / value_heads, slot = slots[sequence];
+    const int head = blockIdx.x / tiles % value_heads, sequence = blockIdx.x / tiles / value_heads,
+              slot = slots[sequence];
     const Rows rows(cu_rows, 0, sequence, M);
     const int begin = first_chunk_index(rows.start, sequence), skipped = max(first - begin, 0);
     const int start = rows.start + skipped * CHUNK, stop = min(rows.stop, rows.start + (last - begin) * CHUNK);
@@ -559,8 +571,16 @@ extern "C" __global__ void __launch_bounds__(INTER_THREADS, 2) delta_rule_inter_
         return;
     }
     const size_t place = begin + skipped - first;
-    const ChunkIterator chunk_iterator{heads, qkv, chunks + place * value_heads + head, row_tiles + place * key_heads + heads.key_head(head),
-                    head, column, start, stop, (int)threadIdx.x % GROUP};
+    const ChunkIterator chunk_iterator{
+        heads,
+        qkv,
+        chunks + place * value_heads + head,
+        row_tiles + place * key_heads + heads.key_head(head),
+        head,
+        column,
+        start,
+        stop,
+        (int)threadIdx.x % GROUP};
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
         mbarrier_init(shared_address(&m.keys_mbarrier), 1);

@@ -20,12 +20,15 @@ static_assert(COLUMNS == 4 * VEC && HEAD_TILES == 4);
 // Tiles of a head per block, and launch bounds. With few heads, each head uses more multiprocessors.
 #if __CUDA_ARCH__ >= 900
 constexpr int SMALL_M_TILES = 1, LARGE_M_TILES = 2;
-#define SMALL_M_BOUNDS __cluster_dims__(HEAD_TILES / SMALL_M_TILES, 1, 1) __launch_bounds__(SMALL_M_TILES* TILE_THREADS, 5)
-#define LARGE_M_BOUNDS __cluster_dims__(HEAD_TILES / LARGE_M_TILES, 1, 1) __launch_bounds__(LARGE_M_TILES* TILE_THREADS, __CUDA_ARCH__ == 900 ? 3 : 2)
+#define SMALL_M_BOUNDS \
+    __cluster_dims__(HEAD_TILES / SMALL_M_TILES, 1, 1) __launch_bounds__((SMALL_M_TILES * TILE_THREADS), 5)
+#define LARGE_M_BOUNDS                                 \
+    __cluster_dims__(HEAD_TILES / LARGE_M_TILES, 1, 1) \
+        __launch_bounds__((LARGE_M_TILES * TILE_THREADS), __CUDA_ARCH__ == 900 ? 3 : 2)
 #else
 constexpr int SMALL_M_TILES = HEAD_TILES, LARGE_M_TILES = HEAD_TILES;
-#define SMALL_M_BOUNDS __launch_bounds__(SMALL_M_TILES* TILE_THREADS)
-#define LARGE_M_BOUNDS __launch_bounds__(LARGE_M_TILES* TILE_THREADS, 2)
+#define SMALL_M_BOUNDS __launch_bounds__((SMALL_M_TILES * TILE_THREADS))
+#define LARGE_M_BOUNDS __launch_bounds__((LARGE_M_TILES * TILE_THREADS), 2)
 #endif
 
 // A weight, FP32 or BF16.
@@ -101,11 +104,13 @@ struct RawFactors {
             weight = load_now(reinterpret_cast<const uint4*>(static_cast<const float*>(from.at) + column));
         }
     }
-    __device__ __forceinline__ void load_gate(const bf16* from) { gate = load_now(reinterpret_cast<const uint2*>(from)); }
+    __device__ __forceinline__ void load_gate(const bf16* from) {
+        gate = load_now(reinterpret_cast<const uint2*>(from));
+    }
     __device__ __forceinline__ float4 widened(bool is_bf16) const {
         if (is_bf16) return widen(make_uint2(weight.x, weight.y));
-        return make_float4(__uint_as_float(weight.x), __uint_as_float(weight.y), __uint_as_float(weight.z),
-                           __uint_as_float(weight.w));
+        return make_float4(
+            __uint_as_float(weight.x), __uint_as_float(weight.y), __uint_as_float(weight.z), __uint_as_float(weight.w));
     }
 };
 
@@ -120,18 +125,14 @@ __device__ __forceinline__ void sync_tile() {
     if constexpr (BLOCK_TILES == 1) __syncthreads();
     else named_barrier_sync(TILE_BARRIER + threadIdx.x / TILE_THREADS, TILE_THREADS);
 }
-__device__ __forceinline__ void factors_arrive(int tile) {
-    named_barrier_arrive(FACTORS_BARRIER + tile, 64);
-}
-__device__ __forceinline__ void factors_wait(int tile) {
-    named_barrier_sync(FACTORS_BARRIER + tile, 64);
-}
+__device__ __forceinline__ void factors_arrive(int tile) { named_barrier_arrive(FACTORS_BARRIER + tile, 64); }
+__device__ __forceinline__ void factors_wait(int tile) { named_barrier_sync(FACTORS_BARRIER + tile, 64); }
 
 // Dk = Dv = 128. Grid: HEAD_TILES / BLOCK_TILES x value_heads x S.
 template <int BLOCK_TILES>
-__device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* decay, const float* beta, const bf16* gate,
-                                                const NormWeight& weight, float* pool, const int* slots, bf16* out,
-                                                float eps, int pool_slots, int key_heads, int value_heads) {
+__device__ __forceinline__ void delta_rule_norm(
+    const bf16* qkv, const float* decay, const float* beta, const bf16* gate, const NormWeight& weight, float* pool,
+    const int* slots, bf16* out, float eps, int pool_slots, int key_heads, int value_heads) {
     const Heads heads{key_heads, KEY_DIM, value_heads, VALUE_DIM};
     __shared__ WarpSums warp_sums[BLOCK_TILES];
     __shared__ Factors all_factors[BLOCK_TILES];
@@ -189,19 +190,19 @@ __device__ __forceinline__ void delta_rule_norm(const bf16* qkv, const float* de
     *reinterpret_cast<uint2*>(out + place()) = narrow(of_values(gated(values_of(widen(output)), r, of, by)));
 }
 
-#define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                         \
-    extern "C" __global__ void BOUNDS delta_rule_norm_##NAME(                                                        \
-        const bf16* qkv,                  /* [S, 2 key_heads Dk + value_heads Dv] */                                 \
-        const float* decay,               /* [S, value_heads] */                                                     \
-        const float* beta,                /* [S, value_heads] */                                                     \
-        const bf16* gate,                 /* [S, value_heads Dv] */                                                  \
-        const void* __restrict__ weight,  /* [Dv], FP32 or BF16 */                                                   \
-        float* pool,                      /* [slots, value_heads, Dk, Dv] */                                         \
-        const int* slots,                 /* [S] */                                                                  \
-        bf16* out,                        /* [S, value_heads Dv] */                                                  \
-        float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {        \
-        delta_rule_norm<TILES>(qkv, decay, beta, gate, {weight, (bool)is_bf16}, pool, slots, out, eps, pool_slots,   \
-                               key_heads, value_heads);                                                              \
+#define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                       \
+    extern "C" __global__ void BOUNDS delta_rule_norm_##NAME(                                                      \
+        const bf16* qkv,                 /* [S, 2 key_heads Dk + value_heads Dv] */                                \
+        const float* decay,              /* [S, value_heads] */                                                    \
+        const float* beta,               /* [S, value_heads] */                                                    \
+        const bf16* gate,                /* [S, value_heads Dv] */                                                 \
+        const void* __restrict__ weight, /* [Dv], FP32 or BF16 */                                                  \
+        float* pool,                     /* [slots, value_heads, Dk, Dv] */                                        \
+        const int* slots,                /* [S] */                                                                 \
+        bf16* out,                       /* [S, value_heads Dv] */                                                 \
+        float eps, int is_bf16, int pool_slots, int key_heads, int key_dim, int value_heads, int value_dim) {      \
+        delta_rule_norm<TILES>(qkv, decay, beta, gate, {weight, (bool)is_bf16}, pool, slots, out, eps, pool_slots, \
+                               key_heads, value_heads);                                                            \
     }
 
 DELTA_RULE_NORM(small_m_128, SMALL_M_TILES, SMALL_M_BOUNDS)
@@ -215,7 +216,8 @@ __device__ __forceinline__ void norm_in_place(const bf16* gate, const NormWeight
 
 // The step of a head with Dk = 128 and a Dv that no model has: two tiles at a time.
 __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, const float* decay, const float* beta,
-                                           float* pool, const int* slots, bf16* out, int pool_slots, WarpSums& warp_sums) {
+                                           float* pool, const int* slots, bf16* out, int pool_slots,
+                                           WarpSums& warp_sums) {
     const int tiles = heads.value_dim / COLUMNS, group = threadIdx.x / TILE_THREADS;
     auto sync = [&] { named_barrier_sync(1 + group, TILE_THREADS); };
 #pragma unroll 1

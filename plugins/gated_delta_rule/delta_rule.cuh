@@ -28,7 +28,9 @@ static_assert(TILE_WARPS * 4 * ROWS == KEY_DIM && COLUMNS == 8 * 4);
 struct Heads {
     int key_heads, key_dim, value_heads, value_dim;
 
-    __device__ __forceinline__ size_t width() const { return 2 * (size_t)key_heads * key_dim + (size_t)value_heads * value_dim; }
+    __device__ __forceinline__ size_t width() const {
+        return 2 * (size_t)key_heads * key_dim + (size_t)value_heads * value_dim;
+    }
     // head / (value_heads / key_heads). The quotient is exact for the numbers of heads that launch.py accepts.
     __device__ __forceinline__ int key_head(int head) const {
         return (int)__fdividef((head + 0.5f) * key_heads, (float)value_heads);
@@ -59,9 +61,7 @@ __device__ __forceinline__ float4 widen(uint2 raw) {
                        __uint_as_float(raw.y & 0xffff0000u));
 }
 
-__device__ __forceinline__ uint2 narrow(float4 v) {
-    return make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
-}
+__device__ __forceinline__ uint2 narrow(float4 v) { return make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)); }
 
 __device__ __forceinline__ float4 fma4(float a, float4 x, float4 y) {
     return make_float4(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y), fmaf(a, x.z, y.z), fmaf(a, x.w, y.w));
@@ -131,7 +131,8 @@ struct StatePart {
     }
     __device__ __forceinline__ void load_now(const float* at, int value_dim) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) rows[r] = ::load_now(reinterpret_cast<const float4*>(at + (size_t)r * value_dim));
+        for (int r = 0; r < ROWS; ++r)
+            rows[r] = ::load_now(reinterpret_cast<const float4*>(at + (size_t)r * value_dim));
     }
     __device__ __forceinline__ void store(float* at, int value_dim) const {
 #pragma unroll
@@ -153,12 +154,14 @@ struct WarpSums {
 
 // Sums both products over the four row groups of a warp and stores them for all warps. Each shuffle halves the values
 // of a lane: first one of the products remains, then two of its columns.
-__device__ __forceinline__ void reduce_over_rows(WarpSums& warp_sums, int parity, float4 read_k, float4 read_q, int warp, int lane) {
+__device__ __forceinline__ void reduce_over_rows(WarpSums& warp_sums, int parity, float4 read_k, float4 read_q,
+                                                 int warp, int lane) {
     const bool is_q = lane & 8, is_high = lane & 16;
     const float4 give = is_q ? read_k : read_q;
-    const float4 mine = add4(is_q ? read_q : read_k,
-                             make_float4(__shfl_xor_sync(0xffffffffu, give.x, 8), __shfl_xor_sync(0xffffffffu, give.y, 8),
-                                         __shfl_xor_sync(0xffffffffu, give.z, 8), __shfl_xor_sync(0xffffffffu, give.w, 8)));
+    const float4 mine =
+        add4(is_q ? read_q : read_k,
+             make_float4(__shfl_xor_sync(0xffffffffu, give.x, 8), __shfl_xor_sync(0xffffffffu, give.y, 8),
+                         __shfl_xor_sync(0xffffffffu, give.z, 8), __shfl_xor_sync(0xffffffffu, give.w, 8)));
     const float x = __shfl_xor_sync(0xffffffffu, is_high ? mine.x : mine.z, 16);
     const float y = __shfl_xor_sync(0xffffffffu, is_high ? mine.y : mine.w, 16);
     const float2 kept = is_high ? make_float2(mine.z + x, mine.w + y) : make_float2(mine.x + x, mine.y + y);
@@ -179,8 +182,8 @@ __device__ __forceinline__ float4 output_of(const StepOperands& in, float4 delta
 }
 
 // Both products of a row with a tile. All warps find them after a barrier of the tile.
-__device__ __forceinline__ void read_state(const StatePart& state, const StepOperands& in, WarpSums& warp_sums, int parity,
-                                           int warp, int lane) {
+__device__ __forceinline__ void read_state(const StatePart& state, const StepOperands& in, WarpSums& warp_sums,
+                                           int parity, int warp, int lane) {
     float q[ROWS], k[ROWS];
     unpack(q, in.q);
     unpack(k, in.k);
@@ -203,8 +206,8 @@ __device__ __forceinline__ void apply_delta(StatePart& state, const StepOperands
 
 // Updates a tile of the state by one row and returns the delta. By all threads of the tile. ``sync`` is their barrier.
 template <class Sync>
-__device__ __forceinline__ float4 update_state(StatePart& state, const StepOperands& in, WarpSums& warp_sums, int parity, int warp,
-                                        int lane, Sync sync) {
+__device__ __forceinline__ float4 update_state(StatePart& state, const StepOperands& in, WarpSums& warp_sums,
+                                               int parity, int warp, int lane, Sync sync) {
     read_state(state, in, warp_sums, parity, warp, lane);
     sync();
     const float4 delta = delta_of(in, warp_sums.total(parity, 0, lane & 7));
@@ -235,8 +238,8 @@ struct DecodeRow {
     const __nv_bfloat16 *q, *v;
     int pool_slots, speculative_slot;
 
-    __device__ __forceinline__ DecodeRow(const Heads& heads_, const Tile& at_, const __nv_bfloat16* qkv, const int* slots_,
-                                         float* pool_, int pool_slots_)
+    __device__ __forceinline__ DecodeRow(const Heads& heads_, const Tile& at_, const __nv_bfloat16* qkv,
+                                         const int* slots_, float* pool_, int pool_slots_)
         : heads(heads_), at(at_), slots(slots_ + at.sequence), pool_slots(pool_slots_), speculative_slot(-1) {
 #if __CUDA_ARCH__ >= 900
         speculative_slot = load_relaxed(slots);
@@ -262,7 +265,9 @@ struct DecodeRow {
     }
 
     __device__ __forceinline__ bool is_inside(int slot) const { return (u32)slot < (u32)pool_slots; }
-    __device__ __forceinline__ size_t slot_offset(int slot) const { return slot * (heads.value_heads * heads.state_size()); }
+    __device__ __forceinline__ size_t slot_offset(int slot) const {
+        return slot * (heads.value_heads * heads.state_size());
+    }
     __device__ __forceinline__ float* place(int slot) const { return pool + slot_offset(slot); }
 
     // Returns the slot.
@@ -284,7 +289,8 @@ struct DecodeRow {
 
 // Updates the state by a single row. Returns, in warp 0, the output of this thread's columns before rounding.
 template <class Sync>
-__device__ __forceinline__ float4 step(StatePart& state, const StepOperands& in, WarpSums& warp_sums, const Tile& at, Sync sync) {
+__device__ __forceinline__ float4 step(StatePart& state, const StepOperands& in, WarpSums& warp_sums, const Tile& at,
+                                       Sync sync) {
     const float4 delta = update_state(state, in, warp_sums, 0, at.warp, at.lane, sync);
     return at.warp > 0 ? make_float4(0, 0, 0, 0) : output_of(in, delta, warp_sums.total(0, 1, at.lane & 7));
 }

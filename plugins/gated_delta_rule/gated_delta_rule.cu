@@ -40,9 +40,11 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_decode_
 // PREPARED_AHEAD rows before its turn, and write its output after its turn. One barrier a row. H200, 2048 rows of 32
 // heads, us a row: this 0.48. With both halves of a warp's work in one turn 0.54. With all warps preparing their own
 // rows 0.75.
-constexpr int PREPARED_AHEAD = 4, SLOTS = 8, LOADS_AHEAD = 3, ROWS_WARPS = TILE_WARPS + 2, ROWS_THREADS = ROWS_WARPS * 32;
+constexpr int PREPARED_AHEAD = 4, SLOTS = 8, LOADS_AHEAD = 3, ROWS_WARPS = TILE_WARPS + 2,
+              ROWS_THREADS = ROWS_WARPS * 32;
 static_assert(PREPARED_AHEAD % 2 == 0 && SLOTS >= PREPARED_AHEAD + 2);
-constexpr int ROWS_BLOCKS = __CUDA_ARCH__ >= 900 ? 3 : 2;  // per multiprocessor; below sm_90 a third block spills registers
+constexpr int ROWS_BLOCKS =
+    __CUDA_ARCH__ >= 900 ? 3 : 2;  // per multiprocessor; below sm_90 a third block spills registers
 
 struct Prepared {
     uint4 q[KEY_DIM / 8], k[KEY_DIM / 8];
@@ -87,7 +89,9 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     const int count = rows.stop - rows.start;
     if (count == 0) return;
     auto out_at = [&](int row) { return out + ((size_t)row * value_heads + at.head) * value_dim + at.column; };
-    auto states_at = [&](int row) { return states + ((size_t)row * value_heads + at.head) * heads.state_size() + at.own; };
+    auto states_at = [&](int row) {
+        return states + ((size_t)row * value_heads + at.head) * heads.state_size() + at.own;
+    };
     if ((u32)slot >= (u32)pool_slots) {  // padding
         const StatePart zeros = {};
         for (int row = rows.start; row < rows.stop && warp < TILE_WARPS; ++row) {

@@ -10,25 +10,25 @@
 
 constexpr int THREADS = 128;
 
-#define APPEND(WIDTH)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS) kv_cache_append_w##WIDTH(                              \
-        const bf16* __restrict__ k,    /* [M, Hk * D], rows k_stride apart */                                    \
-        const bf16* __restrict__ v,    /* [M, Hk * D], rows v_stride apart */                                    \
-        const int* __restrict__ slots, /* [M] */                                                                 \
-        bf16* __restrict__ k_cache,    /* [P * B, Hk * D] */                                                     \
-        bf16* __restrict__ v_cache,    /* [P * B, Hk * D] */                                                     \
-        long long k_stride, long long v_stride, long long places, int columns) {                                 \
-        pdl_launch_dependents();                                                                                     \
-        pdl_wait();                                                                              \
-        const int slot = slots[blockIdx.x], vecs = columns / WIDTH;                                            \
-        if (slot < 0 || slot >= places) return;                                                                  \
-        const size_t row = blockIdx.x, to = (size_t)slot * columns;                                              \
-        for (int i = threadIdx.x; i < 2 * vecs; i += THREADS) {                                                \
-            const bool is_key = i < vecs;                                                                      \
-            const int vec = is_key ? i : i - vecs;                                                           \
-            const bf16* from = is_key ? k + row * k_stride : v + row * v_stride;                                 \
-            store_raw<WIDTH>((is_key ? k_cache : v_cache) + to, vec, load_raw<WIDTH>(from, vec));            \
-        }                                                                                                        \
+#define APPEND(WIDTH)                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) kv_cache_append_w##WIDTH(               \
+        const bf16* __restrict__ k,    /* [M, Hk * D], rows k_stride apart */                     \
+        const bf16* __restrict__ v,    /* [M, Hk * D], rows v_stride apart */                     \
+        const int* __restrict__ slots, /* [M] */                                                  \
+        bf16* __restrict__ k_cache,    /* [P * B, Hk * D] */                                      \
+        bf16* __restrict__ v_cache,    /* [P * B, Hk * D] */                                      \
+        long long k_stride, long long v_stride, long long places, int columns) {                  \
+        pdl_launch_dependents();                                                                  \
+        pdl_wait();                                                                               \
+        const int slot = slots[blockIdx.x], vecs = columns / WIDTH;                               \
+        if (slot < 0 || slot >= places) return;                                                   \
+        const size_t row = blockIdx.x, to = (size_t)slot * columns;                               \
+        for (int i = threadIdx.x; i < 2 * vecs; i += THREADS) {                                   \
+            const bool is_key = i < vecs;                                                         \
+            const int vec = is_key ? i : i - vecs;                                                \
+            const bf16* from = is_key ? k + row * k_stride : v + row * v_stride;                  \
+            store_raw<WIDTH>((is_key ? k_cache : v_cache) + to, vec, load_raw<WIDTH>(from, vec)); \
+        }                                                                                         \
     }
 
 APPEND(1)

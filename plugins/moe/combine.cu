@@ -33,8 +33,8 @@ struct Places {
 
 // The sum over t, in order of t, of weights[token, t] * y[places[t]].
 template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&places)[MAX_CHOICES], const float* weights,
-                                                      int token, int piece, int T, int H) {
+__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&places)[MAX_CHOICES],
+                                                      const float* weights, int token, int piece, int T, int H) {
     Values<WIDTH> total = {};
     for (int begin = 0; begin < T; begin += AHEAD) {  // so many rows are in flight
         Raw<WIDTH> raw[AHEAD];
@@ -60,13 +60,14 @@ __device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (
     return total;
 }
 
-// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Grid: (M, blocks that cover H / WIDTH).
+// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Grid: (M, blocks that cover H /
+// WIDTH).
 //
-// Where a thread has a slot at most, places are found before the launch ahead has ended, and looked at again afterwards: who
-// sorted has ended long before, most of the time.
+// Where a thread has a slot at most, places are found before the launch ahead has ended, and looked at again
+// afterwards: who sorted has ended long before, most of the time.
 template <int WIDTH>
-__device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out, int S,
-                                                 int T, int H) {
+__device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out,
+                                                 int S, int T, int H) {
     __shared__ int places[MAX_CHOICES];
     pdl_launch_dependents();
     const int token = blockIdx.x, piece = blockIdx.y * blockDim.x + threadIdx.x;
@@ -132,9 +133,9 @@ __device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_
 
 // unpermute_reduce, its sum rounded to BF16, and shared_gate_add. Grid: M.
 template <int WIDTH>
-__device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* slots, const float* weights, const bf16* x,
-                                                     const bf16* gate_weight, const bf16* shared, bf16* out, int S, int T,
-                                                     int H) {
+__device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* slots, const float* weights,
+                                                     const bf16* x, const bf16* gate_weight, const bf16* shared,
+                                                     bf16* out, int S, int T, int H) {
     __shared__ int places[MAX_CHOICES];
     pdl_launch_dependents();
     pdl_wait();
@@ -149,33 +150,33 @@ __device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* s
     }
 }
 
-#define COMBINE(WIDTH)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_reduce_w##WIDTH(                               \
-        const bf16* y,                      /* [S, H] */                                                           \
-        const int* slots,                   /* [S] */                                                              \
-        const float* weights,               /* [M, T] */                                                           \
-        bf16* __restrict__ out,             /* [M, H] */                                                           \
-        int S, int T, int H) {                                                                                     \
-        unpermute_reduce<WIDTH>(y, slots, weights, out, S, T, H);                                                  \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) shared_gate_add_w##WIDTH(                                \
-        const bf16* x,                         /* [M, H] */                                                        \
-        const bf16* __restrict__ gate_weight,  /* [H] */                                                           \
-        const bf16* shared,                    /* [M, H] */                                                        \
-        bf16* out,                             /* [M, H] */                                                        \
-        int H) {                                                                                                   \
-        shared_gate_add<WIDTH>(x, gate_weight, shared, out, H);                                                    \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_shared_add_w##WIDTH(                        \
-        const bf16* y,                         /* [S, H] */                                                        \
-        const int* slots,                      /* [S] */                                                           \
-        const float* weights,                  /* [M, T] */                                                        \
-        const bf16* x,                         /* [M, H] */                                                        \
-        const bf16* __restrict__ gate_weight,  /* [H] */                                                           \
-        const bf16* shared,                    /* [M, H] */                                                        \
-        bf16* __restrict__ out,                /* [M, H] */                                                        \
-        int S, int T, int H) {                                                                                     \
-        unpermute_shared_add<WIDTH>(y, slots, weights, x, gate_weight, shared, out, S, T, H);                      \
+#define COMBINE(WIDTH)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_reduce_w##WIDTH(       \
+        const bf16* y,          /* [S, H] */                                                  \
+        const int* slots,       /* [S] */                                                     \
+        const float* weights,   /* [M, T] */                                                  \
+        bf16* __restrict__ out, /* [M, H] */                                                  \
+        int S, int T, int H) {                                                                \
+        unpermute_reduce<WIDTH>(y, slots, weights, out, S, T, H);                             \
+    }                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) shared_gate_add_w##WIDTH(           \
+        const bf16* x,                        /* [M, H] */                                    \
+        const bf16* __restrict__ gate_weight, /* [H] */                                       \
+        const bf16* shared,                   /* [M, H] */                                    \
+        bf16* out,                            /* [M, H] */                                    \
+        int H) {                                                                              \
+        shared_gate_add<WIDTH>(x, gate_weight, shared, out, H);                               \
+    }                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) unpermute_shared_add_w##WIDTH(   \
+        const bf16* y,                        /* [S, H] */                                    \
+        const int* slots,                     /* [S] */                                       \
+        const float* weights,                 /* [M, T] */                                    \
+        const bf16* x,                        /* [M, H] */                                    \
+        const bf16* __restrict__ gate_weight, /* [H] */                                       \
+        const bf16* shared,                   /* [M, H] */                                    \
+        bf16* __restrict__ out,               /* [M, H] */                                    \
+        int S, int T, int H) {                                                                \
+        unpermute_shared_add<WIDTH>(y, slots, weights, x, gate_weight, shared, out, S, T, H); \
     }
 
 COMBINE(1)

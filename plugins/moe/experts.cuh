@@ -1,16 +1,18 @@
-// Tiles of 16 outputs of experts for up to eight rows each: the weights are the A operand of a tensor-core mma, the rows its
-// N side (nvfp4_mma.cuh), so that eight rows cost what one costs.
+// Tiles of 16 outputs of experts for up to eight rows each: the weights are the A operand of a tensor-core mma, the
+// rows its N side (nvfp4_mma.cuh), so that eight rows cost what one costs.
 //
-// K is summed in CHAINS chains: chain c has supertiles c, c + CHAINS, ... A team of WARPS_K warps shares the chains of a tile
-// out, whatever their number: a chain is summed by one warp in order, chains are added in rising order. CHAINS depends on K
-// only, so that a row's bits depend neither on other rows, nor on its place among them, nor on how many warps there were.
+// K is summed in CHAINS chains: chain c has supertiles c, c + CHAINS, ... A team of WARPS_K warps shares the chains of
+// a tile out, whatever their number: a chain is summed by one warp in order, chains are added in rising order. CHAINS
+// depends on K only, so that a row's bits depend neither on other rows, nor on its place among them, nor on how many
+// warps there were.
 //
-// A warp streams through its supertiles with one of each matrix, or one at all, on its way: each part of it is loaded again
-// as soon as it is decoded, over the ends of chains, matrices and tiles. Numerics: products exact, FP32 sums, then the
-// expert's global scale.
+// A warp streams through its supertiles with one of each matrix, or one at all, on its way: each part of it is loaded
+// again as soon as it is decoded, over the ends of chains, matrices and tiles. Numerics: products exact, FP32 sums,
+// then the expert's global scale.
 //
-// Lost on an H200 (records/h200.md): weights through shared memory (cp.async) in blocks that list the experts for themselves,
-// 7 to 20%; 24 warps of fewer registers, 3 to 10%; decoded weights kept for more than eight rows, which spills.
+// Lost on an H200 (records/h200.md): weights through shared memory (cp.async) in blocks that list the experts for
+// themselves, 7 to 20%; 24 warps of fewer registers, 3 to 10%; decoded weights kept for more than eight rows, which
+// spills.
 #pragma once
 #include "bf16.cuh"
 #include "named_barrier.cuh"
@@ -21,7 +23,8 @@ constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
 
 // --- device functions ---
 
-// Weights are read once; where they stand, ahead of the wait for the launch before: an ld.global.nc may be moved over it.
+// Weights are read once; where they stand, ahead of the wait for the launch before: an ld.global.nc may be moved over
+// it.
 __device__ __forceinline__ void load_early(Supertile& own, const u8* p, int lane) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) own.codes[b] = load_codes_now(p + b * 512 + lane * 16);
@@ -36,8 +39,8 @@ struct Experts {
     __device__ __forceinline__ float scale(int expert) const { return scales[expert] * EXPONENT_GAP; }
 };
 
-// How a block's warps stand: WARPS of them, in teams of WARPS_K. With a STATIC_K that is known when compiled, bounds are
-// dropped and rows may lie in shared memory; 0 stands for any K.
+// How a block's warps stand: WARPS of them, in teams of WARPS_K. With a STATIC_K that is known when compiled, bounds
+// are dropped and rows may lie in shared memory; 0 stands for any K.
 template <int CHAINS_, int STATIC_K_, int WARPS>
 struct Form {
     static constexpr int CHAINS = CHAINS_, STATIC_K = STATIC_K_, WARPS_K = CHAINS < WARPS ? CHAINS : WARPS;
@@ -57,8 +60,8 @@ struct Place {
 
     __device__ __forceinline__ Place(int N, int k)
         : N(N), K(F::STATIC_K > 0 ? F::STATIC_K : k), tiles((N + TILE_N - 1) / TILE_N),
-          supertiles((K + TILE_K - 1) / TILE_K),
-          step(F::STATIC_K > 0 ? F::CHAINS : min(F::CHAINS, chains_of(K))), chains(min(step, supertiles)) {}
+          supertiles((K + TILE_K - 1) / TILE_K), step(F::STATIC_K > 0 ? F::CHAINS : min(F::CHAINS, chains_of(K))),
+          chains(min(step, supertiles)) {}
 
     // Where a tile of an expert begins, and this warp's part of it, in every matrix.
     __device__ __forceinline__ size_t offset(int expert, int tile) const {
@@ -67,8 +70,8 @@ struct Place {
     __device__ __forceinline__ size_t stride() const { return (size_t)F::TEAMS * supertiles * SUPERTILE_BYTES; }
 };
 
-// A row of activations in global memory, as lane group g reads it; null for none. All of a supertile's values are asked for
-// at once: they come from L2.
+// A row of activations in global memory, as lane group g reads it; null for none. All of a supertile's values are asked
+// for at once: they come from L2.
 template <class F>
 struct GlobalRow {
     static constexpr bool IS_NEAR = false;
@@ -90,9 +93,9 @@ struct GlobalRow {
     __device__ __forceinline__ const uint4 (&block(int b, const Place<F>&))[1][2] { return xs[b]; }
 };
 
-// A row in shared memory, at a multiple of 16 bytes, of which 64 k are read at a time, right before their decode. A lane
-// without a row of its own may read anything: its results are not looked at, and a branch would keep loads and decode
-// apart.
+// A row in shared memory, at a multiple of 16 bytes, of which 64 k are read at a time, right before their decode. A
+// lane without a row of its own may read anything: its results are not looked at, and a branch would keep loads and
+// decode apart.
 template <class F>
 struct SharedRow {
     static constexpr bool IS_NEAR = true;
@@ -127,7 +130,8 @@ struct Stream {
     }
 
     // The same from a lane's place in each matrix: of codes, and of scales.
-    __device__ __forceinline__ void start_at(const u8* (&codes)[MATRICES], const u8* (&scales)[MATRICES], const Place<F>& at) {
+    __device__ __forceinline__ void start_at(const u8* (&codes)[MATRICES], const u8* (&scales)[MATRICES],
+                                             const Place<F>& at) {
         static_assert(SLOTS == MATRICES);
         if (at.warp_k >= at.chains) return;
 #pragma unroll
@@ -153,8 +157,8 @@ struct Stream {
         if (next) own.scales = load_scales(next + CODE_BYTES + at.lane * 8);
     }
 
-    // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8, as an
-    // mma has them. ``after`` is the tile that comes next, if any does.
+    // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8,
+    // as an mma has them. ``after`` is the tile that comes next, if any does.
     template <class Row, class Finish>
     __device__ __forceinline__ void multiply_tile(const Experts (&experts)[MATRICES], size_t tile, size_t after,
                                                   bool has_after, Row& x, const Place<F>& at, Finish finish) {
@@ -173,7 +177,8 @@ struct Stream {
                     const u8* next = experts[m].data + tile + (in_tile - at.warp_k) * SUPERTILE_BYTES;
                     bool has_next = true;
                     if (in_tile == 0) {
-                        next = is_last ? experts[HAS_OWN_SLOT ? m : 0].data + after : experts[(m + 1) % MATRICES].data + tile;
+                        next = is_last ? experts[HAS_OWN_SLOT ? m : 0].data + after
+                                       : experts[(m + 1) % MATRICES].data + tile;
                         has_next = !is_last || has_after;
                     }
                     multiply(c, ring[HAS_OWN_SLOT ? m : 0], x, s, has_next ? next : nullptr, at);
@@ -199,11 +204,12 @@ __device__ __forceinline__ void team_barrier(int team) {
     else named_barrier_sync(team + 1, F::WARPS_K * 32);
 }
 
-// Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global scale.
+// Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global
+// scale.
 template <class F, int MATRICES, int SLOTS, class Row, class Store>
-__device__ __forceinline__ void multiply_rows(Stream<F, MATRICES, SLOTS>& stream, Exchange<F, MATRICES>& exchange,
-                                              const Experts (&experts)[MATRICES], size_t offset, size_t after,
-                                              bool has_after, Row& x, int rows, int tile, const Place<F>& at, Store store) {
+__device__ __forceinline__ void multiply_rows(
+    Stream<F, MATRICES, SLOTS>& stream, Exchange<F, MATRICES>& exchange, const Experts (&experts)[MATRICES],
+    size_t offset, size_t after, bool has_after, Row& x, int rows, int tile, const Place<F>& at, Store store) {
     if constexpr (F::CHAINS == 1) {
         float sums[MATRICES][4] = {};
         stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&own)[4]) {
@@ -248,7 +254,7 @@ __device__ __forceinline__ bf16 activated(float gate, float up) {
     return rounded(gate * sigmoid(gate) * up);
 }
 
-// The splits of K that entry points exist for: name, CHAINS and STATIC_K. The launcher chooses: CHAINS is 1 up to K = 512,
-// 2 up to 1024, else 8.
+// The splits of K that entry points exist for: name, CHAINS and STATIC_K. The launcher chooses: CHAINS is 1 up to K =
+// 512, 2 up to 1024, else 8.
 #define FOR_EACH_GATE_UP(ENTRY) ENTRY(k2048, 8, 2048) ENTRY(any, 8, 0)
 #define FOR_EACH_DOWN(ENTRY) ENTRY(k512, 1, 512) ENTRY(to_512, 1, 0) ENTRY(to_1024, 2, 0) ENTRY(any, 8, 0)

@@ -1,16 +1,16 @@
-// A step's experts of up to four tokens in two launches: the router's choice and gate and up of what it chose, then down,
-// each with the shared expert as one more expert. Launched by fused_launch.py. sm_80 and newer.
+// A step's experts of up to four tokens in two launches: the router's choice and gate and up of what it chose, then
+// down, each with the shared expert as one more expert. Launched by fused_launch.py. sm_80 and newer.
 //
-// Gate and up: the first blocks have the shared expert. Its weights do not depend on the choice: the first tile is on its way,
-// and the others are on theirs to L2, before the launch ahead has ended. They also have the shared expert's gate, a token a
-// block. Every other block chooses for itself (topk.cuh), which takes less time than a launch that chooses for all; then it has
-// some tiles of one choice's expert, for all choices of it, unless an earlier choice is of the same expert. Grid:
-// shared blocks + ceil(tiles / teams / repeats) * M T. A supertile of each matrix is on its way.
+// Gate and up: the first blocks have the shared expert. Its weights do not depend on the choice: the first tile is on
+// its way, and the others are on theirs to L2, before the launch ahead has ended. They also have the shared expert's
+// gate, a token a block. Every other block chooses for itself (topk.cuh), which takes less time than a launch that
+// chooses for all; then it has some tiles of one choice's expert, for all choices of it, unless an earlier choice is of
+// the same expert. Grid: shared blocks + ceil(tiles / teams / repeats) * M T. A supertile of each matrix is on its way.
 // Down: pairwise.cuh. Grid: (tiles, M).
 //
-// Numerics: topk.cuh, pairwise.cuh, and for the gate combine.cu; every result has the bits of the launches that compute it
-// alone.
-// What a launch before wrote is not __restrict__: a load of what nobody else writes may be moved before the wait.
+// Numerics: topk.cuh, pairwise.cuh, and for the gate combine.cu; every result has the bits of the launches that compute
+// it alone. What a launch before wrote is not __restrict__: a load of what nobody else writes may be moved before the
+// wait.
 #include "async_copy.cuh"
 #include "bf16.cuh"
 #include "global_memory.cuh"
@@ -32,11 +32,11 @@ __device__ __forceinline__ void prefetch_supertile(const u8* p, const Place<F>& 
 }
 
 struct SharedExpert {
-    const u8 *gate, *up;        // [ceil(J/16)][ceil(H/256)][2304]
+    const u8 *gate, *up;  // [ceil(J/16)][ceil(H/256)][2304]
     float gate_scale, up_scale;
-    const bf16* gate_weight;    // [H]
-    bf16* out;                  // [M, J]
-    float* out_gate;            // [M]
+    const bf16* gate_weight;  // [H]
+    bf16* out;                // [M, J]
+    float* out_gate;          // [M]
     int J, blocks;
 };
 
@@ -52,9 +52,9 @@ __device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_wei
     return sigmoid(block_sum(dot, partial));
 }
 
-// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little apart, so
-// that lanes of different rows read different banks; else they are read where they are. ``fetch`` begins, ``wait`` comes
-// before the block's next barrier, and that before the first row.
+// The rows of x for all threads of a block: on their way to shared memory where K is known when compiled, a little
+// apart, so that lanes of different rows read different banks; else they are read where they are. ``fetch`` begins,
+// ``wait`` comes before the block's next barrier, and that before the first row.
 template <class F>
 struct Rows {
     static constexpr int STRIDE = F::STATIC_K + 8;
@@ -89,7 +89,8 @@ struct Rows {
 
 // Tiles blockIdx.x, blockIdx.x + blocks, ... of the shared expert's gate and up, a chain a warp at a time.
 template <class F>
-__device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const bf16* x, int M, int H, GemvOrder order) {
+__device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const bf16* x, int M, int H,
+                                               GemvOrder order) {
     __shared__ float partial[2][MAX_CHAINS][MAX_TOKENS][TILE_N], sums[PAIRWISE_WARPS];
     const Place<F> at(shared.J, H);
     const int warp = threadIdx.x >> 5, there = min(order.chains, at.supertiles);
@@ -118,24 +119,26 @@ __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const
             float c[2][2][1][4] = {};
 #pragma unroll 1
             for (int s = chain; s < at.supertiles; s += order.chains) {
-                int next_tile = tile, next = s + order.chains;  // of this chain, else of the next one, else of the next tile
+                int next_tile = tile,
+                    next = s + order.chains;  // of this chain, else of the next one, else of the next tile
                 if (next >= at.supertiles) {
                     next = chain + PAIRWISE_WARPS;
                     if (next >= there) next = warp, next_tile += shared.blocks;
                 }
                 const bool has_next = next_tile < at.tiles;
-                const u8 *next_gate = shared.gate + place(next_tile, next), *next_up = shared.up + place(next_tile, next);
+                const u8 *next_gate = shared.gate + place(next_tile, next),
+                         *next_up = shared.up + place(next_tile, next);
                 row.begin(s, at);
 #pragma unroll
                 for (int b = 0; b < 4; ++b) {
                     const auto& xs = row.block(b, at);
                     const u32 word = b < 2 ? gate.scales.x : gate.scales.y;
-                    multiply_block<1>(c[0], gate.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1),
-                                      xs);
+                    multiply_block<1>(
+                        c[0], gate.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
                     if (has_next) gate.load_block(next_gate, b, at.lane);
                     const u32 other = b < 2 ? up.scales.x : up.scales.y;
-                    multiply_block<1>(c[1], up.codes[b], scale_pair(other, 2 * (b & 1)), scale_pair(other, 2 * (b & 1) + 1),
-                                      xs);
+                    multiply_block<1>(
+                        c[1], up.codes[b], scale_pair(other, 2 * (b & 1)), scale_pair(other, 2 * (b & 1) + 1), xs);
                     if (has_next) up.load_block(next_up, b, at.lane);
                 }
                 if (has_next) {
@@ -173,14 +176,15 @@ __device__ __forceinline__ void shared_gate_up(const SharedExpert& shared, const
 struct Routing {
     const void* logits;  // [M, E] BF16 or FP32
     bool is_f32;
-    int* ids;            // [M, T]
-    float* weights;      // [M, T]
+    int* ids;        // [M, T]
+    float* weights;  // [M, T]
 
     template <class T>
     __device__ __forceinline__ Scores<T, false> scores(int token, int E) const {
         return {reinterpret_cast<const T*>(logits) + (size_t)token * E, nullptr};
     }
-    __device__ __forceinline__ OwnChoice choose(int token, int E, int T, u32& largest, WordSpace& space, int lane) const {
+    __device__ __forceinline__ OwnChoice choose(int token, int E, int T, u32& largest, WordSpace& space,
+                                                int lane) const {
         if (is_f32) {
             const auto of_token = scores<float>(token, E);
             HeldExperts<Scores<float, false>> source(of_token, E, lane);
@@ -199,8 +203,9 @@ struct Routing {
 };
 
 template <class F>
-__device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], const Routing& routing, const bf16* x, bf16* out,
-                                               int block, int M, int E, int T, int I, int H, int repeats, int blocks) {
+__device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], const Routing& routing, const bf16* x,
+                                               bf16* out, int block, int M, int E, int T, int I, int H, int repeats,
+                                               int blocks) {
     __shared__ Exchange<F, 2> exchange;
     __shared__ int ids[MAX_TOKENS * MAX_CHOICES];
     __shared__ WordSpace spaces[MAX_TOKENS];
@@ -248,52 +253,53 @@ __device__ __forceinline__ void routed_gate_up(const Experts (&experts)[2], cons
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
 }
 
-#define FUSED_GATE_UP(NAME, CHAINS, STATIC_K)                                                                      \
-    extern "C" __global__ void GATE_UP_BOUNDS fused_gate_up_##NAME(                                                \
-        const u8* __restrict__ gate,           /* [E][ceil(I/16)][ceil(H/256)][2304] */                            \
-        const u8* __restrict__ up,             /* the same */                                                      \
-        const float* __restrict__ gate_scale,  /* [E] */                                                           \
-        const float* __restrict__ up_scale,    /* [E] */                                                           \
-        const u8* __restrict__ shared_gate,    /* [ceil(J/16)][ceil(H/256)][2304] */                               \
-        const u8* __restrict__ shared_up,      /* the same */                                                      \
-        const bf16* x,                         /* [M, H] */                                                        \
-        const void* logits,                    /* [M, E] BF16 or FP32 */                                           \
-        const bf16* __restrict__ gate_weight,  /* [H] */                                                           \
-        int* __restrict__ ids,                 /* [M, T] */                                                        \
-        float* __restrict__ weights,           /* [M, T] */                                                        \
-        bf16* __restrict__ out,                /* [M, T, I] */                                                     \
-        bf16* __restrict__ out_shared,         /* [M, J] */                                                        \
-        float* __restrict__ out_gate,          /* [M] */                                                           \
-        float shared_gate_scale, float shared_up_scale, int is_f32, int M, int E, int T, int I, int H, int J,      \
-        int repeats, int blocks, int shared_blocks, int gemv_chains, int gemv_ranks) {                             \
-        using F = Form<CHAINS, STATIC_K, PAIRWISE_WARPS>;                                                          \
-        pdl_launch_dependents();                                                                                       \
-        if (blockIdx.x < shared_blocks) {                                                                          \
-            const SharedExpert shared{shared_gate, shared_up, shared_gate_scale, shared_up_scale,                  \
-                                      gate_weight, out_shared, out_gate, J, shared_blocks};                        \
-            shared_gate_up<F>(shared, x, M, H, GemvOrder(gemv_chains, gemv_ranks));                                \
-        } else {                                                                                                   \
-            const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                       \
-            const Routing routing{logits, is_f32 != 0, ids, weights};                                              \
+#define FUSED_GATE_UP(NAME, CHAINS, STATIC_K)                                                                        \
+    extern "C" __global__ void GATE_UP_BOUNDS fused_gate_up_##NAME(                                                  \
+        const u8* __restrict__ gate,          /* [E][ceil(I/16)][ceil(H/256)][2304] */                               \
+        const u8* __restrict__ up,            /* the same */                                                         \
+        const float* __restrict__ gate_scale, /* [E] */                                                              \
+        const float* __restrict__ up_scale,   /* [E] */                                                              \
+        const u8* __restrict__ shared_gate,   /* [ceil(J/16)][ceil(H/256)][2304] */                                  \
+        const u8* __restrict__ shared_up,     /* the same */                                                         \
+        const bf16* x,                        /* [M, H] */                                                           \
+        const void* logits,                   /* [M, E] BF16 or FP32 */                                              \
+        const bf16* __restrict__ gate_weight, /* [H] */                                                              \
+        int* __restrict__ ids,                /* [M, T] */                                                           \
+        float* __restrict__ weights,          /* [M, T] */                                                           \
+        bf16* __restrict__ out,               /* [M, T, I] */                                                        \
+        bf16* __restrict__ out_shared,        /* [M, J] */                                                           \
+        float* __restrict__ out_gate,         /* [M] */                                                              \
+        float shared_gate_scale, float shared_up_scale, int is_f32, int M, int E, int T, int I, int H, int J,        \
+        int repeats, int blocks, int shared_blocks, int gemv_chains, int gemv_ranks) {                               \
+        using F = Form<CHAINS, STATIC_K, PAIRWISE_WARPS>;                                                            \
+        pdl_launch_dependents();                                                                                     \
+        if (blockIdx.x < shared_blocks) {                                                                            \
+            const SharedExpert shared{                                                                               \
+                shared_gate, shared_up, shared_gate_scale, shared_up_scale, gate_weight, out_shared,                 \
+                out_gate,    J,         shared_blocks};                                                              \
+            shared_gate_up<F>(shared, x, M, H, GemvOrder(gemv_chains, gemv_ranks));                                  \
+        } else {                                                                                                     \
+            const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                         \
+            const Routing routing{logits, is_f32 != 0, ids, weights};                                                \
             routed_gate_up<F>(experts, routing, x, out, blockIdx.x - shared_blocks, M, E, T, I, H, repeats, blocks); \
-        }                                                                                                          \
+        }                                                                                                            \
     }
 
-#define FUSED_DOWN(NAME, CHAINS, STATIC_K)                                                                         \
-    extern "C" __global__ void DOWN_BOUNDS fused_down_##NAME(                                                      \
-        const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
-        const float* __restrict__ down_scale,  /* [E] */                                                           \
-        const u8* __restrict__ shared,         /* [ceil(H/16)][ceil(J/256)][2304] */                               \
-        const bf16* h,                         /* [M, T, I] */                                                     \
-        const bf16* h_shared,                  /* [M, J] */                                                        \
-        const int* ids,                        /* [M, T] */                                                        \
-        const float* weights,                  /* [M, T] */                                                        \
-        const float* gate,                     /* [M] */                                                           \
-        bf16* __restrict__ out,                /* [M, H] */                                                        \
-        float shared_scale, int E, int T, int H, int I, int J, int gemv_chains, int gemv_ranks) {                  \
-        const DownArguments in{shared, shared_scale, h, h_shared, ids, weights, gate, out, E, T, H, I, J};         \
-        pairwise_down<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>, true>({down, down_scale}, in,                        \
-                                                                    GemvOrder(gemv_chains, gemv_ranks));           \
+#define FUSED_DOWN(NAME, CHAINS, STATIC_K)                                                                 \
+    extern "C" __global__ void DOWN_BOUNDS fused_down_##NAME(                                              \
+        const u8* __restrict__ down,          /* [E][ceil(H/16)][ceil(I/256)][2304] */                     \
+        const float* __restrict__ down_scale, /* [E] */                                                    \
+        const u8* __restrict__ shared,        /* [ceil(H/16)][ceil(J/256)][2304] */                        \
+        const bf16* h,                        /* [M, T, I] */                                              \
+        const bf16* h_shared,                 /* [M, J] */                                                 \
+        const int* ids,                       /* [M, T] */                                                 \
+        const float* weights,                 /* [M, T] */                                                 \
+        const float* gate,                    /* [M] */                                                    \
+        bf16* __restrict__ out,               /* [M, H] */                                                 \
+        float shared_scale, int E, int T, int H, int I, int J, int gemv_chains, int gemv_ranks) {          \
+        const DownArguments in{shared, shared_scale, h, h_shared, ids, weights, gate, out, E, T, H, I, J}; \
+        pairwise_down<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>, true>(                                       \
+            {down, down_scale}, in, GemvOrder(gemv_chains, gemv_ranks));                                   \
     }
 
 FOR_EACH_GATE_UP(FUSED_GATE_UP)

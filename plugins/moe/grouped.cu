@@ -1,5 +1,5 @@
-// Grouped experts (grouped.cuh, and grouped_many.cuh for many rows an expert): gate and up with the activation, and down, in
-// sorted order. Rows that no expert has are zeros. Launched by expert_launch.py. sm_80 and newer.
+// Grouped experts (grouped.cuh, and grouped_many.cuh for many rows an expert): gate and up with the activation, and
+// down, in sorted order. Rows that no expert has are zeros. Launched by expert_launch.py. sm_80 and newer.
 #include "bf16.cuh"
 #include "global_memory.cuh"
 #include "grouped.cuh"
@@ -48,37 +48,37 @@ __device__ __forceinline__ void grouped_gate_up(const Experts (&experts)[2], con
     clear_from(out, all_rows, work.S, I);
 }
 
-#define GROUPED_GATE_UP(NAME, CHAINS, STATIC_K)                                                                    \
-    extern "C" __global__ void GATE_UP_BOUNDS grouped_gate_up_##NAME(                                              \
-        const u8* __restrict__ gate,           /* [E][ceil(I/16)][ceil(H/256)][2304] */                            \
-        const u8* __restrict__ up,             /* the same */                                                      \
-        const float* __restrict__ gate_scale,  /* [E] */                                                           \
-        const float* __restrict__ up_scale,    /* [E] */                                                           \
-        const bf16* x,                         /* [S / top_k, H] */                                                \
-        const int* slots,                      /* [S] */                                                           \
-        const int* offsets,                    /* [E + 1] */                                                       \
-        const int* work,                       /* [E, 4] */                                                        \
-        bf16* __restrict__ out,                /* [S, I] */                                                        \
-        int E, int S, int top_k, int I, int H, int repeats) {                                                      \
-        const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                           \
-        grouped_gate_up<Form<CHAINS, STATIC_K, GATE_UP_WARPS>>(experts, x, slots, offsets, {work, E, S}, out, top_k,\
-                                                               I, H, repeats);                                     \
+#define GROUPED_GATE_UP(NAME, CHAINS, STATIC_K)                                        \
+    extern "C" __global__ void GATE_UP_BOUNDS grouped_gate_up_##NAME(                  \
+        const u8* __restrict__ gate,          /* [E][ceil(I/16)][ceil(H/256)][2304] */ \
+        const u8* __restrict__ up,            /* the same */                           \
+        const float* __restrict__ gate_scale, /* [E] */                                \
+        const float* __restrict__ up_scale,   /* [E] */                                \
+        const bf16* x,                        /* [S / top_k, H] */                     \
+        const int* slots,                     /* [S] */                                \
+        const int* offsets,                   /* [E + 1] */                            \
+        const int* work,                      /* [E, 4] */                             \
+        bf16* __restrict__ out,               /* [S, I] */                             \
+        int E, int S, int top_k, int I, int H, int repeats) {                          \
+        const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};               \
+        grouped_gate_up<Form<CHAINS, STATIC_K, GATE_UP_WARPS>>(                        \
+            experts, x, slots, offsets, {work, E, S}, out, top_k, I, H, repeats);      \
     }
 
-#define GROUPED_DOWN(NAME, CHAINS, STATIC_K)                                                                       \
-    extern "C" __global__ void DOWN_BOUNDS grouped_down_##NAME(                                                    \
-        const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
-        const float* __restrict__ down_scale,  /* [E] */                                                           \
-        const bf16* h,                         /* [S, I] */                                                        \
-        const int* offsets,                    /* [E + 1] */                                                       \
-        const int* work,                       /* [E, 4] */                                                        \
-        bf16* __restrict__ out,                /* [S, H] */                                                        \
-        int E, int S, int H, int I, int repeats, int is_early) {                                                   \
-        const Experts experts[1] = {{down, down_scale}};                                                           \
-        const int rest = grouped_down<Form<CHAINS, STATIC_K, DOWN_WARPS>>(                                         \
-            experts, h, offsets, {work, E, S}, H, I, repeats, is_early,                                            \
-            [&](int i, int output, float y) { out[(size_t)i * H + output] = rounded(y); });                        \
-        clear_from(out, rest, S, H);                                                                               \
+#define GROUPED_DOWN(NAME, CHAINS, STATIC_K)                                                \
+    extern "C" __global__ void DOWN_BOUNDS grouped_down_##NAME(                             \
+        const u8* __restrict__ down,          /* [E][ceil(H/16)][ceil(I/256)][2304] */      \
+        const float* __restrict__ down_scale, /* [E] */                                     \
+        const bf16* h,                        /* [S, I] */                                  \
+        const int* offsets,                   /* [E + 1] */                                 \
+        const int* work,                      /* [E, 4] */                                  \
+        bf16* __restrict__ out,               /* [S, H] */                                  \
+        int E, int S, int H, int I, int repeats, int is_early) {                            \
+        const Experts experts[1] = {{down, down_scale}};                                    \
+        const int rest = grouped_down<Form<CHAINS, STATIC_K, DOWN_WARPS>>(                  \
+            experts, h, offsets, {work, E, S}, H, I, repeats, is_early,                     \
+            [&](int i, int output, float y) { out[(size_t)i * H + output] = rounded(y); }); \
+        clear_from(out, rest, S, H);                                                        \
     }
 
 FOR_EACH_GATE_UP(GROUPED_GATE_UP)

@@ -1,13 +1,14 @@
-// Grouped experts: the rows of each expert, which stand together in sorted order, by its weights, which are read from memory
-// once a launch: for more than eight rows of one expert they come again from L2.
+// Grouped experts: the rows of each expert, which stand together in sorted order, by its weights, which are read from
+// memory once a launch: for more than eight rows of one expert they come again from L2.
 //
-// The sort makes a list of the experts that have rows, so that the host needs no counts. All tiles of all of them, expert by
-// expert, are shared out in one of two ways:
-//   few rows   as many blocks as fit the device, equal shares: beginning once a launch, and no last wave. Grid: (blocks, 1)
-//   many rows  ``repeats`` tiles of one place of the list for each team of a block: experts may have very different numbers of
-//              rows. Grid: (ceil(tiles / TEAMS / repeats), min(E, S)); blocks whose place is empty end at once
-// Blocks are small, so that some stream while others begin. Where K is known, the rows of x go to shared memory once for all
-// tiles that a block has of an expert, and with them those of the expert behind it, if there is room for both.
+// The sort makes a list of the experts that have rows, so that the host needs no counts. All tiles of all of them,
+// expert by expert, are shared out in one of two ways:
+//   few rows   as many blocks as fit the device, equal shares: beginning once a launch, and no last wave.
+//              Grid: (blocks, 1)
+//   many rows  ``repeats`` tiles of one place of the list for each team of a block: experts may have very different
+//              numbers of rows. Grid: (ceil(tiles / TEAMS / repeats), min(E, S)); blocks with an empty place return
+// Blocks are small, so that some stream while others begin. Where K is known, the rows of x go to shared memory once
+// for all tiles that a block has of an expert, and with them those of the expert behind it, if there is room for both.
 //
 // The list is clamped to the E experts and S rows. A slot outside 0 .. S - 1 reads a row of zeros.
 #pragma once
@@ -18,8 +19,8 @@
 #include "pdl.cuh"
 #include "shared_memory.cuh"
 
-// Blocks that fill a multiprocessor with 16 warps: of gate and up two, whose shared memory leaves room for others' blocks beside
-// them; of down four. Five blocks of four warps were slower on an H200, by 13% at 8 tokens and 7% at 64.
+// Blocks that fill a multiprocessor with 16 warps: of gate and up two, whose shared memory leaves room for others'
+// blocks beside them; of down four. Five blocks of four warps were slower on an H200, by 13% at 8 tokens and 7% at 64.
 constexpr int GATE_UP_WARPS = 8, DOWN_WARPS = 4;
 #define GATE_UP_BOUNDS __launch_bounds__(GATE_UP_WARPS * 32, 2)
 #define DOWN_BOUNDS __launch_bounds__(DOWN_WARPS * 32, 4)
@@ -32,8 +33,8 @@ struct Group {
     }
 };
 
-// List and slots in shared memory, all read at once. How many experts there are says where a block begins, what is there which
-// slots it needs, and those which rows of x: each would be a read of its own.
+// List and slots in shared memory, all read at once. How many experts there are says where a block begins, what is
+// there which slots it needs, and those which rows of x: each would be a read of its own.
 struct Near {
     static constexpr int EXPERTS = 256, SLOTS = 1024;
     static constexpr u32 NOTHING = 0xffffffffu;
@@ -41,10 +42,11 @@ struct Near {
     int slots[SLOTS], taken;
 };
 
-// The work list [E][4]: expert, first row, end of its rows, and how many places are taken, the same in all places. ``near`` has
-// it too; null if not.
+// The work list [E][4]: expert, first row, end of its rows, and how many places are taken, the same in all places.
+// ``near`` has it too; null if not.
 //
-// All blocks read it at the same moment. A thread a value, and 16 bytes a thread: one L2 slice has few requests a cycle.
+// All blocks read it at the same moment. A thread a value, and 16 bytes a thread: one L2 slice has few requests a
+// cycle.
 struct Work {
     const int* list;
     int E, S;
@@ -55,7 +57,8 @@ struct Work {
         int taken;
         if (!near) return in_memory(place, taken);
         const u32 word = near->groups[place];
-        return word == Near::NOTHING ? Group{-1, 0, 0} : Group{(int)(word & 255), (int)(word >> 8 & 2047), (int)(word >> 19)};
+        return word == Near::NOTHING ? Group{-1, 0, 0}
+                                     : Group{(int)(word & 255), (int)(word >> 8 & 2047), (int)(word >> 19)};
     }
     __device__ __forceinline__ Group in_memory(int place, int& taken) const {
         const int4 v = load_relaxed(reinterpret_cast<const int4*>(list) + min(place, E - 1));
@@ -125,7 +128,8 @@ struct Rows {
         if (from) cp_async_16(shared_address(to), from + piece * 8);
         else *to = make_uint4(0, 0, 0, 0);
     }
-    // Begins to fetch rows ``first`` .. ``end`` of the block, for all its threads; ``row(i)`` is where row i is, null for zeros.
+    // Begins to fetch rows ``first`` .. ``end`` of the block, for all its threads; ``row(i)`` is where row i is, null
+    // for zeros.
     template <class Source>
     __device__ __forceinline__ void fetch(int first, int end, Source row) {
         if constexpr (IS_OWN) {
@@ -134,7 +138,8 @@ struct Rows {
             for (int i = first; i < end; ++i) put(i, threadIdx.x, row(i));
         } else if constexpr (F::STATIC_K > 0) {
 #pragma unroll 1
-            for (int i = first * PIECES + threadIdx.x; i < end * PIECES; i += F::THREADS) put(i / PIECES, i % PIECES, row(i / PIECES));
+            for (int i = first * PIECES + threadIdx.x; i < end * PIECES; i += F::THREADS)
+                put(i / PIECES, i % PIECES, row(i / PIECES));
         }
     }
 };
@@ -143,7 +148,7 @@ struct Rows {
 template <class F, int MATRICES, int SLOTS = MATRICES>
 struct TileStream {
     static constexpr bool IS_WHOLE = MATRICES == 1 && F::CHAINS == 1 && F::STATIC_K == SLOTS * TILE_K;
-    static constexpr bool IS_SINGLE = F::STATIC_K > 0 && F::STATIC_K == F::CHAINS * TILE_K;  // a supertile a chain
+    static constexpr bool IS_SINGLE = F::STATIC_K > 0 && F::STATIC_K == TILE_K* F::CHAINS;  // a supertile a chain
     static_assert(SLOTS == MATRICES || IS_WHOLE);
     Supertile ring[SLOTS];
 
@@ -163,11 +168,11 @@ struct TileStream {
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i) load_early(ring[i], first(experts, tile, i), at.lane);
     }
-    // A supertile of each of COUNT matrices, from ``own`` on, by the same rows; loads those at ``next`` in their places, if any.
-    // Codes, then scales, as they lie: scales first were 10% slower on an H200.
+    // A supertile of each of COUNT matrices, from ``own`` on, by the same rows; loads those at ``next`` in their
+    // places, if any. Codes, then scales, as they lie: scales first were 10% slower on an H200.
     template <int COUNT, int A, class Row>
-    __device__ __forceinline__ void multiply(float (&c)[COUNT][A][1][4], Supertile* own, Row& x, int s, const Experts* experts,
-                                             size_t next, bool has_next, const Place<F>& at) {
+    __device__ __forceinline__ void multiply(float (&c)[COUNT][A][1][4], Supertile* own, Row& x, int s,
+                                             const Experts* experts, size_t next, bool has_next, const Place<F>& at) {
         x.begin(s, at);
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
@@ -175,7 +180,8 @@ struct TileStream {
 #pragma unroll
             for (int m = 0; m < COUNT; ++m) {
                 const u32 word = b < 2 ? own[m].scales.x : own[m].scales.y;
-                multiply_block<1>(c[m], own[m].codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
+                multiply_block<1>(
+                    c[m], own[m].codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), xs);
                 if (has_next) own[m].load_block(experts[m].data + next, b, at.lane);
             }
         }
@@ -191,8 +197,8 @@ struct TileStream {
         finish(m, chain, sums);
     }
 
-    // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8, as an
-    // mma has them. ``after`` is the tile that comes next, if any does.
+    // Multiplies a tile. ``finish(m, chain, sums)`` takes the sums of a chain: of rows 2t, 2t + 1 and outputs g, g + 8,
+    // as an mma has them. ``after`` is the tile that comes next, if any does.
     template <class Row, class Finish>
     __device__ __forceinline__ void multiply_tile(const Experts (&experts)[MATRICES], size_t tile, size_t after,
                                                   bool has_after, Row& x, const Place<F>& at, Finish finish) {
@@ -225,19 +231,21 @@ struct TileStream {
     }
 };
 
-// Where sums of chains meet: [TEAMS][8 rows][MATRICES][CHAINS][16 outputs], rows a little apart, so that their values lie in
-// different banks.
+// Where sums of chains meet: [TEAMS][8 rows][MATRICES][CHAINS][16 outputs], rows a little apart, so that their values
+// lie in different banks.
 template <class F, int MATRICES>
 struct Sums {
     static constexpr int ROW = MATRICES * F::CHAINS * TILE_N + 16, SIZE = GROUP_ROWS * ROW;
     float at[F::CHAINS == 1 ? 1 : F::TEAMS][F::CHAINS == 1 ? 1 : SIZE];
 };
 
-// Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global scale.
+// Multiplies one tile for up to eight rows; ``store(i, output, sums)`` takes each output of row i, before the global
+// scale.
 template <class F, int MATRICES, int SLOTS, class Row, class Store>
-__device__ __forceinline__ void multiply_group(TileStream<F, MATRICES, SLOTS>& stream, Sums<F, MATRICES>& exchange,
-                                               const Experts (&experts)[MATRICES], size_t offset, size_t after, bool has_after,
-                                               Row& x, int rows, int tile, int& turn, const Place<F>& at, Store store) {
+__device__ __forceinline__ void multiply_group(
+    TileStream<F, MATRICES, SLOTS>& stream, Sums<F, MATRICES>& exchange, const Experts (&experts)[MATRICES],
+    size_t offset, size_t after, bool has_after, Row& x, int rows, int tile, int& turn, const Place<F>& at,
+    Store store) {
     if constexpr (F::CHAINS == 1) {
         float sums[MATRICES][4] = {};
         stream.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&own)[4]) {
@@ -282,13 +290,14 @@ __device__ __forceinline__ void multiply_group(TileStream<F, MATRICES, SLOTS>& s
     }
 }
 
-// Multiplies the tiles of a block by the rows of their groups, of which ``group`` is the first. ``row(i)`` is row i of x in sorted
-// order, ``store(i, output, sums, scales)`` takes what comes of it. The first tile, and the first group's first rows, may be on
-// their way already.
+// Multiplies the tiles of a block by the rows of their groups, of which ``group`` is the first. ``row(i)`` is row i of
+// x in sorted order, ``store(i, output, sums, scales)`` takes what comes of it. The first tile, and the first group's
+// first rows, may be on their way already.
 template <class F, int MATRICES, int SLOTS, class Source, class Store>
-__device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& stream, bool has_begun, bool has_rows,
-                                               Rows<F>& shared_rows, const Experts (&experts)[MATRICES], const Work& work,
-                                               Share share, Group group, const Place<F>& at, Source row, Store store) {
+__device__ __forceinline__ void multiply_share(
+    TileStream<F, MATRICES, SLOTS>& stream, bool has_begun, bool has_rows, Rows<F>& shared_rows,
+    const Experts (&experts)[MATRICES], const Work& work, Share share, Group group, const Place<F>& at, Source row,
+    Store store) {
     __shared__ Sums<F, MATRICES> exchange;
     int turn = 0, base = 0;  // the place of the group's first row
     while (share.count > 0 && group.expert >= 0) {
@@ -307,7 +316,8 @@ __device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& s
             const bool is_last = begin + GROUP_ROWS >= group.end;
             const size_t then = is_last ? at.offset(behind.expert, at.team) : offset;
             const bool has_more = is_last ? has_behind : first < end;
-            // Rows are asked for first, by all warps: they would come behind all weights that are asked for before them.
+            // Rows are asked for first, by all warps: they would come behind all weights that are asked for before
+            // them.
             const int rows = min(GROUP_ROWS, group.end - begin);
             const auto begin_stream = [&] {
                 if (F::TEAMS == 1 && !has_begun) __syncthreads();
@@ -319,8 +329,8 @@ __device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& s
                 for (int tile = first; tile < end; tile += F::TEAMS) {
                     const bool is_last_tile = tile + F::TEAMS >= end;
                     const size_t after = is_last_tile ? then : offset + at.stride();
-                    multiply_group(stream, exchange, experts, offset, after, !is_last_tile || has_more, x, rows, tile, turn,
-                                   at, [&](int i, int output, const float (&sums)[MATRICES]) {
+                    multiply_group(stream, exchange, experts, offset, after, !is_last_tile || has_more, x, rows, tile,
+                                   turn, at, [&](int i, int output, const float (&sums)[MATRICES]) {
                                        store(begin + i, output, sums, scales);
                                    });
                     offset = after;
@@ -329,9 +339,8 @@ __device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& s
             if constexpr (F::STATIC_K > 0) {
                 if constexpr (Rows<F>::IS_OWN) __syncwarp();
                 else if (!has_rows) __syncthreads();  // rows before have been read
-                shared_rows.fetch(has_rows ? rows : 0, has_rows_behind ? rows + all_behind : rows, [&](int i) {
-                    return row(i < rows ? begin + i : behind.begin + i - rows);
-                });
+                shared_rows.fetch(has_rows ? rows : 0, has_rows_behind ? rows + all_behind : rows,
+                                  [&](int i) { return row(i < rows ? begin + i : behind.begin + i - rows); });
                 begin_stream();
                 cp_async_commit(), cp_async_wait<0>();
                 if (Rows<F>::IS_OWN && rows <= GROUP_ROWS / 2) __syncwarp();
@@ -355,14 +364,14 @@ __device__ __forceinline__ void multiply_share(TileStream<F, MATRICES, SLOTS>& s
     }
 }
 
-// The down projections of a block's tiles; ``store(i, output, y)`` takes the results of row i in sorted order. Returns how
-// many rows experts have, as ``offsets`` says; null for nobody who asks.
+// The down projections of a block's tiles; ``store(i, output, y)`` takes the results of row i in sorted order. Returns
+// how many rows experts have, as ``offsets`` says; null for nobody who asks.
 //
-// With ``is_early`` they begin before the launch ahead of them has ended: they load the weights of the expert that the list
-// names by then, and look again once it has ended. Only where it wrote the list itself was that in vain.
+// With ``is_early`` they begin before the launch ahead of them has ended: they load the weights of the expert that the
+// list names by then, and look again once it has ended. Only where it wrote the list itself was that in vain.
 template <class F, class Store>
-__device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const bf16* h, const int* offsets, const Work& work,
-                                            int H, int I, int repeats, int is_early, Store store) {
+__device__ __forceinline__ int grouped_down(const Experts (&experts)[1], const bf16* h, const int* offsets,
+                                            const Work& work, int H, int I, int repeats, int is_early, Store store) {
     __shared__ Rows<F> rows;
     __shared__ int all_rows;
     pdl_launch_dependents();

@@ -1,6 +1,7 @@
-// Grouped experts where experts have many rows: a part of an expert's rows, at most MANY_ROWS, lies in shared memory, and a
-// warp multiplies whole tiles of 16 outputs by all of them, so that weights are decoded once for them and come from L2 once
-// for them. The bits are those of grouped.cuh: the same chains of K, on the same accumulators, added in the same order.
+// Grouped experts where experts have many rows: a part of an expert's rows, at most MANY_ROWS, lies in shared memory,
+// and a warp multiplies whole tiles of 16 outputs by all of them, so that weights are decoded once for them and come
+// from L2 once for them. The bits are those of grouped.cuh: the same chains of K, on the same accumulators, added in
+// the same order.
 //
 // Grid: (slices of the tiles, at least as many as there are parts). A block counts the parts of all experts to find its
 // own. K is 2048 for gate and up, 512 for down.
@@ -80,11 +81,11 @@ __device__ __forceinline__ Part part_of(const int* offsets, int E, int S, int wa
     return found;
 }
 
-// Sums of one tile of one matrix for GROUPS groups of eight rows; ``own`` holds its first supertile, and the first of what
-// is at ``after`` in the end.
+// Sums of one tile of one matrix for GROUPS groups of eight rows; ``own`` holds its first supertile, and the first of
+// what is at ``after`` in the end.
 template <class F, int GROUPS>
-__device__ __forceinline__ void multiply_many(float (&total)[GROUPS][4], Supertile& own, const u8* tile, const u8* after,
-                                              u32 rows, int lane) {
+__device__ __forceinline__ void multiply_many(float (&total)[GROUPS][4], Supertile& own, const u8* tile,
+                                              const u8* after, u32 rows, int lane) {
 #pragma unroll
     for (int n = 0; n < GROUPS; ++n)
 #pragma unroll
@@ -133,8 +134,8 @@ __device__ __forceinline__ void multiply_many(float (&total)[GROUPS][4], Superti
     }
 }
 
-// A warp's tiles of a slice, ``mine`` .. ``last``, for a part in shared memory. ``store(i, output, sums)`` takes what comes
-// of row i.
+// A warp's tiles of a slice, ``mine`` .. ``last``, for a part in shared memory. ``store(i, output, sums)`` takes what
+// comes of row i.
 template <class F, int GROUPS, int MATRICES, class Store>
 __device__ __forceinline__ void multiply_tiles(const Experts (&experts)[MATRICES], const Part& part, u32 rows, int mine,
                                                int last, int tiles, int N, Store store) {
@@ -168,8 +169,8 @@ __device__ __forceinline__ void multiply_tiles(const Experts (&experts)[MATRICES
 
 // All tiles of a block's slice for its part. ``row(i)`` is row i of x in sorted order, null for zeros.
 template <class F, int MATRICES, class Source, class Store>
-__device__ __forceinline__ void multiply_part(const Experts (&experts)[MATRICES], const int* offsets, int E, int S, int N,
-                                              Source row, Store store) {
+__device__ __forceinline__ void multiply_part(const Experts (&experts)[MATRICES], const int* offsets, int E, int S,
+                                              int N, Source row, Store store) {
     extern __shared__ __align__(16) u8 memory[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int tiles = (N + TILE_N - 1) / TILE_N, each = (tiles + gridDim.x - 1) / gridDim.x;
@@ -214,7 +215,8 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) grouped_many_gate_
             return (u32)slot < (u32)S ? x + (size_t)(slot / top_k) * F::K : nullptr;
         },
         [&](int expert, int i, int output, const float (&sums)[2]) {
-            out[(size_t)i * I + output] = activated(sums[0] * experts[0].scale(expert), sums[1] * experts[1].scale(expert));
+            out[(size_t)i * I + output] =
+                activated(sums[0] * experts[0].scale(expert), sums[1] * experts[1].scale(expert));
         });
     clear_rest(out, offsets, E, S, I);
 }

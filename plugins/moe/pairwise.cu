@@ -1,8 +1,8 @@
 // Pairwise experts alone, from the chosen ids. Launched by expert_launch.py. sm_80 and newer.
 //
-// Gate and up: a block has some tiles of one choice's expert, for all choices of it that are in its group of 32; but the
-// first of them does the work. Grid: (ceil(tiles / teams / repeats), M T). A supertile of each matrix is on its way.
-// Down: pairwise.cuh. Grid: (tiles, M). An id outside the experts gives zeros.
+// Gate and up: a block has some tiles of one choice's expert, for all choices of it that are in its group of 32; but
+// the first of them does the work. Grid: (ceil(tiles / teams / repeats), M T). A supertile of each matrix is on its
+// way. Down: pairwise.cuh. Grid: (tiles, M). An id outside the experts gives zeros.
 //
 // What a launch before wrote is not __restrict__: a load of what nobody else writes may be moved before the wait.
 #include "bf16.cuh"
@@ -35,31 +35,31 @@ __device__ __forceinline__ void pairwise_gate_up(const Experts (&experts)[2], co
     gate_up_of_choices(stream, exchange, experts, expert, base, mask, first, tile_end, row_of, out, T, I, at);
 }
 
-#define PAIRWISE_GATE_UP(NAME, CHAINS, STATIC_K)                                                                   \
-    extern "C" __global__ void PAIRWISE_BOUNDS pairwise_gate_up_##NAME(                                            \
-        const u8* __restrict__ gate,           /* [E][ceil(I/16)][ceil(H/256)][2304] */                            \
-        const u8* __restrict__ up,             /* the same */                                                      \
-        const float* __restrict__ gate_scale,  /* [E] */                                                           \
-        const float* __restrict__ up_scale,    /* [E] */                                                           \
-        const bf16* x,                         /* [M, H] */                                                        \
-        const int* ids,                        /* [M, T] */                                                        \
-        bf16* __restrict__ out,                /* [M, T, I] */                                                     \
-        int E, int S, int T, int I, int H, int repeats) {                                                          \
-        const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                           \
-        pairwise_gate_up<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>>(experts, x, ids, out, E, S, T, I, H, repeats);    \
+#define PAIRWISE_GATE_UP(NAME, CHAINS, STATIC_K)                                                                \
+    extern "C" __global__ void PAIRWISE_BOUNDS pairwise_gate_up_##NAME(                                         \
+        const u8* __restrict__ gate,          /* [E][ceil(I/16)][ceil(H/256)][2304] */                          \
+        const u8* __restrict__ up,            /* the same */                                                    \
+        const float* __restrict__ gate_scale, /* [E] */                                                         \
+        const float* __restrict__ up_scale,   /* [E] */                                                         \
+        const bf16* x,                        /* [M, H] */                                                      \
+        const int* ids,                       /* [M, T] */                                                      \
+        bf16* __restrict__ out,               /* [M, T, I] */                                                   \
+        int E, int S, int T, int I, int H, int repeats) {                                                       \
+        const Experts experts[2] = {{gate, gate_scale}, {up, up_scale}};                                        \
+        pairwise_gate_up<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>>(experts, x, ids, out, E, S, T, I, H, repeats); \
     }
 
-#define PAIRWISE_DOWN(NAME, CHAINS, STATIC_K)                                                                      \
-    extern "C" __global__ void PAIRWISE_BOUNDS pairwise_down_##NAME(                                               \
-        const u8* __restrict__ down,           /* [E][ceil(H/16)][ceil(I/256)][2304] */                            \
-        const float* __restrict__ down_scale,  /* [E] */                                                           \
-        const bf16* h,                         /* [M, T, I] */                                                     \
-        const int* ids,                        /* [M, T] */                                                        \
-        const float* weights,                  /* [M, T] */                                                        \
-        bf16* __restrict__ out,                /* [M, H] */                                                        \
-        int E, int T, int H, int I) {                                                                              \
-        const DownArguments in{nullptr, 0.0f, h, nullptr, ids, weights, nullptr, out, E, T, H, I, 0};              \
-        pairwise_down<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>, false>({down, down_scale}, in, GemvOrder(1, 1));     \
+#define PAIRWISE_DOWN(NAME, CHAINS, STATIC_K)                                                                  \
+    extern "C" __global__ void PAIRWISE_BOUNDS pairwise_down_##NAME(                                           \
+        const u8* __restrict__ down,          /* [E][ceil(H/16)][ceil(I/256)][2304] */                         \
+        const float* __restrict__ down_scale, /* [E] */                                                        \
+        const bf16* h,                        /* [M, T, I] */                                                  \
+        const int* ids,                       /* [M, T] */                                                     \
+        const float* weights,                 /* [M, T] */                                                     \
+        bf16* __restrict__ out,               /* [M, H] */                                                     \
+        int E, int T, int H, int I) {                                                                          \
+        const DownArguments in{nullptr, 0.0f, h, nullptr, ids, weights, nullptr, out, E, T, H, I, 0};          \
+        pairwise_down<Form<CHAINS, STATIC_K, PAIRWISE_WARPS>, false>({down, down_scale}, in, GemvOrder(1, 1)); \
     }
 
 FOR_EACH_GATE_UP(PAIRWISE_GATE_UP)

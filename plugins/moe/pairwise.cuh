@@ -1,13 +1,13 @@
-// Pairwise experts: every token and choice for itself, for few tokens; choices of one expert share a read of its weights.
-// The shared expert, which every token passes, may be one more.
+// Pairwise experts: every token and choice for itself, for few tokens; choices of one expert share a read of its
+// weights. The shared expert, which every token passes, may be one more.
 //
 // Down: a block has one tile of one token; a team has a choice, TEAMS choices at a time, and two more warps the shared
-// expert. It begins before the launch ahead of it has ended: it loads the weights of the experts that the ids name by then,
-// and looks again once it has ended. Only where that launch wrote the ids itself was this in vain.
+// expert. It begins before the launch ahead of it has ended: it loads the weights of the experts that the ids name by
+// then, and looks again once it has ended. Only where that launch wrote the ids itself was this in vain.
 //
-// Numerics: experts.cuh; each choice's result is rounded to BF16, then weighted and added in order of choice in FP32, and
-// the sum is rounded. The shared expert's K is summed in the order of the GEMV that computes it alone, its result rounded
-// to BF16, and added to the rounded sum times its gate.
+// Numerics: experts.cuh; each choice's result is rounded to BF16, then weighted and added in order of choice in FP32,
+// and the sum is rounded. The shared expert's K is summed in the order of the GEMV that computes it alone, its result
+// rounded to BF16, and added to the rounded sum times its gate.
 #pragma once
 #include "async_copy.cuh"
 #include "bf16.cuh"
@@ -72,16 +72,17 @@ __device__ __forceinline__ void multiply_supertile(float (&c)[A][1][4], const Su
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
         const u32 word = b < 2 ? own.scales.x : own.scales.y;
-        multiply_block<1>(c, own.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), x.block(b, at));
+        multiply_block<1>(
+            c, own.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), x.block(b, at));
     }
 }
 
-// Tiles first, first + TEAMS, ... of an expert's gate and up, of which ``stream`` has begun the first, for the choices that
-// ``mask`` names of 32 from ``base`` on. ``row_of(token)`` is a token's row, -1 for none.
+// Tiles first, first + TEAMS, ... of an expert's gate and up, of which ``stream`` has begun the first, for the choices
+// that ``mask`` names of 32 from ``base`` on. ``row_of(token)`` is a token's row, -1 for none.
 template <class F, class RowOf>
-__device__ __forceinline__ void gate_up_of_choices(Stream<F, 2, 2>& stream, Exchange<F, 2>& exchange,
-                                                   const Experts (&experts)[2], int expert, int base, u32 mask, int first,
-                                                   int tile_end, RowOf row_of, bf16* out, int T, int I, const Place<F>& at) {
+__device__ __forceinline__ void gate_up_of_choices(
+    Stream<F, 2, 2>& stream, Exchange<F, 2>& exchange, const Experts (&experts)[2], int expert, int base, u32 mask,
+    int first, int tile_end, RowOf row_of, bf16* out, int T, int I, const Place<F>& at) {
     const int count = __popc(mask);
     const float scale_gate = experts[0].scale(expert), scale_up = experts[1].scale(expert);
     for (int begin = 0; begin < count; begin += GROUP_ROWS) {
@@ -91,24 +92,25 @@ __device__ __forceinline__ void gate_up_of_choices(Stream<F, 2, 2>& stream, Exch
         auto row = row_of(at.g < rows ? (base + nth_bit(mask, begin + at.g)) / T : -1);
 #pragma unroll 1
         for (int tile = first; tile < tile_end; tile += F::TEAMS, offset += at.stride())
-            multiply_rows(stream, exchange, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row, rows, tile,
-                          at, [&](int i, int output, const float (&sums)[2]) {
+            multiply_rows(stream, exchange, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row,
+                          rows, tile, at, [&](int i, int output, const float (&sums)[2]) {
                               out[(size_t)(base + nth_bit(mask, begin + i)) * I + output] =
                                   activated(sums[0] * scale_gate, sums[1] * scale_up);
                           });
     }
 }
 
-// What down reads and writes. What the launch before wrote is not __restrict__: it would be read before the wait. The shared expert: its weight (null for none), result of gate and up, and gates.
+// What down reads and writes. What the launch before wrote is not __restrict__: it would be read before the wait. The
+// shared expert: its weight (null for none), result of gate and up, and gates.
 struct DownArguments {
-    const u8* shared;       // [ceil(H/16)][ceil(J/256)][2304]
+    const u8* shared;  // [ceil(H/16)][ceil(J/256)][2304]
     float shared_scale;
-    const bf16* h;          // [M, T, I]
-    const bf16* h_shared;   // [M, J]
-    const int* ids;         // [M, T]
-    const float* weights;   // [M, T]
-    const float* gate;      // [M]
-    bf16* out;              // [M, H]
+    const bf16* h;         // [M, T, I]
+    const bf16* h_shared;  // [M, J]
+    const int* ids;        // [M, T]
+    const float* weights;  // [M, T]
+    const float* gate;     // [M]
+    bf16* out;             // [M, H]
     int E, T, H, I, J;
 
     // The expert of a choice, -1 for none.
@@ -125,8 +127,8 @@ struct DownArguments {
     }
 };
 
-// K of experts and shared expert is 512: a warp has a choice, all of whose weights, and its row, are on their way at once. Of
-// the shared expert a warp has a supertile, which is a chain of its GEMV.
+// K of experts and shared expert is 512: a warp has a choice, all of whose weights, and its row, are on their way at
+// once. Of the shared expert a warp has a supertile, which is a chain of its GEMV.
 constexpr int SHARED_WARPS = 2;
 
 template <bool SHARED>
@@ -280,7 +282,9 @@ __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const
     }
     if (threadIdx.x >= TILE_N) return;  // no barrier follows
     float shared = 0.0f;
-    if (SHARED) shared = order.total(there, [&](int c) { return of_shared[c][threadIdx.x]; }) * (in.shared_scale * EXPONENT_GAP);
+    if (SHARED)
+        shared =
+            order.total(there, [&](int c) { return of_shared[c][threadIdx.x]; }) * (in.shared_scale * EXPONENT_GAP);
     in.store<SHARED>(token, tile * TILE_N + threadIdx.x, total, gate, __bfloat162float(rounded(shared)));
 }
 

@@ -9,13 +9,13 @@
 
 constexpr int WARPS = 8, ROWS = 8;
 
-#define ROUTER_LOGITS(WIDTH)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) router_logits_w##WIDTH(                               \
-        const bf16* x,                    /* [M, H] */                                                             \
-        const bf16* __restrict__ weight,  /* [E, H] */                                                             \
-        float* __restrict__ out,          /* [M, E] */                                                             \
-        int M, int E, int H) {                                                                                     \
-        router_logits<WIDTH>(x, weight, out, M, E, H);                                                             \
+#define ROUTER_LOGITS(WIDTH)                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) router_logits_w##WIDTH( \
+        const bf16* x,                   /* [M, H] */                                \
+        const bf16* __restrict__ weight, /* [E, H] */                                \
+        float* __restrict__ out,         /* [M, E] */                                \
+        int M, int E, int H) {                                                       \
+        router_logits<WIDTH>(x, weight, out, M, E, H);                               \
     }
 
 template <int WIDTH>

@@ -1,13 +1,13 @@
-// Slots by expert: a stable counting sort, one warp an expert. Each warp counts the ids below its own, which is where its
-// slots begin, and then writes its slots in order: no scratch, no sums over blocks, any number of slots. The work list takes
-// the rank of an expert among those that have slots: each block notes all ids in a bit an expert.
+// Slots by expert: a stable counting sort, one warp an expert. Each warp counts the ids below its own, which is where
+// its slots begin, and then writes its slots in order: no scratch, no sums over blocks, any number of slots. The work
+// list takes the rank of an expert among those that have slots: each block notes all ids in a bit an expert.
 //
 // An id outside the experts is sorted nowhere; as many slots as there are such ids are -1, at the end. Launched by
 // router_launch.py. Grid: ceil(experts / 8); of local_ids ceil(count / 256).
 #include "pdl.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, AHEAD = 4;  // AHEAD loads in flight
-constexpr int MAX_EXPERTS = 32768;                        // a bit each in shared memory
+constexpr int MAX_EXPERTS = 32768;                         // a bit each in shared memory
 
 struct Ids {
     int at[AHEAD];
@@ -32,10 +32,10 @@ __device__ __forceinline__ int rank_of(const u32* has_slots, int expert, int lan
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
-    const int* ids,               // [slots]
-    int* __restrict__ sorted,     // [slots]
-    int* __restrict__ offsets,    // [experts + 1]
-    int* __restrict__ work,       // [experts, 4]
+    const int* ids,             // [slots]
+    int* __restrict__ sorted,   // [slots]
+    int* __restrict__ offsets,  // [experts + 1]
+    int* __restrict__ work,     // [experts, 4]
     int slots, int experts) {
     __shared__ u32 has_slots[MAX_EXPERTS / 32];
     pdl_launch_dependents();
@@ -82,11 +82,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
     }
 }
 
-// Ids counted from expert ``first`` on, -1 for those of other experts: the same routing as a slice of the experts sees it.
-extern "C" __global__ void __launch_bounds__(256) local_ids(
-    const int* ids,               // [count]
-    int* __restrict__ out,        // [count]
-    int count, int first, int experts) {
+// Ids counted from expert ``first`` on, -1 for those of other experts: the same routing as a slice of the experts sees
+// it.
+extern "C" __global__ void __launch_bounds__(256) local_ids(const int* ids,         // [count]
+                                                            int* __restrict__ out,  // [count]
+                                                            int count, int first, int experts) {
     pdl_launch_dependents();
     pdl_wait();
     const int i = blockIdx.x * 256 + threadIdx.x;

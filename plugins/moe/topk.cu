@@ -1,13 +1,13 @@
-// The router's choice for each row, with weights that sum to 1 (topk.cuh). One warp a token. Launched by router_launch.py.
-// Grid: M.
+// The router's choice for each row, with weights that sum to 1 (topk.cuh). One warp a token. Launched by
+// router_launch.py. Grid: M.
 #include "bf16.cuh"
 #include "pdl.cuh"
 #include "topk.cuh"
 
 // For a warp whose lane i has choice i, of all there are.
 template <class S>
-__device__ __forceinline__ void store_choices(const S& scores, const OwnChoice& own, u32 largest, int* ids, float* weights,
-                                              int top_k, int lane) {
+__device__ __forceinline__ void store_choices(const S& scores, const OwnChoice& own, u32 largest, int* ids,
+                                              float* weights, int top_k, int lane) {
     const float weight = own.expert >= 0 ? scores.weight(own.expert, own.key, largest) : 0.0f;
     const float sum = sum_in_order(0.0f, weight, top_k);
     if (lane >= top_k) return;
@@ -32,7 +32,8 @@ __device__ __forceinline__ void choose(const S& scores, Source& source, int* ids
 }
 
 template <class T, bool SIGMOID>
-__device__ __forceinline__ void choose_row(const T* logits, const float* bias, int* ids, float* weights, int E, int top_k) {
+__device__ __forceinline__ void choose_row(const T* logits, const float* bias, int* ids, float* weights, int E,
+                                           int top_k) {
     const int lane = threadIdx.x;
     const Scores<T, SIGMOID> scores{logits, bias};
     if constexpr (sizeof(T) == sizeof(bf16)) {
@@ -53,17 +54,17 @@ __device__ __forceinline__ void choose_row(const T* logits, const float* bias, i
     }
 }
 
-#define TOPK(NAME, T, SIGMOID)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(32) NAME(                                                         \
-        const T* logits,                 /* [M, E] */                                                              \
-        const float* __restrict__ bias,  /* [E] or null */                                                         \
-        int* __restrict__ ids,           /* [M, top_k] */                                                          \
-        float* __restrict__ weights,     /* [M, top_k] */                                                          \
-        int E, int top_k) {                                                                                        \
-        pdl_launch_dependents();                                                                                       \
-        pdl_wait();                                                                                \
-        const size_t row = blockIdx.x;                                                                             \
-        choose_row<T, SIGMOID>(logits + row * E, bias, ids + row * top_k, weights + row * top_k, E, top_k);        \
+#define TOPK(NAME, T, SIGMOID)                                                                              \
+    extern "C" __global__ void __launch_bounds__(32) NAME(                                                  \
+        const T* logits,                /* [M, E] */                                                        \
+        const float* __restrict__ bias, /* [E] or null */                                                   \
+        int* __restrict__ ids,          /* [M, top_k] */                                                    \
+        float* __restrict__ weights,    /* [M, top_k] */                                                    \
+        int E, int top_k) {                                                                                 \
+        pdl_launch_dependents();                                                                            \
+        pdl_wait();                                                                                         \
+        const size_t row = blockIdx.x;                                                                      \
+        choose_row<T, SIGMOID>(logits + row * E, bias, ids + row * top_k, weights + row * top_k, E, top_k); \
     }
 
 TOPK(topk_softmax_bf16, bf16, false)

@@ -3,13 +3,13 @@
 //   softmax  chosen by logit, weights exp(logit - largest), renormalised: the sum over all experts cancels
 //   sigmoid  chosen by logit, or with a bias by sigmoid(logit) + bias; weights sigmoid(logit), renormalised
 //
-// Lane i has choice i of up to 32 at a time. Up to 256 experts a lane keeps the keys of eight; a choice takes two reductions
-// over the warp, of about 150 cycles. BF16 logits with the expert's place fit one word: up to 32 of them are chosen at once.
-// The least of as many groups' largest words as there are choices bounds them from below; what is not below it, some twenty
-// of 256, is ranked by counting.
+// Lane i has choice i of up to 32 at a time. Up to 256 experts a lane keeps the keys of eight; a choice takes two
+// reductions over the warp, of about 150 cycles. BF16 logits with the expert's place fit one word: up to 32 of them are
+// chosen at once. The least of as many groups' largest words as there are choices bounds them from below; what is not
+// below it, some twenty of 256, is ranked by counting.
 //
-// Numerics: FP32; sums in order of choice. NaN is never chosen: what such a row lacks is expert 0 with weight 0, and so is
-// a weight whose scores are all zero.
+// Numerics: FP32; sums in order of choice. NaN is never chosen: what such a row lacks is expert 0 with weight 0, and so
+// is a weight whose scores are all zero.
 #pragma once
 #include "bf16.cuh"
 #include "opaque.cuh"
@@ -51,8 +51,8 @@ __device__ __forceinline__ Choice best_of(u32 key, int expert) {
 
 template <class T, bool SIGMOID>
 struct Scores {
-    const T* logits;     // [E]
-    const float* bias;   // [E] or null
+    const T* logits;    // [E]
+    const float* bias;  // [E] or null
 
     __device__ __forceinline__ u32 key(int expert) const {
         const float logit = as_float(logits[expert]);
@@ -138,9 +138,9 @@ struct WordSpace {
     u32 chosen[32];
 };
 
-// Words of the upper half of a BF16 logit's key (the lower one is all zeros or all ones) over 65535 - index: the largest is
-// the best; 0 for none.
-// ``bits`` are those of the logit in FP32. No branch: eight words are made side by side.
+// Words of the upper half of a BF16 logit's key (the lower one is all zeros or all ones) over 65535 - index: the
+// largest is the best; 0 for none. ``bits`` are those of the logit in FP32. No branch: eight words are made side by
+// side.
 __device__ __forceinline__ u32 word_of(u32 bits, int expert) {
     const u32 magnitude = bits << 1, signed_bits = magnitude == 0 ? 0 : bits;  // -0 is 0
     const u32 key = signed_bits ^ ((u32)((int)signed_bits >> 31) | 0x80000000u);

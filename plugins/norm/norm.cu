@@ -18,36 +18,36 @@ __device__ __forceinline__ size_t row_of_thread() {
     return LANES == warp ? (size_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / warp : blockIdx.x;
 }
 
-#define RMS_NORM(LANES, WIDTH)                                                                                   \
-    extern "C" __global__ void BOUNDS(LANES) rms_norm_##LANES##_w##WIDTH(                                        \
-        const bf16* x,                   /* [M, H] */                                                            \
-        const bf16* __restrict__ weight, /* [H] */                                                               \
-        bf16* out,                       /* [M, H] */                                                            \
-        float eps, float weight_offset, int M, int H) {                                                          \
-        const size_t row = row_of_thread<LANES>();                                                               \
-        norm_row<LANES, WIDTH>(Plain{x + row * H, weight, out + row * H, weight_offset}, row < M, H, eps);       \
+#define RMS_NORM(LANES, WIDTH)                                                                             \
+    extern "C" __global__ void BOUNDS(LANES) rms_norm_##LANES##_w##WIDTH(                                  \
+        const bf16* x,                   /* [M, H] */                                                      \
+        const bf16* __restrict__ weight, /* [H] */                                                         \
+        bf16* out,                       /* [M, H] */                                                      \
+        float eps, float weight_offset, int M, int H) {                                                    \
+        const size_t row = row_of_thread<LANES>();                                                         \
+        norm_row<LANES, WIDTH>(Plain{x + row * H, weight, out + row * H, weight_offset}, row < M, H, eps); \
     }
 
-#define RMS_NORM_RESIDUAL(LANES, WIDTH)                                                                          \
-    extern "C" __global__ void BOUNDS(LANES) rms_norm_residual_##LANES##_w##WIDTH(                               \
-        const bf16* x,                   /* [M, H] */                                                            \
-        bf16* residual,                  /* [M, H], in and out */                                                \
-        const bf16* __restrict__ weight, /* [H] */                                                               \
-        bf16* out,                       /* [M, H] */                                                            \
-        float eps, float weight_offset, int M, int H) {                                                          \
-        const size_t row = row_of_thread<LANES>(), at = row * H;                                                 \
+#define RMS_NORM_RESIDUAL(LANES, WIDTH)                                                                            \
+    extern "C" __global__ void BOUNDS(LANES) rms_norm_residual_##LANES##_w##WIDTH(                                 \
+        const bf16* x,                   /* [M, H] */                                                              \
+        bf16* residual,                  /* [M, H], in and out */                                                  \
+        const bf16* __restrict__ weight, /* [H] */                                                                 \
+        bf16* out,                       /* [M, H] */                                                              \
+        float eps, float weight_offset, int M, int H) {                                                            \
+        const size_t row = row_of_thread<LANES>(), at = row * H;                                                   \
         norm_row<LANES, WIDTH>(Residual{x + at, weight, residual + at, out + at, weight_offset}, row < M, H, eps); \
     }
 
-#define RMS_NORM_GATED(LANES, WIDTH, WEIGHT, NAME)                                                               \
-    extern "C" __global__ void BOUNDS(LANES) rms_norm_gated_##NAME##_##LANES##_w##WIDTH(                         \
-        const bf16* x,                     /* [M, H] */                                                          \
-        const bf16* gate,                  /* [M, H] */                                                          \
-        const WEIGHT* __restrict__ weight, /* [H] */                                                             \
-        bf16* out,                         /* [M, H] */                                                          \
-        float eps, int M, int H) {                                                                               \
-        const size_t row = row_of_thread<LANES>(), at = row * H;                                                 \
-        norm_row<LANES, WIDTH>(Gated<WEIGHT>{x + at, gate + at, weight, out + at}, row < M, H, eps);             \
+#define RMS_NORM_GATED(LANES, WIDTH, WEIGHT, NAME)                                                   \
+    extern "C" __global__ void BOUNDS(LANES) rms_norm_gated_##NAME##_##LANES##_w##WIDTH(             \
+        const bf16* x,                     /* [M, H] */                                              \
+        const bf16* gate,                  /* [M, H] */                                              \
+        const WEIGHT* __restrict__ weight, /* [H] */                                                 \
+        bf16* out,                         /* [M, H] */                                              \
+        float eps, int M, int H) {                                                                   \
+        const size_t row = row_of_thread<LANES>(), at = row * H;                                     \
+        norm_row<LANES, WIDTH>(Gated<WEIGHT>{x + at, gate + at, weight, out + at}, row < M, H, eps); \
     }
 
 #define PLAIN_ENTRIES(LANES, WIDTH) RMS_NORM(LANES, WIDTH) RMS_NORM_RESIDUAL(LANES, WIDTH)
@@ -73,23 +73,24 @@ constexpr int CLUSTER = 1;
 #define CLUSTER_BOUNDS __launch_bounds__(MAX_THREADS)
 #endif
 
-#define REGISTER_ENTRIES(NAME, RANKS, VECTORS, BOUNDS)                                                                 \
-    extern "C" __global__ void BOUNDS rms_norm_##NAME##_w8(                                                      \
-        const bf16* x,                   /* [M, H] */                                                            \
-        const bf16* __restrict__ weight, /* [H] */                                                               \
-        bf16* out,                       /* [M, H] */                                                            \
-        float eps, float weight_offset, int M, int H) {                                                          \
-        const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                                      \
-        norm_row_in_registers<RANKS, VECTORS>(Plain{x + at, weight, out + at, weight_offset}, H, eps);                   \
-    }                                                                                                            \
-    extern "C" __global__ void BOUNDS rms_norm_residual_##NAME##_w8(                                             \
-        const bf16* x,                   /* [M, H] */                                                            \
-        bf16* residual,                  /* [M, H], in and out */                                                \
-        const bf16* __restrict__ weight, /* [H] */                                                               \
-        bf16* out,                       /* [M, H] */                                                            \
-        float eps, float weight_offset, int M, int H) {                                                          \
-        const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                                      \
-        norm_row_in_registers<RANKS, VECTORS>(Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps); \
+#define REGISTER_ENTRIES(NAME, RANKS, VECTORS, BOUNDS)                                                 \
+    extern "C" __global__ void BOUNDS rms_norm_##NAME##_w8(                                            \
+        const bf16* x,                   /* [M, H] */                                                  \
+        const bf16* __restrict__ weight, /* [H] */                                                     \
+        bf16* out,                       /* [M, H] */                                                  \
+        float eps, float weight_offset, int M, int H) {                                                \
+        const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                            \
+        norm_row_in_registers<RANKS, VECTORS>(Plain{x + at, weight, out + at, weight_offset}, H, eps); \
+    }                                                                                                  \
+    extern "C" __global__ void BOUNDS rms_norm_residual_##NAME##_w8(                                   \
+        const bf16* x,                   /* [M, H] */                                                  \
+        bf16* residual,                  /* [M, H], in and out */                                      \
+        const bf16* __restrict__ weight, /* [H] */                                                     \
+        bf16* out,                       /* [M, H] */                                                  \
+        float eps, float weight_offset, int M, int H) {                                                \
+        const size_t at = (size_t)(blockIdx.x / RANKS) * H;                                            \
+        norm_row_in_registers<RANKS, VECTORS>(                                                         \
+            Residual{x + at, weight, residual + at, out + at, weight_offset}, H, eps);                 \
     }
 
 REGISTER_ENTRIES(cluster, CLUSTER, 1, CLUSTER_BOUNDS)

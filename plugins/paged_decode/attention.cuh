@@ -40,7 +40,6 @@ constexpr int MAX_SLOTS = 2;
 // The limit of everything else that a block has in shared memory. Also in launch.py.
 constexpr int OTHER_BYTES = 12 * 1024;
 
-
 // Rows of D values of tokens or heads in shared memory, with a swizzle of 16-byte vectors: the same vector of eight
 // rows, which an ldmatrix reads, lies in different banks.
 template <int D>
@@ -107,7 +106,8 @@ struct StoredQueries {
         for (int first = 0; first < ALL; first += THREADS) {
             const u32 i = first + threadIdx.x, head = i / SwizzledRows<D>::VECS, exists = head < row.heads;
             if (ALL % THREADS == 0 || i < ALL)
-                cp_async_16(shared_address(&q.vec(head, i % SwizzledRows<D>::VECS)), row.q + (exists ? 8 * i : 0), exists * 16);
+                cp_async_16(
+                    shared_address(&q.vec(head, i % SwizzledRows<D>::VECS)), row.q + (exists ? 8 * i : 0), exists * 16);
         }
     }
     __device__ __forceinline__ void make(Queries<D>& q, Memory& memory, const Row& row, bool is_owner) {}
@@ -147,7 +147,7 @@ struct Softmax {
             const u32 pair = bf16_pair(s[2 * i], s[2 * i + 1]);
             high[i] = movmatrix_trans(pair);
             low[i] = movmatrix_trans(bf16_pair(__fsub_rn(s[2 * i], __uint_as_float(pair << 16)),
-                                          __fsub_rn(s[2 * i + 1], __uint_as_float(pair & 0xffff0000u))));
+                                               __fsub_rn(s[2 * i + 1], __uint_as_float(pair & 0xffff0000u))));
         }
         alphas = make_float2(alpha[0], alpha[1]);
         return make_uint4(high[0], high[1], low[0], low[1]);
@@ -249,7 +249,8 @@ __device__ __forceinline__ void score(float (&s)[4], const WarpQueries<D, HALVES
 struct SplitIterator {
     int split, token;
 
-    __device__ __forceinline__ SplitIterator(int split_, const Splits& splits) : split(split_), token(split_ * STEP_TOKENS) {
+    __device__ __forceinline__ SplitIterator(int split_, const Splits& splits)
+        : split(split_), token(split_ * STEP_TOKENS) {
         if (split >= splits.count) split = token = NO_SPLIT;
     }
     __device__ __forceinline__ static int after(int split, const RowBlocks& row_blocks) {
@@ -286,7 +287,8 @@ struct Shared {
 };
 
 // The scales of the tiles, and their merged softmax, for heads 2t and 2t + 1.
-__device__ __forceinline__ void merge_tiles(TileScales (&tiles)[2], SoftmaxMerge (&all)[2], const SoftmaxStats (&of_tile)[WARPS][HEADS_PER_BLOCK]) {
+__device__ __forceinline__ void merge_tiles(TileScales (&tiles)[2], SoftmaxMerge (&all)[2],
+                                            const SoftmaxStats (&of_tile)[WARPS][HEADS_PER_BLOCK]) {
     SoftmaxStats even[WARPS], odd[WARPS];
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
@@ -298,7 +300,8 @@ __device__ __forceinline__ void merge_tiles(TileScales (&tiles)[2], SoftmaxMerge
 
 // Combines the warps of a block into the result of a split. The warps' results lie in their tiles at ``slot``.
 template <int D>
-__device__ __forceinline__ void combine_warps(PartialOutput<D / 64>& result, const SoftmaxStats (&of_tile)[WARPS][HEADS_PER_BLOCK], const float4* slot) {
+__device__ __forceinline__ void combine_warps(
+    PartialOutput<D / 64>& result, const SoftmaxStats (&of_tile)[WARPS][HEADS_PER_BLOCK], const float4* slot) {
     const int lane = threadIdx.x & 31, first = threadIdx.x / 32 * (D / 64);
     TileScales tiles[2];
     merge_tiles(tiles, result.of_head, of_tile);
@@ -317,9 +320,10 @@ __device__ __forceinline__ void combine_warps(PartialOutput<D / 64>& result, con
 // a block, after pdl_wait. ``entry`` is the table entry of this thread's first token. A length beyond its pages counts
 // as 0. scale includes log2(e).
 template <int D, class Source>
-__device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row row, int entry, float scale, const RowBlocks& row_blocks,
-                                            Source& source) {
-    constexpr int SLOTS = SwizzledRows<D>::SLOTS, TILE_BYTES = SwizzledRows<D>::TILE_BYTES, RING_BYTES = SwizzledRows<D>::RING_BYTES;
+__device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row row, int entry, float scale,
+                                                 const RowBlocks& row_blocks, Source& source) {
+    constexpr int SLOTS = SwizzledRows<D>::SLOTS, TILE_BYTES = SwizzledRows<D>::TILE_BYTES,
+                  RING_BYTES = SwizzledRows<D>::RING_BYTES;
     using Memory = Shared<D, typename Source::Memory>;
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + OTHER_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -340,8 +344,10 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
     const u32 ring = shared_address(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * SwizzledRows<D>::VECS;
     const u32 target = ring + SwizzledRows<D>::template target<1>(0);
     const size_t of_head = row.key_head * SwizzledRows<D>::VECS;
-    const uint4* const keys = SwizzledRows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.k) + of_head, 0);
-    const uint4* const values = SwizzledRows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.v) + of_head, 0);
+    const uint4* const keys =
+        SwizzledRows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.k) + of_head, 0);
+    const uint4* const values =
+        SwizzledRows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.v) + of_head, 0);
     u32 place = 0, there = 0;  // of the next copy
     bool is_invalid = false, has_tile = false;
     // Starts the copy of the next tile's keys, or of the same tile's values, to a slot of the ring. The table entry of
@@ -355,7 +361,8 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
             there = __ballot_sync(0xffffffffu, at != NO_PLACE);
             if (has_tile) next.advance(row, row_blocks, splits);
             const int later = next.token + own_token;
-            entry = load_now_if(next.split != NO_SPLIT && later < row.length, row.table + cache.page_of(later), NO_PLACE);
+            entry =
+                load_now_if(next.split != NO_SPLIT && later < row.length, row.table + cache.page_of(later), NO_PLACE);
         }
         if (has_tile) SwizzledRows<D>::template fetch<1>(target + to, is_value ? values : keys, place, there);
         cp_async_commit();
@@ -408,7 +415,8 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
             float4* const slot = shared.tiles + used / 16;
 #pragma unroll
             for (int j = 0; j < D / 16; ++j)
-                slot[warp * (RING_BYTES / 16) + j * 32 + lane] = make_float4(o[0][j][0], o[0][j][1], o[0][j][2], o[0][j][3]);
+                slot[warp * (RING_BYTES / 16) + j * 32 + lane] =
+                    make_float4(o[0][j][0], o[0][j][1], o[0][j][2], o[0][j][3]);
             __syncthreads();
             PartialOutput<D / 64> result;
             combine_warps<D>(result, shared.of_tile, slot);
@@ -419,7 +427,8 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
             __syncthreads();
             const SoftmaxStats stats[2] = {result.of_head[0].stats(), result.of_head[1].stats()};
             group.merge(result.total, stats);
-            if (now.split >= splits.count || now.split / GROUP_SPLITS != split / GROUP_SPLITS) {  // the end of the group
+            if (now.split >= splits.count ||
+                now.split / GROUP_SPLITS != split / GROUP_SPLITS) {  // the end of the group
                 if (splits.groups == 1) {
                     whole = group;
                     break;
@@ -458,8 +467,8 @@ __device__ __forceinline__ void combine_splits(const PagedCache& cache, const Ro
     extern __shared__ __align__(1024) unsigned char memory[];
     const Splits splits(checked_length(row.length, cache, row.entries), row_blocks.max_splits);
     if (splits.count > 1)
-        combine_columns<D>(reinterpret_cast<GroupSums*>(memory), row.out, row.gate, row.heads, row_blocks.zeros, row_blocks.num_blocks, splits.count,
-                           row_blocks.index - row_blocks.num_blocks);
+        combine_columns<D>(reinterpret_cast<GroupSums*>(memory), row.out, row.gate, row.heads, row_blocks.zeros,
+                           row_blocks.num_blocks, splits.count, row_blocks.index - row_blocks.num_blocks);
 }
 
 // One row, a block a split, with SplitConfig<D>::THREADS threads. Warps share tiles: a warp computes the scores of a
@@ -467,9 +476,10 @@ __device__ __forceinline__ void combine_splits(const PagedCache& cache, const Ro
 // entries of later steps assume the most splits. Only contexts with so many splits need them, so that no load waits for
 // the length.
 template <int D, class Source>
-__device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row row, TableEntries entries, float scale, const RowBlocks& row_blocks,
-                                           Source& source) {
-    constexpr int SLOTS = SwizzledRows<D>::SLOTS, TILE_BYTES = SwizzledRows<D>::TILE_BYTES, RING_BYTES = SwizzledRows<D>::RING_BYTES;
+__device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row row, TableEntries entries, float scale,
+                                                 const RowBlocks& row_blocks, Source& source) {
+    constexpr int SLOTS = SwizzledRows<D>::SLOTS, TILE_BYTES = SwizzledRows<D>::TILE_BYTES,
+                  RING_BYTES = SwizzledRows<D>::RING_BYTES;
     constexpr int HALVES = SplitConfig<D>::HALVES, J = SplitConfig<D>::J;
     using Memory = Shared<D, typename Source::Memory>;
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + OTHER_BYTES);
@@ -478,17 +488,20 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
     const int own_token = TILE_TOKENS * tile + (lane & 15);
     int now = row_blocks.index * STEP_TOKENS;  // the first token of a step
-    source.begin(shared.q, row);  // before the first use of the length
+    source.begin(shared.q, row);               // before the first use of the length
     cp_async_commit();
     __syncwarp();  // keeps loads before the copies, after which they would arrive late
 
     // Stage 1, prologue: the first tiles, and the queries. There is no branch before the copies. Everything that does
     // not need the length runs while it is in flight.
-    const u32 tiles = shared_address(shared.tiles), ring = tiles + tile * RING_BYTES, stride = cache.key_heads * SwizzledRows<D>::VECS;
+    const u32 tiles = shared_address(shared.tiles), ring = tiles + tile * RING_BYTES,
+              stride = cache.key_heads * SwizzledRows<D>::VECS;
     const u32 target = ring + SwizzledRows<D>::template target<HALVES>(half);
     const size_t of_head = row.key_head * SwizzledRows<D>::VECS;
-    const uint4* const keys = SwizzledRows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
-    const uint4* const values = SwizzledRows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
+    const uint4* const keys =
+        SwizzledRows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
+    const uint4* const values =
+        SwizzledRows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
     u32 place = 0, there = 0;  // of the next copy
     int entry = entries.first;
     bool is_invalid = false, has_tile = true;
@@ -554,13 +567,15 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
     while (now < row.length) {
         q.load(shared.q, half);  // 128 registers have no room for them between steps
         const int token = now + TILE_TOKENS * tile;
-        const bool has_newest = replaces && (u32)(row.length - 1 - token) < TILE_TOKENS, is_last_step = now + step >= row.length;
+        const bool has_newest = replaces && (u32)(row.length - 1 - token) < TILE_TOKENS,
+                   is_last_step = now + step >= row.length;
         const bool is_first_step = now == row_blocks.index * STEP_TOKENS;
 
         cp_async_wait<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::FROM_PROJECTIONS)
-            if (has_newest) SwizzledRows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.key, half, HALVES);
+            if (has_newest)
+                SwizzledRows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.key, half, HALVES);
         float s[4];
         score<D, HALVES>(s, q, ring + used, half);
         __syncwarp();
@@ -592,7 +607,8 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
         cp_async_wait<SLOTS - 1>();
         __syncwarp();
         if constexpr (Source::FROM_PROJECTIONS)
-            if (has_newest) SwizzledRows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.value, half, HALVES);
+            if (has_newest)
+                SwizzledRows<D>::replace(ring + used, row.length - 1 - token, shared.fresh.value, half, HALVES);
         __syncthreads();
         uint4 all_weights[WARPS];
 #pragma unroll
@@ -629,8 +645,8 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
 }
 
 template <int D, bool SPLIT_KV>
-__device__ __forceinline__ void attend(const PagedCache& cache, const Row& row, const TableEntries& entries, float scale,
-                                       const RowBlocks& row_blocks) {
+__device__ __forceinline__ void attend(const PagedCache& cache, const Row& row, const TableEntries& entries,
+                                       float scale, const RowBlocks& row_blocks) {
     if constexpr (SPLIT_KV) {
         StoredQueries<D, SplitConfig<D>::WARPS> source;
         attend_per_split<D>(cache, row, entries, scale, row_blocks, source);

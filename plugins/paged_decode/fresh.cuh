@@ -40,7 +40,8 @@ struct ProjectedQueries {
     Raw<8> q_weight, k_weight, q[HEADS_PER_WARP], token;
 
     // Loads weights, which no kernel writes.
-    __device__ __forceinline__ ProjectedQueries(const bf16* q_weight_, const bf16* k_weight_, double log2_step_) : log2_step(log2_step_) {
+    __device__ __forceinline__ ProjectedQueries(const bf16* q_weight_, const bf16* k_weight_, double log2_step_)
+        : log2_step(log2_step_) {
         const int lane = threadIdx.x % warp;
         if (lane < VECS) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }

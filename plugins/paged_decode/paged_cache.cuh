@@ -7,7 +7,6 @@ constexpr int HEADS_PER_BLOCK = 8, TILE_TOKENS = 16, WARPS = 4, THREADS = WARPS 
 constexpr int STEP_TOKENS = WARPS * TILE_TOKENS;  // of all warps
 constexpr int NO_PLACE = -1;
 
-
 // A paged cache: k, v [pages, page_size, key_heads, D]. The page of a token is token * factor >> shift (launch.py),
 // because a division costs as much as twenty additions.
 struct PagedCache {

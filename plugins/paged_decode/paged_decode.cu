@@ -35,36 +35,38 @@ struct Prefix {
     }
 };
 
-#define PAGED_DECODE(NAME, D, SPLIT_KV, BOUNDS)                                                                       \
-    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                  \
-        const __nv_bfloat16* q,                    /* [M, Hq, D] */                                                 \
-        const __nv_bfloat16* k_cache,              /* [P, B, Hk, D] */                                              \
-        const __nv_bfloat16* v_cache,              /* [P, B, Hk, D] */                                              \
-        const int* block_table,                    /* [S, L] */                                                     \
-        const int* cu_rows,                        /* [S + 1], or none: a row is a sequence */                      \
-        const int* context_lens,                   /* [S] */                                                        \
-        const __nv_bfloat16* gate,                 /* [M, Hq, D], or none */                                        \
-        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                 \
-        float* scratch, u32* zeros, /* if several blocks share a row */                                             \
-        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int num_blocks, int max_splits) { \
-        const PagedCache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                               \
-        pdl_wait();                                                                                 \
-        const Prefix prefix(cu_rows, S, blockIdx.x);                                                                \
-        const int* const table = block_table + (size_t)prefix.sequence * L;                                         \
-        const BlockCoord at(per_key);                                                                               \
-        auto row_of = [&](int length) {                                                                             \
-            const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                     \
-            return Row{q + first, out + first, table, L, at.heads, at.key_head, length,                             \
-                       gate ? gate + first : nullptr};                                                              \
-        };                                                                                                          \
-        if (SPLIT_KV && (int)blockIdx.z >= num_blocks) {                                                                 \
-            combine_splits<D>(cache, row_of(prefix.length(context_lens, S)),                                        \
-                              at.row_blocks_of<D, true>(num_blocks, max_splits, scratch, zeros));                                  \
-            return;                                                                                                 \
-        }                                                                                                           \
-        const TableEntries entries = at.table_entries_of<D, SPLIT_KV, false>(cache, table, S > 0 ? L : 0, max_splits);                 \
-        const Row row = row_of(prefix.length(context_lens, S));                                                     \
-        attend<D, SPLIT_KV>(cache, row, entries, scale, at.row_blocks_of<D, SPLIT_KV>(num_blocks, max_splits, scratch, zeros));        \
+#define PAGED_DECODE(NAME, D, SPLIT_KV, BOUNDS)                                                                        \
+    extern "C" __global__ void BOUNDS NAME##_d##D(                                                                     \
+        const __nv_bfloat16* q,          /* [M, Hq, D] */                                                              \
+        const __nv_bfloat16* k_cache,    /* [P, B, Hk, D] */                                                           \
+        const __nv_bfloat16* v_cache,    /* [P, B, Hk, D] */                                                           \
+        const int* block_table,          /* [S, L] */                                                                  \
+        const int* cu_rows,              /* [S + 1], or none: a row is a sequence */                                   \
+        const int* context_lens,         /* [S] */                                                                     \
+        const __nv_bfloat16* gate,       /* [M, Hq, D], or none */                                                     \
+        __nv_bfloat16* __restrict__ out, /* [M, Hq, D] */                                                              \
+        float* scratch, u32* zeros,      /* if several blocks share a row */                                           \
+        float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int num_blocks,           \
+        int max_splits) {                                                                                              \
+        const PagedCache cache{k_cache, v_cache, P, B, factor, shift, Hk};                                             \
+        pdl_wait();                                                                                                    \
+        const Prefix prefix(cu_rows, S, blockIdx.x);                                                                   \
+        const int* const table = block_table + (size_t)prefix.sequence * L;                                            \
+        const BlockCoord at(per_key);                                                                                  \
+        auto row_of = [&](int length) {                                                                                \
+            const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
+            return Row{                                                                                                \
+                q + first, out + first, table, L, at.heads, at.key_head, length, gate ? gate + first : nullptr};       \
+        };                                                                                                             \
+        if (SPLIT_KV && (int)blockIdx.z >= num_blocks) {                                                               \
+            combine_splits<D>(cache, row_of(prefix.length(context_lens, S)),                                           \
+                              at.row_blocks_of<D, true>(num_blocks, max_splits, scratch, zeros));                      \
+            return;                                                                                                    \
+        }                                                                                                              \
+        const TableEntries entries = at.table_entries_of<D, SPLIT_KV, false>(cache, table, S > 0 ? L : 0, max_splits); \
+        const Row row = row_of(prefix.length(context_lens, S));                                                        \
+        attend<D, SPLIT_KV>(                                                                                           \
+            cache, row, entries, scale, at.row_blocks_of<D, SPLIT_KV>(num_blocks, max_splits, scratch, zeros));        \
     }
 
 PAGED_DECODE(paged_decode, 64, false, ATTENTION_BOUNDS)
@@ -76,14 +78,14 @@ PAGED_DECODE(paged_decode_split_kv, 256, true, SPLIT_KV_BOUNDS(256))
 
 // Any D up to 1024. Grid: M * Hq.
 extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
-    const __nv_bfloat16* q,                    // [M, Hq, D]
-    const __nv_bfloat16* k_cache,              // [P, B, Hk, D]
-    const __nv_bfloat16* v_cache,              // [P, B, Hk, D]
-    const int* block_table,                    // [S, L]
-    const int* cu_rows,                        // [S + 1], or none: a row is a sequence
-    const int* context_lens,                   // [S]
-    const __nv_bfloat16* gate,                 // [M, Hq, D], or none
-    __nv_bfloat16* __restrict__ out,           // [M, Hq, D]
+    const __nv_bfloat16* q,           // [M, Hq, D]
+    const __nv_bfloat16* k_cache,     // [P, B, Hk, D]
+    const __nv_bfloat16* v_cache,     // [P, B, Hk, D]
+    const int* block_table,           // [S, L]
+    const int* cu_rows,               // [S + 1], or none: a row is a sequence
+    const int* context_lens,          // [S]
+    const __nv_bfloat16* gate,        // [M, Hq, D], or none
+    __nv_bfloat16* __restrict__ out,  // [M, Hq, D]
     float scale, int S, int L, int P, int B, u32 factor, int shift, int Hk, int per_key, int D) {
     pdl_launch_dependents();
     pdl_wait();
@@ -91,7 +93,14 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const int head = blockIdx.x % (Hk * per_key);
     const Prefix prefix(cu_rows, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;
-    const Row row{q + first, out + first, block_table + (size_t)prefix.sequence * L, L, 1, head / per_key,
-                  checked_length(prefix.length(context_lens, S), cache, L), gate ? gate + first : nullptr};
+    const Row row{
+        q + first,
+        out + first,
+        block_table + (size_t)prefix.sequence * L,
+        L,
+        1,
+        head / per_key,
+        checked_length(prefix.length(context_lens, S), cache, L),
+        gate ? gate + first : nullptr};
     attend_any(cache, row, scale, D);
 }

@@ -23,7 +23,6 @@ constexpr int MIN_SPLIT_TOKENS = 64;
 // Waits for 0.1 us or a little longer.
 __device__ __forceinline__ void back_off() { asm volatile("nanosleep.u32 100;"); }
 
-
 // -infinity is the score of a missing token. NO_MAX, the maximum of no scores, is finite, so that a missing token has
 // weight 2^-infinity = 0.
 __device__ __forceinline__ float neg_infinity() { return __int_as_float(0xff800000); }
@@ -35,7 +34,8 @@ struct Splits {
     int count, groups;
 
     __device__ __forceinline__ Splits(int length, int max_splits)
-        : count(min(max_splits, (length + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS)), groups((count + GROUP_SPLITS - 1) / GROUP_SPLITS) {}
+        : count(min(max_splits, (length + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS)),
+          groups((count + GROUP_SPLITS - 1) / GROUP_SPLITS) {}
 };
 
 // This block among the blocks of a row and key head: the index of its split with SPLIT_KV, else of its first group, and
@@ -92,8 +92,9 @@ __device__ __forceinline__ void write_columns(bf16* out, bool exists, float2 of_
     const float high = __fmul_rn(__fadd_rn(is_odd ? own : got, 0.0f), inverse);
     u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
     if (is_gated)
-        words = bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
-                          __fmul_rn(__uint_as_float(words & 0xffff0000u), sigmoid(__uint_as_float(gate & 0xffff0000u))));
+        words =
+            bf16_pair(__fmul_rn(__uint_as_float(words << 16), sigmoid(__uint_as_float(gate << 16))),
+                      __fmul_rn(__uint_as_float(words & 0xffff0000u), sigmoid(__uint_as_float(gate & 0xffff0000u))));
     if (exists) *reinterpret_cast<u32*>(out) = words;
 }
 
@@ -123,7 +124,8 @@ struct TileScales {
 };
 
 template <int J>
-__device__ __forceinline__ void rescale_add_columns(Columns<J>& total, const Columns<J>& part, const float2 (&scales)[2]) {
+__device__ __forceinline__ void rescale_add_columns(Columns<J>& total, const Columns<J>& part,
+                                                    const float2 (&scales)[2]) {
 #pragma unroll
     for (int j = 0; j < J; ++j)
 #pragma unroll
@@ -143,7 +145,8 @@ struct PartialOutput {
     }
 
     __device__ __forceinline__ void write(const Row& row, int D) const {
-        const int g = threadIdx.x >> 2 & 7, head = 2 * (threadIdx.x & 3) + (g & 1), at = head * D + first_column() + (g & ~1);
+        const int g = threadIdx.x >> 2 & 7, head = 2 * (threadIdx.x & 3) + (g & 1),
+                  at = head * D + first_column() + (g & ~1);
         const bool exists = head < row.heads, is_gated = row.gate != nullptr;
         const float even = of_head[0].stats().y, odd = of_head[1].stats().y, weight = g & 1 ? odd : even;
         const float inverse = __frcp_rn(weight);
@@ -153,8 +156,9 @@ struct PartialOutput {
             for (int i = 0; i < 2 * J; ++i) gates[i] = *reinterpret_cast<const u32*>(row.gate + at + 8 * i);
 #pragma unroll
         for (int i = 0; i < 2 * J; ++i)
-            write_columns(row.out + at + 8 * i, exists, make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), weight,
-                          inverse, is_gated, gates[i]);
+            write_columns(
+                row.out + at + 8 * i, exists, make_float2(total[i / 2][i % 2 * 2], total[i / 2][i % 2 * 2 + 1]), weight,
+                inverse, is_gated, gates[i]);
     }
 };
 
@@ -174,7 +178,8 @@ struct GroupPartial {
         const SoftmaxStats first = held.of_head[0].stats(), second = held.of_head[1].stats();
 #pragma unroll
         for (int j = 0; j < D / 64; ++j)
-            at[j * THREADS + threadIdx.x] = make_float4(held.total[j][0], held.total[j][1], held.total[j][2], held.total[j][3]);
+            at[j * THREADS + threadIdx.x] =
+                make_float4(held.total[j][0], held.total[j][1], held.total[j][2], held.total[j][3]);
         if (threadIdx.x < 4) *stats() = make_float4(first.x, first.y, second.x, second.y);
     }
     __device__ __forceinline__ void merge(PartialOutput<D / 64>& held) const {
@@ -215,7 +220,8 @@ struct SplitConfig {
 // two columns at once. A word arrives when it is not zero: there is no counter, and a reader waits for its own words
 // only. It sets them to zero again. A value of zero is sent as -0, which has the same effect.
 struct Partials {
-    static constexpr int PER_LANE = 2, COLUMNS = 4 * PER_LANE, STATS = COLUMNS * HEADS_PER_BLOCK, WORDS = STATS + 2 * HEADS_PER_BLOCK;
+    static constexpr int PER_LANE = 2, COLUMNS = 4 * PER_LANE, STATS = COLUMNS * HEADS_PER_BLOCK,
+                         WORDS = STATS + 2 * HEADS_PER_BLOCK;
 
     __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a split
     // Room for as many splits as the combining warps read. Also in launch.py.
@@ -243,15 +249,17 @@ struct PartialSender {
         const SoftmaxStats even = of_head[0].stats(), odd = of_head[1].stats();
         if (g < PARTS)
             store_relaxed(reinterpret_cast<uint4*>(own + g * Partials::WORDS + Partials::STATS) + t,
-                make_uint4(Partials::encode(even.x), Partials::encode(even.y), Partials::encode(odd.x), Partials::encode(odd.y)));
+                          make_uint4(Partials::encode(even.x), Partials::encode(even.y), Partials::encode(odd.x),
+                                     Partials::encode(odd.y)));
     }
     __device__ __forceinline__ void send(const Columns<SplitConfig<D>::J>& total) const {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int j = 0; j < SplitConfig<D>::J; ++j)
-            store_relaxed(reinterpret_cast<uint4*>(own + (2 * j + (g >> 2)) * Partials::WORDS) + (g & 3) * (HEADS_PER_BLOCK / 2) + t,
-                make_uint4(Partials::encode(total[j][0]), Partials::encode(total[j][2]), Partials::encode(total[j][1]),
-                           Partials::encode(total[j][3])));
+            store_relaxed(reinterpret_cast<uint4*>(own + (2 * j + (g >> 2)) * Partials::WORDS) +
+                              (g & 3) * (HEADS_PER_BLOCK / 2) + t,
+                          make_uint4(Partials::encode(total[j][0]), Partials::encode(total[j][2]),
+                                     Partials::encode(total[j][1]), Partials::encode(total[j][3])));
     }
 };
 
@@ -265,9 +273,10 @@ struct GroupSums {
 // Combines the same columns by one or more warps, a lane one head of PER_LANE columns. By the ``index``-th block
 // without a split.
 template <int D>
-__device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const bf16* gate, int heads, u32* partials, int num_blocks,
-                                             int splits, int index) {
-    constexpr int BLOCK_WARPS = SplitConfig<D>::WARPS, OWN_GROUPS = MAX_GROUPS / BLOCK_WARPS, OWN = OWN_GROUPS * GROUP_SPLITS;  // of a warp
+__device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const bf16* gate, int heads, u32* partials,
+                                             int num_blocks, int splits, int index) {
+    constexpr int BLOCK_WARPS = SplitConfig<D>::WARPS, OWN_GROUPS = MAX_GROUPS / BLOCK_WARPS,
+                  OWN = OWN_GROUPS * GROUP_SPLITS;  // of a warp
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int warps = num_blocks > 4 * OWN ? 8 : num_blocks > 2 * OWN ? 4 : num_blocks > OWN ? 2 : 1;
     const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = splits - first;
@@ -293,7 +302,8 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
             missing = 0;
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
-                stats[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Partials::words_of(D) + Partials::STATS) + head);
+                stats[i] = load_relaxed(
+                    reinterpret_cast<const uint2*>(own + i * Partials::words_of(D) + Partials::STATS) + head);
 #pragma unroll
             for (int i = 0; i < OWN; ++i) missing |= i < count && (stats[i].x == 0 || stats[i].y == 0);
         } while (__any_sync(0xffffffffu, missing != 0));
@@ -303,8 +313,8 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
 #pragma unroll
             for (int i = g * GROUP_SPLITS; i < (g + 1) * GROUP_SPLITS; ++i) {
                 const bool exists_here = i < count;
-                scales[i] = of_group.merge(make_float2(exists_here ? __uint_as_float(stats[i].x) : NO_MAX,
-                                                      __uint_as_float(stats[i].y)));
+                scales[i] = of_group.merge(
+                    make_float2(exists_here ? __uint_as_float(stats[i].x) : NO_MAX, __uint_as_float(stats[i].y)));
             }
             groups->stats[warp * OWN_GROUPS + g][lane] = of_group.stats();
         }
@@ -323,7 +333,8 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
     uint2 values[OWN];
     auto look_at_values = [&] {
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) values[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Partials::words_of(D)) + lane);
+        for (int i = 0; i < OWN; ++i)
+            values[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Partials::words_of(D)) + lane);
     };
     if (count > 0) look_at_values();
     float2 group_scales[MAX_GROUPS];
@@ -396,9 +407,11 @@ struct BlockCoord {
 
     // With SPLIT_KV there are ``max_splits`` splits.
     template <int D, bool SPLIT_KV, bool FROM_PROJECTIONS>
-    __device__ __forceinline__ static TableEntries table_entries_of(const PagedCache& cache, const int* table, int count, int max_splits) {
+    __device__ __forceinline__ static TableEntries table_entries_of(const PagedCache& cache, const int* table,
+                                                                    int count, int max_splits) {
         const int tile = threadIdx.x / (SPLIT_KV ? 32 * SplitConfig<D>::HALVES : 32), step = max_splits * STEP_TOKENS;
-        const int token = (int)blockIdx.z * (SPLIT_KV ? 1 : GROUP_SPLITS) * STEP_TOKENS + tile * TILE_TOKENS + threadIdx.x % TILE_TOKENS;
+        const int token = (int)blockIdx.z * (SPLIT_KV ? 1 : GROUP_SPLITS) * STEP_TOKENS + tile * TILE_TOKENS +
+                          threadIdx.x % TILE_TOKENS;
         TableEntries found{load_table_entry(cache, table, count, token), NO_PLACE, NO_PLACE};
         if (SPLIT_KV) found.second = load_table_entry(cache, table, count, token + step);
         if (SPLIT_KV && FROM_PROJECTIONS) found.third = load_table_entry(cache, table, count, token + 2 * step);
@@ -408,7 +421,8 @@ struct BlockCoord {
     // The blocks of this block's row. If there are several, they have a buffer of partial results, or scratch memory
     // for the groups of ``max_splits`` and a counter.
     template <int D, bool SPLIT_KV>
-    __device__ __forceinline__ RowBlocks row_blocks_of(int num_blocks, int max_splits, float* scratch, u32* zeros) const {
+    __device__ __forceinline__ RowBlocks row_blocks_of(int num_blocks, int max_splits, float* scratch,
+                                                       u32* zeros) const {
         const int groups = (max_splits + GROUP_SPLITS - 1) / GROUP_SPLITS;
         const size_t row_blocks = (size_t)row * gridDim.y + blockIdx.y;
         return {(int)blockIdx.z, num_blocks, max_splits, scratch + row_blocks * groups * GroupPartial<D>::FLOATS,

@@ -37,7 +37,6 @@ struct MmaConfig {
     }
 };
 
-
 // s = q k^T: 16 pairs, whose rows of q start at ``q``, times the tokens of the tile ``k``.
 template <class T>
 __device__ __forceinline__ void score(float (&s)[TOKENS / 2], u32 q, u32 k, int lane) {

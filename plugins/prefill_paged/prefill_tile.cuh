@@ -12,7 +12,6 @@ constexpr int MAX_TOKENS = 0x7fffffff;
 constexpr int ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
 static_assert(ROWS == 16 * WARPS);
 
-
 __device__ __forceinline__ float neg_infinity() { return __int_as_float(0xff800000); }  // -infinity
 
 // The offsets of the rows that a warp copies: lane i has that of row i % (rows of a warp), in units of 16 bytes. All
@@ -56,8 +55,8 @@ struct PrefillParams {
     const __nv_bfloat16 *q, *k_cache, *v_cache;
     const int *block_table, *cu_rows, *context_lens;
     __nv_bfloat16* out;
-    float* partials;  // for contexts with several splits
-    float scale;      // includes log2(e)
+    float* partials;                                                   // for contexts with several splits
+    float scale;                                                       // includes log2(e)
     int M, S, L, P, B, Hk, per_key, num_splits, max_whole, min_tiles;  // the last three: split_kv.cuh
 };
 
@@ -70,7 +69,8 @@ struct TileCoord {
     int sequence = 0, row = 0, pairs = 0, first = 0, before = 0, context = 0;
 
     // Sequence s has the slots from cu_rows[s] * per_key / ROWS + s on, which are at least as many as it needs.
-    __device__ __forceinline__ explicit TileCoord(const PrefillParams& params_) : params(params_), key_head(blockIdx.x % params_.Hk) {
+    __device__ __forceinline__ explicit TileCoord(const PrefillParams& params_)
+        : params(params_), key_head(blockIdx.x % params_.Hk) {
         const int slot = gridDim.x / params.Hk - 1 - blockIdx.x / params.Hk, per_key = params.per_key;
         int low = 0, high = params.S;  // the last sequence whose slots start here or before
         while (high - low > 1) {
@@ -104,7 +104,9 @@ struct TileCoord {
     // The tokens of each split but the last: whole tiles. They depend on the sequence's context and the launch only.
     __device__ __forceinline__ int split_tokens() const {
         const int tiles = (min(context, room()) + TOKENS - 1) / TOKENS;
-        return max(tiles <= params.max_whole ? tiles : (tiles + params.num_splits - 1) / params.num_splits, params.min_tiles) * TOKENS;
+        return max(tiles <= params.max_whole ? tiles : (tiles + params.num_splits - 1) / params.num_splits,
+                   params.min_tiles) *
+               TOKENS;
     }
 
     // The index of a pair in q and out, in heads.
@@ -130,8 +132,9 @@ struct PagedTokens {
 
     // For tokens ``from`` to ``end - 1``.
     __device__ __forceinline__ PagedTokens(const TileCoord& tile_coord, int from_, int end_)
-        : table(tile_coord.params.block_table + (size_t)tile_coord.sequence * tile_coord.params.L), pages(tile_coord.params.P),
-          page_size(tile_coord.params.B), from(from_), end(end_), stride(tile_coord.params.Hk * T::VECS) {}
+        : table(tile_coord.params.block_table + (size_t)tile_coord.sequence * tile_coord.params.L),
+          pages(tile_coord.params.P), page_size(tile_coord.params.B), from(from_), end(end_),
+          stride(tile_coord.params.Hk * T::VECS) {}
 
     // The offsets of a tile, ``first`` tokens after the start. Tokens beyond the end and tokens without a page are
     // missing.

@@ -53,7 +53,8 @@ __device__ __forceinline__ void start_scores(float (&s)[TOKENS / 2], u32 q, u32 
 #pragma unroll
     for (int step = 0; step < T::D / 16; ++step) {
         const int panel = step / 4, bytes = step % 4 * 32;
-        wgmma_m64n64k16(s, wgmma_descriptor(q) + ((panel * Q_PANEL + bytes) >> 4), wgmma_descriptor(k) + ((panel * K_PANEL + bytes) >> 4), step > 0);
+        wgmma_m64n64k16(s, wgmma_descriptor(q) + ((panel * Q_PANEL + bytes) >> 4),
+                        wgmma_descriptor(k) + ((panel * K_PANEL + bytes) >> 4), step > 0);
     }
     wgmma_commit();
 }
@@ -98,7 +99,8 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& params) {
     // Stage 2, mainloop: tile after tile.
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-        const int stage = T::STAGES == 2 ? (tile & 1) * T::TILE_BYTES : 0, other = T::STAGES == 2 ? T::TILE_BYTES - stage : 0;
+        const int stage = T::STAGES == 2 ? (tile & 1) * T::TILE_BYTES : 0,
+                  other = T::STAGES == 2 ? T::TILE_BYTES - stage : 0;
         cp_async_wait<0>();
         fence_proxy_async();
         __syncthreads();  // this k and the last v have arrived; those before them have been read

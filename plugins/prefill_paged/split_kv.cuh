@@ -22,7 +22,8 @@ struct KvSplit {
     int from = 0, end;
     bool exists = true, is_whole = true;
 
-    __device__ __forceinline__ explicit KvSplit(const TileCoord& tile_coord) : end(min(tile_coord.length(ROWS - 1), tile_coord.room())) {
+    __device__ __forceinline__ explicit KvSplit(const TileCoord& tile_coord)
+        : end(min(tile_coord.length(ROWS - 1), tile_coord.room())) {
         if (!SPLIT_KV) return;
         const int all = end, tokens = tile_coord.split_tokens();
         from = blockIdx.y * tokens;
@@ -41,9 +42,15 @@ struct PartialResult {
 
     __device__ __forceinline__ static int vectors(int D) { return ROWS * (D + 2) / 4; }
     __device__ __forceinline__ PartialResult(const PrefillParams& params, int split, int D_)
-        : at(reinterpret_cast<float4*>(params.partials) + ((size_t)blockIdx.x * params.num_splits + split) * vectors(D_)), D(D_) {}
-    __device__ __forceinline__ float4* values(int c, int i, int thread) const { return at + (2 * c + i) * THREADS + thread; }
-    __device__ __forceinline__ float2* stats(int pair) const { return reinterpret_cast<float2*>(at + ROWS * D / 4) + pair; }
+        : at(reinterpret_cast<float4*>(params.partials) +
+             ((size_t)blockIdx.x * params.num_splits + split) * vectors(D_)),
+          D(D_) {}
+    __device__ __forceinline__ float4* values(int c, int i, int thread) const {
+        return at + (2 * c + i) * THREADS + thread;
+    }
+    __device__ __forceinline__ float2* stats(int pair) const {
+        return reinterpret_cast<float2*>(at + ROWS * D / 4) + pair;
+    }
 };
 
 // Kept in shared memory for the epilogue, because registers are scarce: the first token without a page, and the split.
@@ -55,10 +62,11 @@ struct alignas(16) EpilogueState {
 // Stores the results of a tile, or the partial results of a split. Pairs see ``length`` tokens. ``shared`` is the place
 // of q. By all threads.
 template <class T, bool SPLIT_KV>
-__device__ __forceinline__ void store_results(const PrefillParams& params, const RowOffsets& pairs, const int (&length)[2],
-                                                  const EpilogueState& epilogue, u32 shared, const Softmax& softmax,
-                                                  const float (&o)[T::D / 2]) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2), bad = epilogue.first_bad;
+__device__ __forceinline__ void store_results(const PrefillParams& params, const RowOffsets& pairs,
+                                              const int (&length)[2], const EpilogueState& epilogue, u32 shared,
+                                              const Softmax& softmax, const float (&o)[T::D / 2]) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2),
+              bad = epilogue.first_bad;
     const int from = SPLIT_KV ? epilogue.from : 0;
     const bool is_zero[2] = {bad == 0 || length[0] + from > bad, bad == 0 || length[1] + from > bad};
     if (SPLIT_KV && !epilogue.is_whole) {
@@ -82,7 +90,7 @@ __device__ __forceinline__ void store_results(const PrefillParams& params, const
         for (int c = 0; c < T::D / 8; ++c) {
             const float low = __fmul_rn(o[4 * c + 2 * i], share), high = __fmul_rn(o[4 * c + 2 * i + 1], share);
             store_shared_4(shared + T::template swizzled<ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
-                         is_zero[i] ? 0 : bf16_pair(low, high));
+                           is_zero[i] ? 0 : bf16_pair(low, high));
         }
     }
     __syncwarp();  // a warp stores its own pairs
@@ -93,8 +101,8 @@ __device__ __forceinline__ void store_results(const PrefillParams& params, const
 constexpr int COMBINE_THREADS = 2 * THREADS, COLUMNS = 2, SPLITS_AT_ONCE = 8;
 
 // Loads some splits of 32 columns. Missing values are -0, which changes no sum. 0 would change the sign of -0.
-__device__ __forceinline__ void load_splits(float4 (&loaded)[SPLITS_AT_ONCE][COLUMNS], const PrefillParams& params, int D, int own_splits,
-                                           int split, int first, int i, int thread) {
+__device__ __forceinline__ void load_splits(float4 (&loaded)[SPLITS_AT_ONCE][COLUMNS], const PrefillParams& params,
+                                            int D, int own_splits, int split, int first, int i, int thread) {
     const float4* const from = PartialResult(params, split, D).values(first, i, thread);
 #pragma unroll
     for (int j = 0; j < SPLITS_AT_ONCE; ++j)
@@ -110,11 +118,13 @@ __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
     __shared__ float weights[MAX_SPLITS][ROWS];
     const TileCoord tile_coord(params);
     if (tile_coord.is_empty()) return;  // the whole block
-    const int room = tile_coord.room(), all = min(tile_coord.length(ROWS - 1), room), tokens = tile_coord.split_tokens();
+    const int room = tile_coord.room(), all = min(tile_coord.length(ROWS - 1), room),
+              tokens = tile_coord.split_tokens();
     if (all <= tokens) return;  // the whole block: there is only one split
     const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, lane = thread & 31, t = lane & 3;
     const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i;
-    const int own_splits = (min(tile_coord.length(own_pair), room) + tokens - 1) / tokens, num_splits = (all + tokens - 1) / tokens;
+    const int own_splits = (min(tile_coord.length(own_pair), room) + tokens - 1) / tokens,
+              num_splits = (all + tokens - 1) / tokens;
 
     // The first values, in flight before their weights are known.
     int first = blockIdx.y * COLUMNS, split = 0;
@@ -189,32 +199,33 @@ __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
 }
 
 // An entry point: the attention function of a configuration. Grid: see TileCoord. Launched by launch.py.
-#define PREFILL_TILES(NAME, BLOCKS, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(                                            \
-        const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                \
-        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                             \
-        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                             \
-        const int* __restrict__ block_table,       /* [S, L] */                                                    \
-        const int* __restrict__ cu_rows,           /* [S + 1] */                                                   \
-        const int* __restrict__ context_lens,      /* [S] */                                                       \
-        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                \
-        float* partials,                           /* tiles, splits: see PartialResult */                                     \
-        float scale, int M, int S, int L, int P, int B, int Hk, int per_key, int num_splits, int max_whole,                 \
+#define PREFILL_TILES(NAME, BLOCKS, ...)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(                                                \
+        const __nv_bfloat16* __restrict__ q,       /* [M, Hq, D] */                                                    \
+        const __nv_bfloat16* __restrict__ k_cache, /* [P, B, Hk, D] */                                                 \
+        const __nv_bfloat16* __restrict__ v_cache, /* [P, B, Hk, D] */                                                 \
+        const int* __restrict__ block_table,       /* [S, L] */                                                        \
+        const int* __restrict__ cu_rows,           /* [S + 1] */                                                       \
+        const int* __restrict__ context_lens,      /* [S] */                                                           \
+        __nv_bfloat16* __restrict__ out,           /* [M, Hq, D] */                                                    \
+        float* partials,                           /* tiles, splits: see PartialResult */                              \
+        float scale, int M, int S, int L, int P, int B, int Hk, int per_key, int num_splits, int max_whole,            \
         int min_tiles) {                                                                                               \
-        pdl_wait();                                                                                \
-        __VA_ARGS__({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, partials, scale, M, S, L, P, B, \
-                     Hk, per_key, num_splits, max_whole, min_tiles});                                                           \
+        pdl_wait();                                                                                                    \
+        __VA_ARGS__({q, k_cache, v_cache, block_table, cu_rows, context_lens, out, partials, scale, M, S, L, P, B, Hk, \
+                     per_key, num_splits, max_whole, min_tiles});                                                      \
     }
 
 // Grid: tiles; blocks that divide the columns of a tile. Launched by launch.py.
-#define PREFILL_COMBINE(NAME)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(COMBINE_THREADS) NAME(                                          \
-        const int* cu_rows,      /* [S + 1] */                                                                     \
-        const int* context_lens, /* [S] */                                                                         \
-        __nv_bfloat16* out,      /* [M, Hq, D] */                                                                  \
-        float* partials,         /* tiles, splits: see PartialResult */                                                       \
-        int M, int S, int L, int B, int Hk, int per_key, int num_splits, int max_whole, int min_tiles, int D) {                 \
-        pdl_wait();                                                                                \
-        combine({nullptr, nullptr, nullptr, nullptr, cu_rows, context_lens, out, partials, 0.0f, M, S, L, 0, B,    \
-                 Hk, per_key, num_splits, max_whole, min_tiles}, D);                                                            \
+#define PREFILL_COMBINE(NAME)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(COMBINE_THREADS) NAME(                                             \
+        const int* cu_rows,      /* [S + 1] */                                                                      \
+        const int* context_lens, /* [S] */                                                                          \
+        __nv_bfloat16* out,      /* [M, Hq, D] */                                                                   \
+        float* partials,         /* tiles, splits: see PartialResult */                                             \
+        int M, int S, int L, int B, int Hk, int per_key, int num_splits, int max_whole, int min_tiles, int D) {     \
+        pdl_wait();                                                                                                 \
+        combine({nullptr, nullptr, nullptr, nullptr, cu_rows, context_lens, out, partials, 0.0f, M, S, L, 0, B, Hk, \
+                 per_key, num_splits, max_whole, min_tiles},                                                        \
+                D);                                                                                                 \
     }

@@ -21,7 +21,7 @@
 #include "rope.cuh"
 
 constexpr int MAX_HEADS = 8, MAX_THREADS = (MAX_HEADS + 1) * warp;  // of a block
-constexpr int MAX_PAIRS = MAX_WARP_ROW / 2;                             // of a head
+constexpr int MAX_PAIRS = MAX_WARP_ROW / 2;                         // of a head
 
 struct Angles {
     alignas(16) float cosine[MAX_PAIRS], sine[MAX_PAIRS];
@@ -79,16 +79,16 @@ __device__ __forceinline__ Values<8> load_eight(const float* p) {
     return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
 }
 
-#define PARAMETERS                                                                                               \
-    bf16 *q,              /* [M, Hq, D], in and out; not restrict: the launch before may write all */            \
-        const bf16 *k,        /* [M, Hk, D] */                                                                   \
-        const bf16 *v,        /* [M, Hk, D] */                                                                   \
-        const bf16 *q_weight, /* [D] */                                                                          \
-        const bf16 *k_weight, /* [D] */                                                                          \
-        const int *positions, /* [M] */                                                                          \
-        const int *slots,     /* [M] */                                                                          \
-        bf16 *k_cache,        /* [P * B, Hk, D] */                                                               \
-        bf16 *v_cache,        /* [P * B, Hk, D] */                                                               \
+#define PARAMETERS                                                                                        \
+    bf16 *q,                  /* [M, Hq, D], in and out; not restrict: the launch before may write all */ \
+        const bf16 *k,        /* [M, Hk, D] */                                                            \
+        const bf16 *v,        /* [M, Hk, D] */                                                            \
+        const bf16 *q_weight, /* [D] */                                                                   \
+        const bf16 *k_weight, /* [D] */                                                                   \
+        const int *positions, /* [M] */                                                                   \
+        const int *slots,     /* [M] */                                                                   \
+        bf16 *k_cache,        /* [P * B, Hk, D] */                                                        \
+        bf16 *v_cache,        /* [P * B, Hk, D] */                                                        \
         float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_small_d(PARAMETERS) {
@@ -115,8 +115,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_sm
     own = norm.of<8>(own, reciprocal_root(warp_sum(add_squares(widen(own), 0.0f)), D, eps), weight);
     const bool is_high = lane >= lanes;
     const int from = is_high ? lane - lanes : lane + lanes;
-    other.bits.x = __shfl_sync(0xFFFFFFFFu, own.bits.x, from), other.bits.y = __shfl_sync(0xFFFFFFFFu, own.bits.y, from);
-    other.bits.z = __shfl_sync(0xFFFFFFFFu, own.bits.z, from), other.bits.w = __shfl_sync(0xFFFFFFFFu, own.bits.w, from);
+    other.bits.x = __shfl_sync(0xFFFFFFFFu, own.bits.x, from),
+    other.bits.y = __shfl_sync(0xFFFFFFFFu, own.bits.y, from);
+    other.bits.z = __shfl_sync(0xFFFFFFFFu, own.bits.z, from),
+    other.bits.w = __shfl_sync(0xFFFFFFFFu, own.bits.w, from);
     const long long to = at.cache_offset(slot, places, Hq, Hk, D);
     __syncthreads();
 
@@ -179,10 +181,10 @@ __device__ __forceinline__ void norm_rotate_append(PARAMETERS) {
     for (int i = lane + 2 * angles.pairs; i < D; i += warp) out[i] = __float2bfloat16_rn(normed(i));
 }
 
-#define ANY_HEADS(WIDTH)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_w##WIDTH(PARAMETERS) {        \
+#define ANY_HEADS(WIDTH)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_w##WIDTH(PARAMETERS) {               \
         norm_rotate_append<WIDTH>(q, k, v, q_weight, k_weight, positions, slots, k_cache, v_cache, eps, weight_offset, \
-                                places, Hq, Hk, D, half, log2_step);                                             \
+                                  places, Hq, Hk, D, half, log2_step);                                                 \
     }
 
 ANY_HEADS(1)

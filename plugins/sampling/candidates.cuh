@@ -24,13 +24,15 @@
 // each of two warps. A row then has vectors of 8 logits, at most two a thread (launch.py).
 constexpr int CANDIDATES = 4, WIDE_BITS = 5;
 constexpr int MAX_RESCANS = 8;
-constexpr int TOPS_PER_WARP = 4, MAX_FAST_K = 24;  // for up to MAX_FAST_K, the threshold comes from this many logits of each warp
-constexpr u32 LONGEST = 512;  // a list that is sorted by counting
+constexpr int TOPS_PER_WARP = 4,
+              MAX_FAST_K = 24;  // for up to MAX_FAST_K, the threshold comes from this many logits of each warp
+constexpr u32 LONGEST = 512;    // a list that is sorted by counting
 
 // The largest key of this thread's slice. ``last`` gets the last vectors of the slice, from vector ``at`` on. Missing
 // vectors repeat the first. ``overlap`` is work to do while loads are in flight.
 template <class Overlap>
-__device__ __forceinline__ u32 largest_key_of(const bf16* row, const RowSlice& slice, Vectors& last, int& at, Overlap overlap) {
+__device__ __forceinline__ u32 largest_key_of(const bf16* row, const RowSlice& slice, Vectors& last, int& at,
+                                              Overlap overlap) {
     Pair largest = pair_of(~0u);
     const int first = slice.first < slice.vecs ? slice.first : 0;
     at = slice.first;
@@ -73,7 +75,8 @@ __device__ __noinline__ NarrowLargest largest_key_of_narrow_rows(const bf16* row
     return narrow;
 }
 template <class Overlap>
-__device__ __forceinline__ u32 largest_key(const bf16* row, int V, const RowSlice& slice, int block, Vectors& last, int& at, Overlap overlap) {
+__device__ __forceinline__ u32 largest_key(const bf16* row, int V, const RowSlice& slice, int block, Vectors& last,
+                                           int& at, Overlap overlap) {
     if (__builtin_expect(slice.width == 8, 1)) return largest_key_of(row, slice, last, at, overlap);
     overlap();
     const NarrowLargest narrow = largest_key_of_narrow_rows(row, V, slice.row_bits, block);
@@ -93,7 +96,8 @@ __device__ __forceinline__ u32 mask_at_least(const Vectors& vecs, u32 threshold)
         const u32 words[4] = {vecs.raw[i].x, vecs.raw[i].y, vecs.raw[i].z, vecs.raw[i].w};
         u32 own = 0;  // words do not wait for each other
 #pragma unroll
-        for (int word = 0; word < 4; ++word) own |= __hge2_mask(pair_of(words[word]), pair) & 0x10001u << (4 * i + word);
+        for (int word = 0; word < 4; ++word)
+            own |= __hge2_mask(pair_of(words[word]), pair) & 0x10001u << (4 * i + word);
         ones |= own;
     }
     return ones;
@@ -126,8 +130,10 @@ struct LaneLargest {
         return other == own;  // the bound cannot rise further
     }
 };
-__device__ __noinline__ LaneLargest lane_largest_from_memory(const bf16* row, int V, int row_bits, int block, u32 threshold, LaneLargest largest) {
-    for_each_at_least(row, RowSlice(V, row_bits, block), threshold, [&](u32 index) { return largest.take(key_at(row, index), index); });
+__device__ __noinline__ LaneLargest lane_largest_from_memory(const bf16* row, int V, int row_bits, int block,
+                                                             u32 threshold, LaneLargest largest) {
+    for_each_at_least(row, RowSlice(V, row_bits, block), threshold,
+                      [&](u32 index) { return largest.take(key_at(row, index), index); });
     return largest;
 }
 
@@ -163,7 +169,8 @@ __device__ __forceinline__ u64 candidate_of(const RowSlice& slice, int at, const
 // Stores the candidates of the lanes with the four largest logits. The bound of the last one also covers all lanes
 // without a candidate. Returns the largest key of the thread's slice. ``overlap`` is called once loads are in flight.
 template <class Overlap>
-__device__ __forceinline__ u32 post_four_candidates(u64* candidates, const bf16* row, int V, const RowSlice& slice, int block, Overlap overlap) {
+__device__ __forceinline__ u32 post_four_candidates(u64* candidates, const bf16* row, int V, const RowSlice& slice,
+                                                    int block, Overlap overlap) {
     Vectors last;
     int at;
     const u32 own = largest_key(row, V, slice, block, last, at, overlap);
@@ -199,7 +206,9 @@ __device__ __forceinline__ Two two_of(const Two& a, const Two& b) {
 __device__ __forceinline__ Pair swapped(Pair pair) { return __lowhigh2highlow(pair); }
 // The larger half of a pair, and of two pairs the second largest value, both in both halves.
 __device__ __forceinline__ Pair top_of(Pair pair) { return __hmax2(pair, swapped(pair)); }
-__device__ __forceinline__ Pair next_of(const Two& two) { return __hmax2(two.next, __hmin2_nan(two.top, swapped(two.top))); }
+__device__ __forceinline__ Pair next_of(const Two& two) {
+    return __hmax2(two.next, __hmin2_nan(two.top, swapped(two.top)));
+}
 // The key of two equal halves, in both halves. NaN gives all ones.
 __device__ __forceinline__ u32 twice_key_of(Pair both) {
     const u32 bits = bits_of(__hfma2(both, pair_of(0x3F803F80u), pair_of(0u)));  // -0 = 0
@@ -210,7 +219,8 @@ __device__ __forceinline__ u32 twice_key_of(Pair both) {
 
 // The same for at most two vectors a thread: candidates of two lanes.
 template <class Overlap>
-__device__ __forceinline__ u32 post_two_candidates(u64* candidates, const bf16* row, const RowSlice& slice, int block, Overlap overlap) {
+__device__ __forceinline__ u32 post_two_candidates(u64* candidates, const bf16* row, const RowSlice& slice, int block,
+                                                   Overlap overlap) {
     const int further = slice.first + slice.step;
     const uint4* const vecs = reinterpret_cast<const uint4*>(row);
     const uint4 first = vecs[slice.first < slice.vecs ? slice.first : 0];
@@ -242,12 +252,13 @@ __device__ __forceinline__ u32 post_two_candidates(u64* candidates, const bf16* 
     if (slot == 1) other = max(other, beyond);
     if (slot >= 0)
         store_relaxed(candidates + ((threadIdx.x / 32 * CANDIDATES << WIDE_BITS) + block * 2 + slot),
-             (u64)((twice & 0xFFFF0000u) | ~index >> 16) << 32 | (~index << 16 | other));
+                      (u64)((twice & 0xFFFF0000u) | ~index >> 16) << 32 | (~index << 16 | other));
     return twice >> 16;
 }
 
 template <class Overlap>
-__device__ __forceinline__ u32 post_candidates(u64* candidates, const bf16* row, int V, const RowSlice& slice, int block, Overlap overlap) {
+__device__ __forceinline__ u32 post_candidates(u64* candidates, const bf16* row, int V, const RowSlice& slice,
+                                               int block, Overlap overlap) {
     return slice.row_bits > WIDE_BITS ? post_two_candidates(candidates, row, slice, block, overlap)
                                       : post_four_candidates(candidates, row, V, slice, block, overlap);
 }
@@ -276,7 +287,8 @@ __device__ __forceinline__ void take_candidates(u64* candidates, int row_bits, u
         load_relaxed(more, words[2], words[3]);
         least = ~0u;
 #pragma unroll
-        for (int i = 0; i < CANDIDATES; ++i) least = min(least, (u32)(words[i] >> 32));  // no word is 0, as an index is below 2^31
+        for (int i = 0; i < CANDIDATES; ++i)
+            least = min(least, (u32)(words[i] >> 32));  // no word is 0, as an index is below 2^31
     } while (least == 0);
     *reinterpret_cast<ulonglong2*>(from) = *reinterpret_cast<ulonglong2*>(more) = make_ulonglong2(0, 0);
 }
@@ -288,7 +300,8 @@ __device__ __noinline__ void drop_candidates(u64* candidates, int row_bits) {
 
 // For some vectors of a row: appends the logits above ``last`` to the list, or counts the logits equal to it. Of the
 // equal ones it writes those that belong below ``end_of_list`` to the list, from ``at`` on.
-__device__ __noinline__ u32 scan_from(const bf16* row, int V, int first, int step, int end, u32 last, bool above, u32 at, u32 end_of_list) {
+__device__ __noinline__ u32 scan_from(const bf16* row, int V, int first, int step, int end, u32 last, bool above,
+                                      u32 at, u32 end_of_list) {
     u32 count = 0;
     for_each_logit(row, vector_width(V), first, step, end, last + above, [&](u32 key, int index) {
         if (above ? key <= last : key != last) return;
@@ -354,7 +367,7 @@ __device__ __noinline__ uint2 rescan_row(const bf16* row, int V, int row_bits, u
 #pragma unroll 1
         for (; incomplete != 0; incomplete &= incomplete - 1)
             for_each_at_least(row, RowSlice(V, row_bits, __ffs(incomplete) - 1 + 32 * half), threshold,
-                          [&](u32 index) { return !append(order_of(key_at(row, index), index)); });
+                              [&](u32 index) { return !append(order_of(key_at(row, index), index)); });
     }
     return make_uint2(least[0], least[1]);
 }
@@ -371,7 +384,8 @@ __device__ __noinline__ u32 kth_largest_thread_key(u32 own, int wanted) {
 // By the merging block, whose warp i reads the candidates of warp i of all blocks: lists the ``wanted`` largest logits
 // of the row, and a few more. Returns the length. ``largest`` gets the row's largest key if at most MAX_FAST_K are
 // wanted.
-__device__ __forceinline__ u32 collect_largest(u64* candidates, const bf16* row, int V, int row_bits, int wanted, u32* largest = nullptr) {
+__device__ __forceinline__ u32 collect_largest(u64* candidates, const bf16* row, int V, int row_bits, int wanted,
+                                               u32* largest = nullptr) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u64 words[CANDIDATES] = {};  // two sorted pairs
     take_candidates(candidates, row_bits, words);
@@ -419,7 +433,8 @@ __device__ __forceinline__ u32 collect_largest(u64* candidates, const bf16* row,
     } else {
         threshold = max(kth_largest_thread_key(max(key_in(words[0]), key_in(words[2])), wanted), 1u);
     }
-    u32 bound = max((u32)words[0] & 0xFFFFu, (u32)words[1] & 0xFFFFu), further = max((u32)words[2] & 0xFFFFu, (u32)words[3] & 0xFFFFu);
+    u32 bound = max((u32)words[0] & 0xFFFFu, (u32)words[1] & 0xFFFFu),
+        further = max((u32)words[2] & 0xFFFFu, (u32)words[3] & 0xFFFFu);
     if (row_bits <= WIDE_BITS) bound = max(bound, further), further = 0;  // all belong to one block
     uint2 least = make_uint2(threshold, threshold);
     if (__any_sync(ALL_LANES, max(bound, further) >= threshold)) {
@@ -436,7 +451,8 @@ __device__ __forceinline__ u32 collect_largest(u64* candidates, const bf16* row,
     }
     __syncthreads();
     u32 listed = shared.listed;
-    if (shared.has_more || listed > LONGEST || listed < (u32)wanted) listed = fallback(row, V, threshold, listed, wanted);
+    if (shared.has_more || listed > LONGEST || listed < (u32)wanted)
+        listed = fallback(row, V, threshold, listed, wanted);
     return listed;
 }
 

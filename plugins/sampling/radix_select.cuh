@@ -13,7 +13,8 @@
 #include "logits.cuh"
 #include "shared_memory.cuh"
 
-constexpr int BINS = THREADS, COPIES = 8;  // a bin a thread; copies, so that the lanes of a warp seldom add to the same word
+constexpr int BINS = THREADS,
+              COPIES = 8;  // a bin a thread; copies, so that the lanes of a warp seldom add to the same word
 constexpr int LIST_SIZE = BINS * COPIES, MAX_LISTED_K = 128;  // launch.py has MAX_LISTED_K too
 
 // mass(key) = 2^((logit - largest) * rate) * unit.
@@ -44,7 +45,7 @@ struct Shared {
     u64 sorted[MAX_LISTED_K];
     u32 tops[WARPS];
     __align__(16) unsigned short warp_tops[32], warp_top_keys[32];  // the largest logits of each warp
-    u64 sums[WARPS][32];  // prefix sums of a few entries, in parts
+    u64 sums[WARPS][32];                                            // prefix sums of a few entries, in parts
     u64 of_warp[WARPS];
     u64 rest;
     u32 bin, index, listed, has_more;
@@ -144,30 +145,31 @@ __device__ __noinline__ u64 sum_bins(Row row, HistogramPass pass, Softmax softma
 #pragma unroll 1
     for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) shared.low[i] = shared.high[i] = 0;
     __syncthreads();
-    for_each_four(row.logits, slice.width, slice.first, slice.step, slice.vecs, pass.lowest, [&](uint2 bits, int index) {
-        constexpr int FOUR = 4;  // independent steps for four logits at a time
-        u64 mass[FOUR];
-        u32 at[FOUR], before[FOUR];
-        u32 any = 0;
+    for_each_four(
+        row.logits, slice.width, slice.first, slice.step, slice.vecs, pass.lowest, [&](uint2 bits, int index) {
+            constexpr int FOUR = 4;  // independent steps for four logits at a time
+            u64 mass[FOUR];
+            u32 at[FOUR], before[FOUR];
+            u32 any = 0;
 #pragma unroll
-        for (int i = 0; i < FOUR; ++i) {
-            const u32 key = key_of((i < 2 ? bits.x : bits.y) >> 16 * (i % 2) & 0xFFFFu);
-            const u32 bin = pass.by_index ? (u32)(index + i) >> pass.shift : ~(key >> pass.shift) & (BINS - 1);
-            const bool counts = key >= pass.lowest && key <= pass.highest && i < slice.width;
-            at[i] = bin * COPIES + copy;
-            mass[i] = counts ? pass.by_mass ? softmax.mass(key) : 1 : 0;
-            any |= counts;
-        }
-        if (!any) return;
+            for (int i = 0; i < FOUR; ++i) {
+                const u32 key = key_of((i < 2 ? bits.x : bits.y) >> 16 * (i % 2) & 0xFFFFu);
+                const u32 bin = pass.by_index ? (u32)(index + i) >> pass.shift : ~(key >> pass.shift) & (BINS - 1);
+                const bool counts = key >= pass.lowest && key <= pass.highest && i < slice.width;
+                at[i] = bin * COPIES + copy;
+                mass[i] = counts ? pass.by_mass ? softmax.mass(key) : 1 : 0;
+                any |= counts;
+            }
+            if (!any) return;
 #pragma unroll
-        for (int i = 0; i < FOUR; ++i)
-            if (mass[i]) before[i] = atomicAdd(&shared.low[at[i]], (u32)mass[i]);
+            for (int i = 0; i < FOUR; ++i)
+                if (mass[i]) before[i] = atomicAdd(&shared.low[at[i]], (u32)mass[i]);
 #pragma unroll
-        for (int i = 0; i < FOUR; ++i) {
-            const u32 high = (u32)(mass[i] >> 32) + (mass[i] && before[i] + (u32)mass[i] < before[i]);
-            if (high) atomicAdd(&shared.high[at[i]], high);
-        }
-    });
+            for (int i = 0; i < FOUR; ++i) {
+                const u32 high = (u32)(mass[i] >> 32) + (mass[i] && before[i] + (u32)mass[i] < before[i]);
+                if (high) atomicAdd(&shared.high[at[i]], high);
+            }
+        });
     __syncthreads();
     u64 sum = 0;
 #pragma unroll
@@ -228,12 +230,12 @@ __device__ __noinline__ Selected select_k(Row row, u64 wanted, u32 least) {
 __device__ __forceinline__ bool is_last_block(const Row& row) {
     if (row.row_bits == 0) return true;
     __syncthreads();
-    if (threadIdx.x == 0)
-        shared.index = add_acq_rel(&row.workspace->done, 1);
+    if (threadIdx.x == 0) shared.index = add_acq_rel(&row.workspace->done, 1);
     __syncthreads();
     if (shared.index + 1 < 1u << row.row_bits) return false;
 #pragma unroll
     for (int set = 0; set < SETS; ++set) row.workspace->sums[set][threadIdx.x] = 0;
-    if (threadIdx.x == 0) row.workspace->arrived = row.workspace->done = row.workspace->largest = row.workspace->selected = 0;
+    if (threadIdx.x == 0)
+        row.workspace->arrived = row.workspace->done = row.workspace->largest = row.workspace->selected = 0;
     return true;
 }

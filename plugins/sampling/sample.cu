@@ -28,15 +28,17 @@ struct Limits {
 
     // By a warp: each lane loads one parameter. The compiler would move a load with the same address in all lanes, and
     // wait for it at once.
-    __device__ __forceinline__ static u32 loaded(u32 m, const float* temperature, const int* top_k, const float* top_p, const float* uniform) {
+    __device__ __forceinline__ static u32 loaded(u32 m, const float* temperature, const int* top_k, const float* top_p,
+                                                 const float* uniform) {
         const u32 lane = threadIdx.x % 4;
         const void* const even = lane < 2 ? temperature : top_p;
         const void* const odd = lane < 2 ? static_cast<const void*>(top_k) : uniform;
         return static_cast<const u32*>(lane & 1 ? odd : even)[m];
     }
     __device__ __forceinline__ explicit Limits(u32 loaded)
-        : temperature(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 0))), top_k((int)__shfl_sync(ALL_LANES, loaded, 1)),
-          top_p(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 2))), uniform(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 3))) {}
+        : temperature(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 0))),
+          top_k((int)__shfl_sync(ALL_LANES, loaded, 1)), top_p(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 2))),
+          uniform(__uint_as_float(__shfl_sync(ALL_LANES, loaded, 3))) {}
 
     __device__ __forceinline__ bool are_valid() const {
         return temperature >= 0.0f && isfinite(temperature) && top_k >= 0 && top_p > 0.0f && top_p <= 1.0f &&
@@ -135,7 +137,8 @@ constexpr u64 ONE = 1ull << 58;
 
 // By the merging block: the token, from up to MAX_UNSORTED listed logits, without sorting. A lane has one logit. A warp
 // adds, for all lanes, EACH of the logits that may be larger.
-__device__ __forceinline__ void draw_unsorted(u32 listed, const Limits& limits, const Softmax& softmax, bool is_drawn, u32 wanted, int* out) {
+__device__ __forceinline__ void draw_unsorted(u32 listed, const Limits& limits, const Softmax& softmax, bool is_drawn,
+                                              u32 wanted, int* out) {
     constexpr u32 EACH = MAX_UNSORTED / WARPS;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u64 order = lane < listed ? shared.list[lane] : 0;
@@ -170,15 +173,15 @@ __device__ __forceinline__ void draw_unsorted(u32 listed, const Limits& limits, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     // Not __restrict__: the kernel before may write them, and such loads could move before the wait.
-    const bf16* logits,        // [M, V]
-    u64* all_candidates,            // [M, lanes * WARPS * CANDIDATES], a lane for each of up to 32 blocks, zeros before and after
+    const bf16* logits,   // [M, V]
+    u64* all_candidates,  // [M, lanes * WARPS * CANDIDATES], a lane for each of up to 32 blocks, zeros before and after
     int row_bits, int V, float unit,
-    const float* temperature,  // [M]
-    const int* top_k,          // [M]
-    const float* top_p,        // [M]
-    const float* uniform,      // [M]
-    int* out,                  // [M]
-    RowWorkspace* workspace) {            // [M], zeros before and after
+    const float* temperature,   // [M]
+    const int* top_k,           // [M]
+    const float* top_p,         // [M]
+    const float* uniform,       // [M]
+    int* out,                   // [M]
+    RowWorkspace* workspace) {  // [M], zeros before and after
     pdl_launch_dependents();
     pdl_wait();
     const u32 m = blockIdx.x >> row_bits;
@@ -190,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     if (threadIdx.x == 0) shared.listed = shared.has_more = shared.barriers_passed = shared.passes = 0;
     if (is_merger) prefetch_candidates(candidates, row_bits);
     u32 loaded;
-    const u32 own = post_candidates(candidates, row, V, slice, block, [&] { loaded = Limits::loaded(m, temperature, top_k, top_p, uniform); });
+    const u32 own = post_candidates(
+        candidates, row, V, slice, block, [&] { loaded = Limits::loaded(m, temperature, top_k, top_p, uniform); });
     Limits limits(loaded);
     bool is_drawn = limits.are_valid() && limits.temperature > 0.0f;
     if (limits.top_k >= V) limits.top_k = 0;  // all

@@ -36,16 +36,17 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
         for (int i = threadIdx.x; i < k; i += THREADS) list[i] = order(i);
         __syncthreads();
     }
-    sort(k, [&](int i) { return is_listed ? list[i] : order(i); },
-         [&](int i, int j) {
-             if (is_listed) {
-                 const u64 kept = list[i];
-                 list[i] = list[j], list[j] = kept;
-             } else {
-                 const int kept = ids[i];
-                 ids[i] = ids[j], ids[j] = kept;
-             }
-         });
+    sort(
+        k, [&](int i) { return is_listed ? list[i] : order(i); },
+        [&](int i, int j) {
+            if (is_listed) {
+                const u64 kept = list[i];
+                list[i] = list[j], list[j] = kept;
+            } else {
+                const int kept = ids[i];
+                ids[i] = ids[j], ids[j] = kept;
+            }
+        });
 #pragma unroll 1
     for (int i = threadIdx.x; i < k; i += THREADS) {
         if (is_listed) ids[i] = index_in(list[i]);
@@ -81,12 +82,12 @@ __device__ __forceinline__ void select(const Row& row, int k, int* ids, float* v
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) topk_bf16(
-    const bf16* logits,  // [M, V], not __restrict__: the kernel before may write it
-    u64* all_candidates,      // [M, lanes * WARPS * CANDIDATES], a lane for each of up to 32 blocks, zeros before and after
+    const bf16* logits,   // [M, V], not __restrict__: the kernel before may write it
+    u64* all_candidates,  // [M, lanes * WARPS * CANDIDATES], a lane for each of up to 32 blocks, zeros before and after
     int row_bits, int V, int k,
-    float* out_values,   // [M, k]
-    int* out_ids,        // [M, k], written and read by all blocks of a row
-    RowWorkspace* workspace) {      // [M], zeros before and after; only where k > MAX_LISTED_K
+    float* out_values,          // [M, k]
+    int* out_ids,               // [M, k], written and read by all blocks of a row
+    RowWorkspace* workspace) {  // [M], zeros before and after; only where k > MAX_LISTED_K
     pdl_launch_dependents();
     pdl_wait();
     const u32 m = blockIdx.x >> row_bits;

@@ -28,8 +28,8 @@ struct Share {
         if (ALL < THREADS && threadIdx.x >= ALL) return;
 #pragma unroll
         for (int i = 0; i < PASSES; ++i)
-            copy_async<BYTES>(to + i * STEP * to_pitch, static_cast<const u8*>(from) + i * (STEP * from_pitch),
-                              i * STEP < left);
+            copy_async<BYTES>(
+                to + i * STEP * to_pitch, static_cast<const u8*>(from) + i * (STEP * from_pitch), i * STEP < left);
     }
 };
 

@@ -45,8 +45,7 @@ __device__ __forceinline__ void store_tile(__nv_bfloat16* __restrict__ out, cons
                     u32 word[VECTOR / 2];
 #pragma unroll
                     for (int e = 0; e < VECTOR / 2; ++e) word[e] = bf16_pair(value[j + 2 * e], value[j + 2 * e + 1]);
-                    if constexpr (VECTOR == 4)
-                        *reinterpret_cast<uint2*>(to + j) = make_uint2(word[0], word[1]);
+                    if constexpr (VECTOR == 4) *reinterpret_cast<uint2*>(to + j) = make_uint2(word[0], word[1]);
                     else
                         *reinterpret_cast<uint4*>(to + j) =
                             make_uint4(word[0], word[1], word[VECTOR / 2 - 2], word[VECTOR / 2 - 1]);
@@ -134,12 +133,12 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
     store_tile<T>(out, c, global_scale * EXPONENT_GAP, p, warp_m, warp_n, lane, wide);
 }
 
-#define W4A16_ENTRY(NAME, TILE, WIDE)                                                                               \
-    extern "C" __global__ void __launch_bounds__(TILE::THREADS, TILE::BLOCKS)                                        \
-        NAME(const u8* __restrict__ codes,                /* [K/2, N] or [N, K/2] */                                 \
-             const u8* __restrict__ scales,               /* [K/16, N] or [N, K/16] E4M3 */                          \
-             const __nv_bfloat16* __restrict__ x,         /* [M, K], rows ``stride`` elements apart */               \
-             __nv_bfloat16* __restrict__ out,             /* [M, N] */                                               \
-             float global_scale, int stride, int M, int N, int K) {                                                  \
-        gemm_tile<TILE, WIDE>({codes, scales, x, stride, M, N, K, 0, 0}, out, global_scale);                         \
+#define W4A16_ENTRY(NAME, TILE, WIDE)                                                        \
+    extern "C" __global__ void __launch_bounds__(TILE::THREADS, TILE::BLOCKS) NAME(          \
+        const u8* __restrict__ codes,        /* [K/2, N] or [N, K/2] */                      \
+        const u8* __restrict__ scales,       /* [K/16, N] or [N, K/16] E4M3 */               \
+        const __nv_bfloat16* __restrict__ x, /* [M, K], rows ``stride`` elements apart */    \
+        __nv_bfloat16* __restrict__ out,     /* [M, N] */                                    \
+        float global_scale, int stride, int M, int N, int K) {                               \
+        gemm_tile<TILE, WIDE>({codes, scales, x, stride, M, N, K, 0, 0}, out, global_scale); \
     }

@@ -9,7 +9,9 @@
 
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
-    asm("{\n.reg .b32 minus_zero;\nmov.b32 minus_zero, 0x80008000;\n" PRODUCT("%0", "%1", "%2") "}" : "=r"(d) : "r"(a), "r"(b));
+    asm("{\n.reg .b32 minus_zero;\nmov.b32 minus_zero, 0x80008000;\n" PRODUCT("%0", "%1", "%2") "}"
+        : "=r"(d)
+        : "r"(a), "r"(b));
     return d;
 }
 
@@ -29,12 +31,12 @@ __device__ __forceinline__ uint4 scale_pairs(u32 scales) {
     scales &= 0x7F7F7F7Fu;  // -0 is 0
     const u32 low = multiply(multiply(permute<0x4140>(scales, 0) * 16u, LIFT), LIFT);
     const u32 high = multiply(multiply(permute<0x4342>(scales, 0) * 16u, LIFT), LIFT);
-    return make_uint4(permute<0x1010>(low, 0), permute<0x3232>(low, 0), permute<0x1010>(high, 0),
-                      permute<0x3232>(high, 0));
+    return make_uint4(
+        permute<0x1010>(low, 0), permute<0x3232>(low, 0), permute<0x1010>(high, 0), permute<0x3232>(high, 0));
 }
 
-// One byte of codes, two adjacent k of a feature -> a register of B. ``low`` and ``high`` hold the codes of four bytes. In
-// one statement: as C++ it gives the same machine code, and takes longer to compile.
+// One byte of codes, two adjacent k of a feature -> a register of B. ``low`` and ``high`` hold the codes of four bytes.
+// In one statement: as C++ it gives the same machine code, and takes longer to compile.
 template <int BYTE>
 __device__ __forceinline__ u32 decode(u32 low, u32 high, u32 scale) {
     constexpr u32 SPREAD = BYTE | (8 | BYTE) << 4 | (4 | BYTE) << 8 | (12 | BYTE) << 12;  // [low, 0, high, 0]
@@ -43,7 +45,8 @@ __device__ __forceinline__ u32 decode(u32 low, u32 high, u32 scale) {
         "prmt.b32 t, %1, %2, %3;\n"
         "mul.lo.u32 t, t, 0x1040;\nand.b32 t, t, 0x81C081C0;\n"  // the sign to bit 15, the magnitude to bits 8..6
         PRODUCT("%0", "t", "%4") "}"
-        : "=r"(d) : "r"(low), "r"(high), "n"(SPREAD), "r"(scale));
+        : "=r"(d)
+        : "r"(low), "r"(high), "n"(SPREAD), "r"(scale));
     return d;
 }
 
@@ -202,10 +205,11 @@ struct Pipeline {
             if constexpr (ROW == 0 && STEP + 2 >= T::GROUPS)
                 packed[STEP % 2].load(next, next_pairs, warp_n, STEP + 2 - T::GROUPS, lane);
 #pragma unroll
-            for (int j = 0; j < T::NT; ++j) mma_16x8x16_movable(c[ROW][j], x[I % (AHEAD + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
+            for (int j = 0; j < T::NT; ++j)
+                mma_16x8x16_movable(c[ROW][j], x[I % (AHEAD + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
             if constexpr (I + AHEAD < BLOCKS) load_rows(stage, I + AHEAD);
-            decode_some<T, ROW * REGISTERS / T::MT, (ROW + 1) * REGISTERS / T::MT>(b[(STEP + 1) % 2],
-                                                                                   packed[(STEP + 1) % 2]);
+            decode_some<T, ROW * REGISTERS / T::MT, (ROW + 1) * REGISTERS / T::MT>(
+                b[(STEP + 1) % 2], packed[(STEP + 1) % 2]);
             between(At<I>());
             multiply<I + 1>(c, stage, pairs, next, next_pairs, between);
         } else {

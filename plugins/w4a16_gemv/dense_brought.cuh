@@ -1,10 +1,10 @@
 // The GEMV of BF16 weights of many features for nine to 16 rows on sm_90a, with the bits of ``many`` (dense_rows.cuh).
 //
-// Of 16 rows x is as much to read as 16 features of the weight: three tiles share it. One thread brings blocks of 64 k of
-// the weight and of x into a ring by bulk tensor copies; the 8 warps that share K take block after block out of it, and lane
-// (g, t) reads what it would read from memory. A block goes on to its next tiles while the ring is filled for them.
-// Figures (H200, 16 x 6144 x 5120, us): loads straight to registers, one tile a warp 23.3, three 21.6; this 19.6, two tiles
-// 27.5, one 35.6. Copies of 16 bytes by the lanes themselves (cp.async, three tiles, 192 KB a ring) 54.
+// Of 16 rows x is as much to read as 16 features of the weight: three tiles share it. One thread brings blocks of 64 k
+// of the weight and of x into a ring by bulk tensor copies; the 8 warps that share K take block after block out of it,
+// and lane (g, t) reads what it would read from memory. A block goes on to its next tiles while the ring is filled for
+// them. Figures (H200, 16 x 6144 x 5120, us): loads straight to registers, one tile a warp 23.3, three 21.6; this 19.6,
+// two tiles 27.5, one 35.6. Copies of 16 bytes by the lanes themselves (cp.async, three tiles, 192 KB a ring) 54.
 #pragma once
 #include "async_copy.cuh"
 #include "dense_rows.cuh"
@@ -36,8 +36,8 @@ struct BroughtStage {
 };
 
 template <class F>
-__device__ __forceinline__ void brought_tiles(const TensorMap& weight, const TensorMap& x, __nv_bfloat16* out, int M, int N,
-                                              int K) {
+__device__ __forceinline__ void brought_tiles(const TensorMap& weight, const TensorMap& x, __nv_bfloat16* out, int M,
+                                              int N, int K) {
     constexpr int NT = F::NT;
     extern __shared__ u8 raw[];
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
@@ -75,12 +75,14 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
         return;
     }
 
-    const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, g = lane >> 2,
+              t = lane & 3;
     const u32 low = g * 128 + ((2 * t ^ g) << 4), high = g * 128 + ((2 * t + 1 ^ g) << 4);  // 8 k each of row g
-    float(*const sums)[F::ROWS][F::WIDTH] = reinterpret_cast<float(*)[F::ROWS][F::WIDTH]>(raw + (base - unaligned) + F::SUMS_AT);
+    float (*const sums)[F::ROWS][F::WIDTH] =
+        reinterpret_cast<float (*)[F::ROWS][F::WIDTH]>(raw + (base - unaligned) + F::SUMS_AT);
     auto barrier = [] { named_barrier_sync(1, Many::THREADS); };
-    pdl_wait();  // before out is touched
-    u32 before = 0;              // blocks of k of earlier tiles
+    pdl_wait();      // before out is touched
+    u32 before = 0;  // blocks of k of earlier tiles
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, before += blocks) {
         // Stage 1: each warp sums its share of K.
@@ -109,9 +111,8 @@ __device__ __forceinline__ void brought_tiles(const TensorMap& weight, const Ten
         // Stage 2: sums over warps in rising order.
         barrier();  // the sums before have been read
 #pragma unroll
-        for (int j = 0; j < F::TILES; ++j) put_sums<NT>(c[j], [&](int row, int column) -> float& {
-            return sums[warp][row][j * TILE_N + column];
-        });
+        for (int j = 0; j < F::TILES; ++j)
+            put_sums<NT>(c[j], [&](int row, int column) -> float& { return sums[warp][row][j * TILE_N + column]; });
         barrier();
 #pragma unroll 1
         for (int i = threadIdx.x; i < F::FEATURES * M; i += Many::THREADS) {

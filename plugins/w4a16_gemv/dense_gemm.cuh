@@ -10,13 +10,13 @@
 //   wide     128 x 128, each warp 64 x 32 over all of K, two blocks an SM: projections of a prompt. 128 x 256 with one
 //            block an SM and four stages of 32 k was slower (H200, 2048 x 6144 x 5120: 414 us against 335)
 //
-// and a plain kernel of 16 x 16 outputs for rows that do not begin at multiples of 16 bytes. sm_90a has wgmma instead of
-// these tiles (dense_wgmma.cuh, dense_split.cuh). Up to 16 rows the GEMV's kernels serve (dense_rows.cuh): a router has the
-// same bits for one row as for a verify pass.
+// and a plain kernel of 16 x 16 outputs for rows that do not begin at multiples of 16 bytes. sm_90a has wgmma instead
+// of these tiles (dense_wgmma.cuh, dense_split.cuh). Up to 16 rows the GEMV's kernels serve (dense_rows.cuh): a router
+// has the same bits for one row as for a verify pass.
 //
-// Numerics: FP32 accumulation, one rounding. The order of a sum depends on K and the shape of the tile, never on the other
-// rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions).
-// Launched by dense_launch.py.
+// Numerics: FP32 accumulation, one rounding. The order of a sum depends on K and the shape of the tile, never on the
+// other rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions). Launched
+// by dense_launch.py.
 #pragma once
 #include "async_copy.cuh"
 #include "bf16.cuh"
@@ -28,7 +28,8 @@
 
 // --- tiles ---
 
-// The byte of 16-byte piece ``piece`` of row ``row`` in a tile of rows of K_TILE values: 8 rows have a piece in 8 places.
+// The byte of 16-byte piece ``piece`` of row ``row`` in a tile of rows of K_TILE values: 8 rows have a piece in 8
+// places.
 template <int K_TILE>
 __device__ __forceinline__ u32 place(int row, int piece) {
     return row * (K_TILE * 2) + ((piece ^ (row & 7)) << 4);
@@ -91,7 +92,8 @@ __device__ __forceinline__ void multiply_stage(float (&c)[S::MT][S::NT][4], u32 
 #pragma unroll
         for (int t = 0; t < S::MT; ++t)
 #pragma unroll
-            for (int u = 0; u < S::NT; ++u) mma_16x8x16(c[t][u], a[t], b[u / 2][2 * (u & 1)], b[u / 2][2 * (u & 1) + 1]);
+            for (int u = 0; u < S::NT; ++u)
+                mma_16x8x16(c[t][u], a[t], b[u / 2][2 * (u & 1)], b[u / 2][2 * (u & 1) + 1]);
     }
 }
 
@@ -127,16 +129,19 @@ __device__ __forceinline__ void tile_of_block(int block, int tiles_m, int tiles_
 }
 
 template <class S>
-__device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf16* out, int x_stride, int M, int N, int K) {
+__device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf16* out, int x_stride, int M, int N,
+                                          int K) {
     extern __shared__ __align__(128) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int group = warp / (S::WARPS_M * S::WARPS_N), inside = warp % (S::WARPS_M * S::WARPS_N);
     const int m = inside / S::WARPS_N * (16 * S::MT), n = inside % S::WARPS_N * (8 * S::NT);
     int tile_m, tile_n;
-    tile_of_block(blockIdx.x / S::RANKS, (M + S::M_TILE - 1) / S::M_TILE, (N + S::N_TILE - 1) / S::N_TILE, tile_m, tile_n);
+    tile_of_block(
+        blockIdx.x / S::RANKS, (M + S::M_TILE - 1) / S::M_TILE, (N + S::N_TILE - 1) / S::N_TILE, tile_m, tile_n);
     const int m0 = tile_m * S::M_TILE, n0 = tile_n * S::N_TILE, all_steps = (K + S::K_TILE - 1) / S::K_TILE;
-    const int rank = blockIdx.x % S::RANKS, each = (all_steps + S::RANKS - 1) / S::RANKS, first = min(rank * each, all_steps);
+    const int rank = blockIdx.x % S::RANKS, each = (all_steps + S::RANKS - 1) / S::RANKS,
+              first = min(rank * each, all_steps);
     const int steps = min(each, all_steps - first);
     pdl_launch_dependents();
     pdl_wait();
@@ -166,7 +171,8 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
             for (int j = 0; j < S::NT; ++j)
 #pragma unroll
                 for (int h = 0; h < 2; ++h)
-                    store_pair(out, m0 + m + 16 * i + 8 * h + g, n0 + n + 8 * j + 2 * t, c[i][j][2 * h], c[i][j][2 * h + 1], M, N);
+                    store_pair(out, m0 + m + 16 * i + 8 * h + g, n0 + n + 8 * j + 2 * t, c[i][j][2 * h],
+                               c[i][j][2 * h + 1], M, N);
     } else {
         float2* const parts = reinterpret_cast<float2*>(memory);  // [WARPS_K][M_TILE][N_TILE / 2]
         cp_async_wait<0>();
@@ -213,22 +219,22 @@ using Wide = Shape<128, 128, 64, 2, 4, 1, 3>;
 constexpr int SHARED_BYTES = 96 * 1024;
 static_assert(Narrow::SHARED_BYTES == SHARED_BYTES && Wide::SHARED_BYTES == SHARED_BYTES);
 
-#define DENSE_GEMM(NAME, SHAPE, CLUSTER)                                                            \
-    extern "C" __global__ void CLUSTER __launch_bounds__(SHAPE::THREADS, 2) dense_gemm_##NAME(      \
-        const bf16* __restrict__ x,      /* [M, K], rows x_stride apart */                          \
-        const bf16* __restrict__ weight, /* [N, K] */                                               \
-        bf16* __restrict__ out,          /* [M, N] */                                               \
-        int x_stride, int M, int N, int K) {                                                        \
-        gemm_tile<SHAPE>(x, weight, out, x_stride, M, N, K);                                        \
+#define DENSE_GEMM(NAME, SHAPE, CLUSTER)                                                       \
+    extern "C" __global__ void CLUSTER __launch_bounds__(SHAPE::THREADS, 2) dense_gemm_##NAME( \
+        const bf16* __restrict__ x,      /* [M, K], rows x_stride apart */                     \
+        const bf16* __restrict__ weight, /* [N, K] */                                          \
+        bf16* __restrict__ out,          /* [M, N] */                                          \
+        int x_stride, int M, int N, int K) {                                                   \
+        gemm_tile<SHAPE>(x, weight, out, x_stride, M, N, K);                                   \
     }
 
 // Any K and any alignment. Grid: ceil(N / 16) * ceil(M / 16).
 constexpr int ANY = 16;
 
-extern "C" __global__ void __launch_bounds__(ANY * ANY) dense_gemm_any(
-    const bf16* __restrict__ x,      // [M, K], rows x_stride apart
-    const bf16* __restrict__ weight, // [N, K]
-    bf16* __restrict__ out,          // [M, N]
+extern "C" __global__ void __launch_bounds__((ANY * ANY)) dense_gemm_any(
+    const bf16* __restrict__ x,       // [M, K], rows x_stride apart
+    const bf16* __restrict__ weight,  // [N, K]
+    bf16* __restrict__ out,           // [M, N]
     int x_stride, int M, int N, int K) {
     __shared__ float xs[ANY][ANY], ws[ANY][ANY + 1];
     const int tiles = (N + ANY - 1) / ANY, m0 = blockIdx.x / tiles * ANY, n0 = blockIdx.x % tiles * ANY;

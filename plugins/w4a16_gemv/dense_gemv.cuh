@@ -3,8 +3,9 @@
 //   out[m, n] = BF16(sum_k x[m, k] * weight[n, k])
 //
 // Weights [N, K] row-major are the A operand of mma.sync.m16n8k16 as they are: lane (g, t) reads 32 contiguous bytes of
-// rows g and g + 8, and the same k of x, or the other way round. K is shared in blocks of 64 by warps in turn; a warp adds on four sums, these are
-// added in a fixed order, and so are those of the warps, the same for any M: rows do not depend on each other.
+// rows g and g + 8, and the same k of x, or the other way round. K is shared in blocks of 64 by warps in turn; a warp
+// adds on four sums, these are added in a fixed order, and so are those of the warps, the same for any M: rows do not
+// depend on each other.
 #pragma once
 #include "global_memory.cuh"
 #include "mma.cuh"
@@ -12,8 +13,8 @@
 
 constexpr int BLOCK_K = 64;  // 16 k a lane
 
-// Who shares K: WARPS warps each of RANKS ranks, in turn; and how many blocks of k a warp has on their way. Sums are added
-// within ranks first.
+// Who shares K: WARPS warps each of RANKS ranks, in turn; and how many blocks of k a warp has on their way. Sums are
+// added within ranks first.
 template <int WARPS_, int RANKS_, int DEPTH_>
 struct Sharing {
     static constexpr int WARPS = WARPS_, RANKS = RANKS_, DEPTH = DEPTH_, THREADS = WARPS_ * 32;
@@ -32,7 +33,8 @@ struct Rows16 {
 
 // x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on, are zeros.
 template <int NT>
-__device__ __forceinline__ void load_rows(uint4 (&v)[NT][2], const __nv_bfloat16* x, int stride, int M, int K, int g, int k) {
+__device__ __forceinline__ void load_rows(uint4 (&v)[NT][2], const __nv_bfloat16* x, int stride, int M, int K, int g,
+                                          int k) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
         v[n][0] = v[n][1] = make_uint4(0, 0, 0, 0);

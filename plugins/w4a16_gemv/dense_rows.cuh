@@ -1,22 +1,22 @@
-// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, or for tiles of 8 features and of 16,
-// with the same bits for each row. Rows and features that are missing are read as the last ones, and not stored.
+// The GEMV of BF16 weights (dense_gemv.cuh): kernels for up to 8 rows and up to 16, or for tiles of 8 features and of
+// 16, with the same bits for each row. Rows and features that are missing are read as the last ones, and not stored.
 //
-// ``many``: K is shared by the 8 warps of a block. x is loaded a block of k ahead: of a multiprocessor's few warps all would
-// wait for it. H200, us, without / with: 16 x 4096 x 2048 7.8 / 6.9, 1 x 4096 x 2048 6.9 / 6.5. Grid: ceil(N / 16). More
-// tiles than a device of sm_90a holds at a time, of 16 rows, are for dense_brought.cuh.
+// ``many``: K is shared by the 8 warps of a block. x is loaded a block of k ahead: of a multiprocessor's few warps all
+// would wait for it. H200, us, without / with: 16 x 4096 x 2048 7.8 / 6.9, 1 x 4096 x 2048 6.9 / 6.5. Grid: ceil(N /
+// 16). More tiles than a device of sm_90a holds at a time, of 16 rows, are for dense_brought.cuh.
 //
-// ``few``: too few features for a device. K is shared by the 4 warps of each of the 8 blocks of a cluster (by 8 warps below
-// sm_90); each block adds up some of the rows of all, counted by an mbarrier: a barrier of the cluster would order all
-// memory of the device, too. Such a kernel takes as long as one of its warps has instructions: nothing is cleared that is
-// loaded, and all of K is on its way at once: whole blocks, up to 6144, else ``any``, whose loop makes ptxas move what the
-// first rows bring before the last are asked for (16 x 96 x 5120 2.80 us, 2.60 without). x is the A operand, so that a tile
-// may be of 8 features: half of what a multiprocessor reads of the weight, and 16 rows take no more instructions than one.
-// Which operand is which changes no bit. Grid: ceil(N / features of a tile) clusters, groups of 16 rows.
-// Figures (H200, us), 16 x 96 x 5120: the weight as A 2.77, this 2.29. In a run where these are 3.10 and 2.60: results that
-// each go to a place of their own 0.15 more; x asked for before the weight 0.05 less, but 0.5 more where launches overlap, as
-// where lanes wait for the launch ahead in two branches; lanes that have two runs of 8 k 0.03 less, with other bits. No gain:
-// 16 blocks a cluster, 8 warps a block, x or the weight brought into L2 first, spinning for the mbarrier, warps that store to
-// a rank without a block's sum.
+// ``few``: too few features for a device. K is shared by the 4 warps of each of the 8 blocks of a cluster (by 8 warps
+// below sm_90); each block adds up some of the rows of all, counted by an mbarrier: a barrier of the cluster would
+// order all memory of the device, too. Such a kernel takes as long as one of its warps has instructions: nothing is
+// cleared that is loaded, and all of K is on its way at once: whole blocks, up to 6144, else ``any``, whose loop makes
+// ptxas move what the first rows bring before the last are asked for (16 x 96 x 5120 2.80 us, 2.60 without). x is the A
+// operand, so that a tile may be of 8 features: half of what a multiprocessor reads of the weight, and 16 rows take no
+// more instructions than one. Which operand is which changes no bit. Grid: ceil(N / features of a tile) clusters,
+// groups of 16 rows. Figures (H200, us), 16 x 96 x 5120: the weight as A 2.77, this 2.29. In a run where these are 3.10
+// and 2.60: results that each go to a place of their own 0.15 more; x asked for before the weight 0.05 less, but 0.5
+// more where launches overlap, as where lanes wait for the launch ahead in two branches; lanes that have two runs of 8
+// k 0.03 less, with other bits. No gain: 16 blocks a cluster, 8 warps a block, x or the weight brought into L2 first,
+// spinning for the mbarrier, warps that store to a rank without a block's sum.
 #pragma once
 #include "cluster.cuh"
 #include "dense_gemv.cuh"
@@ -63,7 +63,7 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
                                          __nv_bfloat16* __restrict__ out, int x_stride, int all_rows, int N, int K) {
     constexpr int ROWS = 16, FEATURES = GROUPS * 8, RANKS = Few::RANKS, DEPTH = Few::DEPTH, EACH = ROWS / RANKS;
     constexpr int STEP = RANKS * Few::WARPS * BLOCK_K, PIECES = STEP / 8;
-    constexpr bool IS_SHARED = RANKS > 1, HAS_MORE = IS_ANY || !IS_SHARED;  // K than what is on its way at once
+    constexpr bool IS_SHARED = RANKS > 1, HAS_MORE = IS_ANY || !IS_SHARED;   // K than what is on its way at once
     __shared__ __align__(16) float partial[Few::WARPS][ROWS][FEATURES + 4];  // so that lanes meet no bank twice
     __shared__ float of_rank[RANKS][EACH * FEATURES];
     __shared__ Mbarrier mbarrier;
@@ -76,8 +76,7 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     // Stage 1: each warp sums its share of K. Addresses are opaque, else each load would add up its own.
     const uint4* features[GROUPS];
 #pragma unroll
-    for (int n = 0; n < GROUPS; ++n)
-        features[n] = opaque(weight + (size_t)min(n0 + n * 8 + g, N - 1) * K + k);
+    for (int n = 0; n < GROUPS; ++n) features[n] = opaque(weight + (size_t)min(n0 + n * 8 + g, N - 1) * K + k);
     auto load_weights = [&](uint4(&to)[GROUPS][2], int round) {
 #pragma unroll
         for (int n = 0; n < GROUPS; ++n)
@@ -132,8 +131,8 @@ __device__ __forceinline__ void few_tile(const __nv_bfloat16* __restrict__ weigh
     }
     put_sums<GROUPS>(c, [&](int feature, int m) -> float& { return partial[warp][m][feature]; });
 
-    // Stage 2: sums over the warps of a rank, in rising order. A rank adds up the next EACH rows: stores of neighbours to
-    // one rank travel together.
+    // Stage 2: sums over the warps of a rank, in rising order. A rank adds up the next EACH rows: stores of neighbours
+    // to one rank travel together.
     __syncthreads();
     auto store = [&](u32 m, u32 feature, float value) {
         if (n0 + (int)feature < N) out[(size_t)(m0 + m) * N + n0 + feature] = __float2bfloat16_rn(value);
@@ -218,13 +217,13 @@ __device__ __forceinline__ void many_tile(const __nv_bfloat16* __restrict__ weig
     }
 }
 
-#define DENSE_GEMV(NAME, TILE, BOUNDS)                                               \
-    extern "C" __global__ void BOUNDS dense_gemv_##NAME(                             \
-        const __nv_bfloat16* __restrict__ weight, /* [N, K] */                       \
-        const __nv_bfloat16* x,                   /* [M, K], rows x_stride apart */  \
-        __nv_bfloat16* __restrict__ out,          /* [M, N] */                       \
-        int x_stride, int M, int N, int K) {                                         \
-        TILE(weight, x, out, x_stride, M, N, K);                                     \
+#define DENSE_GEMV(NAME, TILE, BOUNDS)                                              \
+    extern "C" __global__ void BOUNDS dense_gemv_##NAME(                            \
+        const __nv_bfloat16* __restrict__ weight, /* [N, K] */                      \
+        const __nv_bfloat16* x,                   /* [M, K], rows x_stride apart */ \
+        __nv_bfloat16* __restrict__ out,          /* [M, N] */                      \
+        int x_stride, int M, int N, int K) {                                        \
+        TILE(weight, x, out, x_stride, M, N, K);                                    \
     }
 #define FEW_BOUNDS FEW_CLUSTER __launch_bounds__(Few::THREADS, 2)
 #define MANY_BOUNDS(BLOCKS) __launch_bounds__(Many::THREADS, BLOCKS)

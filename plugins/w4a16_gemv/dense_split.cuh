@@ -1,12 +1,13 @@
 // Dense GEMM of few rows, or of few features, for sm_90a: out[m, n] = BF16(sum_k x[m, k] * weight[n, k]), both BF16.
 //
-// A tile of 64 rows and FEATURES features is multiplied by the blocks of a cluster, each over its share of K: so many blocks
-// that all multiprocessors read. A block is a consumer (dense_wgmma.cuh) and a warp, of which one thread brings tiles of x
-// and of the weight into a ring. In the end each block has its sums in shared memory, and stores some of the results of all.
+// A tile of 64 rows and FEATURES features is multiplied by the blocks of a cluster, each over its share of K: so many
+// blocks that all multiprocessors read. A block is a consumer (dense_wgmma.cuh) and a warp, of which one thread brings
+// tiles of x and of the weight into a ring. In the end each block has its sums in shared memory, and stores some of the
+// results of all.
 //
-// Figures (H200, us): 512 x 96 x 5120 of 8, 4 and 2 blocks a tile 7.6, 7.4, 10.5, tiles of 128 features 7.5, 9.5, 14.7, of
-// 128 rows 7.9, 9.6, 14.6; 2048 x 256 x 2048 of 4, 2 and 1 blocks 17.8, 9.8, 10.8, and dense_wgmma.cuh 8.9. Where there are
-// many features it lost to dense_wgmma.cuh: 64 x 6144 x 5120 at best 21.7.
+// Figures (H200, us): 512 x 96 x 5120 of 8, 4 and 2 blocks a tile 7.6, 7.4, 10.5, tiles of 128 features 7.5, 9.5, 14.7,
+// of 128 rows 7.9, 9.6, 14.6; 2048 x 256 x 2048 of 4, 2 and 1 blocks 17.8, 9.8, 10.8, and dense_wgmma.cuh 8.9. Where
+// there are many features it lost to dense_wgmma.cuh: 64 x 6144 x 5120 at best 21.7.
 //
 // Numerics: FP32 accumulation, k rising in steps of 16 within a share, shares in rising order, one rounding: the order
 // depends on K and on the number of blocks a cluster, never on the other rows or on where in a tile a row lies.
@@ -122,18 +123,20 @@ struct SplitBlock {
                     if (r < ranks) sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
                 }
                 const int piece = i + j * stride, feature = piece % PIECES * 4;
-                if (piece < count && feature < size.features) store_four(out, m0 + piece / PIECES, n0 + feature, sum, N);
+                if (piece < count && feature < size.features)
+                    store_four(out, m0 + piece / PIECES, n0 + feature, sum, N);
             }
         }
     }
 };
 
 template <class F>
-__device__ __forceinline__ void split_gemm(const TensorMap& x, const TensorMap& weight, __nv_bfloat16* out, int M, int N,
-                                           int K, int ranks, const TileSize& size) {
+__device__ __forceinline__ void split_gemm(const TensorMap& x, const TensorMap& weight, __nv_bfloat16* out, int M,
+                                           int N, int K, int ranks, const TileSize& size) {
     extern __shared__ u8 raw[];
     const u32 unaligned = shared_address(raw), base = (unaligned + 1023) & ~1023u;
-    const int rank = cluster_rank(), all_steps = (K + F::K_TILE - 1) / F::K_TILE, each = (all_steps + ranks - 1) / ranks;
+    const int rank = cluster_rank(), all_steps = (K + F::K_TILE - 1) / F::K_TILE,
+              each = (all_steps + ranks - 1) / ranks;
     int m, n;
     tile_of_block(blockIdx.x / ranks, size.across(M), size.along(N), m, n);
     const int first = min(rank * each, all_steps);
@@ -156,11 +159,11 @@ __device__ __forceinline__ void split_gemm(const TensorMap& x, const TensorMap& 
     cluster_sync();  // nobody leaves while others read its sums
 }
 
-#define DENSE_SPLIT(NAME, FEATURES, STAGES)                                                                        \
-    extern "C" __global__ void __launch_bounds__(SplitForm<FEATURES, STAGES>::THREADS, 2) dense_gemm_##NAME(       \
-        const __grid_constant__ TensorMap x,      /* [M, K], boxes of tile_rows x 64 k, swizzled in 128 bytes */   \
-        const __grid_constant__ TensorMap weight, /* [N, K], boxes of tile_features x 64 k, the same */            \
-        __nv_bfloat16* out,                       /* [M, N] */                                                     \
-        int M, int N, int K, int tile_rows, int tile_features, int ranks) { /* blocks of a cluster */              \
-        split_gemm<SplitForm<FEATURES, STAGES>>(x, weight, out, M, N, K, ranks, {tile_rows, tile_features});       \
+#define DENSE_SPLIT(NAME, FEATURES, STAGES)                                                                      \
+    extern "C" __global__ void __launch_bounds__(SplitForm<FEATURES, STAGES>::THREADS, 2) dense_gemm_##NAME(     \
+        const __grid_constant__ TensorMap x,      /* [M, K], boxes of tile_rows x 64 k, swizzled in 128 bytes */ \
+        const __grid_constant__ TensorMap weight, /* [N, K], boxes of tile_features x 64 k, the same */          \
+        __nv_bfloat16* out,                       /* [M, N] */                                                   \
+        int M, int N, int K, int tile_rows, int tile_features, int ranks) { /* blocks of a cluster */            \
+        split_gemm<SplitForm<FEATURES, STAGES>>(x, weight, out, M, N, K, ranks, {tile_rows, tile_features});     \
     }

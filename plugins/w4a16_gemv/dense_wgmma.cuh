@@ -1,12 +1,12 @@
 // Dense GEMM of many rows for sm_90a: out[m, n] = BF16(sum_k x[m, k] * weight[n, k]), both BF16.
 //
-// A block is one producer warpgroup, of which one thread copies tiles of x and of the weight by bulk tensor copies into a
-// ring of STAGES, and two consumers of 64 rows each over FEATURES features: wgmma with both operands in shared memory. A
-// block takes tile after tile; while its consumers store one, the producer fills the ring for the next.
+// A block is one producer warpgroup, of which one thread copies tiles of x and of the weight by bulk tensor copies into
+// a ring of STAGES, and two consumers of 64 rows each over FEATURES features: wgmma with both operands in shared
+// memory. A block takes tile after tile; while its consumers store one, the producer fills the ring for the next.
 //
-// Tiles are as even as they can be, and boxes no larger: what of a box lies outside a matrix takes longer than what lies
-// inside. H200, 65 x 5120 x 5120, us: boxes of 128 rows 32.9, of 65 rows 18.4. The rest of a tile's operands is whatever the
-// ring held, and so is what is not stored.
+// Tiles are as even as they can be, and boxes no larger: what of a box lies outside a matrix takes longer than what
+// lies inside. H200, 65 x 5120 x 5120, us: boxes of 128 rows 32.9, of 65 rows 18.4. The rest of a tile's operands is
+// whatever the ring held, and so is what is not stored.
 //
 // Numerics: FP32 accumulation, k rising in steps of 16, one rounding: the order does not depend on M or N.
 #pragma once
@@ -180,11 +180,11 @@ __device__ __forceinline__ void wgmma_gemm(const TensorMap& x, const TensorMap& 
     }
 }
 
-#define DENSE_WGMMA(NAME, FEATURES, STAGES)                                                                        \
-    extern "C" __global__ void __launch_bounds__(WgmmaForm<FEATURES, STAGES>::THREADS, 1) dense_gemm_##NAME(       \
-        const __grid_constant__ TensorMap x,      /* [M, K], boxes of tile_rows x 64 k, swizzled in 128 bytes */   \
-        const __grid_constant__ TensorMap weight, /* [N, K], boxes of tile_features x 64 k, the same */            \
-        __nv_bfloat16* __restrict__ out,          /* [M, N] */                                                     \
-        int M, int N, int K, int tile_rows, int tile_features) {                                                   \
-        wgmma_gemm<WgmmaForm<FEATURES, STAGES>>(x, weight, out, M, N, K, {tile_rows, tile_features});              \
+#define DENSE_WGMMA(NAME, FEATURES, STAGES)                                                                      \
+    extern "C" __global__ void __launch_bounds__(WgmmaForm<FEATURES, STAGES>::THREADS, 1) dense_gemm_##NAME(     \
+        const __grid_constant__ TensorMap x,      /* [M, K], boxes of tile_rows x 64 k, swizzled in 128 bytes */ \
+        const __grid_constant__ TensorMap weight, /* [N, K], boxes of tile_features x 64 k, the same */          \
+        __nv_bfloat16* __restrict__ out,          /* [M, N] */                                                   \
+        int M, int N, int K, int tile_rows, int tile_features) {                                                 \
+        wgmma_gemm<WgmmaForm<FEATURES, STAGES>>(x, weight, out, M, N, K, {tile_rows, tile_features});            \
     }

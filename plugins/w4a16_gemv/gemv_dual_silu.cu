@@ -1,11 +1,11 @@
-// Gate and up of a SwiGLU in one launch, with the activation: out = silu(x gate^T) * (x up^T), each product rounded to BF16
-// first. A block owns a tile of 16 rows of both weights, with the split of K that gemv_parts.cu has: its sums have the bits
-// of that one's, and the activation those of silu_mul. Grid: ceil(N / 16) tiles (times the cluster).
+// Gate and up of a SwiGLU in one launch, with the activation: out = silu(x gate^T) * (x up^T), each product rounded to
+// BF16 first. A block owns a tile of 16 rows of both weights, with the split of K that gemv_parts.cu has: its sums have
+// the bits of that one's, and the activation those of silu_mul. Grid: ceil(N / 16) tiles (times the cluster).
 #include "silu.cuh"
 #include "splits.cuh"
 
-// A split of K with another way to work: of each weight a tile a warp, or with two sides the first half of a block's warps
-// for the gate and the second half for up.
+// A split of K with another way to work: of each weight a tile a warp, or with two sides the first half of a block's
+// warps for the gate and the second half for up.
 template <class SPLIT, int SIDES, class SHAPE>
 struct Joint : Split<SPLIT::WARPS, SPLIT::CLUSTER, SHAPE, void> {
     static constexpr int THREADS = SIDES * SPLIT::WARPS * 32;
@@ -25,10 +25,10 @@ __device__ __forceinline__ __nv_bfloat16 activated(float gate, float up) {
 #define GEMV_DUAL_SILU(NAME, SPLIT, SIDES, ...)                                                                  \
     using Joint_##NAME = Joint<SPLIT, SIDES, __VA_ARGS__>;                                                       \
     extern "C" __global__ void JOINT_BOUNDS(Joint_##NAME) gemv_dual_silu_##NAME##_m8(                            \
-        const u8* __restrict__ gate,           /* [ceil(N/16)][ceil(K/256)][2304] */                             \
-        const u8* __restrict__ up,             /* the same */                                                    \
-        const __nv_bfloat16* __restrict__ x,   /* [M, K], rows x_stride apart */                                 \
-        __nv_bfloat16* __restrict__ out,       /* [M, N] */                                                      \
+        const u8* __restrict__ gate,         /* [ceil(N/16)][ceil(K/256)][2304] */                               \
+        const u8* __restrict__ up,           /* the same */                                                      \
+        const __nv_bfloat16* __restrict__ x, /* [M, K], rows x_stride apart */                                   \
+        __nv_bfloat16* __restrict__ out,     /* [M, N] */                                                        \
         float gate_scale, float up_scale, int x_stride, int M, int N, int K) {                                   \
         const Place<Joint_##NAME> at;                                                                            \
         const u8* tiles[2 / SIDES];                                                                              \

@@ -1,13 +1,14 @@
 // What a gated delta net makes of up to 8 rows of x, each of a sequence of its own, in one launch: the fused projection
 // [q | k | v | z] of NVFP4 weights, the convolution of q, k and v, and the gates decay and beta of a BF16 projection.
 //
-// Work: the first blocks own HEADS heads each: beta's and alpha's rows of ``ba``, and so the gates. The others own tiles of
-// the fused projection as gemv_parts.cu has them; the thread that has a row's sum of a channel rounds it, convolves it with
-// the last three inputs of the channel, which lie in the row's slot of ``state``, and moves these on. z is stored as it is.
+// Work: the first blocks own HEADS heads each: beta's and alpha's rows of ``ba``, and so the gates. The others own
+// tiles of the fused projection as gemv_parts.cu has them; the thread that has a row's sum of a channel rounds it,
+// convolves it with the last three inputs of the channel, which lie in the row's slot of ``state``, and moves these on.
+// z is stored as it is.
 //
-// Numerics: the bits of gemv_parts.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features, each
-// rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is touched.
-// sm_80 and newer. Launched by launch.py.
+// Numerics: the bits of gemv_parts.cu, causal_conv1d.cu, gdn_gates.cu and of dense_gemv.cuh's form for few features,
+// each rounded to BF16 where these store. A slot outside the pool is padding: q, k and v are zeros, and no state is
+// touched. sm_80 and newer. Launched by launch.py.
 #include "causal_conv.cuh"
 #include "dense_gemv.cuh"
 #include "gdn_gates.cuh"
@@ -22,12 +23,12 @@ constexpr int SHARES = Few::RANKS * Few::WARPS;  // of K, in dense_gemv.cuh
 constexpr int ROUND_K = SHARES * BLOCK_K;
 
 // Two shares of K stand in the rows of one A: rows 0..7 are the block's rows of ba (four of beta, four of alpha) at the
-// first, rows 8..15 the same rows at the second. Each has an mma with x at its share, in which the other's rows are zeros,
-// which leave sums as they are. A warp takes every WARPS-th pair of shares.
+// first, rows 8..15 the same rows at the second. Each has an mma with x at its share, in which the other's rows are
+// zeros, which leave sums as they are. A warp takes every WARPS-th pair of shares.
 template <int WARPS, int DEPTH>
-__device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba, const __nv_bfloat16* __restrict__ x,
-                                           const float* __restrict__ a_log, const float* __restrict__ dt_bias,
-                                           float* __restrict__ decay, float* __restrict__ beta, int M, int K, int heads) {
+__device__ __forceinline__ void make_gates(
+    const __nv_bfloat16* __restrict__ ba, const __nv_bfloat16* __restrict__ x, const float* __restrict__ a_log,
+    const float* __restrict__ dt_bias, float* __restrict__ decay, float* __restrict__ beta, int M, int K, int heads) {
     __shared__ float partial[SHARES][8][2 * HEADS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int first = blockIdx.x * HEADS, head = first + g % HEADS;
@@ -35,14 +36,17 @@ __device__ __forceinline__ void make_gates(const __nv_bfloat16* __restrict__ ba,
     const int rounds = (K + ROUND_K - 1) / ROUND_K, units = (SHARES / 2 - warp + WARPS - 1) / WARPS * rounds;
 
     // Stage 1: each warp sums its shares, DEPTH blocks of k in flight. Rows beyond the last head are zeros.
-    auto k_of = [&](int unit) { return (warp + unit / rounds * WARPS) * 2 * BLOCK_K + unit % rounds * ROUND_K + t * 16; };
+    auto k_of = [&](int unit) {
+        return (warp + unit / rounds * WARPS) * 2 * BLOCK_K + unit % rounds * ROUND_K + t * 16;
+    };
     auto load = [&](int unit) {
         Rows16 v = {};
         const int k = k_of(unit);
         if (unit >= units || head >= heads) return v;
         const u8* p = reinterpret_cast<const u8*>(row + k);
         if (k < K) v.low[0] = load_codes_now(p), v.low[1] = load_codes_now(p + 16);
-        if (k + BLOCK_K < K) v.high[0] = load_codes_now(p + 2 * BLOCK_K), v.high[1] = load_codes_now(p + 2 * BLOCK_K + 16);
+        if (k + BLOCK_K < K)
+            v.high[0] = load_codes_now(p + 2 * BLOCK_K), v.high[1] = load_codes_now(p + 2 * BLOCK_K + 16);
         return v;
     };
     const int own = threadIdx.x % HEADS + first;
@@ -177,12 +181,12 @@ struct Channels {
 __device__ __forceinline__ float low_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
-// Stores what the projection gave for the thread's channel, convolved, in the row of ``qkv``, and the channel's last three
-// inputs.
+// Stores what the projection gave for the thread's channel, convolved, in the row of ``qkv``, and the channel's last
+// three inputs.
 __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 newest, __nv_bfloat16* qkv) {
     float value = 0.0f;
     if (channel.has_slot()) {
-        const unsigned short(&before)[TAPS - 1] = channel.before;
+        const unsigned short (&before)[TAPS - 1] = channel.before;
         const uint2 w = channel.own_taps;
         const float taps[TAPS] = {low_of(w.x), high_of(w.x), low_of(w.y), high_of(w.y)};
         const float window[TAPS - 1] = {low_of(before[0]), low_of(before[1]), low_of(before[2])};
@@ -194,10 +198,10 @@ __device__ __forceinline__ void convolve(const Channel& channel, __nv_bfloat16 n
 }
 
 template <class P, int DEPTH>
-__device__ __forceinline__ void gdn_in(const u8* weight, const __nv_bfloat16* ba, const __nv_bfloat16* x, const float* a_log,
-                                       const float* dt_bias, const __nv_bfloat16* taps, __nv_bfloat16* state,
-                                       const int* slots, __nv_bfloat16* qkv, __nv_bfloat16* z, float* decay, float* beta,
-                                       float scale, int M, int K, const Order& order, int heads, int R, int gate_blocks) {
+__device__ __forceinline__ void gdn_in(
+    const u8* weight, const __nv_bfloat16* ba, const __nv_bfloat16* x, const float* a_log, const float* dt_bias,
+    const __nv_bfloat16* taps, __nv_bfloat16* state, const int* slots, __nv_bfloat16* qkv, __nv_bfloat16* z,
+    float* decay, float* beta, float scale, int M, int K, const Order& order, int heads, int R, int gate_blocks) {
     const Place<P> at;
     if ((int)blockIdx.x < gate_blocks) {
         make_gates<P::WARPS, DEPTH>(ba, x, a_log, dt_bias, decay, beta, M, K, heads);
@@ -217,29 +221,32 @@ __device__ __forceinline__ void gdn_in(const u8* weight, const __nv_bfloat16* ba
         if (channel.is_one()) convolve(channel, value, qkv + (size_t)m * channels);
         else z[(size_t)m * (N - channels) + place - channels] = value;
     };
-    gemv_tiles<1, P>(weight, x, K, scale * EXPONENT_GAP, M, N, K, group, at.rank, [&](int m, int, float value) {
-        if (RESULTS == 1 || m < ROWS) finish(mine.at[0], m, rounded(value));
-        else finish(mine.at[RESULTS - 1], m, rounded(value));
-    }, mine);
+    gemv_tiles<1, P>(
+        weight, x, K, scale * EXPONENT_GAP, M, N, K, group, at.rank,
+        [&](int m, int, float value) {
+            if (RESULTS == 1 || m < ROWS) finish(mine.at[0], m, rounded(value));
+            else finish(mine.at[RESULTS - 1], m, rounded(value));
+        },
+        mine);
 }
 
-#define GEMV_GDN_IN(NAME, SPLIT, DEPTH)                                                                          \
-    extern "C" __global__ void SPLIT_BOUNDS(SPLIT, 8) gemv_gdn_in_##NAME##_m8(                                   \
-        const u8* __restrict__ weight,           /* [ceil(N/16)][ceil(K/256)][2304], N = key_heads * group */    \
-        const __nv_bfloat16* __restrict__ ba,    /* [2 * heads, K], beta of all heads, then alpha of all */      \
-        const __nv_bfloat16* x,                  /* [M, K] */                                                    \
-        const float* __restrict__ a_log,         /* [heads] */                                                   \
-        const float* __restrict__ dt_bias,       /* [heads] */                                                   \
-        const __nv_bfloat16* __restrict__ taps,  /* [C, 4], C = key_heads * (2 * key_dim + group_values) */      \
-        __nv_bfloat16* state,                    /* [R, C, 3], in and out */                                     \
-        const int* slots,                        /* [M] */                                                       \
-        __nv_bfloat16* __restrict__ qkv,         /* [M, C], convolved */                                         \
-        __nv_bfloat16* __restrict__ z,           /* [M, key_heads * group_values] */                             \
-        float* __restrict__ decay,               /* [M, heads] */                                                \
-        float* __restrict__ beta,                /* [M, heads] */                                                \
+#define GEMV_GDN_IN(NAME, SPLIT, DEPTH)                                                                               \
+    extern "C" __global__ void SPLIT_BOUNDS(SPLIT, 8) gemv_gdn_in_##NAME##_m8(                                        \
+        const u8* __restrict__ weight,          /* [ceil(N/16)][ceil(K/256)][2304], N = key_heads * group */          \
+        const __nv_bfloat16* __restrict__ ba,   /* [2 * heads, K], beta of all heads, then alpha of all */            \
+        const __nv_bfloat16* x,                 /* [M, K] */                                                          \
+        const float* __restrict__ a_log,        /* [heads] */                                                         \
+        const float* __restrict__ dt_bias,      /* [heads] */                                                         \
+        const __nv_bfloat16* __restrict__ taps, /* [C, 4], C = key_heads * (2 * key_dim + group_values) */            \
+        __nv_bfloat16* state,                   /* [R, C, 3], in and out */                                           \
+        const int* slots,                       /* [M] */                                                             \
+        __nv_bfloat16* __restrict__ qkv,        /* [M, C], convolved */                                               \
+        __nv_bfloat16* __restrict__ z,          /* [M, key_heads * group_values] */                                   \
+        float* __restrict__ decay,              /* [M, heads] */                                                      \
+        float* __restrict__ beta,               /* [M, heads] */                                                      \
         float scale, int M, int K, int key_heads, int key_dim, int group_values, int heads, int R, int gate_blocks) { \
-        gdn_in<SPLIT, DEPTH>(weight, ba, x, a_log, dt_bias, taps, state, slots, qkv, z, decay, beta, scale, M, K, \
-                             {key_heads, key_dim, group_values}, heads, R, gate_blocks);                         \
+        gdn_in<SPLIT, DEPTH>(weight, ba, x, a_log, dt_bias, taps, state, slots, qkv, z, decay, beta, scale, M, K,     \
+                             {key_heads, key_dim, group_values}, heads, R, gate_blocks);                              \
     }
 
 GEMV_GDN_IN(any, AnyK, 1)  // K2048Few too, which has the same split: no delta net has so few features

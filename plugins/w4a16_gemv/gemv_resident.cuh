@@ -1,11 +1,13 @@
-// NVFP4 GEMV of up to 16 rows for weights of very many features, for devices whose blocks may have 200 KB of shared memory.
+// NVFP4 GEMV of up to 16 rows for weights of very many features, for devices whose blocks may have 200 KB of shared
+// memory.
 //
-// Two groups of rows at K = 5120 are 160 KB, as much as the L1 holds beside the weights on their way: read from there, x
-// comes from the L2 again and again. Here it stays in shared memory, as the lanes feed it to their mma, and blocks stay too,
-// one a multiprocessor: groups of P::WARPS warps take pairs of tiles in turn, and load the next pair's weights before they
-// add up the last one's sums. K is split and added up as by P. Figures: H200, 248320 x 5120, 16 rows, us.
-//   read through the L1 236; here 197; with a loop over K instead of unrolled rounds 209; one tile a warp and 20 warps 201;
-//   three groups 214; three groups of three tiles 227
+// Two groups of rows at K = 5120 are 160 KB, as much as the L1 holds beside the weights on their way: read from there,
+// x comes from the L2 again and again. Here it stays in shared memory, as the lanes feed it to their mma, and blocks
+// stay too, one a multiprocessor: groups of P::WARPS warps take pairs of tiles in turn, and load the next pair's
+// weights before they add up the last one's sums. K is split and added up as by P. Figures: H200, 248320 x 5120, 16
+// rows, us.
+//   read through the L1 236; here 197; with a loop over K instead of unrolled rounds 209; one tile a warp and 20 warps
+//   201; three groups 214; three groups of three tiles 227
 #pragma once
 #include "gemv.cuh"
 #include "global_memory.cuh"
@@ -29,7 +31,8 @@ __device__ __forceinline__ void gemv_resident(const u8* __restrict__ weight, con
     using R = Resident<P, K>;
     extern __shared__ uint4 shared[];
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int warp = (threadIdx.x >> 5) % P::WARPS, group = threadIdx.x / (P::WARPS * 32), thread = threadIdx.x % (P::WARPS * 32);
+    const int warp = (threadIdx.x >> 5) % P::WARPS, group = threadIdx.x / (P::WARPS * 32),
+              thread = threadIdx.x % (P::WARPS * 32);
     auto& sums = reinterpret_cast<typename R::Sums*>(shared + R::X_VECTORS)[group];
     const int tiles = (N + TILE_N - 1) / TILE_N, pairs = (tiles + 1) / 2;
     auto group_barrier = [&] { named_barrier_sync(group + 1, P::WARPS * 32); };
@@ -109,10 +112,10 @@ __device__ __forceinline__ void gemv_resident(const u8* __restrict__ weight, con
 }
 
 // Grid: a block a multiprocessor. K is the template's.
-#define GEMV_RESIDENT(NAME, SPLIT, DEPTH)                                                                       \
-    extern "C" __global__ void __launch_bounds__(Resident<SPLIT, DEPTH>::THREADS, 1) gemv_##NAME##_resident_m16(  \
+#define GEMV_RESIDENT(NAME, SPLIT, DEPTH)                                                                        \
+    extern "C" __global__ void __launch_bounds__(Resident<SPLIT, DEPTH>::THREADS, 1) gemv_##NAME##_resident_m16( \
         const u8* __restrict__ weight, const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float scale,     \
         int x_stride, int M, int N, int K) {                                                                     \
-        pdl_launch_dependents();                                                                                     \
-        gemv_resident<SPLIT, DEPTH>(weight, x, x_stride, out, scale * EXPONENT_GAP, M, N);                        \
+        pdl_launch_dependents();                                                                                 \
+        gemv_resident<SPLIT, DEPTH>(weight, x, x_stride, out, scale * EXPONENT_GAP, M, N);                       \
     }

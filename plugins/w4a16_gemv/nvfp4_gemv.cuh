@@ -22,11 +22,11 @@ constexpr int WHOLE = -TILE_K;
 
 // How a warp works, which changes no bit of the result: how many row tiles share what it loads of x, how many blocks of
 // 64 k of x are loaded before their turn, how many warps should fit a multiprocessor (which bounds the registers), a
-// depth K that is known when compiled, whose loop is unrolled (0 is any depth, WHOLE any of whole supertiles), and how many
-// blocks of 64 k are decoded before the launch ahead is waited for: at most one supertile, and only at a known depth. With
-// LAST_ROW the last row of x stands for those that are missing, whose sums nobody stores: no load is left out, and no register
-// cleared for it. H200, 16 rows, us without / with: 14336 x 5120 16.5 / 16.2, 5120 x 17408 21.7 / 20.9, but of one tile a warp
-// 17408 x 5120 20.0 / 20.9 and 9216 x 2048 6.4 / 6.8.
+// depth K that is known when compiled, whose loop is unrolled (0 is any depth, WHOLE any of whole supertiles), and how
+// many blocks of 64 k are decoded before the launch ahead is waited for: at most one supertile, and only at a known
+// depth. With LAST_ROW the last row of x stands for those that are missing, whose sums nobody stores: no load is left
+// out, and no register cleared for it. H200, 16 rows, us without / with: 14336 x 5120 16.5 / 16.2, 5120 x 17408 21.7 /
+// 20.9, but of one tile a warp 17408 x 5120 20.0 / 20.9 and 9216 x 2048 6.4 / 6.8.
 template <int TILES_, int AHEAD_, int RESIDENT_WARPS_, int STATIC_K_, int EARLY_ = 0, bool LAST_ROW_ = false>
 struct Shape {
     static constexpr int TILES = TILES_, AHEAD = AHEAD_, RESIDENT_WARPS = RESIDENT_WARPS_, STATIC_K = STATIC_K_;
@@ -35,8 +35,8 @@ struct Shape {
     static_assert(STATIC_K % TILE_K == 0 && (EARLY == 0 || STATIC_K > 0));
 };
 
-// How K is split, the same for any number of rows: WARPS warps of CLUSTER blocks take supertiles in turn. The shapes are
-// for up to 8 rows and for up to 16.
+// How K is split, the same for any number of rows: WARPS warps of CLUSTER blocks take supertiles in turn. The shapes
+// are for up to 8 rows and for up to 16.
 template <int WARPS_, int CLUSTER_, class SHAPE_8, class SHAPE_16>
 struct Split {
     static constexpr int WARPS = WARPS_, CLUSTER = CLUSTER_, STEP = WARPS * CLUSTER;
@@ -79,7 +79,8 @@ struct LaneRows {
             make_opaque(at[n]);
         }
     }
-    // x[row, k .. k + 15], k counted from the lane's first; k from ``end`` on is zeros, rows from M on are or are the last.
+    // x[row, k .. k + 15], k counted from the lane's first; k from ``end`` on is zeros, rows from M on are or are the
+    // last.
     __device__ __forceinline__ void load(uint4 (&v)[NT][2], int k, int end) const {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
@@ -99,8 +100,8 @@ __device__ __forceinline__ void load_early(Supertile& tile, const u8* p, int lan
     tile.scales = load_scales_now(p + CODE_BYTES + lane * 8);
 }
 
-// What a thread does beside its warp's work: ``ahead`` of the wait for the launch before, ``begin`` behind it, ``go_on``
-// once what it loaded then has come, in warps that have a share of K (the first always has).
+// What a thread does beside its warp's work: ``ahead`` of the wait for the launch before, ``begin`` behind it,
+// ``go_on`` once what it loaded then has come, in warps that have a share of K (the first always has).
 struct Nothing {
     __device__ __forceinline__ void ahead() {}
     __device__ __forceinline__ void begin() {}
@@ -148,8 +149,8 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
             for (int j = 0; j < S::TILES; ++j) weights[j].scales = load_scales(tile[j] + next + CODE_BYTES + lane * 8);
         if (r == 0) meanwhile.go_on();
     };
-    // Many rounds are unrolled by two (H200, us: 5120 x 17408 unrolled 17.0, by two 16.1, and 16 rows 21.6 / 21.2), fewer all
-    // (14336 x 5120 13.5, by two 13.8).
+    // Many rounds are unrolled by two (H200, us: 5120 x 17408 unrolled 17.0, by two 16.1, and 16 rows 21.6 / 21.2),
+    // fewer all (14336 x 5120 13.5, by two 13.8).
     if constexpr (ROUNDS > 8) {
         constexpr int COMMON = STATIC_COUNT / P::STEP;  // that every warp has
 #pragma unroll 2
@@ -169,17 +170,17 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
     }
 }
 
-// Whether a block begins while blocks of the launch ahead may still run: those that begin later take the place of others
-// of their own launch.
+// Whether a block begins while blocks of the launch ahead may still run: those that begin later take the place of
+// others of their own launch.
 __device__ __forceinline__ bool is_in_first_wave(int blocks_per_multiprocessor) {
     u32 multiprocessors;
     asm volatile("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
     return blockIdx.x < multiprocessors * blocks_per_multiprocessor;
 }
 
-// accumulate with S::EARLY blocks of weights decoded before the wait, which leaves mma alone to be done for them when x is
-// there; a block that has nothing to wait for decodes them while x is under way. x is loaded S::AHEAD blocks before its
-// turn over all rounds.
+// accumulate with S::EARLY blocks of weights decoded before the wait, which leaves mma alone to be done for them when x
+// is there; a block that has nothing to wait for decodes them while x is under way. x is loaded S::AHEAD blocks before
+// its turn over all rounds.
 template <int NT, class P, class S, class Meanwhile>
 __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATORS][NT][4], const u8* (&tile)[S::TILES],
                                                  const __nv_bfloat16* __restrict__ x, int stride, int M, int first,
@@ -210,8 +211,7 @@ __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATO
 #pragma unroll
         for (int block = 0; block < S::EARLY; ++block)
 #pragma unroll
-            for (int j = 0; j < S::TILES; ++j)
-                decode_next(early[block][j], j, block, true);
+            for (int j = 0; j < S::TILES; ++j) decode_next(early[block][j], j, block, true);
     };
     const bool waits = is_in_first_wave(P::template BLOCKS<NT>);
     if (waits) decode_early();
@@ -245,8 +245,8 @@ __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATO
 
 // A group of tiles, SIDES * S::TILES of them, for all rows of x: load and multiply, reduce over warps, reduce over the
 // cluster, store. ``tiles`` are those that this warp takes; with two SIDES the second half of the warps has others than
-// the first. ``store(row, column, sums)`` gets JOINT sums at a time, of columns as far apart as a JOINT-th of the group.
-// Launch: SIDES * P::WARPS * 32 threads, P::CLUSTER blocks a group.
+// the first. ``store(row, column, sums)`` gets JOINT sums at a time, of columns as far apart as a JOINT-th of the
+// group. Launch: SIDES * P::WARPS * 32 threads, P::CLUSTER blocks a group.
 template <int NT, class P, int SIDES, int JOINT, class Meanwhile, class Store>
 __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeOf<NT>::TILES],
                                            const __nv_bfloat16* __restrict__ x, int stride, int M, int K, int rank,
@@ -256,9 +256,9 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     constexpr int UNROLL = PLACES * NT * 8 >= 4 * THREADS ? 4 : 1;  // rounds of stores for all rows
     __shared__ float partial[P::WARPS][NT * 8][COLUMNS];
     __shared__ float gathered[P::CLUSTER][NT * 8][COLUMNS];
-    // Rank 0 counts the sums of the other ranks on an mbarrier. A second barrier of the cluster would do too, but it orders all
-    // memory of the device and drops L1, where x lives. H200, 5120 x 17408, cold L2, us with the barrier / with this: M = 1
-    // 17.1 / 16.5, M = 8 17.5 / 16.7, M = 16 21.1 / 21.1.
+    // Rank 0 counts the sums of the other ranks on an mbarrier. A second barrier of the cluster would do too, but it
+    // orders all memory of the device and drops L1, where x lives. H200, 5120 x 17408, cold L2, us with the barrier /
+    // with this: M = 1 17.1 / 16.5, M = 8 17.5 / 16.7, M = 16 21.1 / 21.1.
     __shared__ Mbarrier mbarrier;
     if constexpr (P::CLUSTER > 1) {
         if (rank == 0 && threadIdx.x == 0)
@@ -323,12 +323,12 @@ __device__ __forceinline__ void gemv_group(const u8* (&tiles)[P::template ShapeO
     }
 }
 
-// A group of tiles of one weight with N rows, which lie next to each other. ``store(row, column, value)`` puts one output
-// where it belongs, if that lies in the weight.
+// A group of tiles of one weight with N rows, which lie next to each other. ``store(row, column, value)`` puts one
+// output where it belongs, if that lies in the weight.
 template <int NT, class P, int SIDES = 1, class Store, class Meanwhile>
-__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
-                                           float scale, int M, int N, int K, int group, int rank, Store store,
-                                           Meanwhile& meanwhile) {
+__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x,
+                                           int stride, float scale, int M, int N, int K, int group, int rank,
+                                           Store store, Meanwhile& meanwhile) {
     constexpr int TILES = P::template ShapeOf<NT>::TILES, DEPTH = P::template ShapeOf<NT>::STATIC_K;
     const size_t tile_bytes = (size_t)(((DEPTH > 0 ? DEPTH : K) + TILE_K - 1) / TILE_K) * SUPERTILE_BYTES;
     const int last = (N - 1) / TILE_N, first = group * SIDES * TILES * TILE_N;
@@ -336,13 +336,15 @@ __device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const 
     const u8* tiles[TILES];
 #pragma unroll
     for (int j = 0; j < TILES; ++j) tiles[j] = weight + min(own * TILES + j, last) * tile_bytes;
-    gemv_group<NT, P, SIDES, 1>(tiles, x, stride, M, K, rank, meanwhile, [=](int row, int column, const float (&sums)[1]) {
-        if (first + column < N) store(row, first + column, sums[0] * scale);
-    });
+    gemv_group<NT, P, SIDES, 1>(
+        tiles, x, stride, M, K, rank, meanwhile, [=](int row, int column, const float (&sums)[1]) {
+            if (first + column < N) store(row, first + column, sums[0] * scale);
+        });
 }
 template <int NT, class P, int SIDES = 1, class Store>
-__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x, int stride,
-                                           float scale, int M, int N, int K, int group, int rank, Store store) {
+__device__ __forceinline__ void gemv_tiles(const u8* __restrict__ weight, const __nv_bfloat16* __restrict__ x,
+                                           int stride, float scale, int M, int N, int K, int group, int rank,
+                                           Store store) {
     Nothing meanwhile;
     gemv_tiles<NT, P, SIDES>(weight, x, stride, scale, M, N, K, group, rank, store, meanwhile);
 }

@@ -1,7 +1,8 @@
 // The ways to split K that entry points are made for, how a warp works in each, and the macro that makes entry points.
 //
-// launch.py chooses by N and K; figures in records/ (H200, cold L2, M = 1, 8 and 16). About 20 warps on a multiprocessor
-// hide the latency. Two tiles a warp halve what is read of x, and lose where they fill the device less evenly.
+// launch.py chooses by N and K; figures in records/ (H200, cold L2, M = 1, 8 and 16). About 20 warps on a
+// multiprocessor hide the latency. Two tiles a warp halve what is read of x, and lose where they fill the device less
+// evenly.
 #pragma once
 #include "cluster.cuh"
 #include "nvfp4_gemv.cuh"
@@ -15,9 +16,10 @@ constexpr int PAIR = 1;
 template <int WARPS, class SHAPE_8, class SHAPE_16>
 using OfTwoBlocks = Split<PAIR == 2 ? WARPS : 2 * WARPS, PAIR, SHAPE_8, SHAPE_16>;
 
-// What pays off where a launch waits for the one ahead was measured on Hopper only: H200, layers of dependent launches, us a
-// layer before / after. 2048 x 4096, a supertile decoded early: 25.8 / 24.5. 5120 x 6144, 20 warps a multiprocessor instead
-// of 24: 71.1 / 70.5. 17408 x 5120 twice (gemv_dual_silu.cu), half a supertile early: 70.6 / 69.4.
+// What pays off where a launch waits for the one ahead was measured on Hopper only: H200, layers of dependent launches,
+// us a layer before / after. 2048 x 4096, a supertile decoded early: 25.8 / 24.5. 5120 x 6144, 20 warps a
+// multiprocessor instead of 24: 71.1 / 70.5. 17408 x 5120 twice (gemv_dual_silu.cu), half a supertile early: 70.6 /
+// 69.4.
 #if __CUDA_ARCH__ == 900
 template <class HOPPER, class OTHER>
 using OnHopper = HOPPER;
@@ -40,15 +42,18 @@ using K6144 = OfTwoBlocks<4, OnHopper<Shape<1, 4, 20, 6144>, Shape<1, 4, 24, 614
 using K17408 = OfTwoBlocks<4, Shape<1, 4, 20, 17408>, Shape<1, 1, 20, 17408, 0, true>>;
 
 // Of the depths that inputs of layers have; and what only the plain form needs beside them.
-#define FOR_EACH_INPUT_SPLIT(ENTRY, ROWS)                                                          \
-    ENTRY(any, AnyK, ROWS) ENTRY(k2048_few, K2048Few, ROWS) ENTRY(k2048, K2048, ROWS)              \
+// clang-format off
+#define FOR_EACH_INPUT_SPLIT(ENTRY, ROWS) \
+    ENTRY(any, AnyK, ROWS) ENTRY(k2048_few, K2048Few, ROWS) ENTRY(k2048, K2048, ROWS) \
     ENTRY(k5120_few, K5120Few, ROWS) ENTRY(k5120, K5120, ROWS) ENTRY(k5120_pair, K5120Pair, ROWS)
-#define FOR_EACH_SPLIT(ENTRY, ROWS)                                                                \
+#define FOR_EACH_SPLIT(ENTRY, ROWS) \
     FOR_EACH_INPUT_SPLIT(ENTRY, ROWS) ENTRY(k2048_pair, K2048Pair, ROWS) ENTRY(k4096, K4096, ROWS) \
     ENTRY(k6144, K6144, ROWS) ENTRY(k17408, K17408, ROWS)
+// clang-format on
 
 #if __CUDA_ARCH__ >= 900
-#define SPLIT_BOUNDS(P, ROWS) __cluster_dims__(P::CLUSTER, 1, 1) __launch_bounds__(P::WARPS * 32, (P::template BLOCKS<ROWS / 8>))
+#define SPLIT_BOUNDS(P, ROWS) \
+    __cluster_dims__(P::CLUSTER, 1, 1) __launch_bounds__(P::WARPS * 32, (P::template BLOCKS<ROWS / 8>))
 #else
 #define SPLIT_BOUNDS(P, ROWS) __launch_bounds__(P::WARPS * 32, (P::template BLOCKS<ROWS / 8>))
 #endif

@@ -1,24 +1,26 @@
 // W4A16 GEMM for sm_90a: out[m, n] = BF16(scale * sum_k x[m, k] * weight[n, k]), NVFP4 weights, BF16 activations.
 //
 // Weights are the A operand of wgmma, decoded in registers from layout nvfp4_wgmma_64x64 (layout.py makes it):
-//   chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows; N padded to 64 and K to 128, with zeros
+//   chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows; N padded to 64 and K to 128 by zeros
 //   bytes 0..2047     [4 warps][32 lanes][4 steps of 16 k]: a word is the 8 weights one lane feeds to one wgmma
 //   bytes 2048..2303  [4 warps][8 g][2 row halves][4 steps]: E5M3 scales
-// Lane (g, t) = (lane / 4, lane % 4) of warp w holds rows 16 w + g and + 8, k = 16 step + 2 t, + 1, + 8, + 9. Activations
-// are the B operand in shared memory, a bulk tensor copy away. The result has weight rows as M, tokens as N.
+// Lane (g, t) = (lane / 4, lane % 4) of warp w holds rows 16 w + g and + 8, k = 16 step + 2 t, + 1, + 8, + 9.
+// Activations are the B operand in shared memory, a bulk tensor copy away. The result has weight rows as M, tokens as
+// N.
 //
 // A block is one producer warpgroup and WARPGROUPS consumers of 64 rows each, all over TOKENS tokens. A ring of STAGES
 // holds SPAN chunks each. Of the producer, one thread loads x and one thread each the weights of a consumer.
 //
-// Tiles have as many tokens as all can have alike, TOKENS at most, and boxes of x are no larger: what of a box lies outside
-// x takes longer than what lies inside. H200, us, boxes of TOKENS / of a tile: 33 x 14336 x 5120 28.7 / 23.3, 65 31.9 / 26.4,
-// 129 56.3 / 39.5, 200 63.5 / 53.3. The other tokens of a tile are whatever the ring held, and no token's sums depend on
-// another's; they are not stored.
+// Tiles have as many tokens as all can have alike, TOKENS at most, and boxes of x are no larger: what of a box lies
+// outside x takes longer than what lies inside. H200, us, boxes of TOKENS / of a tile: 33 x 14336 x 5120 28.7 / 23.3,
+// 65 31.9 / 26.4, 129 56.3 / 39.5, 200 63.5 / 53.3. The other tokens of a tile are whatever the ring held, and no
+// token's sums depend on another's; they are not stored.
 //
-// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what is left are
-// lines of stages, of a tile each or of all tiles together, that workers share. Who has the beginning of a tile adds the
-// sums of the others in rising order of k, and rounds once; blocks of a cluster, which share one tile, each do so for a part
-// of its tokens. The order depends on the form, (M, N, K), workers, lines and cluster, on nothing else.
+// Work: tiles of (WARPGROUPS * 64 rows) x TOKENS. A worker, which is a block, computes `whole` tiles alone; what is
+// left are lines of stages, of a tile each or of all tiles together, that workers share. Who has the beginning of a
+// tile adds the sums of the others in rising order of k, and rounds once; blocks of a cluster, which share one tile,
+// each do so for a part of its tokens. The order depends on the form, (M, N, K), workers, lines and cluster, on nothing
+// else.
 //
 // Lost here: clusters that share x by multicast; clusters of eight, or of four that fill the device; 2 x 64 rows a
 // warpgroup; two blocks a multiprocessor; four consumers; decoding between the wgmma of one chunk; rings deeper than 8;
@@ -57,7 +59,8 @@ struct Form {
     static constexpr bool GATHERS = GATHERS_;
     static constexpr int PARTIAL_FLOATS = ROWS * TOKENS;
     static constexpr int SUMS_AT = OUT_AT + WARPGROUPS * OUT_BYTES;
-    static constexpr int BARRIERS_AT = SUMS_AT + (GATHERS ? PARTIAL_FLOATS * 4 : 0), MBARRIER_AT = BARRIERS_AT + STAGES * 16;
+    static constexpr int BARRIERS_AT = SUMS_AT + (GATHERS ? PARTIAL_FLOATS * 4 : 0),
+                         MBARRIER_AT = BARRIERS_AT + STAGES * 16;
     static constexpr int SHARED_BYTES = MBARRIER_AT + 16 + 1024;  // the ring begins at a multiple of 1024
     static_assert(SHARED_BYTES <= 227 * 1024, "over the shared memory of a block");
     static_assert(TOKENS % OUT_TOKENS == 0, "results leave in whole groups of tokens");
@@ -75,8 +78,8 @@ struct Piece {
     u32 tile, begin, end;
 };
 
-// What work.py has counted: `whole` tiles of each worker, and lines of stages that `parts` workers share. Of a line each has
-// `each` stages, and the first `rest` of them one more.
+// What work.py has counted: `whole` tiles of each worker, and lines of stages that `parts` workers share. Of a line
+// each has `each` stages, and the first `rest` of them one more.
 struct Schedule {
     u32 row_tiles, token_tiles, steps, whole, workers, worker, parts, each, rest, tile_tokens;
 
@@ -170,8 +173,7 @@ struct Producer {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < F::SPAN; ++i)
-            tma_load_2d(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
+        for (int i = 0; i < F::SPAN; ++i) tma_load_2d(ring.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, ring.full());
     }
     __device__ __forceinline__ void run(Ring<F> ring) {
         // x may be what the launch before writes; weights never are.
@@ -198,8 +200,8 @@ struct Consumer {
     float sums[SUMS];
     u32 a[2][4][4];  // two chunks of 64 rows x 64 k: one is multiplied while the other is decoded
 
-    // A scale's byte as a pair of BF16. Shift and add would go to the integer units, which decoding keeps busy; a product
-    // goes to others (H200: 125 cycles a chunk, 111 like this).
+    // A scale's byte as a pair of BF16. Shift and add would go to the integer units, which decoding keeps busy; a
+    // product goes to others (H200: 125 cycles a chunk, 111 like this).
     __device__ __forceinline__ u32 pair_of_scale(u32 four, int byte) const {
         return __byte_perm(four, 0, 0x4040 | (byte << 8) | byte) * sixteen + SCALE_BASE;
     }
@@ -272,14 +274,14 @@ struct Consumer {
     __device__ __forceinline__ void take_over(const float* partials, u32* flags, int first, int last) {
         for (int other = first + warp * 32 + lane; other < last; other += 128) {
             u32* flag = flags + other * F::WARPGROUPS + group;
-            while (!load_acquire(flag)) {
-            }
+            while (!load_acquire(flag)) {}
             *flag = 0;  // for the next launch
         }
         named_barrier_sync(group + 1, 128);
         const float4* from =
             reinterpret_cast<const float4*>(partials + (size_t)first * F::PARTIAL_FLOATS) + place_of_partial();
-        // Loads of several workers at once were slower: 32 x 14336 x 5120 20.4 us for 19.4, 64 x 5120 x 6144 14.2 for 13.9.
+        // Loads of several workers at once were slower: 32 x 14336 x 5120 20.4 us for 19.4, 64 x 5120 x 6144 14.2 for
+        // 13.9.
 #pragma unroll 1
         for (int other = first; other < last; ++other, from += F::PARTIAL_FLOATS / 4)
 #pragma unroll
@@ -289,8 +291,8 @@ struct Consumer {
             }
     }
 
-    // Sends every block of the cluster its share of the tokens of this block's part of a tile, and adds up the own share
-    // of all parts, in rising order of k. A block's share is a power of two of eights of tokens.
+    // Sends every block of the cluster its share of the tokens of this block's part of a tile, and adds up the own
+    // share of all parts, in rising order of k. A block's share is a power of two of eights of tokens.
     __device__ __forceinline__ void gather(u8* shared, u32 blocks, u32 rank) {
         constexpr int FOURS = SUMS / 4, THREADS = F::WARPGROUPS * 128;
         float4* slots = reinterpret_cast<float4*>(shared + F::SUMS_AT) + group * 128 + warp * 32 + lane;
@@ -299,8 +301,9 @@ struct Consumer {
         cluster_wait();  // all blocks have begun
 #pragma unroll
         for (int i = 0; i < FOURS; ++i)
-            dsmem_store_async(slots + (rank * each + (i & (each - 1))) * THREADS,
-                          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), mbarrier, i >> shift);
+            dsmem_store_async(
+                slots + (rank * each + (i & (each - 1))) * THREADS,
+                make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]), mbarrier, i >> shift);
         dsmem_wait(mbarrier);
 #pragma unroll
         for (int i = 0; i < FOURS / 2; ++i) {
@@ -316,8 +319,8 @@ struct Consumer {
     }
 
     // Transposes through shared memory, a piece of tokens at a time: a row of out takes 128 bytes of every warpgroup.
-    __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, float scale, int row0, int token0,
-                                          int tokens, int end, int N) {
+    __device__ __forceinline__ void store(__nv_bfloat16* __restrict__ out, u8* staging, float scale, int row0,
+                                          int token0, int tokens, int end, int N) {
         named_barrier_sync(group + 1, 128);  // what stood here has been read
         const int thread = warp * 32 + lane, n0 = row0 + group * BLOCK_ROWS;
 #pragma unroll
@@ -380,7 +383,8 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     const Ring<F> ring{base};
     if (threadIdx.x == 32) ring.init();
     if (blocks > 1) {
-        if (threadIdx.x == 0) mbarrier_init_expect_tx(reinterpret_cast<Mbarrier*>(shared + F::MBARRIER_AT), F::PARTIAL_FLOATS * 4);
+        if (threadIdx.x == 0)
+            mbarrier_init_expect_tx(reinterpret_cast<Mbarrier*>(shared + F::MBARRIER_AT), F::PARTIAL_FLOATS * 4);
         cluster_arrive_relaxed();
     }
     __syncthreads();
@@ -420,8 +424,7 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
         } else if (p.begin > 0) {
             consumer.hand_over(partials, flags, s.worker);
             return;
-        }
-        else if (p.end < s.steps) {
+        } else if (p.end < s.steps) {
             const u32 line = s.line(), first = line * s.parts;
             const u32 tile_end = (p.tile - whole * s.workers - line + 1) * s.steps;
             u32 last = s.worker + 1;
@@ -432,14 +435,14 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     });
 }
 
-#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS)                                                      \
-    extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)                                        \
-    NAME(const __grid_constant__ TensorMap x,  /* [M, K], boxes of 64 k x tile_tokens, swizzled in 128 bytes */    \
-         const u8* __restrict__ weight,        /* [ceil(N/64)][2 * ceil(K/128)][2304] */                           \
-         __nv_bfloat16* __restrict__ out,      /* [M, N] */                                                        \
-         float* partials,                      /* [grid][ROWS * TOKENS] */                                         \
-         u32* flags,                           /* [grid][WARPGROUPS], zero before and after */                     \
-         float scale, int M, int N, int K, int tile_tokens, int whole, int parts, int each, int rest) {            \
-        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS>>(x, weight, out, partials, flags, scale * EXPONENT_GAP, \
-                                                              M, N, K, tile_tokens, whole, parts, each, rest);     \
+#define GEMM(NAME, TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS)                                                       \
+    extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1) NAME(                                   \
+        const __grid_constant__ TensorMap x, /* [M, K], boxes of 64 k x tile_tokens, swizzled in 128 bytes */       \
+        const u8* __restrict__ weight,       /* [ceil(N/64)][2 * ceil(K/128)][2304] */                              \
+        __nv_bfloat16* __restrict__ out,     /* [M, N] */                                                           \
+        float* partials,                     /* [grid][ROWS * TOKENS] */                                            \
+        u32* flags,                          /* [grid][WARPGROUPS], zero before and after */                        \
+        float scale, int M, int N, int K, int tile_tokens, int whole, int parts, int each, int rest) {              \
+        gemm<Form<TOKENS, WARPGROUPS, SPAN, STAGES, GATHERS>>(                                                      \
+            x, weight, out, partials, flags, scale * EXPONENT_GAP, M, N, K, tile_tokens, whole, parts, each, rest); \
     }

@@ -43,7 +43,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) nudge_bf16(
 extern "C" __global__ void __launch_bounds__(THREADS) nudge_f32(
     float* __restrict__ values,  // [R, C] FP32
     long long rows, long long columns, long long stride, int seed) {
-    for_each(values, rows, columns, stride, [seed](float& value, unsigned element) {
-        value *= 1 + step_of(element, seed) * F32_STEP;
-    });
+    for_each(values, rows, columns, stride,
+             [seed](float& value, unsigned element) { value *= 1 + step_of(element, seed) * F32_STEP; });
 }
