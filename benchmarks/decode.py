@@ -99,7 +99,13 @@ def measure(model: Model, arms: str, rows: Sequence[int], tokens: int, bytes_us:
             low, _, high = statistics.quantiles(taken, n=4)
             floor = step_bytes(model, count, PROMPT + tokens // 2).total / bytes_us
             yield Row(
-                model.dims.name, arms, count, middle, (high - low) / 2 / middle, floor, engine.rung(count).launches
+                model.dims.name,
+                arms,
+                count,
+                middle,
+                (high - low) / 2 / middle,
+                floor,
+                engine.captured_step(count).launches,
             )
 
 

@@ -37,7 +37,7 @@ from kernel_muster.registry.selection.lookups import Lookups
 # of every token. benchmarks/records/full_size_h200.md: both formats, the dense and the expert model.
 RECORDED = (("sm_90a", "2026-12-01"),)
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
-#: Rows of one prefill pass; decode never has more than the padded ladder's last rung.
+#: Rows of one prefill pass; decode never has more than the largest captured batch size.
 MAX_ROWS, MOST_ROWS = 2048, 1 << 20
 #: What a model reads. The vision tower of multimodal checkpoints is not built.
 MODALITIES = ("text",)

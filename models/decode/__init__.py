@@ -1,4 +1,4 @@
-"""Decode as a loop of replays: one recorded step a rung of the padded batch ladder, a CUDA graph on a device."""
+"""Decode as a loop of replays: one recorded step for each captured batch size, a CUDA graph on a device."""
 
 from kernel_muster.models.decode.engine import DecodeEngine
 from kernel_muster.models.decode.sampling import Sampling

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from kernel_muster.models.decode.buffers import StepBuffers
+from kernel_muster.models.decode.captured import CapturedStep
 from kernel_muster.models.decode.generate import Gate, Generated, GreedyDecoder, check_run
 from kernel_muster.models.decode.plain_run import PlainRun
 from kernel_muster.models.decode.prefill import Prefill
 from kernel_muster.models.decode.proposer import Proposer
 from kernel_muster.models.decode.recording import Replay
-from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, check_uniform
 from kernel_muster.models.decode.transfer import DEPTH
 from kernel_muster.models.decode.verify import VerifyStep
@@ -44,7 +44,7 @@ class DecodeEngine:
         with enough_memory(model.memory, f"a state of {sizes}"), model.memory.active():
             self._state: ModelState | None = model.new_state(sizes)
             self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
-        self._rungs: dict[int, Rung] = {}
+        self._captured: dict[int, CapturedStep] = {}
         self._verifies: dict[tuple[tuple[int, int], tuple[int, ...]], VerifyStep] = {}
         # The host gains nothing from a recording, and padding costs it; a model that reads prompts in a way of its own
         # goes on doing so.
@@ -86,7 +86,7 @@ class DecodeEngine:
     def close(self) -> None:
         """Let go of everything and give its memory back."""
         self.model.memory.wait()
-        self._rungs.clear()
+        self._captured.clear()
         self._verifies.clear()
         self._fed, self._state, self._buffers, self._prefill = [], None, None, None
         self.model.memory.release()
@@ -94,23 +94,23 @@ class DecodeEngine:
     def prepare(self, sequences: Iterable[int]) -> None:
         """Record the steps for so many sequences now, and not when they first run."""
         for count in sequences:
-            self.rung(count)
+            self.captured_step(count)
 
-    def rung(self, sequences: int) -> Rung:
+    def captured_step(self, sequences: int) -> CapturedStep:
         """Return the step that serves so many sequences, recorded now if need be."""
         rows = padded_rows(sequences)
         if rows > self._rows:
             raise UsageError(f"{sequences} sequences: this engine has room for {self.sizes.sequences}")
-        if rows not in self._rungs:
+        if rows not in self._captured:
             with enough_memory(self.model.memory, f"a step of {rows} rows"):
-                self._rungs[rows] = Rung(self.model, self.state, self.buffers, rows)
+                self._captured[rows] = CapturedStep(self.model, self.state, self.buffers, rows)
             self._fed = []  # recording has written its own choice where tokens stand
-        return self._rungs[rows]
+        return self._captured[rows]
 
     def enqueue(
         self, sequences: Sequence[SequenceState], ids: Sequence[int] | None = None, sampling: Sampling = _GREEDY,
         uniform: Sequence[Any] = (),
-    ) -> Rung:  # fmt: skip
+    ) -> CapturedStep:  # fmt: skip
         """Enqueue one step and the fetch of its tokens: :meth:`tokens` returns them, of ``DEPTH`` steps at most.
 
         Without ``ids`` each sequence goes on from its last choice, which is on the device already: then these must be
@@ -124,8 +124,8 @@ class DecodeEngine:
             raise UsageError(f"{len(uniform)} random numbers for {len(sequences)} sequences: expected one each")
         if not sampling.is_greedy:
             check_uniform(uniform)
-        rung = self.rung(len(sequences))
-        replay = self._replay(rung, sampling)
+        step = self.captured_step(len(sequences))
+        replay = self._replay(step, sampling)
         if self.buffers.pending >= DEPTH:
             raise UsageError(f"{self.buffers.pending} steps were enqueued whose tokens nobody has taken: take them")
         if ids is None and not _are_same(sequences, self._fed):
@@ -139,7 +139,7 @@ class DecodeEngine:
         self.buffers.begin_ids(len(sequences))
         self.state.advance(sequences, [1] * len(sequences))
         self._fed = list(sequences)
-        return rung
+        return step
 
     def tokens(self) -> list[int]:
         """Wait for the oldest step whose tokens nobody has taken, and return them."""
@@ -160,10 +160,10 @@ class DecodeEngine:
             raise UsageError("steps were enqueued whose tokens nobody has taken: take them before another pass")
         self._check_pages(sequences, [1] * len(sequences))
         batch = state.batch(sequences, [[token] for token in ids], "decode")
-        rung = self.enqueue(sequences, ids)
+        step = self.enqueue(sequences, ids)
         self.tokens()
         count = len(sequences)
-        return Pass(batch, rung.hidden[:count], None, rung.logits[:count])
+        return Pass(batch, step.hidden[:count], None, step.logits[:count])
 
     def verify(
         self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]],
@@ -233,12 +233,12 @@ class DecodeEngine:
         with enough_memory(self.model.memory, "a pass"), self.model.memory.active():
             return PlainRun(self, sampling, keep_logits).run(prompts, new_tokens)
 
-    def _replay(self, rung: Rung, sampling: Sampling) -> Replay:
+    def _replay(self, step: CapturedStep, sampling: Sampling) -> Replay:
         if sampling.is_greedy:
-            return rung.greedy
-        if rung.sampled is None:
+            return step.greedy
+        if step.sampled is None:
             raise UsageError("no kernel samples tokens here: decode greedily")
-        return rung.sampled
+        return step.sampled
 
 
 def _are_same(mine: Sequence[SequenceState], other: Sequence[SequenceState]) -> bool:

@@ -5,8 +5,8 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from kernel_muster.models.decode.buffers import StepBuffers
+from kernel_muster.models.decode.captured import CapturedStep
 from kernel_muster.models.decode.generate import Generated
-from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.decode.sampling import Sampling, UniformStream
 from kernel_muster.models.memory.state import ModelState, SequenceState, i32
 from kernel_muster.models.model import Model, Pass
@@ -29,7 +29,7 @@ class Engine(Protocol):
     def prefill(self) -> Callable[..., Iterator[Pass]]:
         """Run prompts in chunks; yields each pass."""
 
-    def rung(self, sequences: int) -> Rung:
+    def captured_step(self, sequences: int) -> CapturedStep:
         """Return the recorded step for a number of sequences."""
 
     def enqueue(
@@ -38,7 +38,7 @@ class Engine(Protocol):
         ids: Sequence[int] | None,
         sampling: Sampling,
         uniform: Sequence[float],
-    ) -> Rung:
+    ) -> CapturedStep:
         """Enqueue one step."""
 
     def tokens(self) -> list[int]:
@@ -113,15 +113,15 @@ class PlainRun:
         self, live: list[SequenceState], random: list[UniformStream], found: Generated, steps: int
     ) -> None:  # fmt: skip
         engine = self._engine
-        engine.rung(len(live))  # recording belongs to no step
+        engine.captured_step(len(live))  # recording belongs to no step
         last = perf_counter()
         ids: list[int] | None = [row[-1] for row in found.tokens]
         for step in range(steps):
             uniform = () if self._sampling.is_greedy else [one.next() for one in random]
-            rung = engine.enqueue(live, ids, self._sampling, uniform)
+            captured = engine.enqueue(live, ids, self._sampling, uniform)
             ids = None
             if self._keeps:
-                for row, logits in zip(found.logits, self._memory.get(rung.logits[: len(live)]), strict=True):
+                for row, logits in zip(found.logits, self._memory.get(captured.logits[: len(live)]), strict=True):
                     row.append(logits)
             if step:
                 last = self._take(found, last)

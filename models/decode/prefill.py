@@ -12,7 +12,7 @@ from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.registry.errors import UsageError
 
 #: Rows that a pass is recorded for; a pass has at most the last.
-ROW_LADDER = (16, 32, 64, 128, 256, 512, 1024)
+CAPTURED_ROWS = (16, 32, 64, 128, 256, 512, 1024)
 _NOWHERE = -1
 
 
@@ -80,7 +80,7 @@ class Prefill:
 
     def __init__(self, model: Model, state: ModelState, pages: int) -> None:
         self._model, self._state, self._pages = model, state, pages
-        self._ladder = [rows for rows in ROW_LADDER if rows <= model.max_rows] or [model.max_rows]
+        self._captured_rows = [rows for rows in CAPTURED_ROWS if rows <= model.max_rows] or [model.max_rows]
         self._steps: dict[tuple[tuple[int, int], tuple[int, ...]], PrefillStep] = {}
 
     def __call__(
@@ -91,7 +91,7 @@ class Prefill:
         if state is not self._state:
             raise UsageError("prompts are read into the state that their passes are recorded for")
         check_prompts(state, sequences, prompts)
-        for part in parts([len(prompt) for prompt in prompts], self._ladder[-1]):
+        for part in parts([len(prompt) for prompt in prompts], self._captured_rows[-1]):
             chosen = [sequences[index] for index, _ in part]
             ids = [prompts[index][rows] for index, rows in part]
             batch = state.batch(chosen, ids, "prefill")
@@ -102,7 +102,7 @@ class Prefill:
             yield done
 
     def _step(self, batch: Batch, reads: Sequence[int]) -> PrefillStep:
-        rows = next(rung for rung in self._ladder if rung >= batch.rows)
+        rows = next(size for size in self._captured_rows if size >= batch.rows)
         shape = (rows, padded_rows(batch.sequences))
         key = shape, tuple(reads)
         if key not in self._steps:

@@ -43,7 +43,7 @@ def new_tape(memory: Memory, follows: Tape | None = None) -> Tape:
         overlap=not memory.is_host,
         make_scratch=lambda size: memory.empty((size,), "u8"),
         follows=follows,
-        lane=memory.lane(),
+        side_stream=memory.side_stream(),
         keeping=memory.active,
     )
 

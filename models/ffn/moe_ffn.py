@@ -26,7 +26,7 @@ from kernel_muster.models.policy.gemv import row_tiles
 from kernel_muster.models.policy.moe import FUSED_ROWS, moe_grouped_decode
 from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
-from kernel_muster.registry.launch.tape import beside
+from kernel_muster.registry.launch.tape import on_side_stream
 
 _USER = "moe"
 # Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
@@ -57,13 +57,13 @@ class SharedExpert:
         ctx.plan_scratch(_USER, "moe.shared", 2 * ctx.max_rows * hidden, (0, 6))
 
     @contextmanager
-    def beside(self, x: Any, out: Any, phase: Phase) -> Iterator[Combine | None]:
-        """Compute the shared expert beside the block, which fills out, and then add it, gated.
+    def on_side_stream(self, x: Any, out: Any, phase: Phase) -> Iterator[Combine | None]:
+        """Compute the shared expert on the side stream while the block fills ``out``; then add it, gated.
 
-        The block may end with what this lends it, where a kernel brings results back and adds in one launch.
+        The block may call the yielded function as its last step: one launch combines the experts and adds.
         """
         with self._scratch.lease("moe.shared", _USER, x.shape) as shared:
-            with beside() as side:
+            with on_side_stream() as side:
                 self.swiglu.run(x, shared, "auto", phase)
             is_added = False
             added = {"x": x, "gate_weight": needed(self.gate, "shared_expert_gate"), "shared": shared, "out": out}
@@ -162,7 +162,7 @@ class MoeFfn:
             if arm in _FUSED_ARMS and self.fused is not None and x.shape[0] <= self._fused_rows:
                 self.fused.compute(x, ids, weights, out)
                 return
-            shared = nullcontext() if self.shared is None else self.shared.beside(x, out, phase)
+            shared = nullcontext() if self.shared is None else self.shared.on_side_stream(x, out, phase)
             with shared as combine:
                 self.router.route(x, ids, weights)
                 self.experts.compute(x, ids, weights, out, _FORMS.get(arm, "grouped"), combine)

@@ -21,7 +21,7 @@ from kernel_muster.models.policy.gdn import (
     prefill_arm,
     verify_arm,
 )
-from kernel_muster.registry.launch.tape import Beside
+from kernel_muster.registry.launch.tape import SideBlock
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
@@ -44,7 +44,7 @@ class GdnInputs:
     decay: Any
     beta: Any
     convolved: Any | None = None
-    beside: Beside | None = None
+    beside: SideBlock | None = None
 
     def join(self) -> None:
         """Let what follows wait for ba, decay and beta."""

@@ -20,7 +20,7 @@ from kernel_muster.models.memory.memory import Memory
 from kernel_muster.models.memory.state import Recurrent
 from kernel_muster.models.policy.gdn import is_one_launch
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.registry.launch.tape import beside
+from kernel_muster.registry.launch.tape import on_side_stream
 from kernel_muster.registry.selection.handles import AnyHandle
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
@@ -114,7 +114,7 @@ class Gdn:
             return self._project_in_one(self._in_one, x, states, slots)
         dims = self.dims
         ba = new_rows(x, dims.ba_rows)
-        with beside() as side:
+        with on_side_stream() as side:
             self.ba.forward(x, ba, phase)
             decay, beta = self.gates(ba)
         found = GdnInputs(new_rows(x, dims.qkv_dim), new_rows(x, dims.z_dim), ba, decay, beta, beside=side)

@@ -15,7 +15,7 @@ from kernel_muster.registry.contract.arrays import ArrayView, stream_pointer, vi
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ContractError, UsageError
 from kernel_muster.registry.hardware.target import Target
-from kernel_muster.registry.launch.tape import Lane, enqueue
+from kernel_muster.registry.launch.tape import SideStream, enqueue
 
 
 class Memory(Protocol):
@@ -43,7 +43,7 @@ class Memory(Protocol):
     def get(self, array: Any) -> Any:
         """Return a copy of an array as NumPy's; waits for what was enqueued before."""
 
-    def lane(self) -> Lane | None:
+    def side_stream(self) -> SideStream | None:
         """Return a second stream for launches that may run beside others, if there is such a thing."""
 
     def wait(self) -> None:
@@ -84,7 +84,7 @@ class HostMemory:
         """Return a copy."""
         return np.array(array)
 
-    def lane(self) -> None:
+    def side_stream(self) -> None:
         """Return nothing: the host runs one launch after another."""
 
     def wait(self) -> None:
@@ -173,10 +173,10 @@ class DeviceMemory:
         with self.active():
             return self._cupy.asnumpy(array)
 
-    def lane(self) -> "DeviceLane":
+    def side_stream(self) -> "DeviceSideStream":
         """Return a second stream beside this memory's."""
         with self.device:
-            return DeviceLane(self._cupy)
+            return DeviceSideStream(self._cupy)
 
     def wait(self) -> None:
         """Wait for the stream."""
@@ -195,7 +195,7 @@ class DeviceMemory:
             self._passes.free_all_blocks()
 
 
-class DeviceLane:
+class DeviceSideStream:
     """A second stream, and the events that tie it to the first."""
 
     def __init__(self, cupy: Any) -> None:

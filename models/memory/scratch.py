@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.errors import ScratchError
-from kernel_muster.registry.launch.tape import Beside, open_block
+from kernel_muster.registry.launch.tape import SideBlock, open_block
 from kernel_muster.registry.values import frozen
 
 
@@ -76,7 +76,7 @@ def _host_bytes(size: int) -> Any:
 class Scratch:
     """The buffers of a plan. Each has one live user at a time, and no two streams use it without waiting.
 
-    The stream is that of the launches around a lease: a block of ``beside()``, or what runs beside it until its join.
+    A lease belongs to a stream: the side stream inside ``on_side_stream()``, else the main stream.
     """
 
     def __init__(self, plan: ScratchPlan, allocate: Callable[[int], Any] = _host_bytes) -> None:
@@ -119,6 +119,6 @@ class Scratch:
 
 def _waits(stream: object | None, last: object | None) -> bool:
     """Whether launches on a stream run after those on the last one: a block begins behind the first stream."""
-    if stream is last or (last is None and isinstance(stream, Beside)):
+    if stream is last or (last is None and isinstance(stream, SideBlock)):
         return True
-    return isinstance(last, Beside) and last.is_joined
+    return isinstance(last, SideBlock) and last.is_joined

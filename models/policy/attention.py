@@ -118,7 +118,7 @@ PrefillArm = Literal["rows", "mma"]
 MMA_HEAD_DIMS = (128, 256)
 #: The head sizes that attention from projections on is compiled for; the host takes any.
 FRESH_HEAD_DIMS = (64, 128, 256)
-# One more than a rung of the passes that are recorded (16, 32, 64, ...): padded or not, a pass takes the same arm.
+# One more than a captured row count (16, 32, 64, ...): padded or not, a pass takes the same arm.
 PREFILL_MMA_ROWS = Threshold(
     "least rows of a prefill whose attention takes tiles of rows",
     17,

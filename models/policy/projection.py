@@ -1,6 +1,6 @@
 """Which arm serves the rows of one NVFP4 projection: GEMV tiers, or one GEMM over all rows.
 
-The wide-verify ladder is this one too: 1 to 16 rows of a verify are tiers, 17 (16 drafts and the token before) are a
+Wide verify goes by the same rule: 1 to 16 rows of a verify are tiers, 17 (16 drafts and the token before) are a
 GEMM, and which one depends on the layout plan: ``tiles`` holds only kernels whose copy of the weight is built.
 """
 

@@ -1,18 +1,18 @@
-"""Row counts: the padded ladder that decode graphs are captured for, and the rows of a verify pass."""
+"""Row counts: the batch sizes that decode graphs are captured for, and the rows of a verify pass."""
 
 from kernel_muster.registry.errors import UsageError
 
-PADDED_LADDER = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+CAPTURED_BATCH_SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def padded_rows(rows: int) -> int:
-    """Return the rung that holds M rows; one row is its own path. UsageError beyond the ladder: never clamped."""
+    """Return the captured batch size for M rows; one row stays one. UsageError beyond the largest size."""
     if rows == 1:
         return 1
-    for rung in PADDED_LADDER:
-        if 1 <= rows <= rung:
-            return rung
-    raise UsageError(f"{rows} rows: expected 1 to {PADDED_LADDER[-1]}, the padded batch ladder's last rung")
+    for size in CAPTURED_BATCH_SIZES:
+        if 1 <= rows <= size:
+            return size
+    raise UsageError(f"{rows} rows: expected 1 to {CAPTURED_BATCH_SIZES[-1]}, the largest captured batch size")
 
 
 def verify_rows(drafts: int) -> int:

@@ -1,7 +1,7 @@
 """Tapes: launches recorded as they run, to be enqueued again without a check, or captured into a graph.
 
 While a tape is open in this thread (or task), every call of a handle is prepared once, enqueued, and kept. The
-arguments are arrays, not values: whoever enqueues the tape again writes new values into the same arrays first.
+arguments are arrays, not values: write new values into the same arrays before enqueuing the tape again.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,31 +14,32 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.launch.runners import Launch
 
 _OPEN: ContextVar["Tape | None"] = ContextVar("tape", default=None)
-_BESIDE: ContextVar["Beside | None"] = ContextVar("beside", default=None)
+_BLOCK: ContextVar["SideBlock | None"] = ContextVar("side_block", default=None)
 
 
-class Lane(Protocol):
-    """A second stream beside the one that a tape is enqueued on."""
+class SideStream(Protocol):
+    """A second stream, forked from the stream of a tape and joined to it again."""
 
     @property
     def stream(self) -> object:
         """The second stream."""
 
     def fork(self, stream: object | None) -> None:
-        """Let what is enqueued on the second stream from now on wait for what is on the first."""
+        """Make later work on the second stream wait for the work on the first."""
 
     def join(self, stream: object | None) -> None:
-        """Let the first stream wait for the second."""
+        """Make the first stream wait for the second."""
 
 
 class Tape:
     """Launches in order. With ``overlap``, each may begin while the one before it still runs.
 
-    It keeps the arguments' memory alive. ``make_scratch(bytes)`` gives the launches on it a workspace that they share:
-    they follow each other on one stream. Without it each launch has its own. ``follows`` is a tape that is always
-    enqueued right before this one. ``lane`` is where :func:`beside` puts its launches; without it they stay in line.
-    ``keeping()`` is a context in which a launch gets memory of its own: counters, which must stay what they are from
-    one time to the next, whatever becomes of the arguments' memory.
+    It keeps the arguments' memory alive.
+
+    ``make_scratch(bytes)`` makes one workspace for all launches, which follow each other on one stream. Without it each
+    launch has its own. ``follows`` is a tape that is always enqueued right before this one. :func:`on_side_stream` puts
+    its launches on ``side_stream``; without one they stay in line. ``keeping()`` is a context for memory that must
+    outlive the arguments: counters that a launch keeps from one run to the next.
     """
 
     def __init__(
@@ -47,22 +48,22 @@ class Tape:
         overlap: bool = False,
         make_scratch: Callable[[int], Any] | None = None,
         follows: "Tape | None" = None,
-        lane: "Lane | None" = None,
+        side_stream: "SideStream | None" = None,
         keeping: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._overlap, self._make_scratch, self.lane, self.keeping = overlap, make_scratch, lane, keeping
+        self._overlap, self._make_scratch, self.side_stream, self.keeping = overlap, make_scratch, side_stream, keeping
         self._scratch: Any = None
         self._scratch_bytes = 0
         self.is_behind_kernel: bool = follows is not None and follows.is_behind_kernel
         self._token: Token[Tape | None] | None = None
-        self.unjoined: Beside | None = None
+        self.unjoined: SideBlock | None = None
         self.launches: list[Launch] = []
 
     def __len__(self) -> int:
-        """The number of launches, those beside the others too."""
-        beside = [len(launch.tape) - 1 for launch in self.launches if isinstance(launch, _Fork)]
+        """The number of launches, those on the side stream included."""
+        aside = [len(launch.tape) - 1 for launch in self.launches if isinstance(launch, _Fork)]
         joins = sum(isinstance(launch, _Join) for launch in self.launches)
-        return len(self.launches) + sum(beside) - joins
+        return len(self.launches) + sum(aside) - joins
 
     def __enter__(self) -> Self:
         if self._token is not None:
@@ -77,7 +78,9 @@ class Tape:
             _OPEN.reset(self._token)
             self._token = None
         if error is None and self.unjoined is not None:
-            raise UsageError("the tape ends, and nothing on it waits for launches beside: call join() before its end")
+            raise UsageError(
+                "the tape ends before join(): launches of the side stream are not waited for. Call join() first"
+            )
 
     def __call__(self, stream: object | None = None) -> None:
         """Enqueue everything again."""
@@ -90,7 +93,7 @@ class Tape:
         return self._overlap and self.is_behind_kernel
 
     def scratch(self, size_bytes: int) -> Any | None:
-        """Return workspace of at least so many bytes, or None: what launches share is as large as the largest asks."""
+        """Return workspace of at least so many bytes, or None. It grows to the largest request."""
         if self._make_scratch is None or not size_bytes:
             return None
         if size_bytes > self._scratch_bytes:
@@ -98,14 +101,14 @@ class Tape:
         return self._scratch
 
     def release(self) -> None:
-        """Keep only launches that own memory, once a graph holds what all of them do: arguments are let go."""
+        """Drop the arguments once a graph has captured the launches; launches that own memory stay."""
         for launch in self.launches:
             if isinstance(launch, _Fork):
                 launch.tape.release()
         self.launches = [one for one in self.launches if isinstance(one, _Fork) or getattr(one, "owns_memory", False)]
 
     def child(self) -> "Tape":
-        """Return a tape for launches beside this one's: they share no workspace with it."""
+        """Return a tape for the side stream: it shares no workspace with this one."""
         return Tape(overlap=self._overlap, make_scratch=self._make_scratch, keeping=self.keeping)
 
     def add(self, launch: Launch, *, is_kernel: bool) -> None:
@@ -115,28 +118,28 @@ class Tape:
 
 
 class _Fork:
-    """Launches that begin here and run beside what follows."""
+    """Launches that begin here, on the side stream."""
 
-    def __init__(self, lane: Lane, tape: Tape) -> None:
-        self.lane, self.tape = lane, tape
+    def __init__(self, side_stream: SideStream, tape: Tape) -> None:
+        self.side_stream, self.tape = side_stream, tape
 
     def __call__(self, stream: object | None = None) -> None:
-        self.lane.fork(stream)
-        self.tape(self.lane.stream)
+        self.side_stream.fork(stream)
+        self.tape(self.side_stream.stream)
 
 
 class _Join:
-    """The end of what ran beside."""
+    """The point where the first stream waits for the side stream."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, side_stream: SideStream) -> None:
+        self._side_stream = side_stream
 
     def __call__(self, stream: object | None = None) -> None:
-        self._lane.join(stream)
+        self._side_stream.join(stream)
 
 
-class Beside:
-    """Launches that run beside others until :meth:`join`."""
+class SideBlock:
+    """Launches on the side stream until :meth:`join`."""
 
     def __init__(self) -> None:
         self._is_ended = False
@@ -148,55 +151,55 @@ class Beside:
         self._is_ended, self._tape = True, tape
 
     def join(self) -> None:
-        """Let what follows wait for them; once, and before anything reads what they write."""
+        """Make later launches wait for them. Call it once, before anything reads their outputs."""
         if not self._is_ended:
-            raise UsageError("join() in the block of beside(): leave the block first, what follows it is to wait")
+            raise UsageError("join() inside the block of on_side_stream(): leave the block first")
         self.is_joined = True
         tape, self._tape = self._tape, None
-        if tape is not None and tape.lane is not None:
+        if tape is not None and tape.side_stream is not None:
             tape.unjoined = None
             # What comes next waits for both streams in full: it does not begin early behind one of them.
-            tape.add(_Join(tape.lane), is_kernel=False)
+            tape.add(_Join(tape.side_stream), is_kernel=False)
 
 
 @contextmanager
-def beside() -> Iterator[Beside]:
-    """Put the block's launches beside what follows it, until ``join()``; one block at a time.
+def on_side_stream() -> Iterator[SideBlock]:
+    """Run the block's launches on the side stream until ``join()``; one block at a time.
 
-    They depend on what was enqueued before the block. Whoever uses it sees to it that what follows, up to the join,
-    neither writes what they read nor touches what they write. Without a tape that has a lane, and while one is
-    recorded, everything runs in line. UsageError where a join is missing, or comes too early.
+    They wait for all launches before the block. Launches between the block and the join must not write the block's
+    inputs nor touch its outputs: the caller ensures that. Without a tape that has a side stream, everything runs in
+    line. UsageError where a join is missing or comes too early.
     """
-    tape, block = _OPEN.get(), Beside()
-    if tape is None or tape.lane is None:
+    tape, block = _OPEN.get(), SideBlock()
+    if tape is None or tape.side_stream is None:
         with _in_block(block):
             yield block
         block.end()
         return
     if tape.unjoined is not None:
-        raise UsageError("launches run beside already: call join() before the next block of beside()")
+        raise UsageError("the side stream is in use: call join() before the next block of on_side_stream()")
     with tape.child() as child, _in_block(block):
         yield block
-    tape.launches.append(_Fork(tape.lane, child))
+    tape.launches.append(_Fork(tape.side_stream, child))
     tape.unjoined = block
     block.end(tape)
 
 
 @contextmanager
-def _in_block(block: Beside) -> Iterator[None]:
-    token = _BESIDE.set(block)
+def _in_block(block: SideBlock) -> Iterator[None]:
+    token = _BLOCK.set(block)
     try:
         yield
     finally:
-        _BESIDE.reset(token)
+        _BLOCK.reset(token)
 
 
-def open_block() -> Beside | None:
-    """Return the block of :func:`beside` whose launches these are; None on the first stream.
+def open_block() -> SideBlock | None:
+    """Return the open block of :func:`on_side_stream`; None outside of one.
 
-    It is the same without a second stream, where everything runs in line: what would race is then known there too.
+    The answer is the same without a side stream, where everything runs in line, so that races are found there too.
     """
-    return _BESIDE.get()
+    return _BLOCK.get()
 
 
 def open_tape() -> Tape | None:
@@ -205,7 +208,7 @@ def open_tape() -> Tape | None:
 
 
 def enqueue(launch: Launch, stream: object | None = None) -> None:
-    """Enqueue something that is no kernel, a copy for instance, and keep it on the open tape."""
+    """Enqueue a launch that is not a kernel, such as a copy, and keep it on the open tape."""
     tape = _OPEN.get()
     if tape is not None:
         tape.add(launch, is_kernel=False)

@@ -38,7 +38,7 @@ def plain(model: Model, prompts: list[list[int]] = PROMPTS, new_tokens: int = NE
 def test_replayed_steps_give_the_bits_of_the_layers(tiny: Make, engine_of: Any, kind: str) -> None:
     got, expected = engine_of(kind).generate(PROMPTS, NEW, keep_logits=True), plain(tiny(kind))
     assert got.tokens == expected.tokens
-    # Three sequences go through the rung of four rows, whose tile GEMMs of BF16 weights may round otherwise.
+    # Three sequences go through the captured step of four rows, whose tile GEMMs of BF16 weights may round otherwise.
     if kind != "bf16":
         assert [bits(rows) for rows in got.logits] == [bits(rows) for rows in expected.logits]
     assert got.plain_steps == (NEW - 1) * len(PROMPTS)
@@ -131,13 +131,13 @@ def test_each_rung_is_recorded_once_and_looks_nothing_up(
     session.seal("raise", lambda text: None)
     with DecodeEngine(model, SIZES, 64) as engine:
         engine.prepare([1, 3, 4])
-        rungs = {count: engine.rung(count) for count in (1, 3, 4)}
+        steps = {count: engine.captured_step(count) for count in (1, 3, 4)}
         mixer = model.layers[1].mixer
         taken = dict(mixer.used)
         engine.generate(PROMPTS, NEW)
-        assert {count: engine.rung(count) for count in (1, 3, 4)} == rungs
-        assert rungs[3] is rungs[4]
-        assert rungs[1].rows == 1
+        assert {count: engine.captured_step(count) for count in (1, 3, 4)} == steps
+        assert steps[3] is steps[4]
+        assert steps[1].rows == 1
         assert padded_rows(3) == 4
         # The prompts' pass alone goes through the layers; steps are replays.
         assert sum(mixer.used.values()) - sum(taken.values()) <= 3

@@ -48,7 +48,7 @@ def test_step_after_a_change_of_sequences_needs_their_tokens(engine_of: Any) -> 
 def test_limits_raise_and_never_clamp(engine_of: Any) -> None:
     engine = engine_of("dense", StateSizes(2, 4, 4), 8)
     with pytest.raises(UsageError, match="3 sequences: this engine has room for 2"):
-        engine.rung(3)
+        engine.captured_step(3)
     with pytest.raises(UsageError, match="grows to 12 tokens that are read, steps are recorded for 8"):
         engine.generate([[1, 2, 3, 4, 5]], 8)
     assert len(engine.state._free_pages) == 4
@@ -63,7 +63,7 @@ def test_limits_raise_and_never_clamp(engine_of: Any) -> None:
 
 def test_scratch_that_is_too_small_is_refused_while_recording(tiny: Make) -> None:
     with pytest.raises(ScratchError), DecodeEngine(tiny("dense", max_rows=2), StateSizes(4, 64, 4), 64) as engine:
-        engine.rung(4)
+        engine.captured_step(4)
 
 
 def test_recorded_prefill_refuses_what_it_has_no_pages_for(tiny: Make) -> None:

@@ -103,7 +103,7 @@ def test_gates_are_joined_behind_the_convolution_and_before_the_rule(
     index = np.arange(2, dtype=np.int32)
     batch = Batch(phase, index, index, np.arange(3, dtype=np.int32), index, index[:, None], index + 1, index)
     watched = Watched(states)
-    with Tape(lane=watched) as tape:
+    with Tape(side_stream=watched) as tape:
         layer.forward(exact.rows(2, H), batch, states)
     tape()
     assert watched.moved == [(True, False)]

@@ -260,7 +260,7 @@ def test_buffers_of_the_shared_expert_are_not_lent_to_what_runs_beside_it(make_c
     assert ffn.shared is not None
     lent = ("ffn.act", "swiglu", (5, DIMS.shared_intermediate))
     refused = pytest.raises(ScratchError, match=r"ffn\.act: swiglu uses it on a second stream")
-    with refused, ffn.shared.beside(x, out, "decode"), ctx.scratch.lease(*lent):
+    with refused, ffn.shared.on_side_stream(x, out, "decode"), ctx.scratch.lease(*lent):
         pass
     with ctx.scratch.lease(*lent):  # what failed waits for nothing any more
         pass

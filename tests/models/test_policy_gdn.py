@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from kernel_muster.models.decode.prefill import ROW_LADDER
+from kernel_muster.models.decode.prefill import CAPTURED_ROWS
 from kernel_muster.models.policy.gdn import (
     CHUNKED_PREFILL_ROWS,
     decode_arm,
@@ -10,7 +10,7 @@ from kernel_muster.models.policy.gdn import (
     prefill_arm,
     verify_arm,
 )
-from kernel_muster.models.policy.rows import PADDED_LADDER, padded_rows
+from kernel_muster.models.policy.rows import CAPTURED_BATCH_SIZES, padded_rows
 from kernel_muster.registry.levers import Levers
 
 
@@ -41,10 +41,10 @@ def test_prefill_arm_is_chunks_above_so_many_rows_a_sequence(sequences: int, edg
 
 
 def test_prefill_arm_of_a_recorded_pass_is_that_of_its_prompts() -> None:
-    for rows in range(1, ROW_LADDER[-1]):
-        rung = next(rung for rung in ROW_LADDER if rung >= rows)
-        for sequences in range(1, min(rows, PADDED_LADDER[-1]) + 1):
-            recorded = prefill_arm(rung, padded_rows(sequences), has_chunked=True)
+    for rows in range(1, CAPTURED_ROWS[-1]):
+        size = next(size for size in CAPTURED_ROWS if size >= rows)
+        for sequences in range(1, min(rows, CAPTURED_BATCH_SIZES[-1]) + 1):
+            recorded = prefill_arm(size, padded_rows(sequences), has_chunked=True)
             assert recorded == prefill_arm(rows, sequences, has_chunked=True)
 
 

@@ -8,7 +8,7 @@ from kernel_muster.models.policy.attention import MMA_HEAD_DIMS, PREFILL_MMA_ROW
 from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.models.policy.ffn import DENSE_ARMS, FFN_ARMS, MOE_ARMS, dense_alias, dense_arm, moe_arm
 from kernel_muster.models.policy.moe import GROUPED_ROWS, moe_grouped_decode, takes_k64
-from kernel_muster.models.policy.rows import PADDED_LADDER, committed_rows, padded_rows, verify_rows
+from kernel_muster.models.policy.rows import CAPTURED_BATCH_SIZES, committed_rows, padded_rows, verify_rows
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
@@ -135,19 +135,19 @@ def test_arms_of_both_kinds_are_all_the_named_ones() -> None:
         dense_alias("grouped")
 
 
-@pytest.mark.parametrize(("rows", "rung"), [
+@pytest.mark.parametrize(("rows", "size"), [
     (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 12), (12, 12), (13, 16), (17, 24), (25, 32), (33, 48), (49, 64),
     (65, 96), (97, 128), (128, 128),
 ])  # fmt: skip
-def test_padded_rows_take_the_next_rung(rows: int, rung: int) -> None:
-    assert padded_rows(rows) == rung
+def test_padded_rows_take_the_next_captured_size(rows: int, size: int) -> None:
+    assert padded_rows(rows) == size
 
 
 @pytest.mark.parametrize("rows", [-1, 0, 129])
 def test_padded_rows_off_the_ladder_are_refused(rows: int) -> None:
     with pytest.raises(UsageError, match="expected 1 to 128"):
         padded_rows(rows)
-    assert PADDED_LADDER == (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    assert CAPTURED_BATCH_SIZES == (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def test_verify_rows_count_the_token_before_the_drafts() -> None:

@@ -1,4 +1,4 @@
-"""Which arm serves the projections of attention: every weight source, every row count up to the ladder's last rung."""
+"""The arm that serves the projections of attention, for every weight source and captured batch size."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -11,10 +11,10 @@ from kernel_muster.models.layers.attention import Attention
 from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.policy.attention import ASKED_ARMS, QKV_ARMS
 from kernel_muster.models.policy.phase import Phase
-from kernel_muster.models.policy.rows import PADDED_LADDER
+from kernel_muster.models.policy.rows import CAPTURED_BATCH_SIZES
 
 Make = Callable[..., LayerContext]
-ROWS = range(1, PADDED_LADDER[-1] + 1)
+ROWS = range(1, CAPTURED_BATCH_SIZES[-1] + 1)
 H, HEADS, KV, D = 48, 4, 2, 16
 #: Weight source: how weights are stored, and the levers that make it.
 SOURCES: dict[str, tuple[Any, dict[str, object]]] = {

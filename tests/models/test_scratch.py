@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from kernel_muster.models.memory.scratch import Scratch, ScratchPlan
 from kernel_muster.registry.errors import ScratchError
-from kernel_muster.registry.launch.tape import Tape, beside
+from kernel_muster.registry.launch.tape import Tape, on_side_stream
 
 
 def planned(size_bytes: int = 64) -> Scratch:
@@ -105,7 +105,7 @@ class SecondStream:
 @pytest.fixture(params=[False, True], ids=["in line", "on two streams"])
 def tape(request: pytest.FixtureRequest) -> Iterator[None]:
     """Launches with a second stream, and without one: what races there is refused here too."""
-    with Tape(lane=SecondStream()) if request.param else nullcontext():
+    with Tape(side_stream=SecondStream()) if request.param else nullcontext():
         yield
 
 
@@ -113,22 +113,22 @@ def tape(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_lease_beside_launches_that_nothing_waits_for_is_refused() -> None:
     scratch = planned()
     use(scratch)
-    with beside() as side:
+    with on_side_stream() as side:
         use(scratch)  # a block begins behind what was enqueued before it
     with pytest.raises(ScratchError, match="wide uses it on a second stream, beside tile"):
         use(scratch, "wide")
     side.join()
     use(scratch, "wide")
-    with beside() as again:
+    with on_side_stream() as again:
         use(scratch)
     again.join()
 
 
 def test_lease_in_a_block_beside_one_that_nothing_waits_for_is_refused() -> None:
     scratch = planned()
-    with beside():
+    with on_side_stream():
         use(scratch)
-    with beside(), pytest.raises(ScratchError, match="wide uses it on a second stream"):
+    with on_side_stream(), pytest.raises(ScratchError, match="wide uses it on a second stream"):
         use(scratch, "wide")
 
 

@@ -7,7 +7,7 @@ import kernel_muster as km
 import numpy as np
 import pytest
 from kernel_muster.registry.errors import ContractError, UsageError
-from kernel_muster.registry.launch.tape import Tape, beside, enqueue, open_tape
+from kernel_muster.registry.launch.tape import Tape, enqueue, on_side_stream, open_tape
 
 
 def triple(x, out):
@@ -103,7 +103,7 @@ def test_scratch_of_a_tape_is_as_large_as_the_largest_launch_asks():
 
 
 class Streams:
-    """A lane that says what is tied to what, on streams that are names."""
+    """A side stream that records forks and joins, on streams that are names."""
 
     stream = "side"
 
@@ -121,20 +121,20 @@ class Streams:
 
 
 def test_launches_beside_run_on_the_lane_between_fork_and_join():
-    lane = Streams()
-    with Tape(lane=lane) as tape:
-        enqueue(lane.launch("before"))
-        with beside() as side:
-            enqueue(lane.launch("aside"))
-        enqueue(lane.launch("main"))
+    side_stream = Streams()
+    with Tape(side_stream=side_stream) as tape:
+        enqueue(side_stream.launch("before"))
+        with on_side_stream() as side:
+            enqueue(side_stream.launch("aside"))
+        enqueue(side_stream.launch("main"))
         side.join()
         side.join()
-        enqueue(lane.launch("after"))
+        enqueue(side_stream.launch("after"))
     # While it is recorded, everything runs in line.
-    assert lane.order == [(name, None) for name in ("before", "aside", "main", "after")]
-    lane.order.clear()
+    assert side_stream.order == [(name, None) for name in ("before", "aside", "main", "after")]
+    side_stream.order.clear()
     tape("stream")
-    assert lane.order == [
+    assert side_stream.order == [
         ("before", "stream"), ("fork", "stream"), ("aside", "side"), ("main", "stream"), ("join", "stream"),
         ("after", "stream"),
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_launches_beside_run_on_the_lane_between_fork_and_join():
 def test_launches_beside_stay_in_line_without_a_lane(tape):
     order = []
     with nullcontext() if tape is None else tape:
-        with beside() as side:
+        with on_side_stream() as side:
             enqueue(lambda stream=None: order.append("aside"))
         enqueue(lambda stream=None: order.append("main"))
         side.join()
@@ -156,9 +156,9 @@ def test_launches_beside_stay_in_line_without_a_lane(tape):
 
 
 def test_first_kernels_behind_fork_and_join_wait_in_full(handle):
-    with Tape(overlap=True, lane=Streams()) as tape:
+    with Tape(overlap=True, side_stream=Streams()) as tape:
         handle(x=f32(1), out=f32(0))
-        with beside() as side:
+        with on_side_stream() as side:
             assert not open_tape().overlap
             handle(x=f32(1), out=f32(0))
             assert open_tape().overlap
@@ -176,9 +176,9 @@ def test_memory_that_a_launch_owns_is_made_where_the_tape_keeps_it(handle):
         yield
         entered.append("out")
 
-    with Tape(keeping=keeping, lane=Streams()) as tape:
+    with Tape(keeping=keeping, side_stream=Streams()) as tape:
         handle(x=f32(1), out=f32(0))
-        with beside() as side:
+        with on_side_stream() as side:
             handle(x=f32(1), out=f32(0))
         side.join()
     assert entered == ["in", "out"] * 2
@@ -197,27 +197,31 @@ def test_tape_that_is_open_is_not_opened_again():
     assert len(tape) == 1
 
 
-@pytest.mark.parametrize("lane", [None, Streams()])
-def test_join_in_its_own_block_is_refused(lane):
-    with pytest.raises(UsageError, match="leave the block first"), Tape(lane=lane), beside() as side:
+@pytest.mark.parametrize("side_stream", [None, Streams()])
+def test_join_in_its_own_block_is_refused(side_stream):
+    with (
+        pytest.raises(UsageError, match="leave the block first"),
+        Tape(side_stream=side_stream),
+        on_side_stream() as side,
+    ):
         side.join()
     assert open_tape() is None
 
 
 def test_block_that_nothing_waits_for_is_refused_at_the_end_of_the_tape():
-    with pytest.raises(UsageError, match="call join"), Tape(lane=Streams()), beside():
+    with pytest.raises(UsageError, match="before join"), Tape(side_stream=Streams()), on_side_stream():
         pass
     assert open_tape() is None
 
 
 def test_second_block_before_the_join_is_refused():
-    with Tape(lane=Streams()) as tape:
-        with beside() as side:
+    with Tape(side_stream=Streams()) as tape:
+        with on_side_stream() as side:
             pass
-        with pytest.raises(UsageError, match="beside already"), beside():
+        with pytest.raises(UsageError, match="in use"), on_side_stream():
             pass
         side.join()
-        with beside() as again:
+        with on_side_stream() as again:
             pass
         again.join()
     assert tape.unjoined is None
@@ -227,14 +231,14 @@ def test_error_on_a_tape_goes_on_as_it_was_although_a_join_is_missing():
     def fail():
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), Tape(lane=Streams()), beside():
+    with pytest.raises(ZeroDivisionError), Tape(side_stream=Streams()), on_side_stream():
         fail()
-    with pytest.raises(ZeroDivisionError), Tape(lane=Streams()):
+    with pytest.raises(ZeroDivisionError), Tape(side_stream=Streams()):
         unjoined_then(fail)
     assert open_tape() is None
 
 
 def unjoined_then(fail):
-    with beside():
+    with on_side_stream():
         pass
     fail()

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from kernel_muster.models.decode import DecodeEngine
+from kernel_muster.models.decode.captured import CapturedStep
 from kernel_muster.models.decode.generate import Gate
 from kernel_muster.models.decode.proposer import Proposer
-from kernel_muster.models.decode.rung import Rung
 from kernel_muster.models.drafter import Drafter
 from kernel_muster.models.memory.state import ModelState, SequenceState, StateSizes
 from kernel_muster.models.model import Model, Pass
@@ -276,7 +276,7 @@ class _Watched(DecodeEngine):
     on_steps: Callable[[], None] = staticmethod(lambda: None)
     has_begun = False
 
-    def enqueue(self, *arguments: Any, **options: Any) -> Rung:
+    def enqueue(self, *arguments: Any, **options: Any) -> CapturedStep:
         """Enqueue a step, as the engine does."""
         if not self.has_begun:
             self.has_begun = True

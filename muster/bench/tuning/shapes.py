@@ -7,7 +7,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 
 #: The gates of a delta net: the one projection that is BF16 in every model.
 _GATES = "gdn.ba"
-#: Both sides of each built-in edge and of 64, the padded ladder's rungs, and one prefill of a few hundred rows. The
+#: Both sides of each built-in edge and of 64, the captured batch sizes, and one prefill of a few hundred rows. The
 #: wide GEMV takes 32 rows at a time, so that it costs more from 33 and from 65 on.
 ROWS = (4, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 256)
 

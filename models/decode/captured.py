@@ -1,4 +1,4 @@
-"""One rung of the padded batch ladder: a step for so many rows, recorded once and replayed."""
+"""A decode step for one captured batch size: recorded once and replayed."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kernel_muster.models.model import Model
 from kernel_muster.registry.launch.tape import Tape
 
 
-class Rung:
+class CapturedStep:
     """A step of ``rows`` rows: layers, logits, and the choice, which goes where the next step reads it.
 
     Recording runs the step once on padding rows, which touch no state. ``hidden (rows, H)`` and ``logits (rows, V)``
