@@ -29,8 +29,10 @@ from kernel_muster.registry.levers import Lever
 from typer.models import ArgumentInfo
 
 DOCS = Path(__file__).resolve().parent
+LOOKUPS = DOCS / "lookups.md"
 sys.path.insert(0, str(DOCS))
 from excerpts import EXCERPTS, excerpt  # noqa: E402  (neighbours, not installed modules)
+from lookup_page import page_text  # noqa: E402
 
 _PART = re.compile(r"<!-- generated: (\S+) -->\n(.*?)<!-- end generated -->\n", re.DOTALL)
 _DOES = {"refuse": "refuses", "warn": "warns", "note": "notes"}
@@ -319,7 +321,10 @@ PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 def main(arguments: list[str]) -> int:
     """Write the pages and the keys of the built-in families, or check them."""
-    texts = [(page, generated(page)) for page in pages()] + [(KEYS_FILE, keys_text())]
+    texts = [(page, generated(page)) for page in pages()] + [
+        (KEYS_FILE, keys_text()),
+        (DOCS / "lookups.md", page_text()),
+    ]
     stale = [(page, text) for page, text in texts if text != page.read_text(encoding="utf-8")]
     for page, text in stale:
         print(page.name if page == KEYS_FILE else page.relative_to(DOCS.parent))

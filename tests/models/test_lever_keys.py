@@ -6,11 +6,11 @@ import pytest
 from kernel_muster.MODEL_toml import load_manifest, manifest_folder
 from kernel_muster.models.build import build_model
 from kernel_muster.models.levers import MODEL_LEVERS
-from kernel_muster.models.lookup_page import HOPPER_TARGET
 from kernel_muster.registry.levers import Lever, concerns, names_key, read_levers
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.lookup_session import LookupSession
 from kernel_muster.registry.selection.lookups import Lookups
+from lookup_page import HOPPER_TARGET
 
 Asked = Callable[..., set[str]]
 MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")

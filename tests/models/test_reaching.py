@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernel_muster.models.lookup_page import recorded_entries
 from kernel_muster.registry.contract.specs import KernelSpec, Provider, PythonKernel, Registered
 from kernel_muster.registry.selection.catalog import Catalog
+from lookup_page import recorded_entries
 from reaching import TARGETS, Reached, reach
 
 MODELS = (

@@ -2,11 +2,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kernel_muster.models.lookup_page import LEVER_SETTINGS, asker_of, page_text, recorded_entries
+from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
+from lookup_page import LEVER_SETTINGS, asker_of, page_text, recorded_entries
 
 PAGE = Path(__file__).parents[2] / "docs" / "lookups.md"
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return discover()
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +21,7 @@ def text(catalog: Catalog) -> str:
 
 
 def test_page_of_the_manual_is_current(text: str) -> None:
-    assert PAGE.read_text(encoding="utf-8") == text, "python -m kernel_muster.models.lookup_page docs/lookups.md"
+    assert PAGE.read_text(encoding="utf-8") == text, "python docs/generate.py"
 
 
 @pytest.mark.parametrize("line", [

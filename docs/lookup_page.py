@@ -1,15 +1,13 @@
 """The manual's page of lookups, made from what plan builds of all shipped models really ask for.
 
-``python -m kernel_muster.models.lookup_page docs/lookups.md`` writes it.
+``python docs/generate.py`` writes it.
 """
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 
 from kernel_muster.MODEL_toml import Catalogue, manifest_folder
 from kernel_muster.registry.contract.builders import choose_builder
@@ -52,7 +50,7 @@ target. A chain (a > b) is asked in order; a member that is absent needs a waive
 there. A launch of several steps and its parts are one chain: the parts are asked for where that launch is absent. A key
 that no family provides is open: any plugin may provide it under its contract. Made from plan builds of all models,
 under every lever setting and for every target that changes what they ask for, by
-`python -m kernel_muster.models.lookup_page docs/lookups.md`; a test keeps it current. Another test runs every model
+`python docs/generate.py`; a test keeps it current. Another test runs every model
 over arrays that hold nothing, and finds each kernel that is asked for among the launches.
 """
 
@@ -144,7 +142,3 @@ def _providers(catalog: Catalog, key: KernelKey) -> str:
         for one in catalog.by_key.get(key, ())
     ]
     return "; ".join(sorted(found))
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page_text(), encoding="utf-8")
