@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_muster.audit.plugin_check.channel import CANNOT_REPORT
-from kernel_muster.audit.plugin_check.child import Asked, Ending, run_child
 from kernel_muster.audit.plugin_check.collected import CODES, Collected
 from kernel_muster.audit.plugin_check.demands import missing_plugins, missing_steps
-from kernel_muster.audit.plugin_check.events import Loading, StepHead
+from kernel_muster.audit.plugin_check.process.child import Asked, Ending, run_child
+from kernel_muster.audit.plugin_check.protocol.channel import CANNOT_REPORT
+from kernel_muster.audit.plugin_check.protocol.events import Loading, StepHead
 from kernel_muster.audit.plugin_check.reporting import report_of
 from kernel_muster.audit.plugin_check.rows import PluginReport, StageAsked
 from kernel_muster.registry.errors import MusterError, UsageError

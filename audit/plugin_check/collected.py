@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kernel_muster.audit.plugin_check.child import Ending
-from kernel_muster.audit.plugin_check.events import (
+from kernel_muster.audit.plugin_check.process.child import Ending
+from kernel_muster.audit.plugin_check.protocol.events import (
     Builds,
     Done,
     Event,
@@ -16,9 +16,9 @@ from kernel_muster.audit.plugin_check.events import (
     StepHead,
     Stopped,
 )
-from kernel_muster.audit.plugin_check.machine_code import EntryRow, WarningRow
+from kernel_muster.audit.plugin_check.protocol.machine_code import EntryRow, WarningRow
 from kernel_muster.audit.plugin_check.rows import Outcome, StepRow
-from kernel_muster.audit.plugin_check.step import is_refusing
+from kernel_muster.audit.plugin_check.steps.step import is_refusing
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.messages.message import message
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from kernel_muster.audit.plugin_check.events import Kind, Listed, ListedKernel, StepHead
+from kernel_muster.audit.plugin_check.protocol.events import Kind, Listed, ListedKernel, StepHead
 from kernel_muster.registry.discovery.entry_points import scan
 from kernel_muster.registry.distributions import same_distribution
 from kernel_muster.registry.findings import Finding

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kernel_muster.audit.plugin_check.child import Ending
 from kernel_muster.audit.plugin_check.collected import Collected
-from kernel_muster.audit.plugin_check.events import StepHead
+from kernel_muster.audit.plugin_check.process.child import Ending
+from kernel_muster.audit.plugin_check.process.supervisor import can_supervise
+from kernel_muster.audit.plugin_check.protocol.events import StepHead
 from kernel_muster.audit.plugin_check.rows import PluginReport, StageAsked, StepRow
-from kernel_muster.audit.plugin_check.supervisor import can_supervise
 from kernel_muster.audit.reporting import finding_row
 from kernel_muster.audit.verdict import judge
 from kernel_muster.registry.backends.nvrtc.headers import EXTRAS

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from kernel_muster.audit.plugin_check.events import Kind, ListedPlugin
-from kernel_muster.audit.plugin_check.machine_code import EntryRow, WarningRow
+from kernel_muster.audit.plugin_check.protocol.events import Kind, ListedPlugin
+from kernel_muster.audit.plugin_check.protocol.machine_code import EntryRow, WarningRow
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.values import frozen
 

@@ -1,7 +1,7 @@
 """``muster plugin check`` about keys that several equal kernels offer."""
 
 import pytest
-from kernel_muster.audit.plugin_check.kernels import equal_kernels
+from kernel_muster.audit.plugin_check.steps.kernels import equal_kernels
 from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.hardware.target import CPU_TARGET, Target

@@ -2,7 +2,7 @@
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.plugin_check.models import manifest_findings
+from kernel_muster.audit.plugin_check.steps.models import manifest_findings
 from kernel_muster.registry.discovery.discover import discover
 
 LAYERS = """hidden_size = 4

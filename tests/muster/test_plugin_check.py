@@ -4,7 +4,7 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from kernel_muster.audit.plugin_check.printed import MOST_CHARACTERS, NO_MORE, Printed
+from kernel_muster.audit.plugin_check.process.printed import MOST_CHARACTERS, NO_MORE, Printed
 from kernel_muster.cli.wheels import installed
 from plugin_texts import codes, source, steps, wheel
 

@@ -5,10 +5,18 @@ import os
 import secrets
 
 import pytest
-from kernel_muster.audit.plugin_check.channel import KEY_BYTES, Receiver, Sender
 from kernel_muster.audit.plugin_check.collected import Collected
 from kernel_muster.audit.plugin_check.demands import missing_steps
-from kernel_muster.audit.plugin_check.events import Done, Finished, Listed, ListedKernel, Loading, Started, StepHead
+from kernel_muster.audit.plugin_check.protocol.channel import KEY_BYTES, Receiver, Sender
+from kernel_muster.audit.plugin_check.protocol.events import (
+    Done,
+    Finished,
+    Listed,
+    ListedKernel,
+    Loading,
+    Started,
+    StepHead,
+)
 from plugin_texts import codes, source, steps
 
 SPRAY = """
@@ -103,8 +111,8 @@ def test_fork_that_goes_on_with_the_checks_own_code_speaks_for_nobody(check):
 def test_steps_that_a_plugin_takes_away_are_missed(check, line, missing):
     head = f"""
 import sys
-steps = sys.modules["kernel_muster.audit.plugin_check.steps"]
-worker = sys.modules["kernel_muster.audit.plugin_check.worker"]
+steps = sys.modules["kernel_muster.audit.plugin_check.steps.steps"]
+worker = sys.modules["kernel_muster.audit.plugin_check.process.worker"]
 {line}
 """
     report = check(source('spec("acme::double")', 'spec("acme::wrong", wrong)', head=head))
@@ -116,7 +124,7 @@ worker = sys.modules["kernel_muster.audit.plugin_check.worker"]
 def test_plugin_that_is_not_listed_is_missed(check):
     head = """
 import sys
-worker = sys.modules["kernel_muster.audit.plugin_check.worker"]
+worker = sys.modules["kernel_muster.audit.plugin_check.process.worker"]
 worker.rows_of = lambda *given: []
 """
     report = check(source('spec("acme::double", wrong)', head=head))
@@ -199,13 +207,13 @@ def test_line_counts_once(pipe):
 
 
 def test_event_of_no_known_kind_is_dropped(pipe, monkeypatch):
-    monkeypatch.setattr("kernel_muster.audit.plugin_check.channel._dumps", lambda event: '{"event": "ok"}')
+    monkeypatch.setattr("kernel_muster.audit.plugin_check.protocol.channel._dumps", lambda event: '{"event": "ok"}')
     pipe.sender.send(Finished())
     assert (list(pipe.receiver.events(pipe.written())), pipe.receiver.dropped) == ([], 1)
 
 
 def test_text_without_a_line_end_does_not_fill_the_memory(pipe, monkeypatch):
-    monkeypatch.setattr("kernel_muster.audit.plugin_check.channel._LONGEST", 1000)
+    monkeypatch.setattr("kernel_muster.audit.plugin_check.protocol.channel._LONGEST", 1000)
     for _ in range(100):
         assert list(pipe.receiver.events(b"x" * 99)) == []
     pipe.sender.send(Finished())

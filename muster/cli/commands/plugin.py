@@ -137,7 +137,7 @@ def _headline(report: "PluginReport") -> str:
 
 
 def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
-    from kernel_muster.audit.plugin_check.machine_code import spill_notes
+    from kernel_muster.audit.plugin_check.protocol.machine_code import spill_notes
     from kernel_muster.audit.render.sections import Section, Table, finding_sections
 
     yield from finding_sections(report.findings, verbose=verbose)

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from kernel_muster.audit.plugin_check.channel import Sender
-from kernel_muster.audit.plugin_check.events import Done, Started
-from kernel_muster.audit.plugin_check.machine_code import EntryRow, WarningRow
-from kernel_muster.audit.plugin_check.step import DeviceStopped, Step, Told, is_refusing
+from kernel_muster.audit.plugin_check.protocol.channel import Sender
+from kernel_muster.audit.plugin_check.protocol.events import Done, Started
+from kernel_muster.audit.plugin_check.protocol.machine_code import EntryRow, WarningRow
+from kernel_muster.audit.plugin_check.steps.step import DeviceStopped, Step, Told, is_refusing
 from kernel_muster.registry.findings import Finding
 
 

@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.audit.plugin_check.channel import Sender
-from kernel_muster.audit.plugin_check.ended import Ended
+from kernel_muster.audit.plugin_check.protocol.channel import Sender
+from kernel_muster.audit.plugin_check.protocol.ended import Ended
 from kernel_muster.registry.plugin_code.descriptors import out_of_sight
 
 #: The names of the two senders.
@@ -46,7 +46,7 @@ def main() -> None:
         _supervise(Sender(pipe, SUPERVISOR, keys[SUPERVISOR]))
     sender = Sender(pipe, WORKER, keys[WORKER])
     keys.clear()
-    from kernel_muster.audit.plugin_check.worker import work
+    from kernel_muster.audit.plugin_check.process.worker import work
 
     work(sender, **arguments)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernel_muster.audit.plugin_check.events import Event
+    from kernel_muster.audit.plugin_check.protocol.events import Event
 
 KEY_BYTES = 32
 #: A process that cannot report any more ends with this code.
@@ -85,7 +85,7 @@ class Receiver:
         self._rest = b""
 
     def _event(self, line: bytes) -> "Event | None":
-        from kernel_muster.audit.plugin_check.events import events
+        from kernel_muster.audit.plugin_check.protocol.events import events
 
         name, _, rest = line.partition(b" ")
         number, _, rest = rest.partition(b" ")

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, Protocol
 
-from kernel_muster.audit.plugin_check.channel import KEY_BYTES, Receiver
-from kernel_muster.audit.plugin_check.ended import Ended
-from kernel_muster.audit.plugin_check.events import Event
-from kernel_muster.audit.plugin_check.printed import Printed
-from kernel_muster.audit.plugin_check.supervisor import SUPERVISOR, WORKER
+from kernel_muster.audit.plugin_check.process.printed import Printed
+from kernel_muster.audit.plugin_check.process.supervisor import SUPERVISOR, WORKER
+from kernel_muster.audit.plugin_check.protocol.channel import KEY_BYTES, Receiver
+from kernel_muster.audit.plugin_check.protocol.ended import Ended
+from kernel_muster.audit.plugin_check.protocol.events import Event
 from kernel_muster.registry.launch.runners import Progress
 from kernel_muster.registry.values import frozen
 
@@ -25,7 +25,7 @@ _LOOK_S = 0.1  # how often a child is asked whether it has ended
 _START_S = 30.0
 #: How long a process may take to end by itself, and its supervisor to end all that it left.
 _END_S, _PATIENCE_S = 1.0, 8.0
-_SUPERVISOR = "kernel_muster.audit.plugin_check.supervisor"
+_SUPERVISOR = "kernel_muster.audit.plugin_check.process.supervisor"
 
 
 class Collected(Protocol):

@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Annotated, Literal
 
-from kernel_muster.audit.plugin_check.ended import Ended
-from kernel_muster.audit.plugin_check.machine_code import EntryRow, WarningRow
+from kernel_muster.audit.plugin_check.protocol.ended import Ended
+from kernel_muster.audit.plugin_check.protocol.machine_code import EntryRow, WarningRow
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.values import frozen
 from pydantic import Field, TypeAdapter

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from kernel_muster.audit.plugin_check.events import Kind, StepHead
-from kernel_muster.audit.plugin_check.machine_code import EntryRow, WarningRow
+from kernel_muster.audit.plugin_check.protocol.events import Kind, StepHead
+from kernel_muster.audit.plugin_check.protocol.machine_code import EntryRow, WarningRow
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.values import frozen
 

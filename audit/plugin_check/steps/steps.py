@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 
-from kernel_muster.audit.plugin_check.loading import own_kernels
-from kernel_muster.audit.plugin_check.machine_code import entry_rows, warning_rows
-from kernel_muster.audit.plugin_check.step import DeviceStopped, Step, Told
-from kernel_muster.audit.plugin_check.targets import declared_archs, requests_of
+from kernel_muster.audit.plugin_check.protocol.machine_code import entry_rows, warning_rows
+from kernel_muster.audit.plugin_check.steps.loading import own_kernels
+from kernel_muster.audit.plugin_check.steps.step import DeviceStopped, Step, Told
+from kernel_muster.audit.plugin_check.steps.targets import declared_archs, requests_of
 from kernel_muster.audit.proof.plan_check import plan_findings
 from kernel_muster.audit.proof.proofs import device_memory, host_memory, prove
 from kernel_muster.registry.backends.builder import Builder

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from kernel_muster.audit.plugin_check.channel import Sender
-from kernel_muster.audit.plugin_check.events import (
+from kernel_muster.audit.plugin_check.protocol.channel import Sender
+from kernel_muster.audit.plugin_check.protocol.events import (
     Builds,
     Finished,
     Listed,
@@ -23,11 +23,11 @@ from kernel_muster.audit.plugin_check.events import (
     Loading,
     Stopped,
 )
-from kernel_muster.audit.plugin_check.loading import load_findings, own_kernels, rows_of
-from kernel_muster.audit.plugin_check.reporter import Reporter, leave
-from kernel_muster.audit.plugin_check.step import Step
-from kernel_muster.audit.plugin_check.steps import step_count, steps_after_load
-from kernel_muster.audit.plugin_check.targets import declared_archs
+from kernel_muster.audit.plugin_check.steps.loading import load_findings, own_kernels, rows_of
+from kernel_muster.audit.plugin_check.steps.reporter import Reporter, leave
+from kernel_muster.audit.plugin_check.steps.step import Step
+from kernel_muster.audit.plugin_check.steps.steps import step_count, steps_after_load
+from kernel_muster.audit.plugin_check.steps.targets import declared_archs
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import BuildCache
 from kernel_muster.registry.backends.cuda_kernel import is_device_backend

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from kernel_muster.audit.plugin_check.kernels import equal_kernels
-from kernel_muster.audit.plugin_check.models import equal_builders, manifest_findings
-from kernel_muster.audit.plugin_check.targets import ARCHS
+from kernel_muster.audit.plugin_check.steps.kernels import equal_kernels
+from kernel_muster.audit.plugin_check.steps.models import equal_builders, manifest_findings
+from kernel_muster.audit.plugin_check.steps.targets import ARCHS
 from kernel_muster.audit.rules.lookups import owner_contract
 from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.distributions import same_distribution
