@@ -204,7 +204,7 @@ class BootSession:
 
     def trace(self) -> dict[str, Any]:
         """Return what ``muster replay`` needs to judge this boot again, as plain data for JSON."""
-        from kernel_muster.audit.replay.trace import trace_document  # its schema takes 15 ms to build
+        from kernel_muster.audit.replay.trace_writing import trace_document  # its schema takes 15 ms to build
 
         return trace_document(self._evidence_with_tuning())
 

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 import kernel_muster as km
 import tomli
 import typer
-from kernel_muster.audit.replay import trace
+from kernel_muster.audit.replay import trace_model as trace
 from kernel_muster.cli.app import _app as make_app
 from kernel_muster.MODEL_toml.generate import manifest_schema
 from kernel_muster.plugins.generate import KEYS_FILE, keys_text
@@ -267,7 +267,7 @@ def _type_of(value: dict[str, Any]) -> str:
 
 def trace_tables(page: Path) -> Iterator[str]:
     """All parts of a trace with their keys."""
-    parts = (("The whole trace", trace.Trace), *((name, kind) for name, kind in trace._PARTS.items()))  # noqa: SLF001
+    parts = (("The whole trace", trace.Trace), *((name, kind) for name, kind in trace.PARTS.items()))
     for name, kind in parts:
         yield from (f"### {name if kind is trace.Trace else f'`{name}`'}", "")
         if kind is not trace.Trace:

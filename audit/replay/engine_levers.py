@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_muster.audit.replay.trace import Trace, TraceLever, parse_trace, read_document
+from kernel_muster.audit.replay.trace import parse_trace, read_document
+from kernel_muster.audit.replay.trace_model import Trace, TraceLever
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Lever

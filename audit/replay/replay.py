@@ -10,7 +10,7 @@ from kernel_muster.audit.evidence import Asked, Evidence
 from kernel_muster.audit.opening import Wanted, find_manifest, is_of
 from kernel_muster.audit.replay.engine_levers import engine_levers, with_engines
 from kernel_muster.audit.replay.replay_words import for_engine, is_own, of_unknown_models
-from kernel_muster.audit.replay.trace import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
+from kernel_muster.audit.replay.trace_model import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
 from kernel_muster.audit.replay.traced_tuning import contradictions, tuned_values
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report

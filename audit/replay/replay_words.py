@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kernel_muster.audit.replay.trace import Trace
+from kernel_muster.audit.replay.trace_model import Trace
 from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import CORE_LEVERS

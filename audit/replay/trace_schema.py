@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.audit.replay.trace import VERSION, Trace
+from kernel_muster.audit.replay.trace_model import VERSION, Trace
 from kernel_muster.audit.versions import version_pattern
 
 SCHEMA_FILE = Path(__file__).parent / "trace.schema.json"

@@ -8,7 +8,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import Lever
 
 if TYPE_CHECKING:
-    from kernel_muster.audit.replay.trace import Trace, TraceTuning
+    from kernel_muster.audit.replay.trace_model import Trace, TraceTuning
 
 _REMEDY = "write the trace anew: levers are the values in force, tuning is the table that decided some of them"
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from kernel_muster.audit.replay.trace import _PARTS, Trace, parse_trace, read_trace
+from kernel_muster.audit.replay.trace import parse_trace, read_trace
+from kernel_muster.audit.replay.trace_model import PARTS, Trace
 from kernel_muster.audit.replay.trace_schema import SCHEMA_FILE, schema_text, trace_schema
 from kernel_muster.registry.errors import UsageError
 
@@ -79,7 +80,7 @@ def test_trace_may_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
 
 def optional_fields() -> list[tuple[str, str]]:
     """Return every optional field of every table, each with the table that holds it."""
-    tables = {"": Trace, **_PARTS}
+    tables = {"": Trace, **PARTS}
     return [
         (name, field) for name, table in tables.items() for field, info in table.model_fields.items()
         if not info.is_required()
@@ -106,7 +107,7 @@ def with_null(trace: dict[str, Any], table: str, field: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("table", "field"), optional_fields())
 def test_null_in_an_optional_field_means_that_it_is_absent(table: str, field: str) -> None:
-    assert set(WHOLE) >= set(_PARTS)
+    assert set(WHOLE) >= set(PARTS)
     plain = {name: value for name, value in WHOLE.items() if name != field} if not table else WHOLE
     if (table, field) == ("target", "quant"):
         plain = WHOLE | {"target": {"arch": "sm_121a"}}
