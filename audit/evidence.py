@@ -28,7 +28,7 @@ Digest = tuple[str, BaseException | None]
 
 
 @frozen
-class Asked:
+class AuditOptions:
     """What was asked of the audit itself.
 
     ``without``: keys that MUSTER_DISABLE takes from this boot to compare it with another: where layers can do without,
@@ -62,7 +62,7 @@ class Evidence:
     requests: tuple[FailedRequest, ...] = ()
     late_registrations: tuple[LateRegistration, ...] = ()
     missing_layouts: tuple[WeightCopy, ...] = ()
-    asked: Asked = Asked()
+    options: AuditOptions = AuditOptions()
     opening: tuple[Finding, ...] = field(default=())
     is_complete: bool = True
     is_replay: bool = False

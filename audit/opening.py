@@ -26,7 +26,7 @@ from kernel_muster.registry.values import frozen
 
 
 @frozen(kw_only=True)
-class Wanted:
+class BootRequest:
     """What a boot was asked to be about. One of ``model``, ``manifest`` and ``config`` says which model.
 
     ``model`` beside ``manifest`` must be the name of what that file describes, or a folder whose config.json fits it.
@@ -70,29 +70,31 @@ class Opening:
         return self.target is not None and self.manifest is not None and not self.has_bad_levers
 
 
-def open_boot(wanted: Wanted) -> Opening:
+def open_boot(request: BootRequest) -> Opening:
     """Resolve the target, discover plugins, find the manifest, and read the levers; collect every finding.
 
     The target comes first: a plugin that hides devices as it is imported does not change which one is meant.
     """
-    target, no_target = resolve_target(wanted.target)
-    catalog = discover_for(wanted)
+    target, no_target = resolve_target(request.target)
+    catalog = discover_for(request)
     findings = [*catalog.findings, *([no_target] if no_target else [])]
-    manifest, manifest_findings = find_manifest(wanted, catalog)
-    findings += dict.fromkeys((*manifest_findings, *weight_doubts(wanted, catalog, manifest)))
-    sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
+    manifest, manifest_findings = find_manifest(request, catalog)
+    findings += dict.fromkeys((*manifest_findings, *weight_doubts(request, catalog, manifest)))
+    sources: list[tuple[Origin, Mapping[str, object]]] = [(request.levers_origin, request.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
-    levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target, wanted.cwd)
+    levers, lever_findings, tuning = read_tuned_levers(catalog.levers, sources, target, request.cwd)
     lever_findings = with_lines((*lever_findings, *list_levers(levers, catalog.key_names)), manifest)
     return Opening(catalog, levers, target, manifest, (*findings, *lever_findings), bool(lever_findings), tuning)
 
 
-def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog, Target, Levers]:
+def open_registry_catalog(request: BootRequest, muster_version: str) -> tuple[Catalog, Target, Levers]:
     """Open the registry alone; BootRefused, with a report, if anything found would refuse a boot."""
-    target, no_target = resolve_target(wanted.target)
-    catalog = discover_for(wanted)
-    levers, findings, _ = read_tuned_levers(catalog.levers, [(wanted.levers_origin, wanted.levers)], target, wanted.cwd)
+    target, no_target = resolve_target(request.target)
+    catalog = discover_for(request)
+    levers, findings, _ = read_tuned_levers(
+        catalog.levers, [(request.levers_origin, request.levers)], target, request.cwd
+    )
     findings = [*catalog.findings, *with_lines(findings, None), *([no_target] if no_target else [])]
     verdict = judge_opening(catalog, findings, "serve")
     if verdict.is_refused or target is None:
@@ -102,7 +104,7 @@ def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog,
             catalog=catalog,
             levers=levers,
             model="",
-            target=wanted.target or "",
+            target=request.target or "",
             profile="serve",
             as_of="",
         )
@@ -111,16 +113,16 @@ def open_registry_catalog(wanted: Wanted, muster_version: str) -> tuple[Catalog,
     return catalog, target, levers
 
 
-def discover_for(wanted: Wanted) -> Catalog:
+def discover_for(request: BootRequest) -> Catalog:
     """Discover with the time limit that the levers set."""
-    core, _ = read_levers(CORE_LEVERS, [(wanted.levers_origin, _only_core(wanted.levers))])
+    core, _ = read_levers(CORE_LEVERS, [(request.levers_origin, _only_core(request.levers))])
     cache = core["MUSTER_CACHE_DIR"]
     return discover(
-        blocked=wanted.no_plugins,
-        demanded=wanted.plugins,
-        local=wanted.local_plugins,
+        blocked=request.no_plugins,
+        demanded=request.plugins,
+        local=request.local_plugins,
         timeout_s=float(core["MUSTER_PLUGIN_TIMEOUT_S"] or 10),
-        options=("--plugin", "--no-plugin") if wanted.is_command else ("plugins", "no_plugins"),
+        options=("--plugin", "--no-plugin") if request.is_command else ("plugins", "no_plugins"),
         remembered=Remembered(None if cache is None else Path(str(cache)) / "plugins"),
     )
 
@@ -135,42 +137,42 @@ def is_of(manifest: Manifest, model: str) -> bool:
     return model in (manifest.name, manifest.hf_id)
 
 
-def find_manifest(wanted: Wanted, catalog: Catalog) -> tuple[Manifest | None, list[Finding]]:
+def find_manifest(request: BootRequest, catalog: Catalog) -> tuple[Manifest | None, list[Finding]]:
     """Load the file that was named, or resolve the model among all manifests.
 
     UsageError if a model was named too and the file is of another: its waivers and levers are not that model's. Of a
     folder its config.json says whether the file is of that model.
     """
-    cwd = wanted.cwd
-    if wanted.manifest is not None:
-        label = str(wanted.manifest)
-        found, problems = load_manifest(cwd / wanted.manifest, levers=catalog.levers, label=label)
-        if found is None or wanted.model is None or is_of(found, wanted.model):
+    cwd = request.cwd
+    if request.manifest is not None:
+        label = str(request.manifest)
+        found, problems = load_manifest(cwd / request.manifest, levers=catalog.levers, label=label)
+        if found is None or request.model is None or is_of(found, request.model):
             return found, problems
-        if has_config(wanted.model, cwd):
-            fitted = fit(found, config_at(cwd, wanted.model))
+        if has_config(request.model, cwd):
+            fitted = fit(found, config_at(cwd, request.model))
             return fitted.manifest, [*problems, *fitted.findings]
-        why = f"{wanted.manifest} describes {found.name!r}, not {wanted.model!r}"
+        why = f"{request.manifest} describes {found.name!r}, not {request.model!r}"
         raise UsageError(f"{why}: name no model, or name the other manifest")
-    catalogue = _catalogue(wanted, catalog)
-    if wanted.config is not None:
-        resolution = catalogue.resolve_config(config_at(cwd, wanted.config), wanted.model)
+    catalogue = _catalogue(request, catalog)
+    if request.config is not None:
+        resolution = catalogue.resolve_config(config_at(cwd, request.config), request.model)
     else:
-        resolution = catalogue.resolve(wanted.model or "", cwd)
+        resolution = catalogue.resolve(request.model or "", cwd)
     return resolution.manifest, list(dict.fromkeys((*catalogue.findings, *resolution.findings)))
 
 
-def weight_doubts(wanted: Wanted, catalog: Catalog, manifest: Manifest | None) -> tuple[Finding, ...]:
+def weight_doubts(request: BootRequest, catalog: Catalog, manifest: Manifest | None) -> tuple[Finding, ...]:
     """Report what the config.json beside the weights leaves in doubt; an unreadable one is an error of loading."""
-    if wanted.weights is None or manifest is None or not has_config(str(wanted.weights), wanted.cwd):
+    if request.weights is None or manifest is None or not has_config(str(request.weights), request.cwd):
         return ()
     try:
-        return _catalogue(wanted, catalog).doubts_of(manifest, wanted.weights, wanted.cwd)
+        return _catalogue(request, catalog).doubts_of(manifest, request.weights, request.cwd)
     except UsageError:
         return ()
 
 
-def _catalogue(wanted: Wanted, catalog: Catalog) -> Catalogue:
-    own = (wanted.cwd / folder for folder in wanted.manifest_folders)
-    folders = (*(() if wanted.only_these_folders else catalog.manifest_folders), *own)
+def _catalogue(request: BootRequest, catalog: Catalog) -> Catalogue:
+    own = (request.cwd / folder for folder in request.manifest_folders)
+    folders = (*(() if request.only_these_folders else catalog.manifest_folders), *own)
     return Catalogue.from_folders(folders, levers=catalog.levers)

@@ -12,8 +12,8 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
-from kernel_muster.audit.evidence import Asked, Digest, Evidence
-from kernel_muster.audit.opening import Opening, Wanted, open_boot
+from kernel_muster.audit.evidence import AuditOptions, Digest, Evidence
+from kernel_muster.audit.opening import BootRequest, Opening, open_boot
 from kernel_muster.audit.render.python_words import for_program
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Report
@@ -62,7 +62,7 @@ def abort_process(text: str) -> None:
 class BootOptions:
     """How a boot is judged, and what happens after its seal. ``wrap_runner`` lets a measurement see every launch."""
 
-    asked: Asked = field(default_factory=Asked)
+    audit: AuditOptions = field(default_factory=AuditOptions)
     on_late_miss: OnLateMiss = "raise"
     abort: Callable[[str], None] = abort_process
     muster_version: str = ""
@@ -71,11 +71,11 @@ class BootOptions:
 
     def check(self) -> None:
         """Refuse options that mean nothing or contradict each other."""
-        _check_choice("profile", self.asked.profile, PROFILES)
+        _check_choice("profile", self.audit.profile, PROFILES)
         _check_choice("on_late_miss", self.on_late_miss, ("raise", "abort", "count"))
-        if self.asked.stage is not None:
-            _check_choice("stage", self.asked.stage, STAGES)
-        if self.asked.allow_unresolved and self.asked.profile == "qualify":
+        if self.audit.stage is not None:
+            _check_choice("stage", self.audit.stage, STAGES)
+        if self.audit.allow_unresolved and self.audit.profile == "qualify":
             raise UsageError("dangerously_allow_unresolved does not go with profile qualify")
 
 
@@ -90,12 +90,12 @@ class BootSession:
     All state lives here: two sessions in one process never see each other's rows.
     """
 
-    def __init__(self, wanted: Wanted, options: BootOptions) -> None:
+    def __init__(self, boot_request: BootRequest, options: BootOptions) -> None:
         options.check()
-        if wanted.quant is not None:
-            _check_choice("quant", wanted.quant, QUANTS)
-        self._wanted, self._options = wanted, options
-        self._as_of: date = options.asked.as_of or datetime.now(UTC).date()
+        if boot_request.quant is not None:
+            _check_choice("quant", boot_request.quant, QUANTS)
+        self._boot_request, self._options = boot_request, options
+        self._as_of: date = options.audit.as_of or datetime.now(UTC).date()
         self._opening: Opening | None = None
         self._session: LookupSession | None = None
         self._report: Report | None = None  # nobody else holds it, and no verdict is read from it
@@ -114,7 +114,7 @@ class BootSession:
         return self
 
     def _open(self) -> None:
-        self._opening = open_boot(self._wanted)
+        self._opening = open_boot(self._boot_request)
         self._digests = {}
         for name in ("manifest", "target", "levers"):  # copies of an earlier opening's
             self.__dict__.pop(name, None)
@@ -124,7 +124,7 @@ class BootSession:
         target, levers = _opened(self._opening.target), self._opening.levers
         cache = levers["MUSTER_CACHE_DIR"]
         runner = choose_runner(
-            target, self._options.asked.stage, None if cache is None else str(self._wanted.cwd / str(cache))
+            target, self._options.audit.stage, None if cache is None else str(self._boot_request.cwd / str(cache))
         )
         wrap = self._options.wrap_runner
         # What ends the process where a kernel is missing is what serves requests.
@@ -222,7 +222,9 @@ class BootSession:
         before = self._lookups
         if before.is_used:
             raise UsageError(f"plugin {name}: register it before the first lookup, or pass boot(local_plugins=...)")
-        self._wanted = replace(self._wanted, local_plugins={**self._wanted.local_plugins, name: plugin})
+        self._boot_request = replace(
+            self._boot_request, local_plugins={**self._boot_request.local_plugins, name: plugin}
+        )
         self._open()
         before.successor = self._lookups
 
@@ -245,10 +247,10 @@ class BootSession:
             _opened(opening.target),
             opening.levers,
             self._manifest,
-            self._wanted.quant or self._manifest.quant,
+            self._boot_request.quant or self._manifest.quant,
             self._as_of,
             (),
-            asked=self._options.asked,
+            options=self._options.audit,
             opening=(*opening.findings, *self._observers_failed),
             is_complete=self._is_complete,
             failure=self._failure,
@@ -261,7 +263,7 @@ class BootSession:
             evidence,
             entries=session.entries("boot"),
             late_entries=session.entries("late"),
-            requests=(*session.requests, *_quant_request(self._wanted, self._manifest)),
+            requests=(*session.requests, *_quant_request(self._boot_request, self._manifest)),
             late_registrations=session.late_registrations,
             missing_layouts=session.layouts.missing,
             builders=session.builders,
@@ -290,8 +292,8 @@ class BootSession:
         """
         try:
             if not is_left:
-                asked = self._options.asked
-                self._checked = check_kernels(self._lookups, self._evidence(), asked.stage, self._options.progress)
+                stage, progress = self._options.audit.stage, self._options.progress
+                self._checked = check_kernels(self._lookups, self._evidence(), stage, progress)
         except BaseException as error:
             self._break_off(error)
             self._conclude(self._judged, has_observers=False)
@@ -314,7 +316,7 @@ class BootSession:
         evidence = replace(self._evidence_with_tuning(), late_entries=(), late_registrations=())
         verdict = judge_boot(evidence)
         report = full_report(evidence, verdict, self._options.muster_version, self._lookups.layouts)
-        return report if self._wanted.is_command else for_program(report)
+        return report if self._boot_request.is_command else for_program(report)
 
     def _tell_observers(self) -> Iterator[Finding]:
         for name, observer in self._opened.catalog.observers:
@@ -331,20 +333,22 @@ class BootSession:
 
     def _opening_judged(self, opening: Opening) -> Report:
         findings = (*opening.findings, *self._observers_failed)
-        verdict = judge_opening(opening.catalog, findings, self._options.asked.profile)
-        wanted, found = self._wanted, opening.manifest
+        verdict = judge_opening(opening.catalog, findings, self._options.audit.profile)
+        boot_request, found = self._boot_request, opening.manifest
         report = opening_report(
             verdict,
             self._options.muster_version,
             catalog=opening.catalog,
             levers=opening.levers,
-            model=str(wanted.manifest or wanted.model or wanted.config or "") if found is None else found.name,
+            model=str(boot_request.manifest or boot_request.model or boot_request.config or "")
+            if found is None
+            else found.name,
             manifest="" if found is None else without_home(found.path),
-            target=wanted.target or "",
-            profile=self._options.asked.profile,
+            target=boot_request.target or "",
+            profile=self._options.audit.profile,
             as_of=self._as_of.isoformat(),
         )
-        return report if self._wanted.is_command else for_program(report)
+        return report if self._boot_request.is_command else for_program(report)
 
 
 def _source_of(evidence: Evidence, registered: Registered) -> str:
@@ -361,12 +365,14 @@ def _observer_failed(name: str, error: BaseException | None, stack: str) -> Find
     )
 
 
-def _quant_request(wanted: Wanted, manifest: Manifest) -> tuple[FailedRequest, ...]:
+def _quant_request(boot_request: BootRequest, manifest: Manifest) -> tuple[FailedRequest, ...]:
     """A quantisation other than the manifest's is a request that no builder honours: each reads the manifest alone."""
-    if wanted.quant is None or wanted.quant == manifest.quant:
+    if boot_request.quant is None or boot_request.quant == manifest.quant:
         return ()
-    why = f"{wanted.quant} was asked for, but the model was built as its manifest says: {manifest.quant}"
-    return (FailedRequest("--quant" if wanted.is_command else "quant", why, "", manifest.where("model", "quant")),)
+    why = f"{boot_request.quant} was asked for, but the model was built as its manifest says: {manifest.quant}"
+    return (
+        FailedRequest("--quant" if boot_request.is_command else "quant", why, "", manifest.where("model", "quant")),
+    )
 
 
 def _opened(value: _T | None) -> _T:

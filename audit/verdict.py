@@ -49,10 +49,10 @@ def judge_boot(evidence: Evidence) -> Verdict:
     """Apply every rule and return the verdict."""
     found = [finding for rule in RULES for finding in rule(evidence)]
     causes, found = link_consequences(evidence.catalog, evidence.opening, found)
-    allowed = evidence.asked.allow_unresolved
+    allowed = evidence.options.allow_unresolved
     waived = allowed.intersection(evidence.waivers).difference(_key(f) for f in found if f.code in ABSENCE_CODES)
     idle = [key for key in allowed if evidence.is_complete and (key in waived or not _is_absent(evidence, key))]
-    return judge((*causes, *found, *map(_idle_allowance, idle)), evidence.asked.profile, allowed)
+    return judge((*causes, *found, *map(_idle_allowance, idle)), evidence.options.profile, allowed)
 
 
 def _is_absent(evidence: Evidence, key: KernelKey) -> bool:

@@ -129,8 +129,8 @@ class Desk:
         options = {"manifest": "MODEL.toml", "target": "cpu"} | options
         session = km.boot(**options)
         # What the manual shows names the options of the command; what a program gets, boot()'s parameters.
-        wanted = session._wanted  # noqa: SLF001
-        session._wanted = replace(wanted, is_command=True)  # noqa: SLF001
+        request = session._boot_request  # noqa: SLF001
+        session._boot_request = replace(request, is_command=True)  # noqa: SLF001
         with contextlib.suppress(km.BootRefused), session:
             engine(build)(session.kernels.for_layer("layers.0.mlp"), session.levers)
         return session

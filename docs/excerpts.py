@@ -16,7 +16,7 @@ from unittest import mock
 
 import kernel_muster as km
 from desk import PLUGIN, Desk, desk, engine
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.render.sections import finding_sections
 from kernel_muster.audit.render.text import entry_lines
 from kernel_muster.audit.replay.replay import replay
@@ -437,7 +437,7 @@ def unchecked(at: Desk) -> tuple[FindingRow, ...]:
     """A trace is replayed with `--stage proven`:"""
     session = at.boot()
     told = parse_trace(session.trace())
-    return replay(told, Asked(stage="proven"), manifest="MODEL.toml").findings
+    return replay(told, AuditOptions(stage="proven"), manifest="MODEL.toml").findings
 
 
 def plain_arch(at: Desk) -> km.BootSession:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kernel_muster._version import __version__
-from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.opening import Wanted, open_registry_catalog
+from kernel_muster.audit.evidence import AuditOptions
+from kernel_muster.audit.opening import BootRequest, open_registry_catalog
 from kernel_muster.audit.session import BootOptions, BootSession, abort_process
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.registry.contract.specs import Stage
@@ -65,7 +65,7 @@ def boot(
             _check_path(name, file)
     if not callable(abort):
         raise UsageError(f"abort is {abort!r}, expected a function of a text")
-    wanted = Wanted(
+    request = BootRequest(
         model=model,
         manifest=manifest,
         config=config,
@@ -79,9 +79,9 @@ def boot(
         manifest_folders=tuple(map(Path, folders)),
     )
     set_hash = _set_hash(expect_set_hash)
-    asked = Asked(profile, stage, as_of, set_hash, frozenset(map(_allowed_key, allowed)))
-    options = BootOptions(asked=asked, on_late_miss=on_late_miss, abort=abort, muster_version=__version__)
-    return BootSession(wanted, options)
+    audit = AuditOptions(profile, stage, as_of, set_hash, frozenset(map(_allowed_key, allowed)))
+    options = BootOptions(audit=audit, on_late_miss=on_late_miss, abort=abort, muster_version=__version__)
+    return BootSession(request, options)
 
 
 def _set_hash(text: str | None) -> str | None:
@@ -159,14 +159,14 @@ def open_registry(
     Nothing is audited, so nothing may be wrong: BootRefused if a plugin, a lever or the target is.
     """
     no_plugins = _texts("no_plugins", no_plugins)
-    wanted = Wanted(
+    request = BootRequest(
         target=target,
         levers=dict(os.environ) if levers is None else _mapping("levers", levers),
         levers_origin="environment" if levers is None else "given",
         no_plugins=frozenset(no_plugins),
         local_plugins=_plugins(local_plugins),
     )
-    catalog, found, snapshot = open_registry_catalog(wanted, __version__)
+    catalog, found, snapshot = open_registry_catalog(request, __version__)
     cache_dir = snapshot["MUSTER_CACHE_DIR"]
-    runner = choose_runner(found, None, None if cache_dir is None else str(wanted.cwd / str(cache_dir)))
+    runner = choose_runner(found, None, None if cache_dir is None else str(request.cwd / str(cache_dir)))
     return Lookups(LookupSession(catalog, found, snapshot, raises=True, runner=runner))

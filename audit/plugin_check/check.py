@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kernel_muster.audit.plugin_check.collected import CODES, Collected
 from kernel_muster.audit.plugin_check.demands import missing_plugins, missing_steps
-from kernel_muster.audit.plugin_check.process.child import Asked, Ending, run_child
+from kernel_muster.audit.plugin_check.process.child import CheckRequest, Ending, run_child
 from kernel_muster.audit.plugin_check.protocol.channel import CANNOT_REPORT
 from kernel_muster.audit.plugin_check.protocol.events import Loading, StepHead
 from kernel_muster.audit.plugin_check.reporting import report_of
@@ -49,8 +49,8 @@ def check_plugin(
     looked at.
     """
     collected = Collected()
-    asked = Asked(distribution, plugin, path, seconds, cache_dir, progress, printed)
-    while not collected.has_finished and _run_on(collected, asked):
+    request = CheckRequest(distribution, plugin, path, seconds, cache_dir, progress, printed)
+    while not collected.has_finished and _run_on(collected, request):
         pass
     missing: list[Finding] = []
     if collected.has_finished:
@@ -61,14 +61,14 @@ def check_plugin(
     return report_of(distribution, version, collected, stage, plugin, missing)
 
 
-def _run_on(collected: Collected, asked: Asked) -> bool:
+def _run_on(collected: Collected, request: CheckRequest) -> bool:
     """Run one child; whether another one goes on with what it has left."""
     before = len(collected.done)
-    ended = run_child(collected, asked)
+    ended = run_child(collected, request)
     collected.endings.append(ended)
     if collected.open is not None:
         step, collected.open = collected.open, None
-        collected.add(step, [_died(step, ended, asked.seconds, collected.loading)], ended.seconds)
+        collected.add(step, [_died(step, ended, request.seconds, collected.loading)], ended.seconds)
         return step.kind != "load"
     stopped = collected.stopped
     if stopped is not None and stopped.is_usage:
@@ -77,7 +77,7 @@ def _run_on(collected: Collected, asked: Asked) -> bool:
         raise MusterError(f"the child process of the check ended with {_how(ended.code)}:\n{ended.log}")
     if not collected.has_finished and len(collected.done) == before:
         # Outside a step it is only loaded, for the steps that are left.
-        step = StepHead(name="load again", kind="load", subject=asked.distribution)
+        step = StepHead(name="load again", kind="load", subject=request.distribution)
         what = f"loading it again, for what follows {collected.done[-1]},"
         collected.add(step, [_died(step, ended, round(ended.seconds), collected.loading, what)], ended.seconds)
         return False

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kernel_muster.audit.evidence import Asked, Evidence
-from kernel_muster.audit.opening import Wanted, find_manifest, is_of
+from kernel_muster.audit.evidence import AuditOptions, Evidence
+from kernel_muster.audit.opening import BootRequest, find_manifest, is_of
 from kernel_muster.audit.replay.engine_levers import engine_levers, with_engines
 from kernel_muster.audit.replay.replay_words import for_engine, is_own, of_unknown_models
 from kernel_muster.audit.replay.trace_model import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
@@ -46,7 +46,7 @@ class TracedKernel:
 
 def replay(
     trace: Trace,
-    asked: Asked,
+    options: AuditOptions,
     *,
     manifest: str | Path | None,
     manifest_folders: Iterable[Path] = (),
@@ -58,13 +58,13 @@ def replay(
     ``declared`` are the levers that this program knows; the trace adds those of its own engine. UsageError if the
     manifest is of another model than the trace.
     """
-    as_of = asked.as_of or datetime.now(UTC).date()
+    as_of = options.as_of or datetime.now(UTC).date()
     known, malformed = _declared(trace, declared)
     catalog = replace(_catalog(trace), levers=known)
     target = _target(trace)
     named = trace.model or None if manifest is None else None  # of a file that was named, the words below are a trace's
-    wanted = Wanted(model=named, manifest=manifest, manifest_folders=tuple(manifest_folders))
-    found, manifest_findings = find_manifest(wanted, catalog)
+    boot_request = BootRequest(model=named, manifest=manifest, manifest_folders=tuple(manifest_folders))
+    found, manifest_findings = find_manifest(boot_request, catalog)
     if found is not None and trace.model and not is_of(found, trace.model):
         raise UsageError(f"the trace is of {trace.model!a}, but {found.path} describes {found.name!r}")
     levers, lever_findings = read_levers(catalog.levers, _lever_sources(trace, catalog, found))
@@ -74,7 +74,7 @@ def replay(
     opening = (*catalog.findings, *of_unknown_models(manifest_findings), *lever_findings)
     if found is None:
         # Manifests come with no trace: a plugin of it that failed does not explain that there is none.
-        verdict = judge(opening, asked.profile)
+        verdict = judge(opening, options.profile)
         return opening_report(
             verdict if is_own(trace) else for_engine(verdict),
             muster_version,
@@ -82,7 +82,7 @@ def replay(
             levers=levers,
             model=trace.model,
             target=target.name,
-            profile=asked.profile,
+            profile=options.profile,
             as_of=as_of.isoformat(),
         )
     entries = _entries(trace.lookups)
@@ -98,7 +98,7 @@ def replay(
         (*(FailedRequest(r.lever, r.why, r.layer, r.site) for r in trace.requests), *_quant_request(trace, found)),
         tuple(LateRegistration(r.plugin, r.site) for r in trace.late_registrations),
         tuple(_layout(copy) for copy in trace.missing_layouts),
-        asked=asked,
+        options=options,
         opening=opening,
         is_complete=trace.complete,
         is_replay=True,

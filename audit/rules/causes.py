@@ -45,7 +45,7 @@ def of_blocked_plugins(evidence: Evidence, findings: Iterable[Finding]) -> list[
 
 
 def _is_allowed(evidence: Evidence, finding: Finding) -> bool:
-    return KernelKey(*finding.subject.split("::", 1)) in evidence.asked.allow_unresolved
+    return KernelKey(*finding.subject.split("::", 1)) in evidence.options.allow_unresolved
 
 
 def _one_of(row: PluginRow, group: list[Finding]) -> Finding:

@@ -26,7 +26,7 @@ def vacuous(evidence: Evidence) -> Iterator[Finding]:
 
 def set_hash(evidence: Evidence) -> Iterator[Finding]:
     """The kernels chosen are not the ones that were expected."""
-    expected = evidence.asked.expect_set_hash
+    expected = evidence.options.expect_set_hash
     actual = compute_set_hash(evidence)
     if expected is not None and expected != actual:
         yield Finding(
@@ -63,7 +63,7 @@ def plain_arch(evidence: Evidence) -> Iterator[Finding]:
 
 def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:
     """A stage was asked for that did not run."""
-    wanted = evidence.asked.stage
+    wanted = evidence.options.stage
     reached = reached_stage(evidence)
     # A build or proof that failed says itself why the stage was not reached; so does what kept the model from the end.
     explained = (

@@ -48,7 +48,7 @@ def _compiled(evidence: Evidence, row: LookupRow) -> KernelKey | None:
     """Return the kernel that had to be built for a late row; a trace that names no backend says nothing about it."""
     *_, key = evidence.evaluated(row)
     chosen = evidence.decide(key).chosen
-    if chosen is None or evidence.asked.stage == "registered" or key in evidence.asked_keys:
+    if chosen is None or evidence.options.stage == "registered" or key in evidence.asked_keys:
         return None
     return key if evidence.target.arch is not None and chosen.spec.backend.name not in ("", "python") else None
 

@@ -66,7 +66,7 @@ def _judge(evidence: Evidence, row: LookupRow) -> Iterator[Finding]:
 def _is_left_out(evidence: Evidence, row: LookupRow, decision: Decision, found: bool) -> bool:
     """Whether a key was taken away to compare, and the layers have something else."""
     can_do_without = found or row.kind == "optional"
-    return can_do_without and decision.cause == "DISABLED" and decision.key in evidence.asked.without
+    return can_do_without and decision.cause == "DISABLED" and decision.key in evidence.options.without
 
 
 def _finding(row: LookupRow, code: str, subject: object, why: str, remedies: Iterable[str]) -> Finding:
@@ -103,7 +103,7 @@ def _chain(
     else:
         code, outcome = ("MISSING" if row.kind == "required" else "FALLBACK_TAKEN"), "no member resolves"
     # The finding is about one key, and to allow that key excuses it: take one that nobody allowed, if there is one.
-    about = next((d for d in unexcused if d.key not in evidence.asked.allow_unresolved), unexcused[0])
+    about = next((d for d in unexcused if d.key not in evidence.options.allow_unresolved), unexcused[0])
     finding = _finding(row, code, about.key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, about))
     return caused(evidence, finding, about)
 

@@ -78,12 +78,12 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
     for entry in evidence.in_scope(evidence.manifest.expected_present):
         meant: list[str] = []
         is_absent = evidence.decide(entry.key).chosen is None
-        if is_absent and entry.key in evidence.asked.without:
+        if is_absent and entry.key in evidence.options.without:
             continue  # it is there, and left out to compare
         if entry.key not in asked:
             meant = others.like(entry.key)
             why = f"nothing asked for it, but the manifest expects it: {entry.reason}{named(meant)}"
-        elif is_absent and entry.key in evidence.asked.allow_unresolved:
+        elif is_absent and entry.key in evidence.options.allow_unresolved:
             # The miss may be allowed; what the manifest promises may not, and would go unsaid with it.
             why = f"it is absent, which was allowed, but the manifest expects it: {entry.reason}"
         elif is_absent and evidence.excuse(entry.key) is not None:

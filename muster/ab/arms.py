@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.registry.discovery.entry_points import scan
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean, parse_key
@@ -78,7 +78,7 @@ def check_arms(a: Arm, b: Arm) -> None:
             raise UsageError(f"both arms are to do without {', '.join(both)}: what would be compared?")
 
 
-def wanted_for(base: Wanted, arm: Arm, other: Arm, *, pins_gate: bool) -> Wanted:
+def request_for(base: BootRequest, arm: Arm, other: Arm, *, pins_gate: bool) -> BootRequest:
     """Return the boot of an arm: what both share, its own levers over it, its own plugins."""
     given = base.levers
     levers: dict[str, Any] = {

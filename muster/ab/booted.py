@@ -16,8 +16,8 @@ from kernel_muster.ab.measure.metering import Meter, Recorded
 from kernel_muster.ab.nudge import nudge_plugin
 from kernel_muster.ab.nudge.nudging import Nudger
 from kernel_muster.api import build_model
-from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.evidence import AuditOptions
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
@@ -187,7 +187,7 @@ def close_quietly(booted: Booted) -> None:
 
 
 def boot_arm(
-    name: str, wanted: Wanted, building: Building, *, without: frozenset[KernelKey] = frozenset(),
+    name: str, request: BootRequest, building: Building, *, without: frozenset[KernelKey] = frozenset(),
     nudge_seed: int | None = None,
 ) -> Booted:  # fmt: skip
     """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built.
@@ -195,9 +195,9 @@ def boot_arm(
     UsageError if it is to do ``without`` a key that its model requires, or that nobody registers.
     """
     seen: dict[str, Any] = {}
-    is_host = wanted.target == CPU
+    is_host = request.target == CPU
     if nudge_seed is not None and not is_host:
-        wanted = replace(wanted, local_plugins={**wanted.local_plugins, nudge_plugin.NAME: nudge_plugin})
+        request = replace(request, local_plugins={**request.local_plugins, nudge_plugin.NAME: nudge_plugin})
 
     def wrap(runner: Runner) -> Runner:
         if nudge_seed is not None:
@@ -206,12 +206,12 @@ def boot_arm(
         return seen["meter"]  # type: ignore[no-any-return]
 
     options = BootOptions(
-        asked=Asked(profile=building.profile, stage=building.stage, as_of=building.as_of, without=without),
+        audit=AuditOptions(profile=building.profile, stage=building.stage, as_of=building.as_of, without=without),
         muster_version=__version__,
         progress=building.progress,
         wrap_runner=wrap,
     )
-    session = BootSession(wanted, options)
+    session = BootSession(request, options)
     try:
         with redirect_stdout(sys.stderr), session as boot:
             if boot.target.arch is not None and boot.target.device is None:

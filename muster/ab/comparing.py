@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from kernel_muster.ab.arms import A, Arm, B, wanted_for
+from kernel_muster.ab.arms import A, Arm, B, request_for
 from kernel_muster.ab.booted import ArmRefused, Booted, boot_arm, close_quietly
 from kernel_muster.ab.comparison import Comparison
 from kernel_muster.ab.decoding.decoders import NO_DRAFTS, is_model
@@ -12,17 +12,17 @@ from kernel_muster.ab.refusals import told
 from kernel_muster.ab.result import (
     ModelResult,
 )
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.audit.report import KernelRow, Report
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.keys import KernelKey, did_you_mean
 from kernel_muster.registry.selection.select import Selector
 
 
-def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
+def compare_model(base: BootRequest, a: Arm, b: Arm, plan: Plan) -> ModelResult:
     """Boot both arms of one model and compare them; what does not boot is part of the result."""
     pins = bool(plan.drafts) and plan.drafter is None
-    wanted = {A: wanted_for(base, a, b, pins_gate=pins), B: wanted_for(base, b, a, pins_gate=pins)}
+    request = {A: request_for(base, a, b, pins_gate=pins), B: request_for(base, b, a, pins_gate=pins)}
     without = {A: frozenset(a.without), B: frozenset(b.without)}
     building = plan.building()
     booted: dict[str, Booted] = {}
@@ -32,13 +32,13 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
         for name in (A, B):
             plan.say(f"{base.model or base.manifest}: boot of arm {name}")
             try:
-                booted[name] = boot_arm(name, wanted[name], building, without=without[name])
+                booted[name] = boot_arm(name, request[name], building, without=without[name])
                 stack.callback(close_quietly, booted[name])
                 if plan.drafts and not is_model(booted[name].model):
                     raise UsageError(NO_DRAFTS)
                 if plan.drafter is not None:
                     own, other = (a, b) if name == A else (b, a)
-                    drafters = wanted_for(plan.drafter.base, own, other, pins_gate=False)
+                    drafters = request_for(plan.drafter.base, own, other, pins_gate=False)
                     boot_drafter(name, drafters, plan.drafter, building, booted[name], without[name])
                 _check_asked(name, booted[name], without[name])
             except ArmRefused as error:
@@ -57,7 +57,7 @@ def compare_model(base: Wanted, a: Arm, b: Arm, plan: Plan) -> ModelResult:
             plan,
             booted[A],
             booted[B],
-            lambda: boot_arm(A, wanted[A], building, without=without[A], nudge_seed=plan.seed),
+            lambda: boot_arm(A, request[A], building, without=without[A], nudge_seed=plan.seed),
         )
         stack.callback(comparing.close)
         return comparing.result()

@@ -19,8 +19,8 @@ from kernel_muster.ab.booted import (
 from kernel_muster.ab.decoding.decoders import EngineDecoder
 from kernel_muster.ab.decoding.sizes import Limits, fitted_drafter
 from kernel_muster.ab.decoding.weights import drafter_weights_of, weights_text
-from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.evidence import AuditOptions
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.models.drafter import Drafter, build_drafter
@@ -46,7 +46,7 @@ class DrafterWish:
     """
 
     name: str
-    base: Wanted
+    base: BootRequest
     folder: Path | None = None
     limits: Limits | None = None
 
@@ -56,7 +56,7 @@ class DrafterWish:
 
 
 def boot_drafter(
-    name: str, wanted: Wanted, wish: DrafterWish, building: Building, target: Booted,
+    name: str, request: BootRequest, wish: DrafterWish, building: Building, target: Booted,
     without: frozenset[KernelKey] = frozenset(),
 ) -> None:  # fmt: skip
     """Boot the drafter of an arm, and let the arm's decoder draft with it; ArmRefused if it is refused or not built.
@@ -65,11 +65,12 @@ def boot_drafter(
     """
     if not isinstance(target.decoder, EngineDecoder):
         raise UsageError(f"--drafter {wish.name}: {target.manifest.name} decodes itself, and nothing drafts for it")
-    levers = {lever: value for lever, value in wanted.levers.items() if lever not in TARGET_LEVERS}
+    levers = {lever: value for lever, value in request.levers.items() if lever not in TARGET_LEVERS}
     options = BootOptions(
-        asked=Asked(stage=building.stage, without=without), muster_version=__version__, progress=building.progress
+        audit=AuditOptions(stage=building.stage, without=without), muster_version=__version__,
+        progress=building.progress,
     )  # fmt: skip
-    session = BootSession(replace(wanted, levers=levers), options)
+    session = BootSession(replace(request, levers=levers), options)
     try:
         with redirect_stdout(sys.stderr), session as boot:
             sized = _sized(wish, boot.manifest, target)
@@ -93,9 +94,9 @@ def boot_drafter(
 def _sized(wish: DrafterWish, manifest: Manifest, target: Booted) -> Manifest:
     if not manifest.dflash:
         raise UsageError(f"--drafter {wish.name}: {manifest.name} is no drafter: its manifest has no [dflash] table")
-    wanted = manifest.dflash.get("target")
-    if wanted != target.manifest.name:
-        raise UsageError(f"--drafter {wish.name}: it drafts for {wanted}, not for {target.manifest.name}")
+    request = manifest.dflash.get("target")
+    if request != target.manifest.name:
+        raise UsageError(f"--drafter {wish.name}: it drafts for {request}, not for {target.manifest.name}")
     return fitted_drafter(manifest, target.manifest, target.sized, wish.limits)
 
 

@@ -16,7 +16,7 @@ from kernel_muster.ab.decoding.sizes import DEVICE, HOST, Limits, sizing
 from kernel_muster.ab.drafting import DrafterWish
 from kernel_muster.ab.plan import Plan
 from kernel_muster.ab.result import Comparison, Thresholds
-from kernel_muster.audit.opening import Wanted, discover_for, find_manifest
+from kernel_muster.audit.opening import BootRequest, discover_for, find_manifest
 from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.hardware.arch import CPU
@@ -70,12 +70,12 @@ class Wish:
         """How large models are."""
         return sizing(is_reduced=self.limits is not None, layers=self.layers, limits=self.limits or DEVICE)
 
-    def drafter_wish(self, base: Wanted) -> DrafterWish | None:
+    def drafter_wish(self, base: BootRequest) -> DrafterWish | None:
         """Return the drafter that a boot of ``base`` is about, if one was asked for."""
         if self.drafter is None:
             return None
-        wanted = replace(base, model=self.drafter)
-        return DrafterWish(name=self.drafter, base=wanted, folder=self.drafter_folder, limits=self.limits)
+        request = replace(base, model=self.drafter)
+        return DrafterWish(name=self.drafter, base=request, folder=self.drafter_folder, limits=self.limits)
 
     def check(self) -> None:
         """UsageError where what was asked of the drafter makes no sense."""
@@ -94,7 +94,7 @@ class Wish:
 
 
 def run(
-    bases: Sequence[Wanted], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None],
+    bases: Sequence[BootRequest], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None],
     tell_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> Comparison:  # fmt: skip
     """Compare the arms on every model. ``say`` is told what runs, ``tell_failure`` what a builder raised."""
@@ -117,7 +117,7 @@ def run(
     )  # fmt: skip
 
 
-def _checked(bases: Sequence[Wanted], plan: Plan) -> list[Wanted]:
+def _checked(bases: Sequence[BootRequest], plan: Plan) -> list[BootRequest]:
     """Return the models that nobody knows; UsageError for what a later one cannot be, before an earlier one has run."""
     unknown = []
     for base in bases:
@@ -131,7 +131,7 @@ def _checked(bases: Sequence[Wanted], plan: Plan) -> list[Wanted]:
     return unknown
 
 
-def _shared(bases: Sequence[Wanted], *, has_drafted: bool) -> str:
+def _shared(bases: Sequence[BootRequest], *, has_drafted: bool) -> str:
     """Say which levers the environment sets for both arms, and where tokens were drafted how speculation is held."""
     levers = dict(bases[0].levers) if bases else dict(os.environ)
     own = [

@@ -11,7 +11,7 @@ from kernel_muster.ab.decoding.weights import folded_names, weights_text
 from kernel_muster.ab.measure.logits import is_flat, not_finite
 from kernel_muster.ab.runs import raised_text
 from kernel_muster.audit.later import judged_late, late_report, late_rows
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
@@ -94,9 +94,9 @@ def _refuses(booted: Booted) -> Iterator[None]:
         raise ArmRefused("boot", late_report(booted.session), "it decoded, and asked for what no audit saw")
 
 
-def short_decode(wanted: Wanted, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
+def short_decode(request: BootRequest, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
     """Boot the model with weights and decode; ArmRefused if that fails, UsageError for what makes no sense."""
-    booted = boot_arm("boot", wanted, building)
+    booted = boot_arm("boot", request, building)
     try:
         vocab = booted.sized.model.vocab_size or 1
         whole = booted.manifest.model.vocab_size

@@ -8,8 +8,8 @@ from typing import Any
 
 from kernel_muster._version import __version__
 from kernel_muster.api import build_model
-from kernel_muster.audit.evidence import Asked
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.evidence import AuditOptions
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.audit.render.sections import failure_is_told
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
@@ -38,7 +38,7 @@ class Audited:
         return None if failure_is_told(self.report) else self.failure
 
 
-def wanted_of(
+def request_of(
     *,
     model: str | None = None,
     manifest: Path | None = None,
@@ -50,12 +50,12 @@ def wanted_of(
     quant: str | None = None,
     plugins: Iterable[str] | None = None,
     no_plugins: Iterable[str] | None = None,
-) -> Wanted:
+) -> BootRequest:
     """Say what a boot is about; UsageError where the options contradict each other."""
     if reference is not None and model is not None and config is manifest is None and has_config(model):
         config, model = Path(model), None  # the folder says which model it is, the reference what it is called
     _check_one_model(model, manifest, config, reference, bool(manifests))
-    return Wanted(
+    return BootRequest(
         is_command=True,
         model=model or reference,
         manifest=manifest,
@@ -84,18 +84,18 @@ def _check_one_model(
         raise UsageError(f"MODEL is {model!r}, --ref {reference!r}: give one")
 
 
-def asked_of(
+def audit_options(
     *,
     profile: Profile,
     stage: Stage | None,
     as_of: date | None,
     set_hash: str | None,
     allowed: Iterable[str],
-) -> Asked:
+) -> AuditOptions:
     """Say what is asked of the audit itself; UsageError where that makes no sense."""
-    asked = Asked(profile, stage, as_of, set_hash, frozenset(map(_key, allowed)))
-    BootOptions(asked=asked).check()
-    return asked
+    audit = AuditOptions(profile, stage, as_of, set_hash, frozenset(map(_key, allowed)))
+    BootOptions(audit=audit).check()
+    return audit
 
 
 def _key(text: str) -> KernelKey:
@@ -105,9 +105,11 @@ def _key(text: str) -> KernelKey:
         raise UsageError(f"--dangerously-allow-unresolved: {error}") from None
 
 
-def run_audit(wanted: Wanted, asked: Asked, *, wants_trace: bool = False, progress: Progress | None = None) -> Audited:
+def run_audit(
+    request: BootRequest, audit: AuditOptions, *, wants_trace: bool = False, progress: Progress | None = None
+) -> Audited:
     """Boot a model as a plan, without weights, and return what the audit says, passed or refused."""
-    session = BootSession(wanted, BootOptions(asked=asked, muster_version=__version__, progress=progress))
+    session = BootSession(request, BootOptions(audit=audit, muster_version=__version__, progress=progress))
     failure: BaseException | None = None
     is_open = False
     try:

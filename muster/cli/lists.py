@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kernel_muster.audit.opening import Wanted, discover_for
+from kernel_muster.audit.opening import BootRequest, discover_for
 from kernel_muster.audit.render.sections import Section, finding_sections
 from kernel_muster.audit.render.text import render_sections
 from kernel_muster.audit.report import FindingRow
@@ -81,11 +81,11 @@ def _coloured(parts: Iterable[Section]) -> str:
     return stream.getvalue()
 
 
-def find_plugins(wanted: Wanted, output: Path | None = None) -> Catalog:
+def find_plugins(request: BootRequest, output: Path | None = None) -> Catalog:
     """Discover plugins; what they print goes to stderr. UsageError, before that, for a file that cannot be written."""
     check_writable(output)
     with only_results_on_stdout():
-        return discover_for(wanted)
+        return discover_for(request)
 
 
 def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
@@ -95,10 +95,10 @@ def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
 
 
 def find_levers(
-    catalog: Catalog, wanted: Wanted, manifest: Manifest | None = None, target: Target | None = None
+    catalog: Catalog, request: BootRequest, manifest: Manifest | None = None, target: Target | None = None
 ) -> tuple[Levers, tuple[Finding, ...]]:
     """Read the levers as a boot would, with a model's defaults if there is a model, and the table of a target."""
-    sources: list[tuple[Origin, Mapping[str, object]]] = [(wanted.levers_origin, wanted.levers)]
+    sources: list[tuple[Origin, Mapping[str, object]]] = [(request.levers_origin, request.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))
     levers, findings, _ = read_tuned_levers(catalog.levers, sources, target)

@@ -13,7 +13,7 @@ from typing import Any
 import kernel_muster as km
 import numpy as np
 import pytest
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.replay.replay import replay
 from kernel_muster.audit.replay.trace import parse_trace
 from kernel_muster.audit.report import FindingRow, Report
@@ -121,7 +121,7 @@ class Outcome:
     def replay(self, **asked: Any) -> Report:
         """Judge this boot again from nothing but its own trace, as JSON, and its manifest."""
         trace = parse_trace(json.loads(json.dumps(self.session.trace())))
-        return replay(trace, Asked(**asked), manifest=self.session.manifest.path)
+        return replay(trace, AuditOptions(**asked), manifest=self.session.manifest.path)
 
     @property
     def codes(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kernel_muster.audit.diff import compare, render_diff
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.replay.replay import replay
 from kernel_muster.audit.replay.trace import parse_trace
@@ -153,7 +153,7 @@ def judging(world: Any, case: Case, size: int) -> Callable[[], object]:
     manifest = world.manifest()
 
     def call() -> None:
-        report = replay(trace, Asked(), manifest=manifest)
+        report = replay(trace, AuditOptions(), manifest=manifest)
         render_text(report, verbose=True)
         render_diff(compare(report, report))
 

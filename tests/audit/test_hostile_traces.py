@@ -8,7 +8,7 @@ import kernel_muster as km
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.replay.replay import replay
 from kernel_muster.audit.replay.trace import parse_trace, read_trace
@@ -130,7 +130,7 @@ def mutated(trace, path, change):
 def judge(trace, manifest):
     """Return the refused report of a trace, or None for a UsageError. Anything else fails the test."""
     try:
-        report = replay(parse_trace(trace), Asked(), manifest=manifest)
+        report = replay(parse_trace(trace), AuditOptions(), manifest=manifest)
     except km.UsageError as error:
         text = str(error)
         assert text.isascii()

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.replay.replay import replay
 from kernel_muster.audit.replay.trace import parse_trace, read_trace
 
@@ -17,7 +17,7 @@ def test_trace_of_a_boot_survives_json_and_a_file(world, tmp_path):
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(boot.trace()))
     assert read_trace(file) == parse_trace(boot.trace())
-    report = replay(read_trace(file), Asked(), manifest=boot.manifest.path)
+    report = replay(read_trace(file), AuditOptions(), manifest=boot.manifest.path)
     assert report.findings == boot.report.findings
     shown = attrgetter("key", "chain", "sites", "layers", "when", "reached_by")
     assert list(map(shown, report.kernels)) == list(map(shown, boot.report.kernels))
@@ -29,7 +29,7 @@ def test_trace_of_the_version_before_says_nothing_of_what_reaches_a_kernel(world
         boot.kernels.kernel("acme", "mul", reached_by="arm_of: one")
     old = boot.trace() | {"version": "1.1"}
     del old["lookups"][0]["reached_by"]
-    report = replay(parse_trace(old), Asked(), manifest=boot.manifest.path)
+    report = replay(parse_trace(old), AuditOptions(), manifest=boot.manifest.path)
     assert [row.reached_by for row in report.kernels] == [""]
 
 
@@ -46,7 +46,7 @@ def test_trace_of_names_that_are_no_text_can_be_written_and_read(world, tmp_path
     assert "['acme']::mul" in outcome.finding("REQUEST_NOT_HONORED").why
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(outcome.session.trace(), ensure_ascii=False), encoding="utf-8")
-    report = replay(read_trace(file), Asked(), manifest=outcome.session.manifest.path)
+    report = replay(read_trace(file), AuditOptions(), manifest=outcome.session.manifest.path)
     assert sorted(f.code for f in report.findings) == outcome.codes
 
 

@@ -5,7 +5,7 @@ from datetime import date
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.replay.replay import replay
 from kernel_muster.audit.replay.trace import parse_trace
@@ -31,7 +31,7 @@ def foreign(**changes):
 
 
 def judge(world, trace, manifest="", **asked):
-    return replay(parse_trace(trace), Asked(**asked), manifest=world.manifest(manifest))
+    return replay(parse_trace(trace), AuditOptions(**asked), manifest=world.manifest(manifest))
 
 
 def codes(report):
@@ -199,7 +199,7 @@ def test_foreign_plugin_that_did_not_load_refuses_also_without_an_error(world, s
 def test_foreign_plugin_that_failed_does_not_explain_that_the_model_has_no_manifest(world):
     plugins = [{"name": "acme", "distribution": "acme-engine", "error": "boom"}]
     trace = parse_trace(foreign(model="my-7b", plugins=plugins))
-    report = replay(trace, Asked(), manifest=None, manifest_folders=[world.manifest().parent])
+    report = replay(trace, AuditOptions(), manifest=None, manifest_folders=[world.manifest().parent])
     assert codes(report) == ["PLUGIN_LOAD_FAILED", "UNKNOWN_MODEL"]
     assert [row.explains for row in report.findings] == [(), ()]
 
@@ -308,7 +308,7 @@ def test_foreign_trace_says_nothing_of_where_thresholds_of_levers_it_lacks_were_
     own = km.Lever(name="MUSTER_T", kind="int", default=1, doc="T.", evidence="GB10 (sm_121a, 48 SMs): 1.7x")
 
     def evidence(**levers):
-        made = replay(parse_trace(foreign(levers=levers)), Asked(), manifest=world.manifest(""), declared=[own])
+        made = replay(parse_trace(foreign(levers=levers)), AuditOptions(), manifest=world.manifest(""), declared=[own])
         return {row.name: row.evidence for row in made.levers}["MUSTER_T"]
 
     assert evidence() == ""
@@ -358,8 +358,8 @@ def test_options_of_an_audit_hold_for_a_replay(world):
 
 def test_model_of_the_trace_finds_its_manifest(world):
     folder = world.manifest(WAIVER.replace("mul", "add")).parent.parent
-    assert replay(parse_trace(foreign()), Asked(), manifest=None, manifest_folders=[folder]).passed
-    unknown = replay(parse_trace(foreign(model="other")), Asked(), manifest=None, manifest_folders=[folder])
+    assert replay(parse_trace(foreign()), AuditOptions(), manifest=None, manifest_folders=[folder]).passed
+    unknown = replay(parse_trace(foreign(model="other")), AuditOptions(), manifest=None, manifest_folders=[folder])
     assert codes(unknown) == ["UNKNOWN_MODEL"]
     assert "--manifests FOLDER: a replay loads no plugins" in unknown.findings[0].remedies[0]
 

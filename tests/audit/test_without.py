@@ -2,7 +2,7 @@
 
 import kernel_muster as km
 import pytest
-from kernel_muster.audit.evidence import Asked
+from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.replay.replay import replay
 from kernel_muster.audit.replay.trace import parse_trace
 
@@ -28,7 +28,7 @@ def judge(world):
             "plugins": [{"name": "acme", "distribution": "acme-engine", "version": "3.1"}],
             "levers": {"MUSTER_DISABLE": disabled},
         }
-        asked = Asked(without=frozenset(without))
+        asked = AuditOptions(without=frozenset(without))
         report = replay(parse_trace(trace), asked, manifest=world.manifest(manifest))
         return [(f.code, f.subject) for f in report.findings]
 

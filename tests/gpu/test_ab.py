@@ -10,7 +10,7 @@ from kernel_muster.ab.arms import Arm
 from kernel_muster.ab.nudge import nudge_plugin
 from kernel_muster.ab.rendering import document
 from kernel_muster.ab.running import Wish, run
-from kernel_muster.audit.opening import Wanted
+from kernel_muster.audit.opening import BootRequest
 from kernel_muster.audit.proof.proofs import device_memory, prove
 from kernel_muster.registry.backends import EntryPoint
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
@@ -69,7 +69,7 @@ def compare(**b: Any) -> Any:
         models=("qwen3.6-27b",), target="cuda", sequences=(1, 4), tokens=12, repeats=1, drafts=0, is_reduced=True,
         stage="loaded",
     )  # fmt: skip
-    base = Wanted(model="qwen3.6-27b", target="cuda", levers={})
+    base = BootRequest(model="qwen3.6-27b", target="cuda", levers={})
     found = run([base], Arm(name="A"), Arm(name="B", **b), wish, None, lambda text: None)
     assert not found.models[0].is_refused, [
         row.why for _, report, _ in found.models[0].refused for row in report.findings

@@ -32,9 +32,9 @@ _TIMEOUT_S = 120
 _PROBE = """
 import json, os, sys
 from dataclasses import asdict
-from kernel_muster.audit.opening import Wanted, discover_for
+from kernel_muster.audit.opening import BootRequest, discover_for
 
-catalog = discover_for(Wanted(levers=dict(os.environ)))
+catalog = discover_for(BootRequest(levers=dict(os.environ)))
 print(json.dumps({
     "plugins": [asdict(row) for row in catalog.plugins],
     "findings": [asdict(finding) for finding in catalog.findings],

@@ -21,7 +21,7 @@ from kernel_muster.audit.plugin_check.protocol.events import Event
 from kernel_muster.registry.launch.runners import Progress
 from kernel_muster.registry.values import frozen
 
-_LOOK_S = 0.1  # how often a child is asked whether it has ended
+_LOOK_S = 0.1  # how often a child is request whether it has ended
 _START_S = 30.0
 #: How long a process may take to end by itself, and its supervisor to end all that it left.
 _END_S, _PATIENCE_S = 1.0, 8.0
@@ -68,7 +68,7 @@ class Ending:
 
 
 @frozen
-class Asked:
+class CheckRequest:
     """What is checked, how long a step may take, and where progress and prints go."""
 
     distribution: str
@@ -80,7 +80,7 @@ class Asked:
     printed: Callable[[str], object] | None
 
 
-def run_child(collected: Collected, asked: Asked) -> Ending:
+def run_child(collected: Collected, request: CheckRequest) -> Ending:
     """Run a child for what is not done yet, until it ends or a step takes too long."""
     collected.begin()
     keys = {name: secrets.token_bytes(KEY_BYTES) for name in (WORKER, SUPERVISOR)}
@@ -91,7 +91,7 @@ def run_child(collected: Collected, asked: Asked) -> Ending:
         reader, writer = os.pipe()
         prints = stack.enter_context(os.fdopen(reader, "rb", buffering=0))
         to_print = stack.enter_context(os.fdopen(writer, "wb", buffering=0))
-        arguments = _arguments(collected, asked, keys, to_write.fileno())
+        arguments = _arguments(collected, request, keys, to_write.fileno())
         # Unbuffered: what it printed before a crash is not lost with it.
         command = [sys.executable, "-u", "-P", "-m", _SUPERVISOR]
         with _file_of(arguments) as given:
@@ -105,7 +105,7 @@ def run_child(collected: Collected, asked: Asked) -> Ending:
             )
         to_write.close()
         to_print.close()
-        watch = _Watch(child, events, prints, Receiver(keys), collected, asked)
+        watch = _Watch(child, events, prints, Receiver(keys), collected, request)
         try:
             watch.until_it_ends()
         finally:
@@ -114,15 +114,15 @@ def run_child(collected: Collected, asked: Asked) -> Ending:
         return watch.ending()
 
 
-def _arguments(collected: Collected, asked: Asked, keys: dict[str, bytes], pipe: int) -> dict[str, Any]:
+def _arguments(collected: Collected, request: CheckRequest, keys: dict[str, bytes], pipe: int) -> dict[str, Any]:
     return {
-        "distribution": asked.distribution,
-        "plugin": asked.plugin,
-        "path": list(asked.path),
+        "distribution": request.distribution,
+        "plugin": request.plugin,
+        "path": list(request.path),
         "skip": collected.done,
         "failed": collected.failed,
-        "seconds": asked.seconds,
-        "cache_dir": asked.cache_dir,
+        "seconds": request.seconds,
+        "cache_dir": request.cache_dir,
         "parent": os.getpid(),
         "pipe": pipe,
         "keys": {name: key.hex() for name, key in keys.items()},
@@ -148,21 +148,21 @@ class _Watch:
         prints: IO[bytes],
         receiver: Receiver,
         collected: Collected,
-        asked: Asked,
+        request: CheckRequest,
     ) -> None:
-        self._child, self._receiver, self._collected, self._asked = child, receiver, collected, asked
-        self._printed = Printed(asked.printed)
+        self._child, self._receiver, self._collected, self._asked = child, receiver, collected, request
+        self._printed = Printed(request.printed)
         self._selector = selectors.DefaultSelector()
         self._selector.register(events, selectors.EVENT_READ, self._take_events)
         self._selector.register(prints, selectors.EVENT_READ, self._printed.take)
         self._ended: Ended | None = None
         self._is_hanging = False
         self._start = time.monotonic()
-        self._deadline = self._start + asked.seconds + _START_S
+        self._deadline = self._start + request.seconds + _START_S
         self._seconds = 0.0
 
     def until_it_ends(self) -> None:
-        """Read until the child has ended; one that takes too long, or that does not end, is asked to."""
+        """Read until the child has ended; one that takes too long, or that does not end, is request to."""
         has_asked = False
         while self._child.poll() is None:
             self._read(min(_LOOK_S, max(0.0, self._deadline - time.monotonic())))
@@ -212,14 +212,14 @@ class _Watch:
         return bool(ready)
 
     def _take_events(self, data: bytes) -> None:
-        collected, asked = self._collected, self._asked
+        collected, request = self._collected, self._asked
         for event in self._receiver.events(data):
             if isinstance(event, Ended):
                 self._ended = event
             elif collected.take(event):
-                if asked.progress is not None and collected.running:
-                    asked.progress(len(collected.done), collected.total, collected.running)
-                self._deadline = time.monotonic() + (_END_S if collected.has_finished else asked.seconds)
+                if request.progress is not None and collected.running:
+                    request.progress(len(collected.done), collected.total, collected.running)
+                self._deadline = time.monotonic() + (_END_S if collected.has_finished else request.seconds)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

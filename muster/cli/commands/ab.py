@@ -150,7 +150,7 @@ def ab(
     from kernel_muster.ab.arms import Arm, check_arms, parse_levers, parse_without
     from kernel_muster.ab.result import Thresholds
     from kernel_muster.ab.running import Wish, run
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.process.logs import configured_logs
     from kernel_muster.cli.process.output import check_writable, command_text, only_results_on_stdout
     from kernel_muster.cli.process.progress import shown_progress
@@ -190,7 +190,7 @@ def ab(
         ),
     )  # fmt: skip
     bases = [
-        wanted_of(model=name, target=target, manifests=manifests, plugins=plugin, no_plugins=no_plugin)
+        request_of(model=name, target=target, manifests=manifests, plugins=plugin, no_plugins=no_plugin)
         for name in wish.models
     ]
     failures: list[BaseException] = []

@@ -42,20 +42,20 @@ def audit(
         raise UsageError("name a MODEL, or give --manifest or --config; muster models lists the models")
     allowed = options.split_commas(dangerously_allow_unresolved, "--dangerously-allow-unresolved")
     as_of_date, set_hash = options.parse_date(as_of), options.parse_set_hash(expect_set_hash)
-    from kernel_muster.cli.booting import asked_of, run_audit, wanted_of
+    from kernel_muster.cli.booting import audit_options, request_of, run_audit
     from kernel_muster.cli.process.logs import configured_logs
     from kernel_muster.cli.process.output import check_writable, write_file
     from kernel_muster.cli.process.progress import shown_progress
     from kernel_muster.cli.reports import show_report
 
-    asked = asked_of(
+    asked = audit_options(
         profile=profile.value,
         stage=stage.value if stage else None,
         as_of=as_of_date,
         set_hash=set_hash,
         allowed=allowed,
     )
-    wanted = wanted_of(
+    request = request_of(
         model=model,
         manifest=manifest,
         config=config,
@@ -71,7 +71,7 @@ def audit(
     for path in (output, trace):
         check_writable(path)
     with configured_logs(verbose=verbose), shown_progress() as progress:
-        audited = run_audit(wanted, asked, wants_trace=trace is not None, progress=progress)
+        audited = run_audit(request, asked, wants_trace=trace is not None, progress=progress)
     if audited.trace is not None and trace is not None:
         write_file(trace, json.dumps(audited.trace, indent=1))
     elif trace is not None:

@@ -14,7 +14,7 @@ from kernel_muster.registry.hardware.arch import CPU
 if TYPE_CHECKING:
     from kernel_muster.ab.booted import ArmRefused
     from kernel_muster.ab.short_decode import ShortDecode
-    from kernel_muster.audit.opening import Wanted
+    from kernel_muster.audit.opening import BootRequest
     from kernel_muster.audit.report import Report
 
 #: 1.2: what a decode asked for ``late``. 1.3: whether logits are ``is_flat``, what of a checkpoint is ``unused``.
@@ -85,16 +85,16 @@ def boot(
     from kernel_muster.ab.decoding.prompts import check_count, longest_prompt
     from kernel_muster.ab.decoding.sizes import DEVICE, HOST, sizing
     from kernel_muster.ab.short_decode import short_decode
-    from kernel_muster.cli.booting import asked_of, run_audit, wanted_of
+    from kernel_muster.cli.booting import audit_options, request_of, run_audit
     from kernel_muster.cli.process.logs import configured_logs
     from kernel_muster.cli.process.output import check_writable, only_results_on_stdout
     from kernel_muster.cli.process.progress import shown_progress
     from kernel_muster.cli.remedies import fitted
 
-    asked = asked_of(
+    asked = audit_options(
         profile=profile.value, stage=stage.value if stage else None, as_of=as_of_date, set_hash=set_hash, allowed=(),
     )  # fmt: skip
-    wanted: Wanted = wanted_of(
+    request: BootRequest = request_of(
         model=model, manifest=manifest, config=config, reference=ref, manifests=manifests, target=target,
         quant=quant.value if quant else None, plugins=plugin, no_plugins=no_plugin, weights=weights,
     )  # fmt: skip
@@ -109,12 +109,12 @@ def boot(
     check_writable(output)
     found: ShortDecode | ArmRefused | None = None
     with configured_logs(verbose=verbose), shown_progress() as progress:
-        audited = run_audit(wanted, asked, progress=progress)
+        audited = run_audit(request, asked, progress=progress)
         audited, failure = replace(audited, report=fitted(audited.report, "decode")), audited.untold
         if audited.report.passed:
             try:
                 with only_results_on_stdout():
-                    found = short_decode(wanted, building, tokens, prompt or ())
+                    found = short_decode(request, building, tokens, prompt or ())
             except ArmRefused as error:
                 found, failure = error, error.failure
     _show(audited.report, found, format, output, verbose=verbose)

@@ -42,7 +42,7 @@ def explain(
 
     Exit code: 0 a kernel serves, or one of each chain; 1 none does.
     """
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.explain_asked import asking_data, asking_section, askings_of
     from kernel_muster.cli.explain_site import is_site, questions_at, site_data, site_sections
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
@@ -51,14 +51,14 @@ def explain(
     from kernel_muster.registry.selection.select import Selector
     from kernel_muster.registry.suggestions import named
 
-    wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
-    catalog = find_plugins(wanted, output)
+    request = request_of(plugins=plugin, no_plugins=no_plugin)
+    catalog = find_plugins(request, output)
     try:
         parsed = None if is_site(key) else parse_key(key)
     except ValueError as error:
         hint = named(catalog.key_names.meant(key))
         raise UsageError(f"{error}, or a line of model code such as layers/attention.py:29{hint}") from None
-    levers, findings = find_levers(catalog, wanted)
+    levers, findings = find_levers(catalog, request)
     found, no_target = find_target(target)
     rows = rows_of((*catalog.findings, *no_target, *findings))
     if found is None:

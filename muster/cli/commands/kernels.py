@@ -32,14 +32,14 @@ def kernels(
     With --target it also says which of them serve there, or why not.
     """
     from kernel_muster.audit.render.sections import Section, Table
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
     from kernel_muster.registry.selection.catalog import sort_registered
     from kernel_muster.registry.selection.select import Selector
 
-    wanted = wanted_of(plugins=plugin, no_plugins=no_plugin)
-    catalog = find_plugins(wanted, output)
-    levers, findings = find_levers(catalog, wanted)
+    request = request_of(plugins=plugin, no_plugins=no_plugin)
+    catalog = find_plugins(request, output)
+    levers, findings = find_levers(catalog, request)
     found, no_target = find_target(target) if target is not None else (None, [])
     selector = Selector(catalog, found, levers) if found is not None else None
     chosen = [r for r in sort_registered(catalog.kernels) if _matches(r.spec.key, filter)]

@@ -32,11 +32,11 @@ def levers(
     from kernel_muster.audit.render.sections import Section, assumed_text
     from kernel_muster.audit.reporting import lever_rows
     from kernel_muster.audit.tuning.assumed import assumption
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.lists import Listing, find_levers, find_plugins, find_target, rows_of, show
     from kernel_muster.registry.selection.select import Selector
 
-    wanted = wanted_of(
+    request = request_of(
         model=model,
         manifest=manifest,
         config=config,
@@ -46,11 +46,11 @@ def levers(
         plugins=plugin,
         no_plugins=no_plugin,
     )
-    catalog = find_plugins(wanted, output)
+    catalog = find_plugins(request, output)
     found, no_target = find_target(target) if target is not None else (None, [])
     is_about_a_model = bool(model or manifest or config)
-    of_model, no_model = find_manifest(wanted, catalog) if is_about_a_model else (None, [])
-    snapshot, bad = find_levers(catalog, wanted, of_model, found)
+    of_model, no_model = find_manifest(request, catalog) if is_about_a_model else (None, [])
+    snapshot, bad = find_levers(catalog, request, of_model, found)
     declared = {lever.name: lever for lever in catalog.levers}
     selector = None if found is None else Selector(catalog, found, snapshot)
     rows = lever_rows(snapshot, assumption(found, selector))

@@ -48,14 +48,14 @@ def lint(
     from kernel_muster.audit.replay.engine_levers import read_engine_levers, with_engines
     from kernel_muster.audit.rules.levers import with_lines
     from kernel_muster.audit.rules.manifest import plain_scopes, run_out
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
     from kernel_muster.MODEL_toml.resolve import Catalogue
     from kernel_muster.registry.findings import CODES
     from kernel_muster.registry.levers import read_levers
 
     read = [read_engine_levers(file) for file in levers or ()]
-    catalog = find_plugins(wanted_of(no_plugins=no_plugin), output)
+    catalog = find_plugins(request_of(no_plugins=no_plugin), output)
     declared = with_engines(catalog.levers, (lever for own, _ in read for lever in own))
     checked = Catalogue.from_files(dict.fromkeys(files), levers=declared)
     # A failed plugin may be why a manifest's lever is unknown.

@@ -11,9 +11,9 @@ from kernel_muster.cli.process.exits import INTERNAL, PASSED, REFUSED, describe
 from kernel_muster.registry.errors import UsageError
 
 if TYPE_CHECKING:
-    from kernel_muster.audit.evidence import Asked
+    from kernel_muster.audit.evidence import AuditOptions
     from kernel_muster.audit.matrix import Cell, Matrix
-    from kernel_muster.audit.opening import Wanted
+    from kernel_muster.audit.opening import BootRequest
     from kernel_muster.registry.launch.runners import Progress
 
 TARGETS = ("cpu", "sm_80", "sm_90a", "sm_100a", "sm_121a")
@@ -53,7 +53,7 @@ def matrix(
     Exit code: 0 all passed, 1 any refused, 2 usage, 3 a builder failed.
     """
     from kernel_muster.audit.matrix import Matrix
-    from kernel_muster.cli.booting import asked_of, wanted_of
+    from kernel_muster.cli.booting import audit_options, request_of
     from kernel_muster.cli.lists import find_plugins
     from kernel_muster.cli.process.logs import configured_logs
     from kernel_muster.cli.process.output import check_writable, say, write_file
@@ -61,12 +61,14 @@ def matrix(
     from kernel_muster.MODEL_toml.resolve import Catalogue
 
     date = options.parse_date(as_of)
-    asked = asked_of(profile=profile.value, stage=stage.value if stage else None, as_of=date, set_hash=None, allowed=())
+    asked = audit_options(
+        profile=profile.value, stage=stage.value if stage else None, as_of=date, set_hash=None, allowed=()
+    )
     columns = _checked_targets(options.split_commas(targets, "--targets") or TARGETS)
     check_writable(output)
     names = tuple(dict.fromkeys(options.split_commas(models, "--models")))
     if not names:
-        catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin))
+        catalog = find_plugins(request_of(plugins=plugin, no_plugins=no_plugin))
         catalogue = Catalogue.from_folders(manifests or catalog.manifest_folders, levers=catalog.levers)
         names = tuple(manifest.name for manifest in catalogue.manifests)
     if not names:
@@ -74,7 +76,7 @@ def matrix(
     with configured_logs(verbose=verbose), shown_progress() as progress:
         cells = [
             _cell(
-                wanted_of(model=name, target=target, manifests=manifests, plugins=plugin, no_plugins=no_plugin),
+                request_of(model=name, target=target, manifests=manifests, plugins=plugin, no_plugins=no_plugin),
                 asked,
                 progress,
             )
@@ -110,17 +112,17 @@ def _checked_targets(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _cell(wanted: "Wanted", asked: "Asked", progress: "Progress | None") -> "Cell":
+def _cell(request: "BootRequest", asked: "AuditOptions", progress: "Progress | None") -> "Cell":
     from kernel_muster.audit.matrix import cell_of
     from kernel_muster.cli.booting import run_audit
 
     def show(done: int, total: int, name: str) -> None:
         if progress is not None:
-            progress(done, total, f"{wanted.model} on {wanted.target}: {name}")
+            progress(done, total, f"{request.model} on {request.target}: {name}")
 
-    audited = run_audit(wanted, asked, progress=show)
+    audited = run_audit(request, asked, progress=show)
     failure = describe(audited.failure) if audited.failure is not None else ""
-    return cell_of(str(wanted.model), str(wanted.target), audited.report, failure)
+    return cell_of(str(request.model), str(request.target), audited.report, failure)
 
 
 def _rendered(matrix: "Matrix", format: options.ReportFormat) -> str:

@@ -31,7 +31,7 @@ def models(
 
     Exit code: 0 listed or resolved, 1 not resolved, or a manifest or plugin is broken.
     """
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
     from kernel_muster.MODEL_toml.hf.config import config_of
     from kernel_muster.MODEL_toml.resolve import Catalogue, has_config
@@ -41,7 +41,7 @@ def models(
     if model is not None and ref is not None and model != ref:
         raise UsageError(f"MODEL is {model!r}, --ref {ref!r}: give one")
     content = None if config is None else config_of(config)  # before any plugin loads
-    catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin), output)
+    catalog = find_plugins(request_of(plugins=plugin, no_plugins=no_plugin), output)
     catalogue = Catalogue.from_folders(manifests or catalog.manifest_folders, levers=catalog.levers)
     reference = model if model is not None else ref
     findings = [*catalog.findings, *catalogue.findings]

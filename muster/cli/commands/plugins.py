@@ -15,10 +15,10 @@ def plugins(
     Exit code: 0 all are sound, 1 something would refuse a boot.
     """
     from kernel_muster.audit.render.sections import Section, Table
-    from kernel_muster.cli.booting import wanted_of
+    from kernel_muster.cli.booting import request_of
     from kernel_muster.cli.lists import Listing, find_plugins, rows_of, show
 
-    catalog = find_plugins(wanted_of(plugins=plugin, no_plugins=no_plugin), output)
+    catalog = find_plugins(request_of(plugins=plugin, no_plugins=no_plugin), output)
     data = [
         {
             "name": row.name,

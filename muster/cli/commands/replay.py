@@ -41,14 +41,14 @@ def replay(
     from kernel_muster.audit.replay.replay import replay as judge_trace
     from kernel_muster.audit.replay.trace import read_trace
     from kernel_muster.audit.session import log_finished
-    from kernel_muster.cli.booting import asked_of
+    from kernel_muster.cli.booting import audit_options
     from kernel_muster.cli.process.logs import configured_logs
     from kernel_muster.cli.process.output import check_writable
     from kernel_muster.cli.reports import show_report
     from kernel_muster.MODEL_toml import manifest_folder
     from kernel_muster.models.levers import MODEL_LEVERS
 
-    asked = asked_of(
+    asked = audit_options(
         profile=profile.value,
         stage=stage.value if stage else None,
         as_of=as_of_date,
