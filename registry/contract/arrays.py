@@ -77,11 +77,16 @@ def view_of(value: Any) -> ArrayView:
     raise ContractError(f"is {type(value).__name__}")
 
 
-def _torch_view(tensor: Any) -> ArrayView:
-    name = _TORCH_DTYPES.get(str(tensor.dtype))
+def dtype_of_torch(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype that carries one of torch's; ContractError, as of :func:`view_of`, if there is none."""
+    name = _TORCH_DTYPES.get(str(dtype))
     if name is None:
-        raise ContractError(f"has dtype {tensor.dtype}")
-    dtype = numpy_dtype(name)
+        raise ContractError(f"has dtype {dtype}")
+    return numpy_dtype(name)
+
+
+def _torch_view(tensor: Any) -> ArrayView:
+    dtype = dtype_of_torch(tensor.dtype)
     device = HOST if tensor.device.type == "cpu" else tensor.device.index
     if tensor.device.type not in ("cpu", "cuda"):
         raise ContractError(f"lies on {tensor.device}")

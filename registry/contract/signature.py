@@ -178,8 +178,17 @@ class Signature:
             found.append("no parameter is an output")
         return found
 
-    def bind(self, owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        """Match arguments to parameters and check every one; ContractError names what does not fit."""
+    def bind(
+        self,
+        owner: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        view: Callable[[Any], ArrayView] = view_of,
+    ) -> Bound:
+        """Match arguments to parameters and check every one; ContractError names what does not fit.
+
+        ``view`` is how arrays are looked at: a tracing compiler's have no memory.
+        """
         arguments = self._by_name(owner, args, kwargs)
         dims: dict[str, int] = {}
         views: dict[str, ArrayView] = {}
@@ -194,7 +203,7 @@ class Signature:
             elif value is None and isinstance(param, TensorParam) and param.optional:
                 continue
             elif isinstance(param, TensorParam):
-                views[param.name] = _check_tensor(owner, param, value, dims)
+                views[param.name] = _check_tensor(owner, param, value, dims, view)
             else:
                 _check_weight(owner, param, value, dims)
         for param in self.params:
@@ -263,9 +272,11 @@ def _is_number(value: Any, whole: bool) -> bool:
         return False
 
 
-def _check_tensor(owner: str, param: TensorParam, value: Any, dims: dict[str, int]) -> ArrayView:
+def _check_tensor(
+    owner: str, param: TensorParam, value: Any, dims: dict[str, int], look: Callable[[Any], ArrayView]
+) -> ArrayView:
     try:
-        view = view_of(value)
+        view = look(value)
     except ContractError as error:
         raise ContractError(f"{owner}: {param.name} {error}, expected an array of {param.dtype}") from None
     if view.dtype not in [numpy_dtype(dtype) for dtype in param.dtype.split("|")]:

@@ -22,18 +22,30 @@ class Launch(Protocol):
         """Enqueue on a stream; None is CuPy's current one."""
 
 
+class LaunchMemory(Protocol):
+    """A caller's allocator of device memory for the stream that a launch runs on."""
+
+    def empty(self, size_bytes: int) -> Any:
+        """Return an array of bytes that hold anything."""
+
+    def zeros(self, size_bytes: int) -> Any:
+        """Return an array of bytes that are zero before the launch."""
+
+
 @frozen
 class LaunchOptions:
     """How one launch is prepared.
 
     ``overlap``: it may begin while the launch before it runs. ``scratch``: the caller's device memory, else its own.
     ``stream``: the stream that it will run on, where that is known; memory of its own then belongs to that stream.
+    ``memory``: where scratch and counters of its own come from; CuPy's pool without it.
     """
 
     overlap: bool = False
     scratch: Any = None
     stream: object | None = None
     is_stream_known: bool = False
+    memory: LaunchMemory | None = None
 
 
 @frozen

@@ -121,6 +121,21 @@ def place_workspace(owner: str, plans: Sequence["LaunchPlan"], options: LaunchOp
         check_scratch(owner, options.scratch, scratch.size_bytes, device)
     if not scratch.size_bytes and not counters.size_bytes:
         return Places(dict.fromkeys([*_parts(plans, Scratch), *_parts(plans, Counters)], 0), ())
+    if options.memory is not None:
+        memory = options.memory
+        own = options.scratch if options.scratch is not None else memory.empty(scratch.size_bytes)
+        zeros = memory.zeros(counters.size_bytes)
+    else:
+        own, zeros = _of_the_pool(options, scratch, counters, device)
+    pointers = {
+        **_pointers(_parts(plans, Scratch), view_of(own).pointer, scratch),
+        **_pointers(_parts(plans, Counters), view_of(zeros).pointer, counters),
+    }
+    return Places(pointers, (own, zeros))
+
+
+def _of_the_pool(options: LaunchOptions, scratch: Regions, counters: Regions, device: int) -> tuple[Any, Any]:
+    """Return scratch and counters of CuPy's pool."""
     import cupy
 
     # On the launch's own stream its memory can go back to the pool before the launch has run.
@@ -129,11 +144,7 @@ def place_workspace(owner: str, plans: Sequence["LaunchPlan"], options: LaunchOp
         zeros = cupy.zeros(counters.size_bytes, cupy.uint8)
         if counters.size_bytes and not options.is_stream_known:
             cupy.cuda.get_current_stream().synchronize()
-    pointers = {
-        **_pointers(_parts(plans, Scratch), view_of(own).pointer, scratch),
-        **_pointers(_parts(plans, Counters), zeros.data.ptr, counters),
-    }
-    return Places(pointers, (own, zeros))
+    return own, zeros
 
 
 def _pointers(parts: Iterable[_Part], begin: int, regions: Regions) -> dict[Scratch | Counters, int]:

@@ -1,15 +1,17 @@
 """Handles: what a lookup returns."""
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+from kernel_muster.registry.contract.arrays import ArrayView, view_of
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.contract.specs import KernelSpec, Provider, source_digest
 from kernel_muster.registry.errors import ContractError, NullKernelError
 from kernel_muster.registry.keys import KernelKey
-from kernel_muster.registry.launch.runners import Launch, LaunchOptions, Runner
+from kernel_muster.registry.launch.runners import Launch, LaunchMemory, LaunchOptions, Runner
 from kernel_muster.registry.launch.tape import open_tape
 from kernel_muster.registry.plugin_code.watch import one_line
 from kernel_muster.registry.values import copied
@@ -168,9 +170,20 @@ class Handle:
             tape.add(launch, is_kernel=True)
             launch(stream)
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+    def enqueue(self, arguments: Sequence[Any], stream: object | None, memory: LaunchMemory) -> None:
+        """Check the arguments and launch as a call does, on no tape, with scratch and counters from ``memory``."""
+        options = LaunchOptions(stream=stream, is_stream_known=True, memory=memory)
+        self._prepared(self._bound(tuple(arguments), {}), options)(stream)
+
+    def check(self, arguments: Sequence[Any], view: Callable[[Any], ArrayView] = view_of) -> None:
+        """Check arguments against the contract as a call does, and launch nothing; ``view`` looks at arrays."""
+        self._bound(tuple(arguments), {}, view)
+
+    def _bound(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], view: Callable[[Any], ArrayView] = view_of
+    ) -> Bound:
         self._gate.check(self._key)
-        bound = self._contract.signature.bind(str(self._key), args, kwargs)
+        bound = self._contract.signature.bind(str(self._key), args, kwargs, view)
         self._check_layouts(bound.arguments)
         return bound
 
@@ -224,6 +237,14 @@ class NullHandle:
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NullKernelError with key, reason, waiver and dispatch site."""
+        self._refuse()
+
+    def check(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NullKernelError."""
+        self._refuse()
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NullKernelError."""
         self._refuse()
 
     def prepare(self, *args: Any, **kwargs: Any) -> NoReturn:
