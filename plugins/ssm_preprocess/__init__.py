@@ -6,9 +6,9 @@ from functools import partial
 from kernel_muster.plugins import _gates
 from kernel_muster.plugins._cuda.launching import device_spec
 from kernel_muster.plugins._reference import host_spec
+from kernel_muster.plugins.nvfp4_gemv import rows
 from kernel_muster.plugins.ssm_preprocess import cpu, launch
 from kernel_muster.plugins.ssm_preprocess.contracts import DEINTERLEAVE_QG, DEINTERLEAVE_QKVZ, GDN_GATES
-from kernel_muster.plugins.w4a16_gemv import rows
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl

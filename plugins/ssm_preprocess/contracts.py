@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from kernel_muster.plugins._contracts import EXACT, F32_ROUNDING, Dims, exact_sigmoid, f64
-from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
+from kernel_muster.plugins.nvfp4_gemv.rows import qkvz_rows
 from kernel_muster.registry.contract.contracts import Arguments, Case, Contract, Tolerance
 from kernel_muster.registry.contract.signature import ScalarParam, Signature, TensorParam
 

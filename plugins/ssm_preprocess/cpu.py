@@ -2,7 +2,7 @@
 
 from kernel_muster.plugins._gates import gdn_gates
 from kernel_muster.plugins._reference import Array
-from kernel_muster.plugins.w4a16_gemv.rows import split_qg, split_qkvz
+from kernel_muster.plugins.nvfp4_gemv.rows import split_qg, split_qkvz
 
 
 def deinterleave_qg(qg: Array, head_dim: int, out_q: Array, out_gate: Array) -> None:

@@ -227,6 +227,16 @@ def _shown(group: str) -> str:
     return group if group.split() == [group] else repr(group)
 
 
+# Former built-in plugins, by their normal names.
+_RENAMED = {"w4a16-gemv": ("nvfp4_gemv", "dense_gemm")}
+
+
+def _renamed(name: str) -> str:
+    """Return a hint with the plugins that hold the kernels of a former plugin; empty for any other name."""
+    now = _RENAMED.get(normal_name(name))
+    return f"; its kernels are in the plugins {' and '.join(now)}" if now else ""
+
+
 class _Asked:
     """The plugins that options name. Their names compare as those of distributions do; the exact one comes first."""
 
@@ -253,6 +263,7 @@ class _Asked:
         """Return the finding about a name that nobody offers; of a distribution it names the plugins."""
         offered = self._offers.get(normal_name(name))
         hint = f"; the distribution of that name offers {listed(sorted(offered))}" if offered else ""
+        hint = hint or _renamed(name)
         why = f"{option} names {name}, which is not installed{hint or self._near.did_you_mean(name)}"
         remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
         return Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)

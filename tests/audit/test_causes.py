@@ -17,7 +17,7 @@ def fails(*keys):
     return [*keys, 42]
 
 
-@pytest.mark.parametrize("family", ["w4a16_gemv", "moe", "w4a16", "norm"])
+@pytest.mark.parametrize("family", ["nvfp4_gemv", "dense_gemm", "moe", "w4a16", "norm"])
 def test_blocked_family_is_one_finding_whatever_the_modules_of_its_keys(family):
     session = km.boot("qwen3.6-35b-a3b", target="cpu", levers={}, no_plugins=[family])
     with pytest.raises(km.BootRefused), session as boot:
@@ -40,7 +40,7 @@ def test_key_that_a_blocked_family_does_not_have_is_a_cause_of_its_own(world):
     ]
     nothing, gemv = outcome.report.findings
     assert "block" not in "".join((nothing.why, *nothing.remedies))
-    assert gemv.why.endswith("plugin w4a16_gemv of kernel-muster, which provides it, is blocked")
+    assert gemv.why.endswith("plugin nvfp4_gemv of kernel-muster, which provides it, is blocked")
 
 
 def blocked(world, *, allowed=(), manifest="", build=None):

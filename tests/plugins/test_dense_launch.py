@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_muster.plugins import w4a16_gemv
-from kernel_muster.plugins.w4a16_gemv import contracts, dense_launch
+from kernel_muster.plugins import dense_gemm
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins.dense_gemm import contracts, launch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.contract.contracts import Case
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.hardware.arch import parse_arch
 
-SOURCE = Path(w4a16_gemv.__file__).parent
-HOPPER, OTHERS = dense_launch.DENSE_GEMM_HOPPER, dense_launch.DENSE_GEMM
+SOURCE = Path(dense_gemm.__file__).parent
+HOPPER, OTHERS = launch.DENSE_GEMM_HOPPER, launch.DENSE_GEMM
 
 
 def names(backend):
@@ -42,13 +43,13 @@ def plan(backend, contract, dims, **changes):
     ],
 )
 def test_form_of_the_wide_tile_by_rounds(rows, features, form):
-    assert dense_launch.wgmma_form(rows, features, 132) == form
+    assert launch.wgmma_form(rows, features, 132) == form
 
 
 def test_router_and_few_rows_never_take_the_wide_tile():
-    assert dense_launch.tile_of(4096, 256) != "wide"
-    assert dense_launch.tile_of(64, 5120) != "wide"
-    assert dense_launch.tile_of(65, 513) == "wide"
+    assert launch.tile_of(4096, 256) != "wide"
+    assert launch.tile_of(64, 5120) != "wide"
+    assert launch.tile_of(65, 513) == "wide"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_router_and_few_rows_never_take_the_wide_tile():
     ],
 )
 def test_as_many_blocks_share_k_as_multiprocessors_are_there_for(rows, features, ranks):
-    assert dense_launch.split_ranks(rows, features, 132) == ranks
+    assert launch.split_ranks(rows, features, 132) == ranks
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,8 @@ def test_as_many_blocks_share_k_as_multiprocessors_are_there_for(rows, features,
     ],
 )
 def test_tiles_are_even_and_cover_all_rows_and_features(form, rows, features, tile):
-    form = dense_launch._WGMMA[form]
-    assert dense_launch.even_tile(form, rows, features) == tile
+    form = launch._WGMMA[form]
+    assert launch.even_tile(form, rows, features) == tile
     assert tile[0] * -(-rows // form.rows) >= rows
     assert tile[1] * -(-features // form.features) >= features
 
@@ -100,7 +101,7 @@ def test_tiles_are_even_and_cover_all_rows_and_features(form, rows, features, ti
 )
 def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
     sizes = dict(zip("MNK", dims, strict=True))
-    planned = plan(dense_launch.DENSE_GEMV_HOPPER, contracts.DENSE_GEMV_BATCHM, sizes)
+    planned = plan(launch.DENSE_GEMV_HOPPER, contracts.DENSE_GEMV_BATCHM, sizes)
     assert (planned.entry, planned.grid) == (f"dense_gemv_{entry}", grid)
     assert plan(HOPPER, contracts.DENSE_GEMM, sizes).entry == planned.entry
 
@@ -119,16 +120,16 @@ def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
 )
 def test_tiles_of_eight_features_are_for_few_blocks(rows, features, depth, form):
     entries = dict.fromkeys(names(HOPPER), EntryResources(1, 0, 0, 128, (8, 1, 1), (), 3))
-    entry, grid = dense_launch.few_form(rows, features, depth, 132, entries)
+    entry, grid = launch.few_form(rows, features, depth, 132, entries)
     assert (entry.removeprefix("dense_gemv_few_"), grid) == form
 
 
 def test_few_features_have_all_of_k_on_its_way_that_the_source_says():
-    text = (SOURCE / "dense_gemv.cuh").read_text()
+    text = (INCLUDE_DIR / "dense_gemv.cuh").read_text()
     (sharing,) = re.findall(r"using Few = Sharing<(\d+), (\d+), (\d+)>;", text)
     warps, ranks, rounds = map(int, sharing)
-    assert f"constexpr int BLOCK_K = {dense_launch.FEW_BLOCK};" in text
-    assert warps * ranks * rounds * dense_launch.FEW_BLOCK == dense_launch.FEW_DEPTH
+    assert f"constexpr int BLOCK_K = {launch.FEW_BLOCK};" in text
+    assert warps * ranks * rounds * launch.FEW_BLOCK == launch.FEW_DEPTH
 
 
 def test_more_rows_of_few_features_are_groups_of_rows_of_the_gemv_on_hopper():
@@ -156,21 +157,21 @@ def test_shared_memory_is_what_the_source_asks_for():
     text = (SOURCE / "dense_gemm_hopper.cu").read_text()
     asked = {name: (int(n), int(stages) * (128 + int(n)) * 128 + 8 * 2048 + int(stages) * 16 + 1024)
              for name, n, stages in re.findall(r"DENSE_WGMMA\((\w+), (\d+), (\d+)\)", text)}  # fmt: skip
-    assert {name: (form.features, form.shared_bytes) for name, form in dense_launch._WGMMA.items()} == asked
+    assert {name: (form.features, form.shared_bytes) for name, form in launch._WGMMA.items()} == asked
     ((features, stages),) = re.findall(r"DENSE_SPLIT\(split, (\d+), (\d+)\)", text)
-    split, stages = dense_launch._SPLIT, int(stages)
+    split, stages = launch._SPLIT, int(stages)
     assert split.features == int(features)
     assert split.shared_bytes == stages * (split.rows + split.features) * 128 + stages * 16 + 1024
     (brought,) = re.findall(r"brought_tiles<Brought<(.*)>>", (SOURCE / "dense_brought.cuh").read_text())
     groups, tiles, stages = map(int, brought.split(", "))
     rows, features, warps = 8 * groups, 16 * tiles, 8
-    assert (dense_launch._BROUGHT.rows, dense_launch._BROUGHT.features) == (rows, features)
+    assert (launch._BROUGHT.rows, launch._BROUGHT.features) == (rows, features)
     sums = warps * rows * (features + 4) * 4
-    assert dense_launch._BROUGHT.shared_bytes == stages * (rows + features) * 128 + sums + stages * 16 + 1024
+    assert launch._BROUGHT.shared_bytes == stages * (rows + features) * 128 + sums + stages * 16 + 1024
 
 
 def test_hopper_has_every_entry_that_the_plan_can_name_there():
-    forms = {f"dense_gemm_{form}" for form in dense_launch._WGMMA}
+    forms = {f"dense_gemm_{form}" for form in launch._WGMMA}
     assert names(HOPPER) - names(OTHERS) == {*forms, "dense_gemm_split", "dense_gemv_m16_brought"}
     assert names(OTHERS) - names(HOPPER) == {f"dense_gemm_{tile}" for tile in ("narrow", "spread", "wide")}
 

@@ -3,9 +3,19 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_muster.plugins import argmax, embedding, norm, quantize_nvfp4, residual_add, silu, w4a16, w4a16_gemv
+from kernel_muster.plugins import (
+    argmax,
+    dense_gemm,
+    embedding,
+    norm,
+    nvfp4_gemv,
+    quantize_nvfp4,
+    residual_add,
+    silu,
+    w4a16,
+)
 from kernel_muster.plugins._reference import bf16, check_indices, ordered_sum, project, sigmoid
-from kernel_muster.plugins.w4a16_gemv.rows import qkvz_rows
+from kernel_muster.plugins.nvfp4_gemv.rows import qkvz_rows
 from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.specs import Provider
 from kernel_muster.registry.contract.weights import Bf16Weight
@@ -129,7 +139,7 @@ def test_gemv_gives_the_bits_of_the_tile_gemm():
     rng = np.random.default_rng(5)
     x, weight = random_x(rng, 5, 272), random_w(rng, 33, 272)
     by_gemv, by_gemm = empty(5, 33), empty(5, 33)
-    kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_batch5")(x, weight, by_gemv)
+    kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_batch5")(x, weight, by_gemv)
     kernel(w4a16, "w4a16::w4a16_gemm")(x, weight, by_gemm)
     assert np.array_equal(by_gemv, by_gemm)
 
@@ -138,8 +148,8 @@ def test_gemv_qg_splits_what_the_plain_gemv_gives_by_head():
     rng = np.random.default_rng(6)
     x, weight = random_x(rng, 2, 64), random_w(rng, 24, 64)
     plain, q, gate = empty(2, 24), empty(2, 12), empty(2, 12)
-    kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_batch2")(x, weight, plain)
-    kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qg_batch2")(x, weight, 4, q, gate)
+    kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_batch2")(x, weight, plain)
+    kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_qg_batch2")(x, weight, 4, q, gate)
     assert np.array_equal(q, plain[:, [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19]])
     assert np.array_equal(gate, plain[:, [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23]])
 
@@ -147,7 +157,7 @@ def test_gemv_qg_splits_what_the_plain_gemv_gives_by_head():
 def test_gemv_qg_whose_heads_do_not_fill_q_is_refused():
     rng = np.random.default_rng(7)
     with pytest.raises(ContractError, match="Q is 12, expected a multiple of head_dim = 5"):
-        kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qg")(
+        kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_qg")(
             random_x(rng, 1, 64), random_w(rng, 24, 64), 5, empty(1, 12), empty(1, 12)
         )
 
@@ -156,9 +166,9 @@ def test_gemv_dual_gives_the_bits_of_two_launches():
     rng = np.random.default_rng(8)
     x, k, v = random_x(rng, 3, 64), random_w(rng, 5, 64), random_w(rng, 9, 64)
     both, single = (empty(3, 5), empty(3, 9)), (empty(3, 5), empty(3, 9))
-    kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_dual_batch3")(x, k, v, *both)
+    kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_dual_batch3")(x, k, v, *both)
     for weight, out in zip((k, v), single, strict=True):
-        kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_batch3")(x, weight, out)
+        kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_batch3")(x, weight, out)
     assert all(np.array_equal(a, b) for a, b in zip(both, single, strict=True))
 
 
@@ -174,8 +184,8 @@ def test_gemv_qkvz_regroups_what_the_plain_gemv_gives():
     heads = (2, 3, 6, 5)
     x, weight = random_x(rng, 1, 48), random_w(rng, 72, 48)
     plain, qkv, z = empty(1, 72), empty(1, 42), empty(1, 30)
-    kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv")(x, weight, plain)
-    kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(x, weight, *heads, qkv, z)
+    kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv")(x, weight, plain)
+    kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(x, weight, *heads, qkv, z)
     rows = qkvz_rows(*heads)
     assert np.array_equal(qkv, plain[:, rows[0]])
     assert np.array_equal(z, plain[:, rows[1]])
@@ -185,7 +195,7 @@ def test_gemv_qkvz_regroups_what_the_plain_gemv_gives():
 def test_gemv_qkvz_whose_value_heads_are_no_multiple_is_refused():
     rng = np.random.default_rng(10)
     with pytest.raises(ContractError, match="value_heads is 3, expected a multiple of key_heads = 2"):
-        kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(
+        kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(
             random_x(rng, 1, 16), random_w(rng, 36, 16), 2, 3, 3, 4, empty(1, 24), empty(1, 12)
         )
 
@@ -197,7 +207,7 @@ def test_gemv_qkvz_whose_value_heads_are_no_multiple_is_refused():
 def test_gemv_qkvz_with_sizes_that_are_not_positive_is_refused(heads, message):
     rng = np.random.default_rng(10)
     with pytest.raises(ContractError, match=f"{message}, expected at least 1"):
-        kernel(w4a16_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(
+        kernel(nvfp4_gemv, "w4a16_gemv::w4a16_gemv_qkvz")(
             random_x(rng, 1, 16), random_w(rng, 12, 16), *heads, empty(1, 2), empty(1, 10)
         )
 
@@ -205,14 +215,14 @@ def test_gemv_qkvz_with_sizes_that_are_not_positive_is_refused(heads, message):
 def test_dense_gemv_refuses_an_nvfp4_weight():
     rng = np.random.default_rng(11)
     with pytest.raises(ContractError, match="w is quantised as nvfp4, expected bf16"):
-        kernel(w4a16_gemv, "gemv::dense_gemv_bf16")(random_x(rng, 1, 16), random_w(rng, 4, 16), empty(1, 4))
+        kernel(dense_gemm, "gemv::dense_gemv_bf16")(random_x(rng, 1, 16), random_w(rng, 4, 16), empty(1, 4))
 
 
 def test_dense_gemm_of_small_integers_is_exact():
     rng = np.random.default_rng(12)
     x, w = (rng.integers(-3, 4, shape).astype(BF16) for shape in ((20, 7), (5, 7)))
     out = empty(20, 5)
-    kernel(w4a16_gemv, "gemm::dense_gemm_bf16")(x, Bf16Weight(w), out)
+    kernel(dense_gemm, "gemm::dense_gemm_bf16")(x, Bf16Weight(w), out)
     assert np.array_equal(out.astype(int), x.astype(int) @ w.astype(int).T)
 
 

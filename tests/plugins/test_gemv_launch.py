@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from kernel_muster.plugins import w4a16_gemv
+from kernel_muster.plugins import nvfp4_gemv
 from kernel_muster.plugins._cuda.nvfp4_layout import MmaWeight
-from kernel_muster.plugins.w4a16_gemv import launch
+from kernel_muster.plugins.nvfp4_gemv import launch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.request import EntryResources
 from kernel_muster.registry.contract.dtypes import numpy_dtype
@@ -14,7 +14,7 @@ from kernel_muster.registry.contract.signature import ScalarParam, WeightParam, 
 from kernel_muster.registry.hardware.arch import parse_arch
 
 SHAPES = [(n, k) for n in (1, 2048, 12288, 17408, 248320) for k in (16, 2048, 4096, 5120, 6144, 17408)]
-CONTRACTS = {contract.name: contract for contract in w4a16_gemv.muster_contracts()}
+CONTRACTS = {contract.name: contract for contract in nvfp4_gemv.muster_contracts()}
 PLAIN, CLUSTER = EntryResources(1, 0, 0, 128, None, (), 3), EntryResources(1, 0, 0, 128, (2, 1, 1), (), 3)
 
 

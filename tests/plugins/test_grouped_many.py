@@ -1,7 +1,7 @@
 """How grouped experts with many rows each are launched: when, in which parts, with how much shared memory."""
 
 import pytest
-from kernel_muster.plugins.moe import expert_launch
+from kernel_muster.plugins.moe.grouped import launch
 from kernel_muster.registry.backends.cubin.limits import LIMITS
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.hardware.arch import parse_arch
@@ -13,7 +13,7 @@ from kernel_muster.registry.hardware.arch import parse_arch
      ("down", 512, 8, 64, True), ("down", 2048, 8, 128, False), ("down", 768, 8, 128, False)],
 )  # fmt: skip
 def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
-    assert expert_launch.has_many(form, depth, experts, slots) is expected
+    assert launch.has_many(form, depth, experts, slots) is expected
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, dep
      ("down", 512, 63, (2, 1 + 63, 1))],
 )  # fmt: skip
 def test_few_parts_are_cut_into_slices_of_whole_warps_until_the_device_has_four_waves(form, features, slots, grid):
-    assert expert_launch.many_grid(form, features, 256, slots, 32, 132) == grid
+    assert launch.many_grid(form, features, 256, slots, 32, 132) == grid
 
 
 def test_more_slots_than_a_grid_has_parts_are_refused():
     most = (65535 - 256) * 32 + 31
-    assert expert_launch.many_grid("down", 2048, 256, most, 32, 132)[1] == 65535
+    assert launch.many_grid("down", 2048, 256, most, 32, 132)[1] == 65535
     with pytest.raises(ContractError, match="2088960 choices make 65536 parts, expected at most 65535"):
-        expert_launch.many_grid("down", 2048, 256, most + 1, 32, 132)
+        launch.many_grid("down", 2048, 256, most + 1, 32, 132)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_more_slots_than_a_grid_has_parts_are_refused():
 )
 def test_rows_of_a_block_fit_the_shared_memory_of_the_architecture(arch, rows):
     parsed = parse_arch(arch)
-    assert expert_launch.many_rows(parsed.capability) == rows
-    entries = {entry.name: entry for entry in expert_launch.GROUPED_DOWN.request(parsed).entries}
+    assert launch.many_rows(parsed.capability) == rows
+    entries = {entry.name: entry for entry in launch.GROUPED_DOWN.request(parsed).entries}
     sizes = {name: entry.dynamic_shared_bytes for name, entry in entries.items() if entry.dynamic_shared_bytes}
     assert sizes == {
         "grouped_many_gate_up_k2048": rows * (2 * 2048 + 16), "grouped_many_down_k512": rows * (2 * 512 + 16),

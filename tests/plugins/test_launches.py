@@ -5,11 +5,14 @@ import pytest
 from kernel_muster.plugins import gated_delta_rule, moe, paged_decode, prefill_paged, rope
 from kernel_muster.plugins._cuda.nvfp4_layout import LAYOUT, to_mma_layout
 from kernel_muster.plugins.gated_delta_rule import launch as delta_launch
-from kernel_muster.plugins.moe import expert_launch, fused_launch, router_launch
+from kernel_muster.plugins.moe.combine import launch as combine_launch
+from kernel_muster.plugins.moe.experts import splits
+from kernel_muster.plugins.moe.grouped import launch as grouped_launch
+from kernel_muster.plugins.moe.pairwise import fused_launch
+from kernel_muster.plugins.nvfp4_gemv import launch as gemv_launch
 from kernel_muster.plugins.paged_decode import launch as paged_launch
 from kernel_muster.plugins.prefill_paged import launch as prefill_launch
 from kernel_muster.plugins.rope import launch as rope_launch
-from kernel_muster.plugins.w4a16_gemv import launch as gemv_launch
 from kernel_muster.registry.contract.contracts import Case, random_weight
 from kernel_muster.registry.contract.nvfp4 import transpose
 from kernel_muster.registry.contract.signature import ScalarParam, WeightParam
@@ -79,7 +82,7 @@ def test_layout_of_experts_with_a_negative_scale_is_refused():
     ],
 )  # fmt: skip
 def test_split_of_experts_depends_on_depth(form, depth, split, teams):
-    found = expert_launch.split_of(form, depth)
+    found = splits.split_of(form, depth)
     assert (found.name, found.teams(4)) == (split, teams)
 
 
@@ -88,7 +91,7 @@ def test_few_rows_come_back_in_small_blocks():
         return {"M": tokens, "E": 16, "T": 8, "H": 2048, "I": 16, "top_k": 8}
 
     contract = "moe_unpermute_reduce_indexed"
-    plans = [router_launch.UNPERMUTE.plan(bound(contract, dims(m)), {})[0] for m in (8, 9)]
+    plans = [combine_launch.UNPERMUTE.plan(bound(contract, dims(m)), {})[0] for m in (8, 9)]
     assert [(plan.grid, plan.block) for plan in plans] == [((8, 4, 1), (64, 1, 1)), ((9, 1, 1), (256, 1, 1))]
 
 
@@ -122,25 +125,25 @@ def test_step_of_experts_has_few_blocks_of_the_shared_one_beside_the_chosen(toke
 
 def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
     def grid(slots):
-        return expert_launch.shares_of("gate_up", 512, 2048, 256, slots, 132).grid
+        return grouped_launch.shares_of("gate_up", 512, 2048, 256, slots, 132).grid
 
     assert grid(8) == (8 * 32, 1, 1)  # no more blocks than tiles
     assert grid(64) == grid(1024) == (2 * 132, 1, 1)
 
 
 def test_many_slots_have_blocks_for_every_expert():
-    shares = expert_launch.shares_of("down", 2048, 512, 256, 1025, 132)
+    shares = grouped_launch.shares_of("down", 2048, 512, 256, 1025, 132)
     assert (shares.repeats, shares.grid) == (4, (128 // 4 // 4, 256, 1))
     with pytest.raises(ContractError, match="70000 experts may have rows, expected at most 65535"):
-        expert_launch.shares_of("down", 2048, 512, 70000, 70000, 132)
+        grouped_launch.shares_of("down", 2048, 512, 70000, 70000, 132)
 
 
 def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch):
-    monkeypatch.setattr(expert_launch, "multiprocessors_of", lambda device: 132)
+    monkeypatch.setattr(grouped_launch, "multiprocessors_of", lambda device: 132)
     dims = {"M": 3, "E": 4, "T": 2, "top_k": 2, "S": 6, "H": 48, "I": 16}
     contract = "moe_w4a16_grouped_down_atomic_c4"
     weight = to_mma_layout(bound(contract, dims).arguments["w_down"])
-    plans = expert_launch.GROUPED_DOWN_ATOMIC.plan(bound(contract, dims, w_down=weight), {})
+    plans = grouped_launch.GROUPED_DOWN_ATOMIC.plan(bound(contract, dims, w_down=weight), {})
     assert [plan.entry for plan in plans] == ["clear_sums", "grouped_down_atomic_to_512", "round_sums"]
     assert all(Scratch(4 * 3 * 48, "sums") in plan.arguments for plan in plans)
     assert plans[1].grid == (3, 1, 1)  # three tiles of four experts, four teams a block

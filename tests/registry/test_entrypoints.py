@@ -111,6 +111,15 @@ def test_named_plugin_that_is_not_there_is_a_finding_with_a_suggestion(install, 
     assert "did you mean acme?" in catalog.findings[0].why
 
 
+@pytest.mark.parametrize("option", ["demanded", "blocked"])
+@pytest.mark.parametrize("name", ["w4a16_gemv", "W4A16-gemv"])
+def test_former_built_in_plugin_is_a_finding_with_the_plugins_that_replace_it(option, name):
+    catalog = discover(**{option: [name]})
+    assert said(catalog) == [("PLUGIN_NOT_FOUND", name)]
+    assert catalog.findings[0].why.endswith("; its kernels are in the plugins nvfp4_gemv and dense_gemm")
+    assert {"nvfp4_gemv", "dense_gemm"} <= {row.name for row in catalog.plugins}
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -1,0 +1,1 @@
+"""Experts' results back to tokens, and the gated shared expert."""

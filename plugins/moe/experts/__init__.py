@@ -1,0 +1,1 @@
+"""Shared by the grouped and the pairwise experts."""

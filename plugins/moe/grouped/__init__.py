@@ -1,0 +1,1 @@
+"""Grouped experts: all rows of an expert together, its weights read once."""

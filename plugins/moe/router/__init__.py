@@ -1,0 +1,1 @@
+"""Routing: logits, the choice of experts, the order by expert, local ids."""
