@@ -118,24 +118,24 @@ def test_every_split_of_the_gemv_has_an_order():
 )
 def test_step_of_experts_has_few_blocks_of_the_shared_one_beside_the_chosen(tokens, repeats, shared, blocks):
     dims = {"M": tokens, "E": 256, "T": 8, "H": 2048, "I": 512, "J": 512}
-    shares = fused_launch.shares_of(dims, 132)
+    shares = fused_launch.schedule_of(dims, 132)
     assert (shares.repeats, shares.shared_blocks, shares.grid) == (repeats, shared, (shared + blocks, 1, 1))
-    assert fused_launch.shares_of({**dims, "J": 16}, 132).shared_blocks == 1
+    assert fused_launch.schedule_of({**dims, "J": 16}, 132).shared_blocks == 1
 
 
 def test_few_slots_share_tiles_out_among_the_blocks_that_fit():
     def grid(slots):
-        return grouped_launch.shares_of("gate_up", 512, 2048, 256, slots, 132).grid
+        return grouped_launch.schedule_of("gate_up", 512, 2048, 256, slots, 132).grid
 
     assert grid(8) == (8 * 32, 1, 1)  # no more blocks than tiles
     assert grid(64) == grid(1024) == (2 * 132, 1, 1)
 
 
 def test_many_slots_have_blocks_for_every_expert():
-    shares = grouped_launch.shares_of("down", 2048, 512, 256, 1025, 132)
+    shares = grouped_launch.schedule_of("down", 2048, 512, 256, 1025, 132)
     assert (shares.repeats, shares.grid) == (4, (128 // 4 // 4, 256, 1))
     with pytest.raises(ContractError, match="70000 experts may have rows, expected at most 65535"):
-        grouped_launch.shares_of("down", 2048, 512, 70000, 70000, 132)
+        grouped_launch.schedule_of("down", 2048, 512, 70000, 70000, 132)
 
 
 def test_atomic_down_clears_and_rounds_sums_that_its_launches_share(monkeypatch):

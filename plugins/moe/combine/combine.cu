@@ -1,98 +1,97 @@
-// Back from experts to tokens: the weighted sum of a token's choices, and the shared expert behind its gate.
+// From experts back to tokens: the weighted sum over the choices of a token, and the gated shared expert.
 // Numerics: FP32, sums in a fixed order, one rounding to BF16. Launched by launch.py. sm_80 and newer.
-// What a launch before may write is not __restrict__: its loads might be moved before the wait.
+// Outputs of earlier kernels are not __restrict__: the compiler moves loads of __restrict__ memory before pdl_wait.
 #include "bf16.cuh"
 #include "global_memory.cuh"
 #include "pdl.cuh"
 #include "reduce.cuh"
 
-constexpr int THREADS = 256, MAX_CHOICES = 1024, AHEAD = 8;
+constexpr int THREADS = 256, MAX_CHOICES = 1024, LOADS_IN_FLIGHT = 8;
 
-// A token's places in the sorted slots, -1 for one that is not there. For all threads of a block.
-struct Places {
+// The positions of a token's choices in the sorted slots, -1 for none. For all threads of a block.
+struct SlotPositions {
     const int* slots;
     int first, S, T;
-    int (&places)[MAX_CHOICES];
+    int (&positions)[MAX_CHOICES];
 
     __device__ __forceinline__ void clear() {
-        for (int t = threadIdx.x; t < T; t += blockDim.x) places[t] = -1;
+        for (int t = threadIdx.x; t < T; t += blockDim.x) positions[t] = -1;
         __syncthreads();
     }
-    __device__ __forceinline__ void note(int slot, int i) {
+    __device__ __forceinline__ void record(int slot, int i) {
         const u32 choice = (u32)(slot - first);
-        if (slot >= 0 && choice < (u32)T) places[choice] = i;
+        if (slot >= 0 && choice < (u32)T) positions[choice] = i;
     }
     __device__ __forceinline__ void find() {
         clear();
-        for (int i = threadIdx.x; i < S; i += blockDim.x) note(own_slot(i), i);
+        for (int i = threadIdx.x; i < S; i += blockDim.x) record(slot_at(i), i);
         __syncthreads();
     }
-    // Past L1, which would keep what it finds before the wait.
-    __device__ __forceinline__ int own_slot(int i) const { return i < S ? load_relaxed(slots + i) : -1; }
+    // Bypasses L1, which would keep the value read before pdl_wait.
+    __device__ __forceinline__ int slot_at(int i) const { return i < S ? load_relaxed(slots + i) : -1; }
 };
 
-// The sum over t, in order of t, of weights[token, t] * y[places[t]].
+// The sum over t, in order of t, of weights[token, t] * y[positions[t]].
 template <int WIDTH>
-__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&places)[MAX_CHOICES],
-                                                      const float* weights, int token, int piece, int T, int H) {
+__device__ __forceinline__ Values<WIDTH> weighted_sum(const bf16* y, const int (&positions)[MAX_CHOICES],
+                                                      const float* weights, int token, int vec, int T, int H) {
     Values<WIDTH> total = {};
-    for (int begin = 0; begin < T; begin += AHEAD) {  // so many rows are in flight
-        Raw<WIDTH> raw[AHEAD];
-        float share[AHEAD];
-        bool is_there[AHEAD];
+    for (int begin = 0; begin < T; begin += LOADS_IN_FLIGHT) {
+        Raw<WIDTH> raw[LOADS_IN_FLIGHT];
+        float weight[LOADS_IN_FLIGHT];
+        bool is_valid[LOADS_IN_FLIGHT];
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {  // no branch: loads behind one would wait for each other
-            const int t = min(begin + i, T - 1), place = begin + i < T ? places[t] : -1;
-            is_there[i] = place >= 0;
-            share[i] = weights[(size_t)token * T + t];
-            raw[i] = load_raw<WIDTH>(y + (size_t)max(place, 0) * H, piece);
+        for (int i = 0; i < LOADS_IN_FLIGHT; ++i) {  // no branch: loads after a branch would be serialised
+            const int t = min(begin + i, T - 1), position = begin + i < T ? positions[t] : -1;
+            is_valid[i] = position >= 0;
+            weight[i] = weights[(size_t)token * T + t];
+            raw[i] = load_raw<WIDTH>(y + (size_t)max(position, 0) * H, vec);
         }
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
+        for (int i = 0; i < LOADS_IN_FLIGHT; ++i) {
             const Values<WIDTH> v = widen(raw[i]);
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const float sum = fmaf(v.at[j], share[i], total.at[j]);
-                total.at[j] = is_there[i] ? sum : total.at[j];
+                const float sum = fmaf(v.at[j], weight[i], total.at[j]);
+                total.at[j] = is_valid[i] ? sum : total.at[j];
             }
         }
     }
     return total;
 }
 
-// out[m] = sum over t, in order of t, of weights[m, t] * y[place of slot m T + t]. Grid: (M, blocks that cover H /
-// WIDTH).
+// out[m] = sum over t, in order of t, of weights[m, t] * y[position of slot m T + t]. Grid: (M, blocks over H / WIDTH).
 //
-// Where a thread has a slot at most, places are found before the launch ahead has ended, and looked at again
-// afterwards: who sorted has ended long before, most of the time.
+// With at most one slot for each thread, positions are found speculatively before pdl_wait and checked after it: the
+// sort has usually ended long before.
 template <int WIDTH>
 __device__ __forceinline__ void unpermute_reduce(const bf16* y, const int* slots, const float* weights, bf16* out,
                                                  int S, int T, int H) {
-    __shared__ int places[MAX_CHOICES];
+    __shared__ int positions[MAX_CHOICES];
     pdl_launch_dependents();
-    const int token = blockIdx.x, piece = blockIdx.y * blockDim.x + threadIdx.x;
-    Places own{slots, token * T, S, T, places};
-    bool is_known = S > (int)blockDim.x;  // that the slots are what they were when places were found
-    int seen = -1;
-    if (!is_known) {
-        own.clear();
-        seen = own.own_slot(threadIdx.x);
-        own.note(seen, threadIdx.x);
+    const int token = blockIdx.x, vec = blockIdx.y * blockDim.x + threadIdx.x;
+    SlotPositions slot_positions{slots, token * T, S, T, positions};
+    bool is_final = S > (int)blockDim.x;  // whether the positions can no longer change
+    int slot_before_wait = -1;
+    if (!is_final) {
+        slot_positions.clear();
+        slot_before_wait = slot_positions.slot_at(threadIdx.x);
+        slot_positions.record(slot_before_wait, threadIdx.x);
         __syncthreads();
         if (threadIdx.x < T) prefetch_l2(weights + (size_t)token * T + threadIdx.x);
     }
     pdl_wait();
-    if (is_known) own.find();
+    if (is_final) slot_positions.find();
 #pragma unroll 1
     for (;;) {
-        const int now = is_known ? 0 : own.own_slot(threadIdx.x);
-        if (piece < H / WIDTH) {  // again if places have changed
-            const Values<WIDTH> sum = weighted_sum<WIDTH>(y, places, weights, token, piece, T, H);
-            store<WIDTH>(out + (size_t)token * H, piece, sum);
+        const int slot_after_wait = is_final ? 0 : slot_positions.slot_at(threadIdx.x);
+        if (vec < H / WIDTH) {  // repeated if a slot has changed
+            const Values<WIDTH> sum = weighted_sum<WIDTH>(y, positions, weights, token, vec, T, H);
+            store<WIDTH>(out + (size_t)token * H, vec, sum);
         }
-        if (is_known || __syncthreads_and(now == seen)) return;
-        own.find();
-        is_known = true;
+        if (is_final || __syncthreads_and(slot_after_wait == slot_before_wait)) return;
+        slot_positions.find();
+        is_final = true;
     }
 }
 
@@ -101,8 +100,8 @@ template <int WIDTH>
 __device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_weight, int H) {
     __shared__ float partial[THREADS / 32];
     float dot = 0.0f;
-    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
-        const Values<WIDTH> v = load<WIDTH>(x, piece), w = load<WIDTH>(gate_weight, piece);
+    for (int vec = threadIdx.x; vec < H / WIDTH; vec += THREADS) {
+        const Values<WIDTH> v = load<WIDTH>(x, vec), w = load<WIDTH>(gate_weight, vec);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) dot = fmaf(v.at[i], w.at[i], dot);
     }
@@ -110,8 +109,8 @@ __device__ __forceinline__ float shared_gate(const bf16* x, const bf16* gate_wei
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void add_gated(Values<WIDTH>& sum, float gate, const bf16* shared, int piece) {
-    const Values<WIDTH> v = load<WIDTH>(shared, piece);
+__device__ __forceinline__ void add_gated(Values<WIDTH>& sum, float gate, const bf16* shared, int vec) {
+    const Values<WIDTH> v = load<WIDTH>(shared, vec);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) sum.at[i] = fmaf(gate, v.at[i], sum.at[i]);
 }
@@ -124,10 +123,10 @@ __device__ __forceinline__ void shared_gate_add(const bf16* x, const bf16* gate_
     pdl_wait();
     const size_t row = (size_t)blockIdx.x * H;
     const float gate = shared_gate<WIDTH>(x + row, gate_weight, H);
-    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
-        Values<WIDTH> sum = load<WIDTH>(out + row, piece);
-        add_gated<WIDTH>(sum, gate, shared + row, piece);
-        store<WIDTH>(out + row, piece, sum);
+    for (int vec = threadIdx.x; vec < H / WIDTH; vec += THREADS) {
+        Values<WIDTH> sum = load<WIDTH>(out + row, vec);
+        add_gated<WIDTH>(sum, gate, shared + row, vec);
+        store<WIDTH>(out + row, vec, sum);
     }
 }
 
@@ -136,17 +135,17 @@ template <int WIDTH>
 __device__ __forceinline__ void unpermute_shared_add(const bf16* y, const int* slots, const float* weights,
                                                      const bf16* x, const bf16* gate_weight, const bf16* shared,
                                                      bf16* out, int S, int T, int H) {
-    __shared__ int places[MAX_CHOICES];
+    __shared__ int positions[MAX_CHOICES];
     pdl_launch_dependents();
     pdl_wait();
     const int token = blockIdx.x;
     const size_t row = (size_t)token * H;
-    Places{slots, token * T, S, T, places}.find();
+    SlotPositions{slots, token * T, S, T, positions}.find();
     const float gate = shared_gate<WIDTH>(x + row, gate_weight, H);
-    for (int piece = threadIdx.x; piece < H / WIDTH; piece += THREADS) {
-        Values<WIDTH> sum = widen(narrow(weighted_sum<WIDTH>(y, places, weights, token, piece, T, H)));
-        add_gated<WIDTH>(sum, gate, shared + row, piece);
-        store<WIDTH>(out + row, piece, sum);
+    for (int vec = threadIdx.x; vec < H / WIDTH; vec += THREADS) {
+        Values<WIDTH> sum = widen(narrow(weighted_sum<WIDTH>(y, positions, weights, token, vec, T, H)));
+        add_gated<WIDTH>(sum, gate, shared + row, vec);
+        store<WIDTH>(out + row, vec, sum);
     }
 }
 

@@ -10,14 +10,14 @@ MAX_ON_AN_AXIS = 65535  # of a grid's second axis
 
 @frozen
 class Split:
-    """How K is summed (experts.cuh): in at most so many chains, by an entry point for one K or for any."""
+    """A split of K (experts.cuh): at most ``slices`` split-K slices, in an entry point for one K or for any."""
 
     name: str
-    chains: int
+    slices: int
 
     def teams(self, warps: int) -> int:
-        """Return how many tiles a block of so many warps has side by side."""
-        return warps // min(self.chains, warps)
+        """Return the teams of a block, each with its own tile."""
+        return warps // min(self.slices, warps)
 
 
 _ANY = Split("any", 8)
@@ -29,21 +29,21 @@ _DOWN = ((512, Split("to_512", 1)), (1024, Split("to_1024", 2)))
 _STATIC = {"gate_up": {2048: Split("k2048", 8)}, "down": {512: Split("k512", 1)}}
 
 
-#: By form; experts.cuh has the same.
+#: By projection, as FOR_EACH_GATE_UP and FOR_EACH_DOWN of experts.cuh.
 SPLITS = {
     "gate_up": (*_STATIC["gate_up"].values(), _ANY),
     "down": (*_STATIC["down"].values(), *(split for _, split in _DOWN), _ANY),
 }
 
 
-def split_of(form: str, depth: int) -> Split:
+def split_of(projection: str, depth: int) -> Split:
     """Return the split of ``gate_up`` or ``down`` for depth K, never a function of the rows.
 
-    The chains of one K are the same for every kernel: 1 up to 512, 2 up to 1024, else 8.
+    The slices of one K are the same for every kernel: 1 up to 512, 2 up to 1024, else 8.
     """
-    if depth in _STATIC[form]:
-        return _STATIC[form][depth]
-    return next((split for most, split in _DOWN if form == "down" and depth <= most), _ANY)
+    if depth in _STATIC[projection]:
+        return _STATIC[projection][depth]
+    return next((split for most, split in _DOWN if projection == "down" and depth <= most), _ANY)
 
 
 def weights_of(bound: Bound, *names: str) -> tuple[ArrayView, ...]:
@@ -52,7 +52,7 @@ def weights_of(bound: Bound, *names: str) -> tuple[ArrayView, ...]:
     return (*(view_of(w.data) for w in weights), *(view_of(w.global_scale_decode) for w in weights))
 
 
-def entries_of(kernel: str, form: str, pointers: int, integers: int) -> tuple[EntryPoint, ...]:
+def entries_of(kernel: str, projection: str, pointers: int, integers: int) -> tuple[EntryPoint, ...]:
     """Return one entry point for each split of K of a projection."""
     types = ("ptr",) * pointers + ("i32",) * integers
-    return tuple(EntryPoint(f"{kernel}_{split.name}", types) for split in SPLITS[form])
+    return tuple(EntryPoint(f"{kernel}_{split.name}", types) for split in SPLITS[projection])

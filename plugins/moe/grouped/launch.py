@@ -32,9 +32,10 @@ GROUPED_WARPS = {"gate_up": 8, "down": 4}  # grouped.cuh
 _ROUND_THREADS = 256  # atomic.cu
 
 
-# Up to so many slots all tiles are shared out equally among as many blocks as fit the device. More slots may give
-# experts very different numbers of rows: then each block has few tiles of one expert. No bit depends on it.
-FEW_SLOTS = 1024
+# Up to this number of slots the persistent scheduler of grouped.cuh gives each block an equal range of tiles. With more
+# slots, experts may have very different numbers of rows: then a block computes a few tiles of one expert. The bits are
+# the same.
+PERSISTENT_SLOTS = 1024
 
 
 _REPEATS = {"gate_up": 4, "down": 4}
@@ -51,42 +52,44 @@ def _groups(experts: int, slots: int) -> int:
 
 
 @frozen
-class Shares:
-    """How tiles are shared out (grouped.cuh): ``repeats`` tiles of one expert a team, or with 0 equal shares."""
+class Schedule:
+    """The tile scheduler (grouped.cuh): ``repeats`` tiles of one expert for each team; 0 is the persistent one."""
 
     repeats: int
     grid: tuple[int, int, int]
 
 
-def shares_of(form: str, features: int, depth: int, experts: int, slots: int, multiprocessors: int) -> Shares:
-    """Return the shares of ``gate_up`` or ``down`` for so many features of a depth."""
-    split, tiles, groups = split_of(form, depth), ceil_div(features, TILE_N), _groups(experts, slots)
-    teams = split.teams(GROUPED_WARPS[form])
-    if slots <= FEW_SLOTS:
-        most = _BLOCKS_PER_MULTIPROCESSOR[form] * multiprocessors
-        return Shares(0, (min(most, ceil_div(tiles * groups, teams)), 1, 1))
-    repeats = _REPEATS[form]
-    return Shares(repeats, (ceil_div(tiles, teams * repeats), groups, 1))
+def schedule_of(projection: str, features: int, depth: int, experts: int, slots: int, multiprocessors: int) -> Schedule:
+    """Return the schedule of projection ``gate_up`` or ``down`` for N features of depth K."""
+    split, tiles, groups = split_of(projection, depth), ceil_div(features, TILE_N), _groups(experts, slots)
+    teams = split.teams(GROUPED_WARPS[projection])
+    if slots <= PERSISTENT_SLOTS:
+        most = _BLOCKS_PER_MULTIPROCESSOR[projection] * multiprocessors
+        return Schedule(0, (min(most, ceil_div(tiles * groups, teams)), 1, 1))
+    repeats = _REPEATS[projection]
+    return Schedule(repeats, (ceil_div(tiles, teams * repeats), groups, 1))
 
 
-# Where experts have many rows, tiles are multiplied by many of them at once (grouped_many.cuh), for one depth of each.
-_MANY = {"gate_up": 2048, "down": 512}
+# Projections and depths K that have a large-M kernel (grouped_large_m.cuh).
+_LARGE_M_DEPTHS = {"gate_up": 2048, "down": 512}
 
 
-_MANY_ROWS_AN_EXPERT, _MANY_WARPS = 8, 16
+# Its average rows of an expert from which it serves, and its warps.
+_LARGE_M_ROWS, _LARGE_M_WARPS = 8, 16
 
 
-# Waves of blocks that a device should have at least, of one block a multiprocessor.
-_MANY_WAVES = 4
+# The grid should have at least this number of waves, at one block a multiprocessor.
+_LARGE_M_WAVES = 4
 
 
-_MAX_SLICES = {"gate_up": 4, "down": 8}
+# At most this number of blocks share the output tiles of a row tile.
+_MAX_TILE_PARTS = {"gate_up": 4, "down": 8}
 
 
-_MAX_SHARED = 163 * KIB
+_MAX_SHARED = 163 * KIB  # of a block with 32 rows
 
 
-# What a plan on host memory, for no device that anybody named, is made for: it fits them all.
+# A plan on host memory, which names no device, fits the smallest shared memory of all.
 _SMALLEST = (8, 6)
 
 
@@ -95,98 +98,104 @@ def _capability_of(device: int) -> tuple[int, int]:
     return _SMALLEST if device == HOST else read_devices()[device].capability
 
 
-def many_rows(capability: tuple[int, int]) -> int:
-    """Return how many rows a block of grouped_many.cuh has in shared memory."""
+def large_m_rows(capability: tuple[int, int]) -> int:
+    """Return the rows of a row tile of grouped_large_m.cuh: as many as fit shared memory."""
     return 32 if LIMITS[capability].shared_bytes_per_block >= _MAX_SHARED else 16
 
 
-def _many_bytes(form: str, capability: tuple[int, int]) -> int:
-    return many_rows(capability) * (2 * _MANY[form] + 16)
+def _large_m_bytes(projection: str, capability: tuple[int, int]) -> int:
+    return large_m_rows(capability) * (2 * _LARGE_M_DEPTHS[projection] + 16)
 
 
 @frozen
 class GroupedKernel(CudaKernel):
-    """Grouped experts, whose blocks of many rows have what shared memory an architecture has for them."""
+    """Grouped experts; the shared memory of their large-M kernels depends on the architecture."""
 
     def request(self, arch: Arch) -> BuildRequest:
         """Return what must be built for an architecture."""
         asked = super().request(arch)
-        many = {f"grouped_many_{form}_k{depth}": form for form, depth in _MANY.items()}
+        large_m = {f"grouped_many_{projection}_k{depth}": projection for projection, depth in _LARGE_M_DEPTHS.items()}
         entries = (
-            replace(entry, dynamic_shared_bytes=_many_bytes(many[entry.name], arch.capability))
-            if entry.name in many
+            replace(entry, dynamic_shared_bytes=_large_m_bytes(large_m[entry.name], arch.capability))
+            if entry.name in large_m
             else entry
             for entry in asked.entries
         )
         return replace(asked, entries=tuple(entries))
 
 
-def has_many(form: str, depth: int, experts: int, slots: int) -> bool:
-    """Whether experts have so many rows on average that grouped_many.cuh serves them; no bit depends on it."""
-    return depth == _MANY[form] and slots >= _MANY_ROWS_AN_EXPERT * experts
+def is_large_m(projection: str, depth: int, experts: int, slots: int) -> bool:
+    """Whether the average expert has enough rows for grouped_large_m.cuh. The bits are the same."""
+    return depth == _LARGE_M_DEPTHS[projection] and slots >= _LARGE_M_ROWS * experts
 
 
-def many_grid(
-    form: str, features: int, experts: int, slots: int, rows: int, multiprocessors: int
+def large_m_grid(
+    projection: str, features: int, experts: int, slots: int, rows: int, multiprocessors: int
 ) -> tuple[int, int, int]:
-    """Return the slices of tiles, and as many parts of up to ``rows`` slots of one expert as there may be."""
-    parts = slots // rows + min(experts, slots)
-    if parts > MAX_ON_AN_AXIS:
-        raise ContractError(f"{slots} choices make {parts} parts, expected at most {MAX_ON_AN_AXIS}: launch in parts")
-    slices, likely = 1, slots // rows + min(experts, slots) // 2  # half of the last parts of experts are none
-    while slices * 2 * _MANY_WARPS * TILE_N <= features and slices * likely < _MANY_WAVES * multiprocessors:
-        slices *= 2
-    return min(slices, _MAX_SLICES[form]), parts, 1
+    """Return the parts of the output tiles, and an upper bound of the row tiles of ``rows`` slots of one expert."""
+    row_tiles = slots // rows + min(experts, slots)
+    if row_tiles > MAX_ON_AN_AXIS:
+        raise ContractError(
+            f"{slots} choices make {row_tiles} row tiles, expected at most {MAX_ON_AN_AXIS}: launch in parts"
+        )
+    parts, likely = 1, slots // rows + min(experts, slots) // 2  # half of the experts end in a partial row tile
+    while parts * 2 * _LARGE_M_WARPS * TILE_N <= features and parts * likely < _LARGE_M_WAVES * multiprocessors:
+        parts *= 2
+    return min(parts, _MAX_TILE_PARTS[projection]), row_tiles, 1
 
 
-def _plan_many(form: str, bound: Bound, slots: int, features: int, arguments: tuple[object, ...]) -> LaunchPlan:
+def _plan_large_m(
+    projection: str, bound: Bound, slots: int, features: int, arguments: tuple[object, ...]
+) -> LaunchPlan:
     device, experts = bound.views["offsets"].device, bound.dims["E"]
     capability = _capability_of(device)
-    grid = many_grid(form, features, experts, slots, many_rows(capability), multiprocessors_of(device))
-    size = _many_bytes(form, capability)
-    return LaunchPlan(f"grouped_many_{form}_k{_MANY[form]}", grid, arguments, dynamic_shared_bytes=size)
+    grid = large_m_grid(projection, features, experts, slots, large_m_rows(capability), multiprocessors_of(device))
+    size = _large_m_bytes(projection, capability)
+    return LaunchPlan(
+        f"grouped_many_{projection}_k{_LARGE_M_DEPTHS[projection]}", grid, arguments, dynamic_shared_bytes=size
+    )
 
 
 def _plan_grouped_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["I"], dims["H"]
-    if has_many("gate_up", depth, experts, slots):
+    if is_large_m("gate_up", depth, experts, slots):
         given = (*weights_of(bound, "w_gate", "w_up"), *(views[name] for name in ("x", "slots", "offsets", "out")))
-        return _plan_many("gate_up", bound, slots, features, (*given, experts, slots, dims["top_k"], features))
-    shares = shares_of("gate_up", features, depth, experts, slots, multiprocessors_of(views["x"].device))
+        return _plan_large_m("gate_up", bound, slots, features, (*given, experts, slots, dims["top_k"], features))
+    schedule = schedule_of("gate_up", features, depth, experts, slots, multiprocessors_of(views["x"].device))
     arrays = tuple(views[name] for name in ("x", "slots", "offsets", "work", "out"))
-    sizes = (experts, slots, dims["top_k"], features, depth, shares.repeats)
+    sizes = (experts, slots, dims["top_k"], features, depth, schedule.repeats)
     arguments = (*weights_of(bound, "w_gate", "w_up"), *arrays, *sizes)
-    return LaunchPlan(f"grouped_gate_up_{split_of('gate_up', depth).name}", shares.grid, arguments)
+    return LaunchPlan(f"grouped_gate_up_{split_of('gate_up', depth).name}", schedule.grid, arguments)
 
 
 def _plan_grouped_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], dims["S"], dims["H"], dims["I"]
-    if has_many("down", depth, experts, slots):
+    if is_large_m("down", depth, experts, slots):
         given = (*weights_of(bound, "w_down"), *(views[name] for name in ("h", "offsets", "out")))
-        return _plan_many("down", bound, slots, features, (*given, experts, slots, features))
-    shares = shares_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
+        return _plan_large_m("down", bound, slots, features, (*given, experts, slots, features))
+    schedule = schedule_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
     arrays = tuple(views[name] for name in ("h", "offsets", "work", "out"))
-    # Where blocks come one after the other, most begin when the launch before has ended.
-    sizes = (experts, slots, features, depth, shares.repeats, shares.repeats == 0)
+    # Only the first wave starts before the previous kernel has ended: several waves have no speculative prologue.
+    sizes = (experts, slots, features, depth, schedule.repeats, schedule.repeats == 0)
     arguments = (*weights_of(bound, "w_down"), *arrays, *sizes)
-    return LaunchPlan(f"grouped_down_{split_of('down', depth).name}", shares.grid, arguments)
+    return LaunchPlan(f"grouped_down_{split_of('down', depth).name}", schedule.grid, arguments)
 
 
 def _plan_grouped_down_atomic(bound: Bound, entries: Entries) -> tuple[LaunchPlan, ...]:
     dims, views = bound.dims, bound.views
     experts, slots, features, depth = dims["E"], views["slots"].size, dims["H"], dims["I"]
-    shares = shares_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
+    schedule = schedule_of("down", features, depth, experts, slots, multiprocessors_of(views["h"].device))
     count = dims["M"] * features
     arrays = tuple(views[name] for name in ("h", "slots", "work", "weights"))
-    sizes = (experts, slots, dims["T"], features, depth, shares.repeats, False)
+    sizes = (experts, slots, dims["T"], features, depth, schedule.repeats, False)
     sums, blocks = Scratch(4 * count, "sums"), (ceil_div(count, _ROUND_THREADS), 1, 1)
     return (
         LaunchPlan("clear_sums", blocks, (sums, count)),
         LaunchPlan(
             f"grouped_down_atomic_{split_of('down', depth).name}",
-            shares.grid,
+            schedule.grid,
             (*weights_of(bound, "w_down"), *arrays, sums, *sizes),
         ),
         LaunchPlan("round_sums", blocks, (sums, views["out"], count)),

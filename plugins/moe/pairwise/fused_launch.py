@@ -17,7 +17,7 @@ from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
-# How a split of the GEMV sums K (nvfp4_gemv/splits.cuh): in so many chains, of so many ranks where there are clusters.
+# The split-K slices, and ranks of a cluster, of each split of the GEMV (nvfp4_gemv/splits.cuh).
 _ORDERS = {
     "any": (8, 1),
     "k2048_few": (8, 1),
@@ -28,24 +28,24 @@ _ORDERS = {
     "k6144": (8, 2),
     "k17408": (8, 2),
 }
-_INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # of the form that serves gate and up together
+_INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # that the launch of gate and up together has
 _BLOCKS_PER_MULTIPROCESSOR = 2  # fused_shared.cu
-# By choices: tiles of a choice that a team has, so that all blocks fit an H200 at once, and the least blocks that have
-# the shared expert where choices leave fewer free. Its weights come early, so that few suffice; more are faster where
-# the others end soon. H200, cold L2, us with the router, 8 / 32 blocks of the shared expert: 8 choices 15.1 / 14.5,
-# 16 17.3 / 17.7, 24 25.1 / 23.7, 32 27.6 / 28.7.
-_SHARES = ((8, 1, 32), (16, 2, 8), (24, 3, 32), (1 << 62, 4, 8))
+# Up to this number of choices: tiles of a choice for each team, so that all blocks fit an H200 at once, and the least
+# blocks of the shared expert. Its weights are loaded before pdl_wait, so that few blocks suffice; more are faster where
+# the other blocks end early. H200, cold L2, us with the router, 8 / 32 blocks of the shared expert:
+# 8 choices 15.1 / 14.5, 16 choices 17.3 / 17.7, 24 choices 25.1 / 23.7, 32 choices 27.6 / 28.7.
+_SCHEDULES = ((8, 1, 32), (16, 2, 8), (24, 3, 32), (1 << 62, 4, 8))
 
 
 def gemv_order(features: int, depth: int, is_dual: bool) -> tuple[int, int]:
-    """Return the chains and ranks in which the GEMV sums K: of gate and up, so many features together, or of down."""
+    """Return the slices and ranks in which the GEMV sums K: of gate and up, so many features together, or of down."""
     split = (gemv.split_of if is_dual else gemv.split_alone)(features, depth)
     return _ORDERS["any" if is_dual and split not in _INPUT_ORDERS else split]
 
 
 @frozen
-class Shares:
-    """How blocks share gate and up out: behind the shared expert's, ``blocks`` a choice, ``repeats`` tiles a team."""
+class Schedule:
+    """The grid of gate and up: blocks of the shared expert, then ``blocks`` a choice, ``repeats`` tiles a team."""
 
     repeats: int
     blocks: int
@@ -53,19 +53,19 @@ class Shares:
     grid: tuple[int, int, int]
 
 
-def shares_of(dims: Mapping[str, int], multiprocessors: int) -> Shares:
-    """Return the shares of ``M T`` choices, and of the shared expert in the blocks that they leave free."""
+def schedule_of(dims: Mapping[str, int], multiprocessors: int) -> Schedule:
+    """Return the schedule of ``M T`` choices, and of the shared expert in the remaining blocks of a wave."""
     slots, teams = dims["M"] * dims["T"], split_of("gate_up", dims["H"]).teams(PAIRWISE_WARPS)
-    repeats, least = next((repeats, least) for most, repeats, least in _SHARES if slots <= most)
+    repeats, least = next((repeats, least) for most, repeats, least in _SCHEDULES if slots <= most)
     blocks = ceil_div(ceil_div(dims["I"], TILE_N), teams * repeats)
     free = _BLOCKS_PER_MULTIPROCESSOR * multiprocessors - blocks * slots
     shared_blocks = min(ceil_div(dims["J"], TILE_N), max(least, free))
-    return Shares(repeats, blocks, shared_blocks, (shared_blocks + blocks * slots, 1, 1))
+    return Schedule(repeats, blocks, shared_blocks, (shared_blocks + blocks * slots, 1, 1))
 
 
 def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views, given = bound.dims, bound.views, bound.arguments
-    shares = shares_of(dims, multiprocessors_of(views["x"].device))
+    schedule = schedule_of(dims, multiprocessors_of(views["x"].device))
     shared = tuple(given[name] for name in ("shared_gate", "shared_up"))
     arrays = (
         *weights_of(bound, "w_gate", "w_up"),
@@ -75,17 +75,17 @@ def _plan_gate_up(bound: Bound, entries: Entries) -> LaunchPlan:
         *(weight.global_scale_decode for weight in shared),
     )
     sizes = (views["logits"].dtype == numpy_dtype("f32"), *(dims[name] for name in "METIHJ"))
-    parts = (shares.repeats, shares.blocks, shares.shared_blocks)
+    scheduling = (schedule.repeats, schedule.blocks, schedule.shared_blocks)
     order = gemv_order(2 * dims["J"], dims["H"], True)
     entry = f"fused_gate_up_{split_of('gate_up', dims['H']).name}"
-    return LaunchPlan(entry, shares.grid, (*arrays, *sizes, *parts, *order))
+    return LaunchPlan(entry, schedule.grid, (*arrays, *sizes, *scheduling, *order))
 
 
 def _plan_down(bound: Bound, entries: Entries) -> LaunchPlan:
     dims, views = bound.dims, bound.views
     split, shared = split_of("down", dims["I"]), bound.arguments["shared_down"]
     if split.name == "k512" and dims["J"] != dims["I"]:
-        split = Split("to_512", split.chains)
+        split = Split("to_512", split.slices)
     arrays = (
         *weights_of(bound, "w_down"),
         view_of(shared.data),

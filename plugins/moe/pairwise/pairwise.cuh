@@ -1,13 +1,14 @@
-// Pairwise experts: every token and choice for itself, for few tokens; choices of one expert share a read of its
-// weights. The shared expert, which every token passes, may be one more.
+// Pairwise experts for small M: each pair of a token and a chosen expert, without a sort. Choices of one expert read
+// its weights once. The shared expert of every token may be one more. Used by pairwise.cu and fused_shared.cu. sm_80
+// and newer.
 //
-// Down: a block has one tile of one token; a team has a choice, TEAMS choices at a time, and two more warps the shared
-// expert. It begins before the launch ahead of it has ended: it loads the weights of the experts that the ids name by
-// then, and looks again once it has ended. Only where that launch wrote the ids itself was this in vain.
+// Down: a block computes one tile of one token. A team computes one choice, TEAMS choices at a time; two more warps
+// compute the shared expert. The prologue is speculative: before pdl_wait it loads the weights of the experts that the
+// ids then name, and after it compares the ids. The load is wasted only if the previous kernel has written the ids.
 //
-// Numerics: experts.cuh; each choice's result is rounded to BF16, then weighted and added in order of choice in FP32,
-// and the sum is rounded. The shared expert's K is summed in the order of the GEMV that computes it alone, its result
-// rounded to BF16, and added to the rounded sum times its gate.
+// Numerics: experts.cuh. The result of each choice is rounded to BF16, then weighted and added in order of choice in
+// FP32, and the sum is rounded. The shared expert sums K in the order of the GEMV that computes it alone; its result is
+// rounded to BF16 and added to the rounded sum times its gate.
 #pragma once
 #include "async_copy.cuh"
 #include "bf16.cuh"
@@ -17,7 +18,7 @@
 #include "shared_memory.cuh"
 
 constexpr int PAIRWISE_WARPS = 8, PAIRWISE_THREADS = PAIRWISE_WARPS * 32;
-constexpr int MAX_CHAINS = 20;  // of the GEMV
+constexpr int MAX_SLICES = 20;  // of the GEMV
 
 // The i-th set bit of a mask.
 __device__ __forceinline__ int nth_bit(u32 mask, int i) {
@@ -25,38 +26,38 @@ __device__ __forceinline__ int nth_bit(u32 mask, int i) {
     return __ffs(mask) - 1;
 }
 
-// How the GEMV (nvfp4_gemv/nvfp4_gemv.cuh) sums K: chain c has supertiles c, c + chains, ... on two accumulators; the
-// chains of a rank of its cluster are added, then the ranks. Without clusters all chains are of one.
+// The summation order of the GEMV (nvfp4_gemv/nvfp4_gemv.cuh): slice c is the supertiles c, c + slices, ... on two
+// accumulators. The slices of each rank of a cluster are added, then the ranks. Without clusters there is one rank.
 struct GemvOrder {
-    int chains, ranks;
+    int slices, ranks;
 
-    __device__ __forceinline__ GemvOrder(int chains, int ranks) : chains(chains), ranks(ranks) {
+    __device__ __forceinline__ GemvOrder(int slices, int ranks) : slices(slices), ranks(ranks) {
 #if __CUDA_ARCH__ < 900
         this->ranks = 1;
 #endif
     }
-    // ``at(c)`` is the sum of chain c; only the first ``there`` have any K.
+    // ``at(c)`` is the sum of slice c. Slices from ``used_slices`` on are empty.
     template <class At>
-    __device__ __forceinline__ float total(int there, At at) const {
-        if (ranks == 1 && there <= 8) {  // all of them are on their way at once
+    __device__ __forceinline__ float total(int used_slices, At at) const {
+        if (ranks == 1 && used_slices <= 8) {  // all loads at once
             float sum = 0.0f;
 #pragma unroll
             for (int c = 0; c < 8; ++c)
-                if (c < there) sum += at(c);
+                if (c < used_slices) sum += at(c);
             return sum;
         }
-        const int of_rank = chains / ranks;
+        const int of_rank = slices / ranks;
         float total = 0.0f;
-        for (int first = 0; first < min(chains, there); first += of_rank) {
+        for (int first = 0; first < min(slices, used_slices); first += of_rank) {
             float sum = 0.0f;
-            for (int c = first; c < min(first + of_rank, there); ++c) sum += at(c);
+            for (int c = first; c < min(first + of_rank, used_slices); ++c) sum += at(c);
             total += sum;
         }
         return total;
     }
 };
 
-// A token's row of ``x [M, H]`` in global memory; -1 for none.
+// The row of a token of ``x [M, H]`` in global memory; no row for token -1.
 template <class F>
 __device__ __forceinline__ GlobalRow<F> global_row(const bf16* x, int token, int H) {
     GlobalRow<F> row;
@@ -66,33 +67,34 @@ __device__ __forceinline__ GlobalRow<F> global_row(const bf16* x, int token, int
 
 // One supertile on A accumulators.
 template <int A, class Row, class F>
-__device__ __forceinline__ void multiply_supertile(float (&c)[A][1][4], const Supertile& own, Row& x, int s,
-                                                   const Place<F>& at) {
+__device__ __forceinline__ void multiply_supertile(float (&c)[A][1][4], const Supertile& weights, Row& x, int s,
+                                                   const WarpPosition<F>& at) {
     x.begin(s, at);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-        const u32 word = b < 2 ? own.scales.x : own.scales.y;
+        const u32 word = b < 2 ? weights.scales.x : weights.scales.y;
         multiply_block<1>(
-            c, own.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), x.block(b, at));
+            c, weights.codes[b], scale_pair(word, 2 * (b & 1)), scale_pair(word, 2 * (b & 1) + 1), x.block(b, at));
     }
 }
 
-// Tiles first, first + TEAMS, ... of an expert's gate and up, of which ``stream`` has begun the first, for the choices
-// that ``mask`` names of 32 from ``base`` on. ``row_of(token)`` is a token's row, -1 for none.
+// Tiles first, first + TEAMS, ... of the gate and up of an expert, for those of the 32 choices from ``base`` on whose
+// bit in ``mask`` is set. ``pipeline`` already loads the first tile. ``row_of(token)`` is the row of a token, none for
+// -1.
 template <class F, class RowOf>
 __device__ __forceinline__ void gate_up_of_choices(
-    Stream<F, 2, 2>& stream, Exchange<F, 2>& exchange, const Experts (&experts)[2], int expert, int base, u32 mask,
-    int first, int tile_end, RowOf row_of, bf16* out, int T, int I, const Place<F>& at) {
+    WeightPipeline<F, 2, 2>& pipeline, SplitKPartials<F, 2>& partials, const Experts (&experts)[2], int expert,
+    int base, u32 mask, int first, int tile_end, RowOf row_of, bf16* out, int T, int I, const WarpPosition<F>& at) {
     const int count = __popc(mask);
     const float scale_gate = experts[0].scale(expert), scale_up = experts[1].scale(expert);
     for (int begin = 0; begin < count; begin += GROUP_ROWS) {
         size_t offset = at.offset(expert, first);
-        if (begin > 0) stream.start(experts, offset, at);
+        if (begin > 0) pipeline.start(experts, offset, at);
         const int rows = min(GROUP_ROWS, count - begin);
         auto row = row_of(at.g < rows ? (base + nth_bit(mask, begin + at.g)) / T : -1);
 #pragma unroll 1
         for (int tile = first; tile < tile_end; tile += F::TEAMS, offset += at.stride())
-            multiply_rows(stream, exchange, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row,
+            multiply_rows(pipeline, partials, experts, offset, offset + at.stride(), tile + F::TEAMS < tile_end, row,
                           rows, tile, at, [&](int i, int output, const float (&sums)[2]) {
                               out[(size_t)(base + nth_bit(mask, begin + i)) * I + output] =
                                   activated(sums[0] * scale_gate, sums[1] * scale_up);
@@ -100,8 +102,8 @@ __device__ __forceinline__ void gate_up_of_choices(
     }
 }
 
-// What down reads and writes. What the launch before wrote is not __restrict__: it would be read before the wait. The
-// shared expert: its weight (null for none), result of gate and up, and gates.
+// Arguments of down. Outputs of earlier kernels are not __restrict__, or they would be read before pdl_wait. A null
+// ``shared`` means no shared expert.
 struct DownArguments {
     const u8* shared;  // [ceil(H/16)][ceil(J/256)][2304]
     float shared_scale;
@@ -113,7 +115,7 @@ struct DownArguments {
     bf16* out;             // [M, H]
     int E, T, H, I, J;
 
-    // The expert of a choice, -1 for none.
+    // The expert of a choice; -1 if it has none.
     __device__ __forceinline__ int expert(int token, int t) const {
         const int expert = t < T ? load_relaxed(ids + (size_t)token * T + t) : -1;
         return (u32)expert < (u32)E ? expert : -1;
@@ -127,36 +129,36 @@ struct DownArguments {
     }
 };
 
-// K of experts and shared expert is 512: a warp has a choice, all of whose weights, and its row, are on their way at
-// once. Of the shared expert a warp has a supertile, which is a chain of its GEMV.
+// Down with K = 512 in experts and shared expert: a warp computes one choice, and loads all its weights and its row at
+// once. Of the shared expert a warp computes one supertile, which is one slice of the GEMV.
 constexpr int SHARED_WARPS = 2;
 
 template <bool SHARED>
 __device__ __forceinline__ void down_of_512(const Experts& experts, const DownArguments& in) {
     constexpr int K = 512, SUPERTILES = K / TILE_K, WARPS = PAIRWISE_WARPS + (SHARED ? SHARED_WARPS : 0);
     static_assert(SUPERTILES == SHARED_WARPS);
-    using F = Form<1, K, PAIRWISE_WARPS>;
+    using F = TileConfig<1, K, PAIRWISE_WARPS>;
     __shared__ __align__(16) bf16 rows[WARPS][K];
-    __shared__ float results[WARPS][TILE_N], shares[PAIRWISE_WARPS];
-    __shared__ bool is_there[PAIRWISE_WARPS];
+    __shared__ float results[WARPS][TILE_N], choice_weights[PAIRWISE_WARPS];
+    __shared__ bool is_valid[PAIRWISE_WARPS];
     pdl_launch_dependents();
-    const Place<F> at(in.H, K);
+    const WarpPosition<F> at(in.H, K);
     const int tile = blockIdx.x, token = blockIdx.y, warp = threadIdx.x >> 5, T = in.T;
     const bool is_shared = SHARED && warp >= PAIRWISE_WARPS;
-    const int chain = warp - PAIRWISE_WARPS;
+    const int slice = warp - PAIRWISE_WARPS;
     const size_t tile_bytes = SUPERTILES * SUPERTILE_BYTES;
-    Supertile parts[SUPERTILES];
+    Supertile weights[SUPERTILES];
     float scale = 1.0f;
     const auto start = [&](int expert) {
         const u8* weight = experts.data + ((size_t)expert * at.tiles + tile) * tile_bytes;
 #pragma unroll
-        for (int s = 0; s < SUPERTILES; ++s) parts[s].load(weight + s * SUPERTILE_BYTES, at.lane);
+        for (int s = 0; s < SUPERTILES; ++s) weights[s].load(weight + s * SUPERTILE_BYTES, at.lane);
         scale = experts.scale(expert);
     };
-    int held = -1;
-    if (is_shared) parts[0].load(in.shared + tile * tile_bytes + chain * SUPERTILE_BYTES, at.lane);
-    else held = in.expert(token, warp);
-    if (held >= 0) start(held);
+    int loaded = -1;
+    if (is_shared) weights[0].load(in.shared + tile * tile_bytes + slice * SUPERTILE_BYTES, at.lane);
+    else loaded = in.expert(token, warp);
+    if (loaded >= 0) start(loaded);
     pdl_wait();
     const float gate = SHARED ? in.gate[token] : 0.0f;
     float total = 0.0f;
@@ -167,11 +169,11 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
         float low, high;  // row 0, outputs g and g + 8
         if (is_shared) {
             if (first == 0) {
-                cp_async_16(x.row + at.lane * 16, in.h_shared + (size_t)token * K + chain * TILE_K + at.lane * 8);
+                cp_async_16(x.row + at.lane * 16, in.h_shared + (size_t)token * K + slice * TILE_K + at.lane * 8);
                 cp_async_commit(), cp_async_wait<0>();
                 __syncwarp();
                 float c[2][1][4] = {};
-                multiply_supertile(c, parts[0], x, 0, at);
+                multiply_supertile(c, weights[0], x, 0, at);
                 low = c[0][0][0] + c[1][0][0];
                 high = c[0][0][2] + c[1][0][2];
             }
@@ -180,27 +182,27 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
 #pragma unroll
             for (int i = at.lane * 8; i < K; i += 256) cp_async_16(x.row + i * (u32)sizeof(bf16), row + i);
             const int expert = in.expert(token, t);
-            const float share = in.weights[(size_t)token * T + t];
-            if (expert >= 0 && expert != held) start(expert);
-            held = expert;
+            const float choice_weight = in.weights[(size_t)token * T + t];
+            if (expert >= 0 && expert != loaded) start(expert);
+            loaded = expert;
             cp_async_commit(), cp_async_wait<0>();
             __syncwarp();
             float c[4][1][4] = {};
 #pragma unroll
-            for (int s = 0; s < SUPERTILES; ++s) multiply_supertile(c, parts[s], x, s, at);
+            for (int s = 0; s < SUPERTILES; ++s) multiply_supertile(c, weights[s], x, s, at);
             low = __bfloat162float(rounded(((c[0][0][0] + c[1][0][0]) + (c[2][0][0] + c[3][0][0])) * scale));
             high = __bfloat162float(rounded(((c[0][0][2] + c[1][0][2]) + (c[2][0][2] + c[3][0][2])) * scale));
-            if (at.lane == 0) shares[warp] = share, is_there[warp] = expert >= 0;
+            if (at.lane == 0) choice_weights[warp] = choice_weight, is_valid[warp] = expert >= 0;
         } else if (at.lane == 0) {
-            is_there[warp] = false;
+            is_valid[warp] = false;
         }
         if (at.t == 0 && (is_shared ? first == 0 : t < T)) results[warp][at.g] = low, results[warp][at.g + 8] = high;
         __syncthreads();
         if (threadIdx.x < TILE_N) {
 #pragma unroll
-            for (int c = 0; c < PAIRWISE_WARPS; ++c) {  // no branch: loads behind one would wait for each other
-                const float sum = fmaf(results[c][threadIdx.x], shares[c], total);
-                total = is_there[c] ? sum : total;
+            for (int c = 0; c < PAIRWISE_WARPS; ++c) {  // no branch: loads after a branch would be serialised
+                const float sum = fmaf(results[c][threadIdx.x], choice_weights[c], total);
+                total = is_valid[c] ? sum : total;
             }
         }
         if (first + PAIRWISE_WARPS < T) __syncthreads();
@@ -214,82 +216,83 @@ __device__ __forceinline__ void down_of_512(const Experts& experts, const DownAr
     in.store<SHARED>(token, tile * TILE_N + threadIdx.x, total, gate, shared);
 }
 
-// Any K.
+// Down with any K.
 template <class F, bool SHARED>
 __device__ __forceinline__ void down_of_any(const Experts& expert_weights, const DownArguments& in, GemvOrder order) {
-    using G = Form<1, 0, 1>;
+    using G = TileConfig<1, 0, 1>;
     const Experts experts[1] = {expert_weights};
-    __shared__ float partial[F::TEAMS][F::CHAINS][TILE_N], of_shared[SHARED ? MAX_CHAINS : 1][TILE_N];
-    __shared__ float scales[F::TEAMS], shares[F::TEAMS];  // of the choices at hand
-    __shared__ bool is_there[F::TEAMS];
+    __shared__ float partial[F::TEAMS][F::SLICES][TILE_N], shared_partials[SHARED ? MAX_SLICES : 1][TILE_N];
+    __shared__ float scales[F::TEAMS], choice_weights[F::TEAMS];  // of the current choices
+    __shared__ bool is_valid[F::TEAMS];
     pdl_launch_dependents();
-    const Place<F> at(in.H, in.I);
-    const Place<G> at_shared(in.H, in.J);
+    const WarpPosition<F> at(in.H, in.I);
+    const WarpPosition<G> at_shared(in.H, in.J);
     const int tile = blockIdx.x, token = blockIdx.y, T = in.T;
-    const int there = min(order.chains, at_shared.supertiles);
+    const int used_slices = min(order.slices, at_shared.supertiles);
     const bool is_shared = SHARED && threadIdx.x >= PAIRWISE_THREADS;
-    const int first_chain = (int)(threadIdx.x - PAIRWISE_THREADS) >> 5;
-    Stream<F, 1, 1> stream;
-    const int early = is_shared ? -1 : in.expert(token, at.team);
-    if (early >= 0) stream.start(experts, at.offset(early, tile), at);
+    const int first_slice = (int)(threadIdx.x - PAIRWISE_THREADS) >> 5;
+    WeightPipeline<F, 1, 1> pipeline;
+    const int speculative = is_shared ? -1 : in.expert(token, at.team);
+    if (speculative >= 0) pipeline.start(experts, at.offset(speculative, tile), at);
     pdl_wait();
     const float gate = SHARED ? in.gate[token] : 0.0f;
     if (is_shared) {
         GlobalRow<G> row;
         row.row = at.g == 0 ? in.h_shared + (size_t)token * in.J : nullptr;
         const u8* weight = in.shared + (size_t)tile * at_shared.supertiles * SUPERTILE_BYTES;
-        for (int chain = first_chain; chain < there; chain += SHARED_WARPS) {
+        for (int slice = first_slice; slice < used_slices; slice += SHARED_WARPS) {
             float c[2][1][4] = {};
-            for (int s = chain; s < at_shared.supertiles; s += order.chains) {
-                Supertile part;
-                part.load(weight + (size_t)s * SUPERTILE_BYTES, at.lane);
-                multiply_supertile(c, part, row, s, at_shared);
+            for (int s = slice; s < at_shared.supertiles; s += order.slices) {
+                Supertile supertile;
+                supertile.load(weight + (size_t)s * SUPERTILE_BYTES, at.lane);
+                multiply_supertile(c, supertile, row, s, at_shared);
             }
             if (at.t > 0) continue;
-            of_shared[chain][at.g] = c[0][0][0] + c[1][0][0];
-            of_shared[chain][at.g + 8] = c[0][0][2] + c[1][0][2];
+            shared_partials[slice][at.g] = c[0][0][0] + c[1][0][0];
+            shared_partials[slice][at.g + 8] = c[0][0][2] + c[1][0][2];
         }
     }
     float total = 0.0f;
     for (int first = 0; first < T; first += F::TEAMS) {
         const int t = first + at.team, expert = is_shared ? -1 : in.expert(token, t);
         if (!is_shared && at.warp_k == 0 && at.lane == 0) {
-            is_there[at.team] = expert >= 0;
+            is_valid[at.team] = expert >= 0;
             scales[at.team] = expert >= 0 ? experts[0].scale(expert) : 0.0f;
-            shares[at.team] = t < T ? in.weights[(size_t)token * T + t] : 0.0f;
+            choice_weights[at.team] = t < T ? in.weights[(size_t)token * T + t] : 0.0f;
         }
         if (expert >= 0) {
             const size_t offset = at.offset(expert, tile);
-            if (first > 0 || expert != early) stream.start(experts, offset, at);
+            if (first > 0 || expert != speculative) pipeline.start(experts, offset, at);
             GlobalRow<F> row;
             row.row = at.g == 0 ? in.h + ((size_t)token * T + t) * in.I : nullptr;
-            stream.multiply_tile(experts, offset, offset, false, row, at, [&](int, int chain, const float (&sums)[4]) {
-                if (at.t > 0) return;  // row 0, outputs g and g + 8
-                partial[at.team][chain][at.g] = sums[0];
-                partial[at.team][chain][at.g + 8] = sums[2];
-            });
+            pipeline.multiply_tile(
+                experts, offset, offset, false, row, at, [&](int, int slice, const float (&sums)[4]) {
+                    if (at.t > 0) return;  // row 0, outputs g and g + 8
+                    partial[at.team][slice][at.g] = sums[0];
+                    partial[at.team][slice][at.g + 8] = sums[2];
+                });
         }
         __syncthreads();
         for (int c = 0; threadIdx.x < TILE_N && c < min(F::TEAMS, T - first); ++c) {
-            if (!is_there[c]) continue;
+            if (!is_valid[c]) continue;
             float sum = 0.0f;
 #pragma unroll
-            for (int chain = 0; chain < F::CHAINS; ++chain)
-                if (F::STATIC_K > 0 || chain < at.chains) sum += partial[c][chain][threadIdx.x];
-            total = fmaf(__bfloat162float(rounded(sum * scales[c])), shares[c], total);
+            for (int slice = 0; slice < F::SLICES; ++slice)
+                if (F::STATIC_K > 0 || slice < at.slices) sum += partial[c][slice][threadIdx.x];
+            total = fmaf(__bfloat162float(rounded(sum * scales[c])), choice_weights[c], total);
         }
         if (first + F::TEAMS < T) __syncthreads();
     }
     if (threadIdx.x >= TILE_N) return;  // no barrier follows
     float shared = 0.0f;
     if (SHARED)
-        shared =
-            order.total(there, [&](int c) { return of_shared[c][threadIdx.x]; }) * (in.shared_scale * EXPONENT_GAP);
+        shared = order.total(used_slices, [&](int c) { return shared_partials[c][threadIdx.x]; }) *
+                 (in.shared_scale * EXPONENT_GAP);
     in.store<SHARED>(token, tile * TILE_N + threadIdx.x, total, gate, __bfloat162float(rounded(shared)));
 }
 
 template <class F, bool SHARED>
 __device__ __forceinline__ void pairwise_down(const Experts& experts, const DownArguments& in, GemvOrder order) {
-    if constexpr (F::CHAINS == 1 && F::STATIC_K == 512) down_of_512<SHARED>(experts, in);
+    if constexpr (F::SLICES == 1 && F::STATIC_K == 512) down_of_512<SHARED>(experts, in);
     else down_of_any<F, SHARED>(experts, in, order);
 }

@@ -1,6 +1,6 @@
 // Router logits in FP32: out[m, e] = sum_h x[m, h] * w[e, h], BF16 weights.
 //
-// A warp has an expert and up to eight rows, which share one read of the weights. Numerics: exact products, FP32 sums
+// A warp computes one expert for up to eight rows, with one read of its weights. Numerics: exact products, FP32 sums
 // in an order that depends on H only, so that rows do not depend on each other. Any H. Grid: (ceil(E / 8), ceil(M /
 // 8)). Launched by launch.py. sm_80 and newer.
 #include "bf16.cuh"

@@ -1,27 +1,28 @@
-// Slots by expert: a stable counting sort, one warp an expert. Each warp counts the ids below its own, which is where
-// its slots begin, and then writes its slots in order: no scratch, no sums over blocks, any number of slots. The work
-// list takes the rank of an expert among those that have slots: each block notes all ids in a bit an expert.
+// Sorts slots by expert: a stable counting sort with one warp for each expert. A warp counts the ids below its expert,
+// which gives the offset of its slots, and then writes its slots in order. It needs no scratch and no reduction over
+// blocks. The index of an expert in the work list is its rank among the experts with slots, from a bit mask that each
+// block makes.
 //
-// An id outside the experts is sorted nowhere; as many slots as there are such ids are -1, at the end. Launched by
-// launch.py. Grid: ceil(experts / 8); of local_ids ceil(count / 256).
+// Ids outside the experts are dropped: for each of them one slot at the end is -1. Launched by launch.py. sm_80 and
+// newer. Grid: ceil(experts / 8); of local_ids ceil(count / 256).
 #include "pdl.cuh"
 
-constexpr int WARPS = 8, THREADS = WARPS * 32, AHEAD = 4;  // AHEAD loads in flight
-constexpr int MAX_EXPERTS = 32768;                         // a bit each in shared memory
+constexpr int WARPS = 8, THREADS = WARPS * 32, LOADS = 4;  // LOADS in flight for each lane
+constexpr int MAX_EXPERTS = 32768;                         // one bit each in shared memory
 
 struct Ids {
-    int at[AHEAD];
+    int at[LOADS];
 
-    __device__ __forceinline__ Ids(const int* ids, int first, int count, int lane) {
+    __device__ __forceinline__ Ids(const int* ids, int first, int experts_with_slots, int lane) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
+        for (int i = 0; i < LOADS; ++i) {
             const int slot = first + i * 32 + lane;
-            at[i] = slot < count ? ids[slot] : -1;
+            at[i] = slot < experts_with_slots ? ids[slot] : -1;
         }
     }
 };
 
-// The experts below one that have slots; the same for all lanes.
+// The number of experts with slots below ``expert``; the same for all lanes.
 __device__ __forceinline__ int rank_of(const u32* has_slots, int expert, int lane) {
     int rank = 0;
     for (int word = lane; word * 32 < expert; word += 32) {
@@ -47,50 +48,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
         const u32 id = ids[slot];
         if (id < (u32)experts) atomicOr(&has_slots[id / 32], 1u << id % 32);
     }
-    int below = 0, own = 0;
-    for (int first = 0; first < slots; first += AHEAD * 32) {
+    int below = 0, count_of_expert = 0;
+    for (int first = 0; first < slots; first += LOADS * 32) {
         const Ids chunk(ids, first, slots, lane);
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {  // unsigned: a negative id is above all
+        for (int i = 0; i < LOADS; ++i) {  // unsigned: a negative id is larger than all experts
             below += __popc(__ballot_sync(0xffffffffu, (u32)chunk.at[i] < (u32)expert));
-            own += __popc(__ballot_sync(0xffffffffu, chunk.at[i] == expert));
+            count_of_expert += __popc(__ballot_sync(0xffffffffu, chunk.at[i] == expert));
         }
     }
     __syncthreads();
     if (expert >= experts) return;  // no barrier follows
-    const int rank = rank_of(has_slots, expert, lane), count = rank_of(has_slots, experts, lane);
+    const int rank = rank_of(has_slots, expert, lane), experts_with_slots = rank_of(has_slots, experts, lane);
     if (lane == 0) {
         offsets[expert] = below;
-        // Those without slots are behind all that have some.
-        int4* const place = reinterpret_cast<int4*>(work) + (own > 0 ? rank : count + expert - rank);
-        *place = own > 0 ? make_int4(expert, below, below + own, count) : make_int4(-1, 0, 0, count);
+        // Experts without slots come after all others.
+        int4* const place =
+            reinterpret_cast<int4*>(work) + (count_of_expert > 0 ? rank : experts_with_slots + expert - rank);
+        *place = count_of_expert > 0 ? make_int4(expert, below, below + count_of_expert, experts_with_slots)
+                                     : make_int4(-1, 0, 0, experts_with_slots);
     }
     int place = below;
-    for (int first = 0; own > 0 && first < slots; first += AHEAD * 32) {
+    for (int first = 0; count_of_expert > 0 && first < slots; first += LOADS * 32) {
         const Ids chunk(ids, first, slots, lane);
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-            const bool is_own = chunk.at[i] == expert;
-            const u32 mask = __ballot_sync(0xffffffffu, is_own);
-            if (is_own) sorted[place + __popc(mask & ((1u << lane) - 1))] = first + i * 32 + lane;
+        for (int i = 0; i < LOADS; ++i) {
+            const bool is_mine = chunk.at[i] == expert;
+            const u32 mask = __ballot_sync(0xffffffffu, is_mine);
+            if (is_mine) sorted[place + __popc(mask & ((1u << lane) - 1))] = first + i * 32 + lane;
             place += __popc(mask);
         }
     }
     if (expert == experts - 1) {
-        if (lane == 0) offsets[experts] = below + own;
-        for (int i = below + own + lane; i < slots; i += 32) sorted[i] = -1;
+        if (lane == 0) offsets[experts] = below + count_of_expert;
+        for (int i = below + count_of_expert + lane; i < slots; i += 32) sorted[i] = -1;
     }
 }
 
-// Ids counted from expert ``first`` on, -1 for those of other experts: the same routing as a slice of the experts sees
-// it.
+// Ids relative to expert ``first``, -1 outside the ``experts`` of this slice: routing for expert parallelism.
 extern "C" __global__ void __launch_bounds__(256) local_ids(const int* ids,         // [count]
                                                             int* __restrict__ out,  // [count]
-                                                            int count, int first, int experts) {
+                                                            int experts_with_slots, int first, int experts) {
     pdl_launch_dependents();
     pdl_wait();
     const int i = blockIdx.x * 256 + threadIdx.x;
-    if (i >= count) return;  // no barrier follows
+    if (i >= experts_with_slots) return;  // no barrier follows
     const u32 local = (u32)ids[i] - (u32)first;
     out[i] = local < (u32)experts ? (int)local : -1;
 }

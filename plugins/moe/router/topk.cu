@@ -1,17 +1,17 @@
-// The router's choice for each row, with weights that sum to 1 (topk.cuh). One warp a token. Launched by
-// launch.py. Grid: M.
+// Entry points of the router's top-k (topk.cuh): ids and weights that sum to 1, one warp for each token. Launched by
+// launch.py. Grid: M. sm_80 and newer.
 #include "bf16.cuh"
 #include "pdl.cuh"
 #include "topk.cuh"
 
-// For a warp whose lane i has choice i, of all there are.
+// By a warp whose lane i holds choice i, for at most 32 choices.
 template <class S>
-__device__ __forceinline__ void store_choices(const S& scores, const OwnChoice& own, u32 largest, int* ids,
+__device__ __forceinline__ void store_choices(const S& scores, const LaneChoice& choice, u32 largest, int* ids,
                                               float* weights, int top_k, int lane) {
-    const float weight = own.expert >= 0 ? scores.weight(own.expert, own.key, largest) : 0.0f;
+    const float weight = choice.expert >= 0 ? scores.weight(choice.expert, choice.key, largest) : 0.0f;
     const float sum = sum_in_order(0.0f, weight, top_k);
     if (lane >= top_k) return;
-    ids[lane] = max(own.expert, 0);
+    ids[lane] = max(choice.expert, 0);
     weights[lane] = renormalised(weight, sum);
 }
 
@@ -19,15 +19,15 @@ template <class S, class Source>
 __device__ __forceinline__ void choose(const S& scores, Source& source, int* ids, float* weights, int top_k, int lane) {
     float sum = 0.0f, weight = 0.0f;
     u32 largest = 0;
-    for (int first = 0; first < top_k; first += 32) {  // 32 choices at a time, one a lane
+    for (int first = 0; first < top_k; first += 32) {  // 32 choices at a time, one in each lane
         const int count = min(32, top_k - first);
-        const OwnChoice own = take(source, count, largest, lane);
-        weight = own.expert >= 0 ? scores.weight(own.expert, own.key, largest) : 0.0f;
+        const LaneChoice choice = take_choices(source, count, largest, lane);
+        weight = choice.expert >= 0 ? scores.weight(choice.expert, choice.key, largest) : 0.0f;
         sum = sum_in_order(sum, weight, count);
-        if (lane < count) ids[first + lane] = max(own.expert, 0);
+        if (lane < count) ids[first + lane] = max(choice.expert, 0);
         if (lane < count && top_k > 32) weights[first + lane] = weight;
     }
-    for (int i = lane; i < top_k; i += 32)  // its own ones
+    for (int i = lane; i < top_k; i += 32)  // those that this lane has written
         weights[i] = renormalised(top_k > 32 ? weights[i] : weight, sum);
 }
 
@@ -37,19 +37,19 @@ __device__ __forceinline__ void choose_row(const T* logits, const float* bias, i
     const int lane = threadIdx.x;
     const Scores<T, SIGMOID> scores{logits, bias};
     if constexpr (sizeof(T) == sizeof(bf16)) {
-        if (E <= HELD_EXPERTS && top_k <= 32 && (!SIGMOID || !bias)) {
-            __shared__ WordSpace space;
+        if (E <= MAX_REGISTER_EXPERTS && top_k <= 32 && (!SIGMOID || !bias)) {
+            __shared__ PackedKeys packed_keys;
             u32 largest = 0;
-            const OwnChoice own = choose_words(logits, E, top_k, largest, space, lane);
-            store_choices(scores, own, largest, ids, weights, top_k, lane);
+            const LaneChoice choice = choose_packed(logits, E, top_k, largest, packed_keys, lane);
+            store_choices(scores, choice, largest, ids, weights, top_k, lane);
             return;
         }
     }
-    if (E <= HELD_EXPERTS) {
-        HeldExperts<Scores<T, SIGMOID>> source(scores, E, lane);
+    if (E <= MAX_REGISTER_EXPERTS) {
+        RegisterScores<Scores<T, SIGMOID>> source(scores, E, lane);
         choose(scores, source, ids, weights, top_k, lane);
     } else {
-        AllExperts<Scores<T, SIGMOID>> source(scores, E, lane);
+        StreamedScores<Scores<T, SIGMOID>> source(scores, E, lane);
         choose(scores, source, ids, weights, top_k, lane);
     }
 }

@@ -13,7 +13,7 @@ from kernel_muster.registry.hardware.arch import parse_arch
      ("down", 512, 8, 64, True), ("down", 2048, 8, 128, False), ("down", 768, 8, 128, False)],
 )  # fmt: skip
 def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, depth, experts, slots, expected):
-    assert launch.has_many(form, depth, experts, slots) is expected
+    assert launch.is_large_m(form, depth, experts, slots) is expected
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ def test_many_rows_begin_at_eight_an_expert_where_the_depth_has_a_form(form, dep
      ("down", 512, 63, (2, 1 + 63, 1))],
 )  # fmt: skip
 def test_few_parts_are_cut_into_slices_of_whole_warps_until_the_device_has_four_waves(form, features, slots, grid):
-    assert launch.many_grid(form, features, 256, slots, 32, 132) == grid
+    assert launch.large_m_grid(form, features, 256, slots, 32, 132) == grid
 
 
 def test_more_slots_than_a_grid_has_parts_are_refused():
     most = (65535 - 256) * 32 + 31
-    assert launch.many_grid("down", 2048, 256, most, 32, 132)[1] == 65535
-    with pytest.raises(ContractError, match="2088960 choices make 65536 parts, expected at most 65535"):
-        launch.many_grid("down", 2048, 256, most + 1, 32, 132)
+    assert launch.large_m_grid("down", 2048, 256, most, 32, 132)[1] == 65535
+    with pytest.raises(ContractError, match="2088960 choices make 65536 row tiles, expected at most 65535"):
+        launch.large_m_grid("down", 2048, 256, most + 1, 32, 132)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_more_slots_than_a_grid_has_parts_are_refused():
 )
 def test_rows_of_a_block_fit_the_shared_memory_of_the_architecture(arch, rows):
     parsed = parse_arch(arch)
-    assert launch.many_rows(parsed.capability) == rows
+    assert launch.large_m_rows(parsed.capability) == rows
     entries = {entry.name: entry for entry in launch.GROUPED_DOWN.request(parsed).entries}
     sizes = {name: entry.dynamic_shared_bytes for name, entry in entries.items() if entry.dynamic_shared_bytes}
     assert sizes == {
