@@ -1,7 +1,7 @@
-"""A folder where boots go wrong on purpose: a manifest, installed distributions, and an engine of its own.
+"""A folder for boots with intended errors: a manifest, installed distributions, and a small engine.
 
-Distributions are real ones on ``sys.path``, and model code has the file name of an engine, so that no excerpt depends
-on where this repository lies.
+Distributions are real ones on ``sys.path``, and model code has the file name of an engine, so that excerpts do not
+depend on the place of this repository.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import kernel_muster as km
 
 ENGINE = "engine/layers/mlp.py"
 _MODEL = '[model]\nname = "tiny"\nquant = "nvfp4"\n'
-#: The beginning of every plugin here: a contract of its own, and a short way to a spec.
+#: The start of every plugin here: a contract, and a short way to a spec.
 PLUGIN = """
 import itertools
 
@@ -96,7 +96,7 @@ class Desk:
     def install(
         self, source: str, name: str = "acme-kernels", version: str = "1.2", plugin: str = "acme", group: str = "v1"
     ) -> None:
-        """Put a distribution with one plugin on sys.path; a source without line ends is a list of specs."""
+        """Put a distribution with one plugin on sys.path; a source of one line is a list of specs."""
         site, module = self.folder / "site-packages", name.replace("-", "_")
         info = site / f"{module}-{version}.dist-info"
         info.mkdir(parents=True)
@@ -106,7 +106,7 @@ class Desk:
         (site / f"{module}.py").write_text(text, encoding="utf-8")
 
     def table(self, kernels: dict[str, str], arch: str = "sm_90a", device: str = "NVIDIA H200", sms: int = 132) -> None:
-        """Write a tuning table of one edge, that kernels as they are stand behind, and name it by its lever."""
+        """Write a tuning table of one edge with the current kernels, and select it by its lever."""
         behind = km.open_registry("sm_90a").kernel("w4a16_gemv", "w4a16_gemv_batch3")
         kernels = {str(behind.key): behind.spec.backend.source_sha256, **kernels}
         span = {"least": 512, "most": 17408}
@@ -128,7 +128,7 @@ class Desk:
         """Boot with a builder made of these lines, and return the session, passed or refused."""
         options = {"manifest": "MODEL.toml", "target": "cpu"} | options
         session = km.boot(**options)
-        # What the manual shows names the options of the command; what a program gets, boot()'s parameters.
+        # The manual shows findings with the command's options, not with the parameters of boot().
         request = session._boot_request  # noqa: SLF001
         session._boot_request = replace(request, is_command=True)  # noqa: SLF001
         with contextlib.suppress(km.BootRefused), session:
@@ -148,7 +148,7 @@ def engine(lines: str) -> Callable[[Any, Any], None]:
 
 @contextlib.contextmanager
 def desk() -> Iterator[Desk]:
-    """Work in a folder of our own and leave the process as it was."""
+    """Work in a temporary folder and restore the process."""
     before, modules, path = Path.cwd(), set(sys.modules), list(sys.path)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, clean, clear=True):

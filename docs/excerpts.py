@@ -1,7 +1,7 @@
-"""Boots that trip each finding code, for the excerpts of docs/findings: what stands there really occurred.
+"""Boots that give each finding code, for the excerpts of docs/findings: every excerpt comes from a real boot.
 
 Each function below is one boot; its name is the code in small letters and its docstring the sentence that introduces
-the excerpt. Everything happens at a desk of its own (desk.py).
+the excerpt. Every boot runs in a separate folder (desk.py).
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def excerpt(code: str) -> tuple[str, str]:
         if strangers := [f"{row.code} {row.subject}" for row in found if row.code not in (code, "OVERRIDDEN")]:
             raise AssertionError(f"{code}: expected nothing else, got {strangers}")
         text = "\n".join(_lines(rows[0])).replace(f"{at.folder}/", "").replace(str(at.folder), ".")
-        # A digest changes with every kernel: the page would be stale after each of them.
+        # A digest changes with every kernel: the page would be stale after each change.
         text = re.sub(r"\bgot [0-9a-f]{64}\b", "got " + "5e" * 32, text)
     return str(trip.__doc__), text
 
@@ -60,12 +60,12 @@ def _late(session: km.BootSession) -> tuple[FindingRow, ...]:
 
 
 def missing(at: Desk) -> km.BootSession:
-    """A layer asks for a key that is misspelt:"""
+    """A layer asks for a misspelt key:"""
     return at.boot('kernels.kernel("norm", "rms_norm")\nkernels.kernel("norm", "rms_norms")')
 
 
 def fallback_taken(at: Desk) -> km.BootSession:
-    """A layer prefers a 4-stage twin that nobody ships, and would have taken its parent:"""
+    """A layer prefers a 4-stage twin that no plugin provides, and falls back to its parent:"""
     return at.boot('kernels.first_of(("w4a16", "w4a16_gemm_t_p4"), ("w4a16", "w4a16_gemm_t"))')
 
 
@@ -89,7 +89,7 @@ def shadowed(at: Desk) -> km.BootSession:
 
 
 def slow_tier(at: Desk) -> km.BootSession:
-    """The only device kernel of the key says of itself that it is a reference:"""
+    """The only device kernel of the key declares itself a reference:"""
     at.install('spec("acme_attn::decode", archs=("sm_80+",), tier="reference")')
     return at.boot('kernels.kernel("acme_attn", "decode")', target="sm_90a", stage="registered")
 
@@ -102,7 +102,7 @@ def request_not_honored(at: Desk) -> km.BootSession:
 
 
 def layout_missing(at: Desk) -> km.BootSession:
-    """The tile GEMM that was chosen reads a transposed copy, and the builder never planned one:"""
+    """The selected tile GEMM reads a transposed copy, and the builder never planned one:"""
     return at.boot(
         'tile = kernels.kernel("w4a16", "w4a16_gemm_t")\n'
         'kernels.layouts.want("layers.0.mlp.down", tile.weight_layout, tile.key)'
@@ -129,13 +129,13 @@ def cache_not_kept(at: Desk) -> km.BootSession:
     with mock.patch.object(os, "fsync", side_effect=full):
         for key in ("0" * 64, "1" * 64):
             cache.get_or_build(key, lambda: Compiled(b"", ""))
-    # Builds take a compiler: the boot is given what this cache says after them.
+    # Builds need a compiler: the boot gets this cache's findings instead.
     with mock.patch.object(HostRunner, "findings", return_value=cache.findings()):
         return at.boot()
 
 
 def numerics_failed(at: Desk) -> km.BootSession:
-    """A kernel multiplies by 2.01 where its contract says 2:"""
+    """A kernel multiplies by 2.01, and its contract by 2:"""
     return _proven(at, 'spec("acme_attn::decode", function=wrong)')
 
 
@@ -155,7 +155,7 @@ def not_deterministic(at: Desk) -> km.BootSession:
 
 
 def bit_identity_broken(at: Desk) -> km.BootSession:
-    """A form for many rows claims the bits of the form for one, and rounds otherwise:"""
+    """A kernel for many rows claims the bits of the one-row kernel, but rounds differently:"""
     claim = 'spec("acme_attn::decode_rows", function=close, bit_identical_to=("acme_attn::decode",))'
     return _proven(at, f'spec("acme_attn::decode"), {claim}', "decode", "decode_rows")
 
@@ -174,14 +174,14 @@ def late_miss(at: Desk) -> tuple[FindingRow, ...]:
 
 
 def late_hit(at: Desk) -> tuple[FindingRow, ...]:
-    """The same, but the kernel is there:"""
+    """The same, but the kernel is present:"""
     session = at.boot()
     engine('for step in range(3):\n    kernels.try_kernel("silu", "silu_mul")')(session.kernels, session.levers)
     return _late(session)
 
 
 def late_registration(at: Desk) -> tuple[FindingRow, ...]:
-    """A server registers a plugin while it already serves:"""
+    """A server registers a plugin while it is serving:"""
     session = at.boot()
     with contextlib.suppress(km.LateRegistration):
         engine('kernels.register("acme", object())')(session, None)
@@ -189,13 +189,13 @@ def late_registration(at: Desk) -> tuple[FindingRow, ...]:
 
 
 def plugin_load_failed(at: Desk) -> km.BootSession:
-    """A plugin imports a package that is not installed; what it would have provided is listed with it:"""
+    """A plugin imports a package that is not installed; its missing keys are listed with it:"""
     at.install("import acme_runtime\n")
     return at.boot('kernels.kernel("acme_attn", "decode")')
 
 
 def plugin_not_found(at: Desk) -> km.BootSession:
-    """`--plugin acme-kernels`, which is the name of the distribution; its plugin is called `acme`:"""
+    """`--plugin acme-kernels`, the name of the distribution; its plugin is called `acme`:"""
     at.install('spec("acme_attn::decode")')
     return at.boot('kernels.kernel("acme_attn", "decode")', plugins=["acme-kernels"])
 
@@ -232,7 +232,7 @@ def api_mismatch(at: Desk) -> km.BootSession:
 
 
 def duplicate_kernel(at: Desk) -> km.BootSession:
-    """Two distributions offer one key alike:"""
+    """Two distributions offer equal kernels for one key:"""
     at.install('spec("acme_attn::decode")')
     twin = PLUGIN.replace('contract("acme_double")', 'contract("zeta_double")') % 'spec("acme_attn::decode")'
     at.install(twin, name="zeta-kernels", version="0.3", plugin="zeta")
@@ -252,19 +252,19 @@ def bad_override(at: Desk) -> km.BootSession:
 
 
 def overridden(at: Desk) -> km.BootSession:
-    """A third party replaces a built-in kernel, and says so:"""
+    """A third party replaces a built-in kernel with `overrides`:"""
     at.install('spec("silu::silu_mul", contract="silu_mul", function=stand_in, overrides="kernel-muster")')
     return at.boot('kernels.kernel("silu", "silu_mul")')
 
 
 def dead_registration(at: Desk) -> km.BootSession:
-    """A distribution is installed for a model that never asks for it:"""
+    """A distribution is installed, and the model never asks for its keys:"""
     at.install('spec("acme_attn::decode"), spec("acme_attn::prefill")')
     return at.boot()
 
 
 def key_renamed(at: Desk) -> km.BootSession:
-    """The model still asks by the old name:"""
+    """The model still uses the old name:"""
     at.install('spec("acme_attn::decode", aliases=("acme_attn::decode_one",))')
     return at.boot('kernels.kernel("acme_attn", "decode_one")')
 
@@ -283,7 +283,7 @@ def _waiver(until: str = "") -> str:
 
 
 def expired_waiver(at: Desk) -> km.BootSession:
-    """The waiver says `until = 2027-06-30`, and the audit is made `--as-of 2027-07-01`:"""
+    """The waiver has `until = 2027-06-30`, and the audit runs with `--as-of 2027-07-01`:"""
     at.manifest(_waiver("until = 2027-06-30"))
     return at.boot(_ASK_FP4, as_of=date(2027, 7, 1))
 
@@ -295,7 +295,7 @@ def waiver_expiring(at: Desk) -> km.BootSession:
 
 
 def stale_waiver(at: Desk) -> km.BootSession:
-    """A waiver without scope names a kernel that the target has:"""
+    """A waiver without scope names a kernel present on the target:"""
     at.manifest('[expected_absent.w4a16]\nw4a16_gemm_t_p3 = "the 3-stage twin is not ported to this chip"')
     return at.boot('kernels.try_kernel("w4a16", "w4a16_gemm_t_p3")')
 
@@ -328,7 +328,7 @@ def _config(at: Desk, text: str, folder: str = ".") -> str:
 
 
 def _called(at: Desk, rows: dict[str, str]) -> None:
-    """Write a manifest for each name, whose needle it is."""
+    """Write a manifest for each name, with the name as its match name."""
     for name, text in rows.items():
         file = f"manifests/{name}/MODEL.toml"
         at.manifest(text, model=f'match_names = ["{name}"]', file=file)
@@ -342,35 +342,35 @@ def unknown_model(at: Desk) -> km.BootSession:
 
 
 def ambiguous_model(at: Desk) -> km.BootSession:
-    """A `config.json` fits two manifests, and nothing else was said:"""
+    """A `config.json` fits two manifests, and no reference decides:"""
     config = _config(at, '{"model_type": "acme", "hidden_size": 64}')
     _called(at, {"acme-one": _ACME, "acme-two": _ACME})
     return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
 
 
 def duplicate_model(at: Desk) -> km.BootSession:
-    """Two folders hold a manifest of one name:"""
+    """Two folders hold a manifest of the same name:"""
     for folder in ("ours", "theirs"):
         at.manifest(file=f"{folder}/tiny/MODEL.toml")
     return at.boot(model="tiny", manifest=None, manifest_folders=["ours", "theirs"])
 
 
 def reference_names_other(at: Desk) -> km.BootSession:
-    """The folder is called like a model whose manifest claims no model type:"""
+    """The folder has the name of a model whose manifest claims no model type:"""
     config = _config(at, '{"model_type": "acme", "hidden_size": 64}', "Acme-Tuned-NVFP4")
     _called(at, {"acme-base": _ACME, "acme-tuned": ""})
     return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
 
 
 def unknown_config_field(at: Desk) -> km.BootSession:
-    """A `config.json` has an option that no rule knows:"""
+    """A `config.json` has an unknown option:"""
     at.manifest(_ACME, file="manifests/tiny/MODEL.toml")
     config = _config(at, '{"model_type": "acme", "hidden_size": 64, "attention_sharpness": 2.0}')
     return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
 
 
 def weights_not_quantised(at: Desk) -> km.BootSession:
-    """The folder holds the BF16 weights from which the model of the manifest was made:"""
+    """The folder holds the BF16 weights, before their quantisation:"""
     at.manifest(_ACME, file="manifests/tiny/MODEL.toml")
     config = _config(at, '{"model_type": "acme", "hidden_size": 64, "num_hidden_layers": 24}')
     return at.boot(manifest=None, config=config, manifest_folders=["manifests"])
@@ -389,7 +389,7 @@ def bad_lever(at: Desk) -> km.BootSession:
 
 
 def lever_conflict(at: Desk) -> km.BootSession:
-    """One lever switches a key off, another chooses who serves it:"""
+    """One lever disables a key, another selects its distribution:"""
     os.environ["MUSTER_DISABLE"] = "silu::silu_mul"
     os.environ["MUSTER_PREFER"] = "silu::silu_mul=acme-kernels"
     return at.boot()
@@ -403,13 +403,13 @@ def removed_lever(at: Desk) -> km.BootSession:
 
 
 def tuning_stale(at: Desk) -> km.BootSession:
-    """`MUSTER_TUNING_TABLE` names a table that was measured on another chip:"""
+    """`MUSTER_TUNING_TABLE` names a table measured on another chip:"""
     at.table({}, arch="sm_121a", device="NVIDIA GB10", sms=48)
     return at.boot(target="sm_90a", stage="registered")
 
 
 def tuning_uncovered(at: Desk) -> km.BootSession:
-    """A model has a projection that is wider than all that were measured:"""
+    """A model has a projection wider than all measured ones:"""
     at.install('spec("acme_attn::decode", archs=("sm_90a",))')
     kernel = KernelKey("acme_attn", "decode")
     (registered,) = km.open_registry("cpu").catalog.by_key[kernel]
@@ -429,7 +429,7 @@ def set_hash_mismatch(at: Desk) -> km.BootSession:
 
 
 def vacuous_audit(at: Desk) -> km.BootSession:
-    """The block ends without building anything:"""
+    """The block ends without building a model:"""
     return at.boot("pass")
 
 
@@ -441,12 +441,12 @@ def unchecked(at: Desk) -> tuple[FindingRow, ...]:
 
 
 def plain_arch(at: Desk) -> km.BootSession:
-    """An audit names `--target sm_121`, and a kernel has code of its own for `sm_121a`:"""
+    """An audit names `--target sm_121`, and a kernel has separate code for `sm_121a`:"""
     at.install('spec("acme_attn::decode", archs=("sm_80+", "sm_121a"))')
     return at.boot('kernels.kernel("acme_attn", "decode")', target="sm_121", stage="registered")
 
 
-#: By code; a code that is not here needs a compiler or a device.
+#: By code; the missing codes need a compiler or a device.
 EXCERPTS: dict[str, Callable[[Desk], Any]] = {
     function.__name__.upper(): function
     for function in (

@@ -1,4 +1,4 @@
-"""Write the generated parts of the manual: ``python docs/generate.py`` (``--check`` only says which are stale).
+"""Write the generated parts of the manual: ``python docs/generate.py`` (``--check`` only lists stale ones).
 
 A page holds ``<!-- generated: NAME -->`` and ``<!-- end generated -->``; what stands between them comes from the code.
 """
@@ -55,7 +55,7 @@ def pages() -> Iterator[Path]:
 
 
 def generated(page: Path) -> str:
-    """Return a page with its generated parts as they should be."""
+    """Return a page with current generated parts."""
 
     def part(found: re.Match[str]) -> str:
         lines = "".join(f"{line}\n" for line in PARTS[found[1]](page))
@@ -73,7 +73,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str
 
 
 def _prose(text: str) -> str:
-    """Return text of the code as Markdown: its own code spans, and nothing that looks like HTML or ends a cell."""
+    """Return text of the code as Markdown: with its code spans, and with HTML and cell separators escaped."""
     parts = text.replace("``", "`").replace("|", "\\|").split("`")
     return "`".join(part if index % 2 else part.replace("<", "\\<") for index, part in enumerate(parts))
 
@@ -88,14 +88,14 @@ def code_index(page: Path) -> Iterator[str]:
 
 
 def code_severity(page: Path) -> Iterator[str]:
-    """One code's group and what it does."""
+    """One code's group and effect."""
     code: Code = CODES[page.stem]
     yield f"*{code.title[0].upper()}{code.title[1:]}.*"
     yield f"Group {code.group}; {_DOES[code.serve]} when serving, {_DOES[code.qualify]} when qualifying."
 
 
 def code_excerpt(page: Path) -> Iterator[str]:
-    """An excerpt of a report in which the code really occurs; its head alone where that takes a compiler or a GPU."""
+    """An excerpt of a real report with the code; its head alone if that needs a compiler or a GPU."""
     code = CODES[page.stem]
     if page.stem in EXCERPTS:
         sentence, lines = excerpt(page.stem)
@@ -117,7 +117,7 @@ def hook_table(page: Path) -> Iterator[str]:
 
 
 def built_in_levers() -> tuple[Lever, ...]:
-    """Return the levers that an installation without third parties has, by name."""
+    """Return the levers of an installation without third-party packages, by name."""
     strangers = {entry.name for entry in scan().entries if entry.distribution != "kernel-muster"}
     catalog = discover(blocked=strangers)
     if catalog.findings:
@@ -147,7 +147,7 @@ def _value(value: object) -> str:
 
 
 def commands(page: Path | None = None) -> dict[str, Any]:
-    """Return every command by its whole name."""
+    """Return every command by its full name."""
     found: dict[str, Any] = {}
 
     def walk(command: Any, name: str) -> None:
@@ -187,7 +187,7 @@ class Parameter:
 
 
 def parameters(command: Any) -> tuple[Parameter, ...]:
-    """Read a command's parameters from its function, which any version of typer takes them from."""
+    """Read a command's parameters from its function, independent of the version of typer."""
     function = inspect.unwrap(command.callback)
     hints = get_type_hints(function, include_extras=True)
     return tuple(
@@ -253,7 +253,7 @@ def _type_of(value: dict[str, Any]) -> str:
     if "anyOf" in value:
         return " or ".join(dict.fromkeys(_type_of(one) for one in value["anyOf"] if one.get("type") != "null"))
     if "enum" in value or "const" in value:
-        # An empty choice is to leave the key out, which the third column says; its code span would be a stray backtick.
+        # An empty choice means an omitted key: see the third column. Its code span would be a stray backtick.
         return " ".join(f"`{one}`" for one in value.get("enum", (value.get("const"),)) if one != "")
     if "prefixItems" in value:
         return f"[{', '.join(_type_of(one) for one in value['prefixItems'])}]"
@@ -300,7 +300,7 @@ def dependency_table(page: Path) -> Iterator[str]:
 
 
 def declared_requirements() -> dict[str, list[str]]:
-    """Return what pyproject.toml declares, by extra; the empty name is for everybody."""
+    """Return the requirements of pyproject.toml, by extra; the empty name is the core."""
     table = tomli.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {"": table["dependencies"], **table["optional-dependencies"]}
 

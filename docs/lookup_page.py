@@ -1,4 +1,4 @@
-"""The manual's page of lookups, made from what plan builds of all shipped models really ask for.
+"""The manual's page of lookups, made from plan builds of all shipped models.
 
 ``python docs/generate.py`` writes it.
 """
@@ -22,7 +22,7 @@ from kernel_muster.registry.selection.lookup_session import LookupSession
 from kernel_muster.registry.selection.lookups import Lookups
 from kernel_muster.registry.selection.records import LookupEntry
 
-#: Settings that change what is asked for, each beside the manifests' own.
+#: Settings that change lookups, each in addition to the manifests' own.
 LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (
     {},
     {"MUSTER_NO_TGEMM_PIPELINE3": "1", "MUSTER_NO_K64_PIPELINE3": "1"},
@@ -34,7 +34,7 @@ LEVER_SETTINGS: tuple[Mapping[str, str], ...] = (
     {"MUSTER_FP32_ROUTING": "1"},
     {"MUSTER_FP4_PROJ_DECODE": "0"},
 )
-#: Where kernels are asked for that no other target has.
+#: The one target with lookups of its own.
 HOPPER_TARGET = Target("sm_90a", parse_arch("sm_90a"))
 _ASKERS = (
     (r"mtp\..*\.attn", "MTP attention"), (r"mtp\..*\.(ffn|moe)", "MTP FFN"), (r"mtp.*", "MTP head"),
@@ -44,20 +44,26 @@ _ASKERS = (
 )  # fmt: skip
 _HEADER = """# Lookups
 
-Every kernel that the shipped models ask for while they are built: by which layers, as required (R) or optional (O), on
-what condition, which decision or lever reaches it, under which contract, and which built-in family provides it on which
-target. A chain (a > b) is asked in order; a member that is absent needs a waiver, and of a required chain one must be
-there. A launch of several steps and its parts are one chain: the parts are asked for where that launch is absent. A key
-that no family provides is open: any plugin may provide it under its contract. Made from plan builds of all models,
-under every lever setting and for every target that changes what they ask for, by
-`python docs/generate.py`; a test keeps it current. Another test runs every model
-over arrays that hold nothing, and finds each kernel that is asked for among the launches.
+Every kernel that the shipped models ask for while they are built. The columns:
+
+- *asked as*: required (R) or optional (O), and the preference chain, if any. A chain (a > b) is tried in order. An
+  absent member needs a waiver, and a required chain needs one present member. A fused kernel and its parts form a
+  chain: the parts serve if the fused kernel is absent.
+- *by: when*: the layers, and the condition of their lookup.
+- *reached by*: the decision or lever that launches the kernel.
+- *contract*: the contract of the key.
+- *provided*: the built-in families with their targets. A key without a family is open: any plugin may provide it under
+  its contract.
+
+`python docs/generate.py` makes this page from plan builds of all models, under every lever setting and target that
+changes their lookups. A test keeps it current. Another test runs every model over empty arrays, and finds each
+requested kernel among the launches.
 """
 
 
 @dataclass
 class Role:
-    """One way that a key is asked for: by which layers on which condition, and what reaches it."""
+    """One way of asking for a key: the layers by condition, and the decisions that reach it."""
 
     askers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by condition
     reached_by: set[str] = field(default_factory=set)
@@ -67,14 +73,14 @@ _Roles = dict[KernelKey, dict[str, Role]]  # key -> R or O, with the chain
 
 
 def asker_of(layer: str) -> str:
-    """Return what a layer's label stands for: ``layers.3.attn`` is attention."""
+    """Return the kind of layer of a label: ``layers.3.attn`` is attention."""
     return next((name for pattern, name in _ASKERS if re.fullmatch(pattern, layer)), layer)
 
 
 def recorded_entries(
     catalog: Catalog, settings: Iterable[Mapping[str, str]] = LEVER_SETTINGS, target: Target = CPU_TARGET
 ) -> Iterator[LookupEntry]:
-    """Build a plan of every shipped model under every setting, and yield what was asked."""
+    """Build a plan of every shipped model under every setting, and yield its lookups."""
     chosen = tuple(settings)
     for manifest in Catalogue.from_folders([manifest_folder()], levers=catalog.levers).manifests:
         builder = choose_builder(catalog.builders, manifest.model_type, manifest.name)
@@ -102,7 +108,7 @@ def page_text(catalog: Catalog | None = None) -> str:
 
 
 def built_in_only(catalog: Catalog) -> Catalog:
-    """Return a catalog without what third parties installed here."""
+    """Return a catalog without third-party packages."""
     if broken := [row.name for row in catalog.plugins if row.is_host and row.status != "loaded"]:
         raise MusterError(f"the page needs every built-in family, but {', '.join(broken)} did not load")
     kernels = tuple(one for one in catalog.kernels if one.provider.is_host)
@@ -124,11 +130,11 @@ def _roles(entries: Iterable[LookupEntry]) -> _Roles:
 
 
 def _rows(catalog: Catalog, key: KernelKey, roles: Mapping[str, Role]) -> Iterator[str]:
-    """Yield one line for each way a key is asked for; contract and providers stand in the first."""
+    """Yield one line for each way of asking for a key; contract and providers stand in the first."""
     contracts = sorted({one.spec.contract for one in catalog.by_key.get(key, ())})
     if opened := catalog.open_contracts.get(key):
         contracts = [opened.name]
-    tail = [", ".join(contracts) or "-", _providers(catalog, key) or "nobody yet: open to any plugin"]
+    tail = [", ".join(contracts) or "-", _providers(catalog, key) or "none yet: open to any plugin"]
     for kind, role in sorted(roles.items()):
         asked = sorted(f"{', '.join(sorted(askers))}: {when}" for when, askers in role.askers.items())
         cells = [key.func, kind, "<br>".join(asked), "<br>".join(sorted(role.reached_by)), *tail]

@@ -7,19 +7,19 @@ import sys
 from typing import Any
 
 _INTERRUPTED = 130
-# Two interrupts at once, of a key or of who sends them to the process and to its group, are one.
+# Two interrupts at once count as one: a key press, or one sent to the process and to its group.
 _PATIENCE_S = 1.0
 
 
 def _open_closed_streams() -> None:
-    """Let what goes to a closed stdout or stderr go nowhere: the exit code counts all the same."""
+    """Redirect a closed stdout or stderr to nowhere: the exit code counts all the same."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open to the end of the process)
 
 
 def _interrupt_once() -> None:
-    """Let an interrupt that comes right behind another one be the same one; the default raises in what handles it."""
+    """Merge an interrupt with one just before it; the default handler would raise in the first one's handling."""
     import signal
     from time import monotonic
 
@@ -33,7 +33,7 @@ def _interrupt_once() -> None:
             last = now
             raise KeyboardInterrupt
 
-    with contextlib.suppress(ValueError):  # not in the main thread, where no interrupt comes either
+    with contextlib.suppress(ValueError):  # outside the main thread, which gets all interrupts
         signal.signal(signal.SIGINT, interrupted)
 
 
@@ -52,16 +52,16 @@ def _print_version() -> int:
 
 
 def main() -> int:
-    """Run the command. The version alone needs none of it."""
+    """Run the command. The version alone needs none of the imports."""
     _open_closed_streams()
     if sys.argv[1:] == ["--version"]:
         return _print_version()
     _interrupt_once()
-    # A short process that makes many objects and drops few: one collection takes 5% of an audit's time, and those at
-    # exit 12%, for memory that the end of the process gives back anyway.
+    # A short process makes many objects and drops few. One collection takes 5% of an audit's time, those at exit 12%,
+    # for memory that the end of the process frees anyway.
     gc.set_threshold(1_000_000)
-    # Pydantic would read the entry points of all distributions, and fail where one of them is malformed: discovery
-    # reads them too, and makes that a finding.
+    # Pydantic would read the entry points of all distributions, and fail on a malformed one. Discovery reads them too,
+    # and makes a finding.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from kernel_muster.cli.app import run
@@ -79,13 +79,13 @@ def main() -> int:
 
 
 def _has_stuck() -> bool:
-    """Whether a device is stuck. What never came near one has not imported the module that knows."""
+    """Whether a device is stuck. The module is imported only by processes that used a device."""
     module = sys.modules.get("kernel_muster.registry.hardware.stuck")
     return module is not None and bool(module.has_stuck())
 
 
 def _end_now(code: int) -> None:
-    """End the process without its threads: those that build would first build all, one at a stuck device never ends."""
+    """End the process without its threads: they would finish all builds, or wait forever for a stuck device."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

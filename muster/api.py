@@ -1,4 +1,4 @@
-"""What a program calls: open a boot, build a model in it, or open the registry alone."""
+"""The calls of a program: open a boot, build a model in it, or open the registry alone."""
 
 import os
 import re
@@ -45,11 +45,11 @@ def boot(
 ) -> BootSession:
     """Open a boot: a context manager that seals the audit on leaving, or raises BootRefused.
 
-    One of ``model`` (a name, a Hugging Face id, or a folder with a config.json), ``manifest`` (a MODEL.toml) and
-    ``config`` (a config.json, with ``model`` as the reference that breaks ties) says which model it is; ``model``
-    beside ``manifest`` must be what that file describes, or a folder whose config.json fits it. ``levers`` replaces the
-    environment. UsageError if the arguments make no sense, or on entering where that file is of another model; what is
-    wrong with the world is a finding.
+    The model comes from ``model`` (a name, a Hugging Face id, or a folder with a config.json), ``manifest`` (a
+    MODEL.toml) or ``config`` (a config.json, with ``model`` as the reference that breaks ties). ``model`` beside
+    ``manifest`` must match that file, or be a folder whose config.json fits it. ``levers`` replaces the environment.
+    UsageError for impossible arguments, on entering also for a file of another model. Every error outside the call is
+    a finding.
     """
     if model is None and manifest is None and config is None:
         raise UsageError("name a model, a manifest or a config.json")
@@ -98,7 +98,7 @@ def _allowed_key(text: str) -> Any:
 
 
 def _several(name: str, value: Iterable[_T]) -> tuple[_T, ...]:
-    """Refuse one text where several are meant: each of its letters would count as one."""
+    """Refuse one text in place of a collection: each of its letters would count as an item."""
     if isinstance(value, str | bytes | os.PathLike) or not isinstance(value, Iterable):
         raise UsageError(f"{name} is {value!r}, expected several: [{value!r}]")
     return tuple(value)
@@ -133,13 +133,13 @@ def _mapping(name: str, value: object) -> dict[Any, Any]:
 def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
     """Build a manifest's model with the one builder that serves its model type; without weights it is a plan.
 
-    MusterError, and a finding of the boot, if no builder or more than one serves it. Where the process serves
-    (``on_late_miss="abort"``), a builder of the boot that is not ready for production says so when it builds.
+    MusterError, and a finding of the boot, if no builder or more than one serves it. In a serving process
+    (``on_late_miss="abort"``), a builder without production maturity reports that when it builds.
     """
     try:
         builder = kernels.builder_of(manifest.model_type, manifest.name)
     except MusterError as error:
-        # A manifest that leaves its model_type out is named by its first line.
+        # A manifest without model_type is named by its first line.
         where = manifest.where("model", "model_type")
         kernels.request_failed(f"manifest {manifest.name}", str(error), where=where)
         raise
@@ -156,7 +156,7 @@ def open_registry(
 ) -> Lookups:
     """Open the registry without a boot, for tools and tests: ``kernel()`` raises KernelMissing on a miss.
 
-    Nothing is audited, so nothing may be wrong: BootRefused if a plugin, a lever or the target is.
+    Without an audit, errors raise at once: BootRefused for a broken plugin, lever or target.
     """
     no_plugins = _texts("no_plugins", no_plugins)
     request = BootRequest(

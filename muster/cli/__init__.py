@@ -1,1 +1,1 @@
-"""The ``muster`` command: one small module a command, imported without what the command itself needs."""
+"""The ``muster`` command: one small module for each command, cheap to import."""

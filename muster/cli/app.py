@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 RunBody = Callable[[Callable[[], int]], int]
 _HELP = "Account for every GPU kernel that a model asks for at boot, or refuse the boot."
-#: In the order of the help. Each is a function of its name, in the module of its name.
+#: In the order of the help. Each is a function and a module of the same name.
 _COMMANDS = (
     "audit",
     "boot",
@@ -47,10 +47,10 @@ def _nothing() -> None:
 
 
 class _Commands(TyperGroup):
-    """The command's group; what a value of an option lacks is told without the words of the library that read it."""
+    """The command's group; it removes a parsing library's prefix from messages about option values."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run what was called."""
+        """Run the called command."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -67,8 +67,8 @@ def _group(module: ModuleType, help_text: str, functions: Sequence[str], run_bod
 
 
 def _app(called: str = "", run_body: RunBody = here) -> typer.Typer:
-    """Put the command together: all of it, or only what is called, so that no other command costs an import."""
-    # Plain help: rich would draw boxes where ASCII was promised, and takes 50 ms to import.
+    """Build the command: all of it, or only the called part, so that no other command costs an import."""
+    # Plain help: rich would draw boxes in place of ASCII, and takes 50 ms to import.
     app = typer.Typer(cls=_Commands, help=_HELP, add_completion=False, rich_markup_mode=None,
                       pretty_exceptions_enable=False, no_args_is_help=True)  # fmt: skip
     names = (*_COMMANDS, *_GROUPS)
@@ -87,11 +87,11 @@ def _app(called: str = "", run_body: RunBody = here) -> typer.Typer:
 
 
 def run(arguments: Sequence[str], run_body: RunBody = here) -> int:
-    """Run the command with arguments and return its exit code. ``run_body`` runs what is not parsing."""
+    """Run the command with arguments and return its exit code. ``run_body`` runs everything but parsing."""
     try:
         _app(arguments[0] if arguments else "", run_body)(args=list(arguments), prog_name="muster")
     except SystemExit as end:
-        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):  # of which typer says nothing
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):  # typer prints no message
             complain("interrupted")
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def run(arguments: Sequence[str], run_body: RunBody = here) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         results.discard()
-    except OSError as error:  # help or a usage error, which no command of ours writes
+    except OSError as error:  # typer itself writes help and usage errors
         results.discard()
         complain(f"error: help and usage errors cannot be written: {error.strerror or error}")
         return USAGE

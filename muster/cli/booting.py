@@ -1,4 +1,4 @@
-"""What commands ask of the audit: options turned into its own terms, and one audited boot."""
+"""From command options to one audited boot."""
 
 import os
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Audited:
-    """A boot that is over. ``failure`` is what the model's builder raised."""
+    """A finished boot. ``failure`` is the exception of the model's builder."""
 
     report: Report
     trace: dict[str, Any] | None
@@ -34,7 +34,7 @@ class Audited:
 
     @property
     def untold(self) -> BaseException | None:
-        """What the builder raised, unless a finding of the report says the same."""
+        """The builder's exception, unless a finding of the report covers it."""
         return None if failure_is_told(self.report) else self.failure
 
 
@@ -51,9 +51,9 @@ def request_of(
     plugins: Iterable[str] | None = None,
     no_plugins: Iterable[str] | None = None,
 ) -> BootRequest:
-    """Say what a boot is about; UsageError where the options contradict each other."""
+    """Build the request of a boot; UsageError if the options contradict each other."""
     if reference is not None and model is not None and config is manifest is None and has_config(model):
-        config, model = Path(model), None  # the folder says which model it is, the reference what it is called
+        config, model = Path(model), None  # the folder identifies the model, the reference names it
     _check_one_model(model, manifest, config, reference, bool(manifests))
     return BootRequest(
         is_command=True,
@@ -92,7 +92,7 @@ def audit_options(
     set_hash: str | None,
     allowed: Iterable[str],
 ) -> AuditOptions:
-    """Say what is asked of the audit itself; UsageError where that makes no sense."""
+    """Build the options of the audit; UsageError for impossible ones."""
     audit = AuditOptions(profile, stage, as_of, set_hash, frozenset(map(_key, allowed)))
     BootOptions(audit=audit).check()
     return audit
@@ -108,7 +108,7 @@ def _key(text: str) -> KernelKey:
 def run_audit(
     request: BootRequest, audit: AuditOptions, *, wants_trace: bool = False, progress: Progress | None = None
 ) -> Audited:
-    """Boot a model as a plan, without weights, and return what the audit says, passed or refused."""
+    """Boot a model as a plan, without weights, and return the audit's result, passed or refused."""
     session = BootSession(request, BootOptions(audit=audit, muster_version=__version__, progress=progress))
     failure: BaseException | None = None
     is_open = False

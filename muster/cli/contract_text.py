@@ -1,4 +1,4 @@
-"""Contracts as ``muster explain`` shows them: everything that a kernel of a key has to keep."""
+"""Contracts for ``muster explain``: all promises of a key's kernels."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def _tolerance_data(tolerance: "Tolerance") -> dict[str, Any]:
 
 
 def contract_section(contract: "Contract", *, verbose: bool) -> "Section":
-    """Return a contract as a section: what it says, its parameters in call order, its bounds and its cases."""
+    """Return a contract as a section: summary, parameters in call order, bounds and cases."""
     from kernel_muster.audit.render.sections import Section, Table
 
     signature = contract.signature
@@ -62,7 +62,7 @@ def contract_section(contract: "Contract", *, verbose: bool) -> "Section":
         names = ", ".join(case.name for case in contract.cases)
         lines.append(f"cases: {names} (their dimensions: --verbose)")
     rows = tuple((param.name, *_described(param)) for param in signature.params)
-    # A column of blanks only would be noise.
+    # Omit a column without any value.
     width = 5 if any(row[4] for row in rows) else 4
     header = ("PARAMETER", "DTYPE", "SHAPE", "ROLE", "NOTES")[:width]
     return Section(f"Contract {contract.name}", lines=tuple(lines), table=Table(header, tuple(r[:width] for r in rows)))

@@ -1,4 +1,4 @@
-"""Who asks for a key in ``muster explain``: which models, as required or optional, and what reaches it there."""
+"""Lookups of a key for ``muster explain``: by model, as required or optional, with the decisions that reach it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Asking:
-    """One way that models ask for a key; ``is_tried`` unless an earlier member of the chain serves."""
+    """One kind of lookup of a key by models; ``is_tried`` unless an earlier member of the chain serves."""
 
     entry: LookupEntry
     models: tuple[str, ...]
@@ -22,7 +22,7 @@ class Asking:
 
 
 def askings_of(key: KernelKey, selector: Selector) -> tuple[Asking, ...]:
-    """Return how plan builds of all models ask for a key, for a target and under levers."""
+    """Return the lookups of a key in plan builds of all models, for a target and levers."""
     found: dict[tuple[object, ...], tuple[LookupEntry, dict[str, None]]] = {}
     for model, entry in asked_by_models(selector):
         if key in entry.members:
@@ -39,7 +39,7 @@ def _is_tried(key: KernelKey, entry: LookupEntry, selector: Selector) -> bool:
 
 
 def asking_data(askings: Iterable[Asking]) -> list[dict[str, Any]]:
-    """Return how a key is asked for as plain data for JSON."""
+    """Return the lookups of a key as plain data for JSON."""
     return [
         {
             "kind": one.entry.kind,
@@ -55,7 +55,7 @@ def asking_data(askings: Iterable[Asking]) -> list[dict[str, Any]]:
 
 
 def asking_section(askings: Iterable[Asking], selector: Selector) -> Section:
-    """Return how a key is asked for as a section."""
+    """Return the lookups of a key as a section."""
     every = tuple(askings)
     if not every:
         return Section(f"No model asks for it on {selector.target} under these levers")

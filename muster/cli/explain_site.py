@@ -1,4 +1,4 @@
-"""Sites in ``muster explain``: what a line of model code asks for, who serves it, and which levers change that."""
+"""Sites for ``muster explain``: the lookups of a line of model code, their kernels, and the levers that change them."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,27 +23,27 @@ _SITE = re.compile(r"[^:]+\.py:\d+\Z")
 
 
 def is_site(text: str) -> bool:
-    """Whether a text is a file and a line, as reports name dispatch sites: ``layers/attention.py:29``."""
+    """Whether a text is a file and a line, in the form of a dispatch site: ``layers/attention.py:29``."""
     return _SITE.match(text) is not None
 
 
 @frozen
 class Question:
-    """One question that is asked at a site, and the models that ask it there."""
+    """One lookup at a site, and the models that make it."""
 
     entry: LookupEntry
     models: tuple[str, ...]
 
     def is_served(self, selector: Selector) -> bool:
-        """Whether some kernel answers it."""
+        """Whether a kernel serves it."""
         return any(selector.decide(key).chosen is not None for key in self.entry.members)
 
 
 def questions_at(text: str, selector: Selector) -> tuple[Question, ...]:
-    """Return what plan builds of all models ask at a site, for a target and under levers; UsageError if nothing.
+    """Return the lookups of plan builds of all models at a site, for a target and levers; UsageError if there are none.
 
-    ``text`` is the end of a site's path and its line. A model that these levers or its plugins keep from being built
-    asks nothing; of one whose builder fails, what it asked before counts, and stderr says so.
+    ``text`` is the end of a site's path and its line. A model that these levers or its plugins exclude makes no
+    lookup. If a builder fails, its earlier lookups count, and stderr reports the failure.
     """
     found: dict[tuple[object, ...], tuple[LookupEntry, dict[str, None]]] = {}
     lines: set[str] = set()
@@ -59,9 +59,9 @@ def questions_at(text: str, selector: Selector) -> tuple[Question, ...]:
 
 
 def asked_by_models(selector: Selector) -> Iterator[tuple[str, LookupEntry]]:
-    """Yield what plan builds of all models ask for, each with the model.
+    """Yield the lookups of plan builds of all models, each with the model.
 
-    Of a model whose builder fails, what it asked before counts, and stderr says so.
+    If a builder fails, its earlier lookups count, and stderr reports the failure.
     """
     catalog = selector.catalog
     folders = [manifest_folder(), *catalog.manifest_folders]
@@ -81,7 +81,7 @@ def asked_by_models(selector: Selector) -> Iterator[tuple[str, LookupEntry]]:
 
 
 def _near(text: str, lines: Iterable[str]) -> str:
-    """Name the lines of the same file that ask for kernels."""
+    """List the lines of the same file with lookups."""
     file = text.rpartition(":")[0].rpartition("/")[2]
     same = sorted({one for one in lines if one.rpartition(":")[0].endswith(f"/{file}")}, key=_by_line)
     return f"; lines of that file that do: {', '.join(same)}" if same else f"; no line of {file} does"
@@ -93,7 +93,7 @@ def _by_line(place: str) -> tuple[str, int]:
 
 
 def site_data(text: str, questions: Iterable[Question], selector: Selector) -> dict[str, Any]:
-    """Return what is asked at a site as plain data for JSON."""
+    """Return the lookups of a site as plain data for JSON."""
     return {
         "site": text,
         "target": str(selector.target),
@@ -116,7 +116,7 @@ def site_data(text: str, questions: Iterable[Question], selector: Selector) -> d
 
 
 def site_sections(questions: Iterable[Question], selector: Selector) -> Iterator[Section]:
-    """Yield a section for each question at a site, with the levers that drop its keys or choose another."""
+    """Yield a section for each lookup at a site, with the levers that drop its keys or choose another."""
     for one in questions:
         entry = one.entry
         lines = [f"{'chain, in order' if len(entry.members) > 1 else 'key'}, {entry.kind}"]
@@ -135,11 +135,11 @@ def site_sections(questions: Iterable[Question], selector: Selector) -> Iterator
 
 
 def absence_text(keys: Iterable[str]) -> str:
-    """Say what takes any kernel away, whether or not a lever of its own decides about it."""
+    """Name the levers that remove any kernel, beside a key's own levers."""
     return f"MUSTER_DISABLE={','.join(keys)} -> absent, which refuses a boot that asks for it [not for serving]"
 
 
 def settings_of(keys: Iterable[str], levers: Levers) -> tuple[Setting, ...]:
-    """Return the levers that drop one of these keys, or choose between it and others, as they stand."""
+    """Return the levers that drop one of these keys, or choose between it and others, with their values."""
     named = tuple(keys)
     return tuple(setting for setting in levers.settings if any(setting.lever.names(key) for key in named))

@@ -1,4 +1,4 @@
-"""Commands that list things: what they found, as text, on a terminal or as JSON, and what is wrong with it."""
+"""Output of the listing commands: as text, on a terminal or as JSON, with findings."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -30,9 +30,9 @@ VERSION = "1.0"
 
 @frozen
 class Listing:
-    """What a command has to say. ``data`` goes into the JSON as it is; findings come last in the text.
+    """The result of a command. ``data`` goes into the JSON unchanged; findings come last in the text.
 
-    ``is_long``: what refuses comes first, as nobody reads on behind so much.
+    ``is_long``: findings that refuse come first, because a reader may stop before the end.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Listing:
 
     @property
     def is_refused(self) -> bool:
-        """Whether anything found would refuse a boot."""
+        """Whether a finding would refuse a boot."""
         return any(row.severity == "refuse" for row in self.findings)
 
 
 def show(listing: Listing, format: Format, output: Path | None, *, verbose: bool) -> int:
-    """Write a list; exit code 1 if a boot would be refused by what was found on the way."""
+    """Write a list; exit code 1 if a finding would refuse a boot."""
     found = tuple(finding_sections(listing.findings, verbose=verbose))
     is_first = listing.is_long and listing.is_refused
     parts = (*found, *listing.sections) if is_first else (*listing.sections, *found)
@@ -82,14 +82,14 @@ def _coloured(parts: Iterable[Section]) -> str:
 
 
 def find_plugins(request: BootRequest, output: Path | None = None) -> Catalog:
-    """Discover plugins; what they print goes to stderr. UsageError, before that, for a file that cannot be written."""
+    """Discover plugins with their output on stderr. UsageError first for an output file that cannot be written."""
     check_writable(output)
     with only_results_on_stdout():
         return discover_for(request)
 
 
 def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
-    """Resolve a target; without one, say why."""
+    """Resolve a target; if that fails, return the reason."""
     target, finding = resolve_target(name)
     return target, [finding] if finding else []
 
@@ -97,7 +97,7 @@ def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
 def find_levers(
     catalog: Catalog, request: BootRequest, manifest: Manifest | None = None, target: Target | None = None
 ) -> tuple[Levers, tuple[Finding, ...]]:
-    """Read the levers as a boot would, with a model's defaults if there is a model, and the table of a target."""
+    """Read the levers like a boot, with a model's defaults if there is a model, and the table of a target."""
     sources: list[tuple[Origin, Mapping[str, object]]] = [(request.levers_origin, request.levers)]
     if manifest is not None:
         sources.append(("manifest", manifest.defaults))

@@ -1,4 +1,4 @@
-"""The registry, opened to measure: on a device, or not at all."""
+"""The registry, opened for measurement on a device."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ def open_to_measure(
     what: str, target: str | None, *, is_json: bool, levers: Mapping[str, object] | None = None,
     local_plugins: Mapping[str, object] | None = None, no_plugins: Iterable[str] | None = None,
 ) -> "Lookups | None":  # fmt: skip
-    """Return the registry on a device; None where there is none, or something would refuse a boot: it was said then.
+    """Return the registry on a device; None without a device, or if a finding would refuse a boot. Either is reported.
 
     As JSON a refusal is the report of its boot, on stdout.
     """
@@ -36,7 +36,7 @@ def open_to_measure(
 
 
 def say_refused(what: str, refused: BootRefused, *, is_json: bool) -> None:
-    """Say why nothing began, with what helps."""
+    """Report the refusal, with remedies."""
     from kernel_muster.audit.render.json_report import render_json
     from kernel_muster.audit.render.sections import finding_sections
     from kernel_muster.audit.render.text import render_sections

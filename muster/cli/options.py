@@ -1,4 +1,4 @@
-"""The options that commands share, and what their texts mean."""
+"""The options shared by the commands, and parsers for their values."""
 
 import re
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from kernel_muster.registry.errors import UsageError
 
 
 class Format(StrEnum):
-    """How a list is written."""
+    """Output format of a list."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class ReportFormat(StrEnum):
-    """How a report is written."""
+    """Output format of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -27,14 +27,14 @@ class ReportFormat(StrEnum):
 
 
 class ProfileName(StrEnum):
-    """What is being decided."""
+    """Purpose of the audit."""
 
     SERVE = "serve"
     QUALIFY = "qualify"
 
 
 class StageName(StrEnum):
-    """How far kernels shall have been proven."""
+    """Degree of proof of a kernel."""
 
     REGISTERED = "registered"
     COMPILED = "compiled"
@@ -43,7 +43,7 @@ class StageName(StrEnum):
 
 
 class QuantName(StrEnum):
-    """How the weights are quantised."""
+    """Quantisation of the weights."""
 
     NVFP4 = "nvfp4"
     MXFP4 = "mxfp4"
@@ -60,7 +60,7 @@ Model = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        help="cuda, cuda:<n>, an architecture (sm_90a) or cpu. Without it: the GPU; cpu only when named.",
+        help="cuda, cuda:<n>, an architecture (sm_90a) or cpu. Default: the GPU. cpu is never a default.",
         show_default=False,
     ),
 ]
@@ -71,7 +71,7 @@ Config = Annotated[
 ]
 Reference = Annotated[
     str | None,
-    typer.Option("--ref", help="What you call the model; decides between equal manifests.", show_default=False),
+    typer.Option("--ref", help="Your name for the model; decides between equal manifests.", show_default=False),
 ]
 Manifests = Annotated[
     list[Path] | None,
@@ -88,13 +88,13 @@ Quant = Annotated[
     typer.Option(help="Refuse unless the model is built with this quantisation.", show_default=False),
 ]
 Profile = Annotated[
-    ProfileName, typer.Option(help="serve, or qualify for a release: what warns refuses, and most notes warn.")
+    ProfileName, typer.Option(help="serve, or qualify for a release: warnings refuse, and most notes warn.")
 ]
 Stage = Annotated[
     StageName | None,
     typer.Option(
-        help="How far to take every kernel; by default as far as is possible here. Where one stays below, the verdict "
-        "says so; with --profile qualify that refuses.",
+        help="Stage that every kernel must reach; default: the highest possible here. A kernel below it qualifies the "
+        "verdict; with --profile qualify it refuses.",
         show_default=False,
     ),
 ]
@@ -109,7 +109,7 @@ Allow = Annotated[
     typer.Option(
         "--dangerously-allow-unresolved",
         metavar="KEY,...",
-        help="Go on although exactly these keys are absent: slow, and said so in every output.",
+        help="Pass although exactly these keys are absent. Slow; every output is marked as degraded.",
         show_default=False,
     ),
 ]
@@ -121,8 +121,8 @@ NoPlugins = Annotated[
     list[str] | None,
     typer.Option("--no-plugin", metavar="NAME", help="Do not import this plugin; repeatable.", show_default=False),
 ]
-ListFormat = Annotated[Format, typer.Option("--format", help="How to write it.")]
-AnyFormat = Annotated[ReportFormat, typer.Option("--format", help="How to write the report.")]
+ListFormat = Annotated[Format, typer.Option("--format", help="Output format.")]
+AnyFormat = Annotated[ReportFormat, typer.Option("--format", help="Output format.")]
 Output = Annotated[
     Path | None, typer.Option(help="Write to this file (whole or not at all), not to stdout.", show_default=False)
 ]
@@ -151,18 +151,18 @@ def parse_set_hash(text: str | None) -> str | None:
 
 
 def parse_counts(text: str, option: str, largest: int) -> tuple[int, ...]:
-    """Read ``1,4,8``: each number once, in their order; UsageError for anything but 1 to ``largest``."""
+    """Read ``1,4,8``: each number once, in the given order; UsageError for any value outside 1 to ``largest``."""
     from kernel_muster.MODEL_toml.wording import shown
 
     parts = [part.strip() for part in text.split(",")]
-    # Plain digits alone: Python also takes 1_0 and the digits of other scripts, and refuses to read 5000 of them.
+    # Plain digits only: Python also accepts 1_0 and digits of other scripts, and refuses to read 5000 of them.
     if not all(re.fullmatch(r"0*[0-9]{1,9}", part) and 1 <= int(part) <= largest for part in parts):
         raise UsageError(f"{option} {shown(text)}: expected numbers from 1 to {largest}, with commas")
     return tuple(dict.fromkeys(map(int, parts)))
 
 
 def check_not_empty(texts: Iterable[str] | None, option: str) -> None:
-    """UsageError for an empty text of a repeatable option, which would name everything or nothing."""
+    """UsageError for an empty value of a repeatable option: it would match everything or nothing."""
     if not all(text.strip() for text in texts or ()):
         raise UsageError(f"{option}: an item is empty")
 

@@ -1,4 +1,4 @@
-"""Show a report: on a terminal, as text, JSON or Markdown, on stdout or in a file."""
+"""Output of a report: on a terminal, as text, JSON or Markdown, on stdout or in a file."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from kernel_muster.cli.process.results import columns, encoding, is_terminal
 
 
 def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
-    """Write a report and return the exit code it stands for; a boot that was cut short has not passed."""
+    """Write a report and return its exit code; an incomplete boot has not passed."""
     if output is not None:
         write_file(output, rendered(report, format, verbose=verbose))
         path = str(output).replace("\n", "\\n")
@@ -50,18 +50,18 @@ def _coloured(report: Report, *, verbose: bool) -> str:
 
 
 class TerminalText(io.StringIO):
-    """Text that is going to the terminal: collected first, so that it is written in one place."""
+    """Text for the terminal, collected first and written in one place."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The terminal's encoding, which decides whether boxes may be drawn."""
+        """The terminal's encoding, which decides about box characters."""
         return encoding()
 
     @property
     def columns(self) -> int | None:
-        """Its width, unless the environment gives another."""
+        """The terminal's width, unless the environment sets another."""
         return None if os.environ.get("COLUMNS") else columns()
 
     def isatty(self) -> bool:
-        """Whether colour is wanted: yes."""
+        """True: colour is wanted."""
         return True

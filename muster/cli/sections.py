@@ -1,4 +1,4 @@
-"""Sections between a first and a last line, in any format but JSON: what ab and boot have to say."""
+"""Sections between a first and a last line, in any format but JSON, for ab and boot."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +34,7 @@ def wants_colour(format: ReportFormat, output: Path | None) -> bool:
 
 
 def deliver(text: str, first: str, output: Path | None) -> None:
-    """Write the text to stdout; or to a file, and then its verdict alone to stdout."""
+    """Write the text to stdout, or to a file with the verdict alone on stdout."""
     if output is None:
         say(text)
     else:

@@ -1,7 +1,7 @@
-"""Where the files of a wheel go when it is installed, and whose place they would take there.
+"""The installed places of a wheel's files, and conflicts with other owners of these places.
 
-The names in the archive decide, not its RECORD, which may leave files out. Names are compared as on file systems that
-ignore case: a wheel is judged alike on every machine.
+The names in the archive decide, not its RECORD, which may omit files. Names are compared without case, as on some file
+systems, so that every machine gives the same verdict on a wheel.
 """
 
 import re
@@ -18,7 +18,7 @@ from kernel_muster.registry.distributions import HOST_DISTRIBUTION, HOST_MODULE,
 from kernel_muster.registry.messages.message import Message, message
 from kernel_muster.registry.values import frozen
 
-#: Modules that Python imports at every start, if they are there.
+#: Modules that Python imports at every start, if present.
 _AT_START = frozenset({"sitecustomize", "usercustomize"})
 #: Files of site-packages that Python reads at every start (3.15 adds .start): a line of them may be code.
 _READ_AT_START = (".pth", ".start")
@@ -40,10 +40,10 @@ _METADATA_OR_DATA = re.compile(r"[^/]*\.(?:dist-info|egg-info|data)(?:/|$)|__pyc
 
 @frozen
 class Placed:
-    """A file of a wheel: its name in the archive, what it becomes, and its path there as paths are compared.
+    """A file of a wheel: its name in the archive, its kind once installed, and its path in compared form.
 
-    ``kind`` is ``site`` beside other distributions, ``command`` for what can be run by its name, or ``data``. Compiled
-    code has the path of its source.
+    ``kind`` is ``site`` beside other distributions, ``command`` for anything that runs by its name, or ``data``.
+    Compiled code has the path of its source.
     """
 
     member: str
@@ -52,24 +52,24 @@ class Placed:
 
     @property
     def top(self) -> str:
-        """The folder that it lies in beside other distributions, or its own name."""
+        """Its folder beside other distributions, or its own name."""
         return self.path.partition("/")[0]
 
     @property
     def module(self) -> str:
-        """The top-level module that it is, or whose package it makes; nothing for any other file."""
+        """The top-level module, or the one whose package it makes; empty for any other file."""
         folder, _, name = self.path.rpartition("/")
         suffix = next((one for one in _MODULE_SUFFIXES if name.endswith(one)), "")
         stem = name.removesuffix(suffix).partition(".")[0]
         return "" if not suffix or "/" in folder or (folder and stem != "__init__") else folder or stem
 
     def belongs_to(self, module: str) -> bool:
-        """Whether it is a module or lies in its package, at any depth."""
+        """Whether it is the module or lies in its package, at any depth."""
         return module in (self.module, self.top)
 
 
 def taken_places(wheel: Path) -> Iterator[Message]:
-    """Yield what of a wheel takes the place of Python, of this package or of another distribution, or runs unasked."""
+    """Yield files of a wheel that replace parts of Python, of this package or of a distribution, or run unasked."""
     with ZipFile(wheel) as archive:
         members = sorted(one for one in archive.namelist() if not one.endswith("/"))
         folders = dict.fromkeys(one.partition("/")[0] for one in members)
@@ -92,7 +92,7 @@ def taken_places(wheel: Path) -> Iterator[Message]:
 
 
 def fold(path: str) -> str:
-    """Return a path as it is compared: without case, and without what Windows and macOS do not tell apart."""
+    """Return a path in compared form: without case, and without differences that Windows and macOS ignore."""
     path = path.lower() if path.isascii() else unicodedata.normalize("NFKC", path).casefold()
     return "/".join(part.rstrip(". ") for part in path.split("/"))
 
@@ -119,7 +119,7 @@ def _placed(member: str) -> Placed:
 
 
 def _of_data(names: list[str]) -> tuple[str, list[str]]:
-    """Return what a file of the environment's own folder is, and its path there."""
+    """Return the kind of a file of the environment's own folder, and its path there."""
     site = next((at for at, name in enumerate(names[:-1]) if name in _SITE), None)
     if site is not None:
         return "site", names[site + 1 :]
@@ -127,7 +127,7 @@ def _of_data(names: list[str]) -> tuple[str, list[str]]:
 
 
 def _problem(file: Placed, metadata: str, is_host: bool) -> Message | None:
-    """Return why a file may not be there, whatever else is installed."""
+    """Return the reason against a file, independent of other installed packages."""
     if file.kind == "data":
         return message("plugin_load_failed.wheel_python", file=file.member) if _is_pythons(file.path) else None
     if file.kind == "command":
@@ -148,7 +148,7 @@ def _problem(file: Placed, metadata: str, is_host: bool) -> Message | None:
 
 
 def _is_pythons(path: str) -> bool:
-    """Whether a file of the environment's own folder belongs to Python: its library, or how it starts."""
+    """Whether a file of the environment's own folder belongs to Python: its library, or its start-up."""
     first, *rest = path.removeprefix("local/").split("/")
     if not rest:
         return first == "pyvenv.cfg" or (first.startswith("python") and first.endswith(("._pth", ".zip", ".dll")))
@@ -161,7 +161,7 @@ def _library() -> frozenset[str]:
 
 
 def _taken_commands(commands: Mapping[str, str], others: Iterable[Distribution], is_host: bool) -> Iterator[Message]:
-    """Yield commands that Python, this package or another distribution has, by what of the wheel makes them."""
+    """Yield commands of the wheel that Python, this package or another distribution already has."""
     owners = {_HOST_COMMAND: HOST_DISTRIBUTION} if not is_host else {}
     for other in others:
         owners |= dict.fromkeys(_commands_of(other), _shown(other))
@@ -173,20 +173,20 @@ def _taken_commands(commands: Mapping[str, str], others: Iterable[Distribution],
 
 
 def _commands_of(other: Distribution) -> Iterator[str]:
-    """Yield the commands of an installed distribution: files beside site-packages, and those of its entry points."""
+    """Yield the commands of an installed distribution: files beside site-packages, and entry points."""
     for file in re.findall(r'^"?\.\./[^,\n]*?/(?:bin|Scripts)/([^,/\n"]+)"?,', _record(other), re.MULTILINE):
         yield _LAUNCHER.sub("", fold(file))
     yield from (fold(point.name) for point in _commands(other))
 
 
 def _commands(distribution: Distribution) -> Iterator[EntryPoint]:
-    """Yield the entry points that become commands; most distributions have none, and parsing takes time."""
+    """Yield the entry points that become commands. Most distributions have none, and parsing takes time."""
     if "scripts]" in (distribution.read_text("entry_points.txt") or ""):
         yield from (point for point in distribution.entry_points if point.group in _COMMAND_GROUPS)
 
 
 def _taken_files(files: Mapping[str, str], archive: ZipFile, others: Iterable[Distribution]) -> Iterator[Message]:
-    """Yield files and modules that another distribution has; ``files`` maps paths to names in the archive."""
+    """Yield files and modules owned by another distribution; ``files`` maps paths to names in the archive."""
     modules = {module: path for path in files if (module := Placed("", "site", path).module)}
     for other in sorted(others, key=lambda one: str(one.metadata["Name"])):
         theirs = {fold(file): file for file in files_of(other)}
@@ -200,7 +200,7 @@ def _taken_files(files: Mapping[str, str], archive: ZipFile, others: Iterable[Di
 
 
 def files_of(distribution: Distribution) -> set[str]:
-    """Return the files that a distribution puts beside its metadata, as RECORD names them."""
+    """Return a distribution's files outside its metadata, from RECORD."""
     listed = re.findall(r'^"?([^,\n]*?)"?,', _record(distribution), re.MULTILINE)
     return {name for name in listed if not name.startswith(("../", "/")) and not _METADATA_OR_DATA.match(name)}
 
@@ -210,7 +210,7 @@ def _record(distribution: Distribution) -> str:
 
 
 def _differs(content: bytes, other: Distribution, file: str) -> bool:
-    """Whether a file of another distribution has other bytes: equal ones make namespace packages."""
+    """Whether a file of another distribution has other bytes. Equal files belong to namespace packages."""
     try:
         return Path(str(other.locate_file(file))).read_bytes() != content
     except OSError:

@@ -1,4 +1,4 @@
-"""A wheel that is only looked at: installed into a folder of its own, in front of what is installed already."""
+"""A wheel under examination: installed into a temporary folder, in front of installed packages."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ _PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-
 
 
 class WheelRefused(Exception):
-    """A wheel that cannot be installed, or must not be: why, what pip said, and what to do."""
+    """A wheel that cannot or must not be installed: the reason, pip's output, and the remedy."""
 
     def __init__(
         self, why: str, log: str = "", remedy: str = "build the wheel again: pip wheel --no-deps -w dist ."
@@ -27,9 +27,9 @@ class WheelRefused(Exception):
 
 
 def install_wheel(wheel: Path, folder: Path) -> Distribution:
-    """Install a wheel, and nothing that it depends on, into an empty folder.
+    """Install a wheel without its dependencies into an empty folder.
 
-    WheelRefused if pip does not, or if it brings what belongs to others.
+    WheelRefused if pip fails, or if the wheel contains files of other owners.
     """
     command = [sys.executable, *_PIP, "--target", str(folder), str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (pip, without a shell)
@@ -49,7 +49,7 @@ def install_wheel(wheel: Path, folder: Path) -> Distribution:
 
 
 def installed(name: str) -> tuple[Distribution, str | None]:
-    """Return an installed distribution by its name, or by that of a plugin of it, and then the plugin too.
+    """Return an installed distribution by its name, or by a plugin's name, then with the plugin.
 
     UsageError, with near names, if there is none.
     """
@@ -71,9 +71,9 @@ def installed(name: str) -> tuple[Distribution, str | None]:
 
 
 def path_with(wheel: Distribution, folder: Path, shadows: Path) -> list[str]:
-    """Return ``sys.path`` with a wheel's folder in front, and without another version that is installed.
+    """Return ``sys.path`` with a wheel's folder in front, and without another installed version.
 
-    A folder that holds the other version's metadata is replaced by one of links to everything else in it.
+    A folder with the other version's metadata is replaced by a folder of links to everything else in it.
     """
     name = normal_name(str(wheel.metadata["Name"]))
     path = [str(folder)]

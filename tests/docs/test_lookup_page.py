@@ -38,7 +38,7 @@ def test_page_of_the_manual_is_current(text: str) -> None:
     "MUSTER_FP32_ROUTING |",
     "| quantize_bf16_to_nvfp4 | O | attention: BF16 attention weights are requantised (asked for by "
     "MUSTER_FP4_PROJ_DECODE) |",
-    "| w4a4_gemm | O | MTP FFN, dense FFN: FFN weights are NVFP4 | choose_tile: prefill | w4a4_gemm | nobody "
+    "| w4a4_gemm | O | MTP FFN, dense FFN: FFN weights are NVFP4 | choose_tile: prefill | w4a4_gemm | none "
     "yet: open to any plugin |",
     "| gather | R | embedding: always | every pass | gather | embedding on cpu (reference, python)",
 ])  # fmt: skip

@@ -26,23 +26,23 @@ ArmA = Annotated[list[str] | None, typer.Option("--a", help="A lever of arm A, t
 ArmB = Annotated[list[str] | None, typer.Option("--b", help="A lever of arm B; repeatable.", **_LEVERS)]
 PluginA = Annotated[
     list[str] | None,
-    typer.Option("--a-plugin", help="A plugin that arm A alone has: demanded there, blocked in B.", **_PLUGIN),
+    typer.Option("--a-plugin", help="A plugin of arm A alone: required there, blocked in B.", **_PLUGIN),
 ]
 PluginB = Annotated[
     list[str] | None,
-    typer.Option("--b-plugin", help="A plugin that arm B alone has: demanded there, blocked in A.", **_PLUGIN),
+    typer.Option("--b-plugin", help="A plugin of arm B alone: required there, blocked in A.", **_PLUGIN),
 ]
 WithoutA = Annotated[
     list[str] | None,
-    typer.Option("--a-without", help="A key that arm A does without, where its layers can; repeatable.", **_KEY),
+    typer.Option("--a-without", help="A key removed from arm A: optional, or part of a chain; repeatable.", **_KEY),
 ]
 WithoutB = Annotated[
     list[str] | None,
-    typer.Option("--b-without", help="A key that arm B does without: a fused kernel against its parts.", **_KEY),
+    typer.Option("--b-without", help="A key removed from arm B: a fused kernel against its parts.", **_KEY),
 ]
 StageOption = Annotated[
     options.StageName | None,
-    typer.Option("--stage", help="Stage that every kernel must reach in both arms; by default loaded.",
+    typer.Option("--stage", help="Stage that every kernel must reach in both arms; default: loaded.",
                  show_default=False),
 ]  # fmt: skip
 Sequences = Annotated[
@@ -58,50 +58,50 @@ PromptsOption = Annotated[
     typer.Option(
         "--prompt", metavar="TEXT|FILE",
         help="A text (its bytes are its tokens), a file with one a line, or a .json file of texts or lists of ids; "
-        "repeatable. Without it: made from the seed, one a sequence.", show_default=False,
+        "repeatable. Default: made from the seed, one for each sequence.", show_default=False,
     ),
 ]  # fmt: skip
-Repeats = Annotated[int, typer.Option(min=1, max=100, help="Pairs of timed runs, A and B by turns first.")]
+Repeats = Annotated[int, typer.Option(min=1, max=100, help="Pairs of timed runs. The order of A and B alternates.")]
 Drafts = Annotated[
     int | None,
-    typer.Option(min=0, max=15, help="Drafts of the MTP head a step, in a run of its own; 0 for none, by default 3 "
-                 "where there is a head. The gate is pinned open.", show_default=False),
+    typer.Option(min=0, max=15, help="Drafts of the MTP head in each step, in a separate run. 0 for none; default: 3 "
+                 "with a head. The gate is pinned open.", show_default=False),
 ]  # fmt: skip
 DrafterOption = Annotated[
     str | None,
-    typer.Option("--drafter", metavar="MODEL", help="This block-diffusion drafter of the model drafts, in the place of "
-                 "its MTP head, in blocks of its own size.", show_default=False),
+    typer.Option("--drafter", metavar="MODEL", help="A block-diffusion drafter that replaces the model's MTP head. It "
+                 "drafts in blocks of its own size.", show_default=False),
 ]  # fmt: skip
 DrafterWeights = Annotated[
     Path | None, typer.Option(help="The drafter's checkpoint, beside --weights for the model's.", show_default=False)
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(help="A checkpoint's folder. Without it weights are random, from the seed.", show_default=False),
+    typer.Option(help="A checkpoint's folder. Default: random weights from the seed.", show_default=False),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of weights, prompts and rounding.")]
-Layers = Annotated[int | None, typer.Option(min=1, help="Only so many layers, of full width.", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of weights, prompts and rounding.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Number of layers, of full width.", show_default=False)]
 IsReduced = Annotated[
     bool | None,
-    typer.Option("--reduced/--full", help="One round of the layer pattern with narrow layers; on cpu by default.",
+    typer.Option("--reduced/--full", help="One round of the layer pattern with narrow layers; default on cpu.",
                  show_default=False),
 ]  # fmt: skip
 MaxKl = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Largest median KL of a sequence, in nats. By default 4 times what rounding in the "
-                 "kernels that differ does to A, measured.", show_default=False),
+    typer.Option(min=0.0, help="Largest median KL of a sequence, in nats. Default: 4 times the measured effect on A of "
+                 "rounding in the differing kernels.", show_default=False),
 ]  # fmt: skip
 IdentityOption = Annotated[
     str,
     typer.Option("--identity", metavar="reference|always|off",
-                 help="Bits of n = 1: B keeps them where A does, both always do, or they only inform."),
+                 help="Bits of n = 1. reference: B keeps them if A does; always: both keep them; off: informs only."),
 ]  # fmt: skip
 LeastVerify = Annotated[
-    int, typer.Option("--least-verify-steps", min=0, help="Fewer verify steps prove nothing about speculation.")
+    int, typer.Option("--least-verify-steps", min=0, help="Fewer verify steps give the verdict INCONCLUSIVE.")
 ]
 LeastSpeed = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Least speed of B over A at every C; by default speed decides nothing.",
+    typer.Option(min=0.0, help="Least speed of B over A at every C. Default: speed only informs.",
                  show_default=False),
 ]  # fmt: skip
 Advisory = Annotated[bool, typer.Option("--advisory", help="Print the verdict and exit 0.")]
@@ -142,10 +142,10 @@ def ab(
 ) -> int:
     """Compare two arms (levers, plugins, kernels): same models, prompts and weights, interleaved.
 
-    A is the reference. KL and bit identity decide; coherence informs. On cpu models are reduced in size.
+    A is the reference. KL and bit identity decide; coherence informs. On cpu models have reduced size.
 
-    Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or an arm refused to boot, 2 usage,
-    3 internal error or a builder that failed (also with --advisory).
+    Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or a refused arm, 2 usage,
+    3 internal error or a failed builder (also with --advisory).
     """
     from kernel_muster.ab.arms import Arm, check_arms, parse_levers, parse_without
     from kernel_muster.ab.result import Thresholds
@@ -206,7 +206,7 @@ def ab(
 
 
 def _fitted(found: "Comparison") -> "Comparison":
-    """Let an arm without a GPU say what helps a decode, and one without a model what this command takes."""
+    """Add the remedy for a missing GPU to a refused arm, and for a missing model the forms that this command takes."""
     from kernel_muster.cli.remedies import fitted, of_folders
 
     def fits(report: "Report") -> "Report":

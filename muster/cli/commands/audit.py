@@ -34,9 +34,9 @@ def audit(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Audit the boot of a model: every kernel is there, or refuse.
+    """Audit the boot of a model: every kernel must be present, or the boot is refused.
 
-    Exit code: 0 passed, 1 refused, 2 usage or an unreadable file, 3 internal error or a builder that failed.
+    Exit code: 0 passed, 1 refused, 2 usage or an unreadable file, 3 internal error or a failed builder.
     """
     if model is None and manifest is None and config is None:
         raise UsageError("name a MODEL, or give --manifest or --config; muster models lists the models")

@@ -1,4 +1,4 @@
-"""``muster bench``: measure kernels on the device at hand, beside the peers that are installed."""
+"""``muster bench``: measure kernels on the local device, beside the installed peers."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ Families = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FAMILY|KEY]...",
-        help="gemv, gemm, moe, small; without one, all. Or a key, or a pattern (acme::*), at its contract's cases.",
+        help="gemv, gemm, moe, small; default: all. Or a key, or a pattern (acme::*), at its contract's cases.",
         show_default=False,
     ),
 ]
@@ -30,20 +30,20 @@ Shapes = Annotated[
     typer.Option(
         "--shape",
         show_default=False,
-        help="Measure this shape of the one family named (gemv, gemm: NxK; moe: EXPERTSxTOP_KxHIDDENxINTERMEDIATE; "
+        help="Measure this shape of the named family (gemv, gemm: NxK; moe: EXPERTSxTOP_KxHIDDENxINTERMEDIATE; "
         "small: none); repeatable.",
     ),
 ]
 Rows = Annotated[
-    str | None, typer.Option(help="Row counts M, with commas; without it, the family's own.", show_default=False)
+    str | None, typer.Option(help="Row counts M, with commas. Default: the family's own.", show_default=False)
 ]
 Rounds = Annotated[int, typer.Option(help="Replays of each contestant.", min=5, max=1000)]
-Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Run the peers that are installed beside ours.")]
+Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Run the installed peers too.")]
 Named = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
-        help="Run only peers whose name holds this, also one that tunes itself for minutes (gemlite); repeatable.",
+        help="Run only peers with this text in their name, also those with minutes of tuning (gemlite); repeatable.",
         show_default=False,
     ),
 ]
@@ -51,14 +51,14 @@ Named = Annotated[
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", metavar="PART", help="Measure only what has this in its family, shape, size or kernels; repeatable.",
+        "--only", metavar="PART", help="Measure only matches in the family, shape, size or kernels; repeatable.",
         show_default=False,
     ),
 ]  # fmt: skip
 
-#: Beyond what any family takes; which rows one takes it says itself.
+#: Above the rows of any family; each family checks its own range.
 _MOST_ROWS = 1 << 20
-#: Measured when no model and no shape is named: between them they have every projection of the shipped ones.
+#: Default models: together they have every projection of the shipped models.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kernel_muster.audit.opening import BootRequest
     from kernel_muster.audit.report import Report
 
-#: 1.2: what a decode asked for ``late``. 1.3: whether logits are ``is_flat``, what of a checkpoint is ``unused``.
+#: 1.2: lookups of a decode (``late``). 1.3: constant logits (``is_flat``), unread tensors of a checkpoint (``unused``).
 SCHEMA, VERSION = "kernel-muster/boot", "1.3"
 
 Sequences = Annotated[int, typer.Option(min=1, max=128, help="Sequences decoded together.")]
@@ -27,19 +27,19 @@ PromptsOption = Annotated[
     typer.Option(
         "--prompt", metavar="TEXT|FILE",
         help="A text (its bytes are its tokens), a file with one a line, or a .json file of texts or lists of ids; "
-        "repeatable. Without it: made from the seed.", show_default=False,
+        "repeatable. Default: made from the seed.", show_default=False,
     ),
 ]  # fmt: skip
 Weights = Annotated[
     Path | None,
-    typer.Option(help="A checkpoint's folder. Without it weights are random, from the seed.", show_default=False),
+    typer.Option(help="A checkpoint's folder. Default: random weights from the seed.", show_default=False),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of weights and prompts.")]
-Layers = Annotated[int | None, typer.Option(min=1, help="Decode with so many layers only.", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of weights and prompts.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Number of layers to decode with.", show_default=False)]
 IsReduced = Annotated[
     bool | None,
     typer.Option("--reduced/--full", help="Decode at reduced size: one round of the layer pattern with narrow layers; "
-                 "on cpu by default. The audit is always of the whole model.", show_default=False),
+                 "default on cpu. The audit always covers the whole model.", show_default=False),
 ]  # fmt: skip
 
 
@@ -68,11 +68,11 @@ def boot(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Audit a model as muster audit does, then decode some tokens with it.
+    """Audit a model like muster audit, then decode some tokens with it.
 
-    On cpu the decode runs a model of reduced size, and says so.
+    On cpu the decode uses a model of reduced size, and the output names that size.
 
-    Exit code: 0 passed and decoded, 1 refused or not decoded, 2 usage, 3 internal error or a builder that failed.
+    Exit code: 0 passed and decoded, 1 refused or not decoded, 2 usage, 3 internal error or a failed builder.
     """
     if model is None and manifest is None and config is None:
         raise UsageError("name a MODEL, or give --manifest or --config; muster models lists the models")
@@ -151,7 +151,7 @@ def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str
 
 
 def _whole(report: "Report", found: "ShortDecode | ArmRefused | None") -> "Report":
-    """Return the audit's report with what the decode adds to its findings, so that all are counted in one place."""
+    """Return the audit's report with the decode's findings, so that one place counts all."""
     from kernel_muster.ab.short_decode import ShortDecode
     from kernel_muster.audit.later import with_rows
 
@@ -163,7 +163,7 @@ def _whole(report: "Report", found: "ShortDecode | ArmRefused | None") -> "Repor
 
 
 def _undecoded(found: "ShortDecode | ArmRefused") -> str:
-    """Say why there is no decode: the model did not get through, or got on without a kernel that no audit saw."""
+    """Return the reason for a missing decode: a failed run, or a kernel missed outside the audit."""
     late = [row for row in getattr(getattr(found, "report", None), "findings", ()) if row.code == "LATE_MISS"]
     return "a kernel was missing while it decoded" if late else "the model did not decode"
 

@@ -10,7 +10,7 @@ from kernel_muster.cli import options
 from kernel_muster.cli.process.exits import PASSED, REFUSED
 
 Before = Annotated[Path, typer.Argument(metavar="A.json", help="A JSON report.", exists=True, dir_okay=False)]
-After = Annotated[Path, typer.Argument(metavar="B.json", help="Another one.", exists=True, dir_okay=False)]
+After = Annotated[Path, typer.Argument(metavar="B.json", help="A second JSON report.", exists=True, dir_okay=False)]
 
 
 def diff(
@@ -22,7 +22,7 @@ def diff(
 ) -> int:
     """Compare two JSON reports.
 
-    They may be of two releases, machines or ranks. Dates, paths and dispatch sites are left out.
+    They may come from two releases, machines or ranks. Dates, paths and dispatch sites are ignored.
 
     Exit code: 0 equal, 1 different, 2 not two reports.
     """

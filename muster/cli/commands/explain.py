@@ -1,4 +1,4 @@
-"""``muster explain``: why a key is served by what serves it, or by nothing."""
+"""``muster explain``: the selection of a key's kernel, with its reasons."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernel_muster.registry.levers import Setting
     from kernel_muster.registry.selection.select import Candidate, Decision, Selector
 
-#: Of the JSON; 1.1 adds who asks for a key, and what reaches it.
+#: Of the JSON; 1.1 adds the models that ask for a key, and the decisions that reach it.
 VERSION = "1.1"
 Key = Annotated[
     str, typer.Argument(metavar="KEY|SITE", help="module::func, or a line of model code: layers/attention.py:29")
@@ -32,13 +32,13 @@ def explain(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Explain who serves a key on a target, and why nobody else does.
+    """Explain the selection for a key on a target, and the rejection of every other candidate.
 
-    Every candidate is shown: accepted or rejected, by which rule, and what would change it. Then the models that ask
-    for the key, with the decisions and levers that reach it; the levers that drop the key or choose between it and
-    others, as they stand here; and the contract: what a kernel of this key gets, writes and has to keep. --verbose adds
-    the contract's cases and the rest of each spec. Of a SITE, as reports name them: what all models ask for at that
-    line, who serves it, and the levers.
+    Every candidate is listed: accepted, or rejected by a rule, with the change that would select it. Then come the
+    models with a lookup of the key and the decisions and levers that reach it; the levers that drop the key or choose
+    between it and others, with their current values; and the contract: inputs, outputs and promises of its kernels.
+    --verbose adds the contract's cases and the rest of each spec. For a SITE from a report: all lookups at that line,
+    their kernels, and the levers.
 
     Exit code: 0 a kernel serves, or one of each chain; 1 none does.
     """
@@ -80,7 +80,7 @@ def explain(
 
 
 def _trouble(decision: "Decision") -> str:
-    """Return the code of what refuses a boot although somebody would serve."""
+    """Return the code that refuses a boot although a kernel would serve."""
     return "BAD_OVERRIDE" if decision.circle else "DUPLICATE_KERNEL" if decision.rivals else ""
 
 
@@ -198,7 +198,7 @@ def _entry(number: int, candidate: "Candidate", decision: "Decision", selector: 
 
 
 def _more(spec: "KernelSpec") -> tuple[tuple[str, str], ...]:
-    """Return what a spec declares besides what selection looks at."""
+    """Return the fields of a spec that selection ignores."""
     return (
         ("contract", spec.contract),
         ("weights in", spec.weight_layout or ""),
@@ -218,7 +218,7 @@ def _verdict(candidate: "Candidate", decision: "Decision") -> str:
 
 
 def _change(candidate: "Candidate", decision: "Decision", selector: "Selector") -> str:
-    """Say what would make selection take a rejected candidate."""
+    """Return the change that would make selection take a rejected candidate."""
     target, spec = selector.target.arch or "cpu", candidate.registered.spec
     provider = candidate.registered.provider
     winner = decision.chosen.provider.distribution if decision.chosen is not None else ""

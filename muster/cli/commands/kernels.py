@@ -1,4 +1,4 @@
-"""``muster kernels``: who provides which key, and for what."""
+"""``muster kernels``: the registered kernels, by key, provider and target."""
 
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,9 +27,9 @@ def kernels(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """List the registered kernels and who provides them.
+    """List the registered kernels with their distributions.
 
-    With --target it also says which of them serve there, or why not.
+    With --target it also shows which of them serve there, with the reasons against the others.
     """
     from kernel_muster.audit.render.sections import Section, Table
     from kernel_muster.cli.booting import request_of
@@ -64,7 +64,7 @@ def _matches(key: str, pattern: str | None) -> bool:
 
 
 def _hint(filter: str, catalog: "Catalog") -> tuple[str, ...]:
-    """Say what there is, where a filter lets nothing through."""
+    """Suggest existing keys for a filter without a match."""
     keys = sorted(catalog.by_key)
     names = {*map(str, keys), *(key.module for key in keys), *(key.func for key in keys)}
     close = near(filter, names)

@@ -1,4 +1,4 @@
-"""``muster levers``: every declared override, its value here and what it does."""
+"""``muster levers``: every declared override, with its current value and effect."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ def levers(
 ) -> int:
     """List the levers: value, origin, effect and evidence.
 
-    With a MODEL, the defaults of its manifest count too. What is wrong comes first.
+    With a MODEL, the defaults of its manifest count too. Errors come first.
     """
     from kernel_muster.audit.opening import find_manifest
     from kernel_muster.audit.render.sections import Section, assumed_text

@@ -1,4 +1,4 @@
-"""``muster manifest``: check manifests, and the schema that editors use."""
+"""``muster manifest``: checks of manifests, and their schema for editors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ LeverFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--levers", metavar="FILE", exists=True, dir_okay=False, show_default=False,
-        help="Levers that an engine of yours declares: a trace of it, or JSON with its declared_levers; repeatable.",
+        help="Levers declared by an engine: a trace, or JSON with declared_levers; repeatable.",
     ),
 ]  # fmt: skip
 
@@ -34,12 +34,12 @@ def lint(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check manifests: everything that is wrong, with file and line.
+    """Check manifests: all errors, with file and line.
 
-    Whether what is waived is asked for at all, only an audit can say. Levers are those of the plugins that load, and
-    those that --levers adds.
+    Only an audit can check that a model asks for a waived key. The levers are those of the loaded plugins and of
+    --levers.
 
-    Exit code: 0 nothing is wrong (warnings are 0 too), 1 something is, 2 a file cannot be read.
+    Exit code: 0 no errors (warnings allowed), 1 errors, 2 an unreadable file.
     """
     from datetime import UTC, datetime
 
@@ -58,7 +58,7 @@ def lint(
     catalog = find_plugins(request_of(no_plugins=no_plugin), output)
     declared = with_engines(catalog.levers, (lever for own, _ in read for lever in own))
     checked = Catalogue.from_files(dict.fromkeys(files), levers=declared)
-    # A failed plugin may be why a manifest's lever is unknown.
+    # A failed plugin may explain an unknown lever of a manifest.
     today = datetime.now(UTC).date()
     found, sound = [*(finding for _, bad in read for finding in bad), *checked.findings], []
     for manifest in checked.manifests:
@@ -91,7 +91,7 @@ def lint(
 
 
 def _with_option(finding: "Finding") -> "Finding":
-    """Return a finding with what helps where an engine declares levers that no plugin does."""
+    """Add the remedy for levers that an engine declares and no plugin does."""
     from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
 
     if NO_LEVER not in finding.why:

@@ -46,9 +46,9 @@ def matrix(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Audit models on targets: one table, and what refuses.
+    """Audit models on targets: one table, and the findings that refuse.
 
-    Without --models these are all that manifests describe. Each kernel is compiled once for an architecture.
+    The default is all models with a manifest. Each kernel is compiled once for each architecture.
 
     Exit code: 0 all passed, 1 any refused, 2 usage, 3 a builder failed.
     """
@@ -104,7 +104,7 @@ def matrix(
 
 
 def _checked_targets(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse a target that means nothing before any work is done."""
+    """Refuse an invalid target before any work."""
     from kernel_muster.registry.hardware.target import resolve_target
 
     for name in names:

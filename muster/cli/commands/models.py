@@ -1,4 +1,4 @@
-"""``muster models``: the models that manifests describe, and how a config.json resolves to one of them."""
+"""``muster models``: the models with a manifest, and the resolution of a config.json to one of them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ def models(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """List the models, or show how one resolves.
+    """List the models, or show the resolution of one.
 
     With a MODEL, --config or --ref it shows the resolution alone, step by step.
 
@@ -85,7 +85,7 @@ def _row(manifest: "Manifest", builders: "tuple[ModelBuilder, ...]") -> dict[str
 
 
 def _maturity(builder: "ModelBuilder") -> str:
-    """Return a builder's maturity, and the architectures that its recorded runs cover."""
+    """Return a builder's maturity, and the architectures of its recorded runs."""
     archs = ", ".join(sorted({arch for arch, _ in builder.recorded}))
     return f"{builder.maturity} on {archs}" if archs else builder.maturity
 
@@ -101,7 +101,7 @@ def _resolved(manifest: "Manifest | None", steps: tuple[str, ...]) -> "tuple[dic
 
 
 def _short(path: Path) -> str:
-    """Return a manifest's path from here, or its last two parts; --verbose and JSON have it whole."""
+    """Return a manifest's path from here, or its last two parts; --verbose and JSON show all of it."""
     if path.is_relative_to(Path.cwd()):
         return str(path.relative_to(Path.cwd()))
     return str(Path("...", *path.parts[-2:]))

@@ -1,4 +1,4 @@
-"""``muster plugin check``: the kernel author's kit."""
+"""``muster plugin check``: the checks for authors of kernels."""
 
 import json
 import os
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 Subject = Annotated[
     str,
-    typer.Argument(metavar="PLUGIN", help="An installed distribution, one plugin of it as listed, or a wheel file."),
+    typer.Argument(metavar="PLUGIN", help="An installed distribution, one of its plugins as listed, or a wheel file."),
 ]
 Timeout = Annotated[
     float,
     typer.Option(
         "--timeout",
         metavar="SECONDS",
-        help="Time for one step. Half of it is a plugin's to load, and MUSTER_PLUGIN_TIMEOUT_S at most.",
+        help="Time for one step. A plugin may load for half of it, and at most MUSTER_PLUGIN_TIMEOUT_S.",
         min=0.1,
         max=86_400,
     ),
@@ -38,7 +38,7 @@ Timeout = Annotated[
 
 
 class CheckStage(StrEnum):
-    """How far the kernels shall have come."""
+    """Stage required of every kernel."""
 
     COMPILED = "compiled"
     PROVEN = "proven"
@@ -48,8 +48,8 @@ StageOption = Annotated[
     CheckStage | None,
     typer.Option(
         "--stage",
-        help="Refuse unless every kernel is compiled, or proven, for want of a compiler or a GPU too. Without it, what "
-        "cannot be done here is skipped, and the verdict says what was not done.",
+        help="Refuse unless every kernel is compiled, or proven; a missing compiler or GPU is no excuse. Without it, "
+        "impossible steps are skipped, and the verdict lists them.",
         show_default=False,
     ),
 ]
@@ -63,12 +63,11 @@ def check(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check a plugin as its author: what it registers, compiles, and computes.
+    """Check a plugin for its author: registration, compilation and results.
 
-    It runs in a process of its own: hooks, contracts, code for every architecture that the specs declare, and the
-    contracts' cases on the host and on the GPU, if one is there. What warns when serving refuses here. Of a plugin
-    that is named by itself, only what it registers is checked. --verbose adds all steps, and what the compiled code
-    needs.
+    The plugin runs in a child process: hooks, contracts, code for every architecture of its specs, and the contracts'
+    cases on the host and on a GPU, if there is one. Warnings of serving refuse here. For one plugin of a distribution,
+    only its own registrations are checked. --verbose adds all steps, and the resources of the compiled code.
 
     Exit code: 0 passed, 1 refused, 2 usage.
     """
@@ -168,7 +167,7 @@ def _sections(report: "PluginReport", verbose: bool) -> "Iterator[Section]":
 
 
 def _code_sections(report: "PluginReport") -> "Iterator[Section]":
-    """Yield what the compiled code needs, and what compilers warned of."""
+    """Yield the resources of the compiled code, and compiler warnings."""
     from kernel_muster.audit.render.sections import Section, Table
 
     def shown(number: int | None) -> str:
@@ -201,7 +200,7 @@ def _code_sections(report: "PluginReport") -> "Iterator[Section]":
 
 
 def _skipped_lines(report: "PluginReport") -> "Iterator[str]":
-    """Yield a line for each reason, with the kinds and targets of the steps that share it."""
+    """Yield a line for each reason, with the kinds and targets of its steps."""
     by_reason: dict[str, list[tuple[str, str]]] = {}
     for step in report.steps:
         if step.outcome == "skipped":

@@ -1,4 +1,4 @@
-"""``muster plugins``: what is installed, loaded or not, and why not."""
+"""``muster plugins``: the installed plugins, with errors."""
 
 from kernel_muster.cli import options
 
@@ -10,9 +10,9 @@ def plugins(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """List the plugins, also the broken ones.
+    """List the plugins, including broken ones.
 
-    Exit code: 0 all are sound, 1 something would refuse a boot.
+    Exit code: 0 all are sound, 1 an error would refuse a boot.
     """
     from kernel_muster.audit.render.sections import Section, Table
     from kernel_muster.cli.booting import request_of

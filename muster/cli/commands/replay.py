@@ -27,11 +27,11 @@ def replay(
     output: options.Output = None,
     verbose: options.Verbose = False,
 ) -> int:
-    """Judge the trace of a boot, of any engine.
+    """Judge the trace of a boot, from any engine.
 
     The rules are those of a live boot. Levers and plugins are the trace's.
 
-    Exit code: 0 passed, 1 refused, 2 usage or an unreadable trace, 3 a boot that was cut short ("complete": false).
+    Exit code: 0 passed, 1 refused, 2 usage or an unreadable trace, 3 an incomplete boot ("complete": false).
     """
     allowed = options.split_commas(dangerously_allow_unresolved, "--dangerously-allow-unresolved")
     as_of_date, set_hash = options.parse_date(as_of), options.parse_set_hash(expect_set_hash)

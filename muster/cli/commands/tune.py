@@ -1,4 +1,4 @@
-"""``muster tune``: measure the thresholds of dispatch on the device at hand."""
+"""``muster tune``: measure the thresholds of dispatch on the local device."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,21 +25,21 @@ Shapes = Annotated[
 ]
 Rows = Annotated[str | None, typer.Option(help="Row counts M, with commas.", show_default=False)]
 Rounds = Annotated[
-    int | None, typer.Option(help="Replays of each arm; 25 by default.", min=5, max=1000, show_default=False)
+    int | None, typer.Option(help="Replays of each arm; default: 25.", min=5, max=1000, show_default=False)
 ]
 Peers = Annotated[
     bool | None,
-    typer.Option("--peers/--no-peers", help="Measure cuBLAS beside ours, through torch; by default it is.",
+    typer.Option("--peers/--no-peers", help="Measure cuBLAS too, through torch; default: yes.",
                  show_default=False),
 ]  # fmt: skip
 Seconds = Annotated[
     int | None,
-    typer.Option(help="Begin no shape after so many seconds; the table covers the others.", min=1, show_default=False),
+    typer.Option(help="Begin no shape after this time; the table covers the others.", min=1, show_default=False),
 ]
 Again = Annotated[
     Path | None,
     typer.Option(
-        "--from", help="Find the edges again from the times of this table; measure nothing.", show_default=False
+        "--from", help="Derive the edges again from the times of this table, without measuring.", show_default=False
     ),
 ]
 Output = Annotated[
@@ -47,7 +47,7 @@ Output = Annotated[
 ]
 
 _MOST_ROWS, _ROUNDS = 4096, 25
-#: Tuned for when no model and no shape is named: between them they have every projection of the shipped ones.
+#: Default models: together they have every projection of the shipped models.
 _MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 
 
@@ -64,9 +64,9 @@ def tune(
     format: options.ListFormat = options.Format.TEXT,
     output: Output = None,
 ) -> int:
-    """Measure where dispatch should change from one kernel to another, and write a table for MUSTER_TUNING_TABLE.
+    """Measure the row counts at which dispatch should change the kernel, and write a table for MUSTER_TUNING_TABLE.
 
-    Text shows the edges and what dispatch picks by them; json shows the table itself.
+    Text shows the edges with the dispatched kernels; json shows the table itself.
 
     Exit code: 0 measured, 1 no usable device or a kernel that failed or was wrong, 2 usage.
     """
@@ -95,7 +95,7 @@ def tune(
 
 
 def _check_alone(given: "Mapping[str, object]") -> None:
-    """Refuse beside ``--from`` what says what to measure: nothing is."""
+    """Refuse options of a measurement beside ``--from``, which measures nothing."""
     from kernel_muster.registry.errors import UsageError
 
     if asked := [name for name, value in given.items() if value not in (None, [])]:
@@ -103,7 +103,7 @@ def _check_alone(given: "Mapping[str, object]") -> None:
 
 
 def _without_table() -> "Mapping[str, object]":
-    """Return the levers of the environment, but for a table in force: a new one must not depend on it."""
+    """Return the levers of the environment without a table: a new table must not depend on an old one."""
     import os
 
     from kernel_muster.audit.tuning.choose import LEVER, NO_TABLE
@@ -135,7 +135,7 @@ def tune_with(
     output: Path | None,
     seconds: int | None = None,
 ) -> int:
-    """Measure with a source, and write what was found; nothing is written if an arm of ours failed."""
+    """Measure with a source and write the result; write nothing if an arm of this project failed."""
     from kernel_muster.bench.tuning.edges import find_edges
     from kernel_muster.bench.tuning.write import make_table
     from kernel_muster.cli.process.output import command_text, only_results_on_stdout, say
@@ -157,7 +157,7 @@ def tune_with(
 
 
 def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]", seconds: int | None) -> "list[Timing]":
-    """Measure shape by shape, as long as there is time; what was left out is said on stderr."""
+    """Measure shape by shape within the time limit, and report omitted shapes on stderr."""
     from time import monotonic
 
     from kernel_muster.cli.process.exits import complain
@@ -176,7 +176,7 @@ def _measure(source: "Source", shapes: "Sequence[Shape]", rows: "Sequence[int]",
 
 
 def _refit(file: Path, format: options.Format, output: Path | None, no_plugins: "Iterable[str]") -> int:
-    """Find the edges again from a table's times: another rule, or another built-in value, needs no device."""
+    """Derive the edges again from a table's times: a changed rule or built-in value needs no device."""
     from kernel_muster.api import open_registry
     from kernel_muster.audit.tuning.table import read_table
     from kernel_muster.bench.tuning.write import refitted
@@ -200,7 +200,7 @@ def _write(table: "Table", built_in: "Levers", format: options.Format, output: P
 
 
 def _built_in(kernels: "Lookups") -> "Levers":
-    """Return the levers at their built-in values: a table must not depend on the one before it."""
+    """Return the levers at their built-in values: a table must not depend on an older one."""
     from kernel_muster.registry.levers import read_levers
 
     return read_levers(kernels.catalog.levers, ())[0]

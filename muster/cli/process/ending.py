@@ -1,4 +1,4 @@
-"""Signals that end a process, made to leave nothing behind."""
+"""Clean-up before a signal ends the process."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ _SIGNALS = ("SIGHUP", "SIGTERM")
 
 
 class _Ended(BaseException):
-    """A signal has come that ends the process: no code of ours catches this on the way."""
+    """A signal ends the process. No code of this project catches this on the way."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -20,9 +20,9 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def cleaned_up() -> Iterator[None]:
-    """Leave the block in order where SIGTERM or SIGHUP comes, and end by that signal then; of any more none counts.
+    """Clean up in the block on SIGTERM or SIGHUP, then end by that signal; further signals are ignored.
 
-    Signals that are ignored, or that somebody else handles, are left alone, as are all outside the main thread.
+    Ignored signals, signals with another handler, and everything outside the main thread are left alone.
     """
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)] if is_main else []

@@ -1,4 +1,4 @@
-"""Exit codes, and the one place where whatever happens in a command becomes one."""
+"""Exit codes, and the one place that turns every outcome of a command into one."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ from kernel_muster.registry.paths import current_folder
 
 _EXIT = sys.exit
 _NEXT_LINE = re.compile(r"\n(?=\S)")
-#: Paths that results name as their user wrote them; who reads or writes them knows where they start.
+#: Paths of results, as given by the user; readers and writers know their base.
 _AS_WRITTEN = ("manifest", "config", "weights", "drafter_weights", "files", "output", "trace")
 PASSED, REFUSED, USAGE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -27,9 +27,9 @@ def here(body: Callable[[], int]) -> int:
 
 
 def command(function: Callable[..., int], run_body: Callable[[Callable[[], int]], int] = here) -> Callable[..., None]:
-    """Turn a function that returns an exit code into one for typer; nothing it raises gets out as a traceback.
+    """Turn a function that returns an exit code into one for typer; no exception leaves it as a traceback.
 
-    ``run_body`` runs it, with everything that it raises turned into its exit code.
+    ``run_body`` runs it, and turns every exception into its exit code.
     """
 
     @functools.wraps(function)
@@ -42,14 +42,14 @@ def command(function: Callable[..., int], run_body: Callable[[Callable[[], int]]
 
 
 def _absolute(value: Any) -> Any:
-    """Return paths as they are meant here and now: no plugin has run yet that may change the working directory."""
+    """Resolve relative paths now: no plugin has run yet that could change the working directory."""
     if isinstance(value, list):
         return [_absolute(one) for one in value]
     return current_folder() / value if isinstance(value, Path) else value
 
 
 def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
-    """Run a command's body and return its exit code. ``sys.exit`` is Python's again, whatever plugins made of it."""
+    """Run a command's body and return its exit code. ``sys.exit`` is restored after changes by plugins."""
     try:
         with output.beginning_here():
             return body()
@@ -72,16 +72,16 @@ def guarded(body: Callable[[], int], *, is_verbose: bool = False) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception on one line, with where it was raised."""
+    """Return an exception on one line, with the place that raised it."""
     from kernel_muster.registry.plugin_code.watch import located
 
     return located(error)
 
 
 def complain(text: str) -> None:
-    """Say something on stderr, in ASCII; a closed stderr is no reason to fail.
+    """Write to stderr in ASCII; a closed stderr is no failure.
 
-    Further lines are indented: a line break in a name begins no line that passes for the command's own.
+    Further lines are indented, so that a line break in a name cannot imitate the command's own line.
     """
     try:
         sys.stderr.write(f"muster: {_NEXT_LINE.sub(chr(10) + '  ', ascii_only(text))}\n")
@@ -91,6 +91,6 @@ def complain(text: str) -> None:
 
 
 def complain_traceback(error: BaseException, is_verbose: bool) -> None:
-    """Print the traceback, if it was asked for."""
+    """Print the traceback, if requested."""
     if is_verbose:
         complain("".join(traceback.format_exception(error)).rstrip())

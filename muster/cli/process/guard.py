@@ -1,9 +1,9 @@
-"""A process that does a command's work, and one that sees that it ends with a result.
+"""A child process for a command's work, and its parent, which checks for a result.
 
-Plugins' code may end its process, by ``os._exit(0)`` or a crash: then nothing was checked, and nobody was told. So a
-child does the work, and leaves word of its exit code once the result is written; without that word the command has
-failed, whatever the child's exit code is. Memory that both share holds the word: unlike a pipe it cannot be closed, nor
-kept open by the child's own children, nor be full.
+Plugin code may end its process, by ``os._exit(0)`` or a crash, before any check has run. So a child does the work and
+records its exit code once the result is written. Without that record the command has failed, whatever the child's
+exit code. The record lies in shared memory: unlike a pipe, it cannot be closed, held open by the child's own children,
+or full.
 """
 
 import contextlib
@@ -20,34 +20,34 @@ from kernel_muster.registry.plugin_code import entered
 
 Body = Callable[[], int]
 _PR_SET_PDEATHSIG = 1
-# Whoever starts the command knows the parent alone: what would end it, or speak to it, is for the child.
+# Callers know the parent alone. The parent passes their signals on to the child.
 _PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGTSTP", "SIGCONT", "SIGUSR1", "SIGUSR2")
-_HAS_ENDED, _CODE, _LENGTH, _TEXT = 0, 1, 2, 3  # where what lies in the shared memory
+_HAS_ENDED, _CODE, _LENGTH, _TEXT = 0, 1, 2, 3  # offsets in the shared memory
 _LONGEST = 250
-_GUESTS = _TEXT + _LONGEST  # names of plugins, each with a line feed, up to a zero
+_GUESTS = _TEXT + _LONGEST  # names of plugins, each with a line feed, then a zero
 _MOST_OF_GUESTS = 4096 - _GUESTS - 1
-# Two keys that are pressed at once are one interrupt.
+# Two simultaneous key presses are one interrupt.
 _PATIENCE_S = 1.0
-# How long a child may go on once the result is written: a thread or a handler at exit may not end.
+# Time for a child after the result is written: a thread or an exit handler may never end.
 _GRACE_S = 5.0
 _LOOK_S = 1.0
 
 
 class _Entries:
-    """Whose code the child runs. Plugins may come to hold this one: it cannot say that the result is written."""
+    """The code that the child runs. Plugins may obtain this object: it cannot record a written result."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._said: list[bytes] = []
 
     def of_entry(self, who: str) -> None:
-        """Say whose code runs."""
+        """Record the running code."""
         text = who.encode("utf-8", "backslashreplace")[:_LONGEST]
         self._memory[_TEXT : _TEXT + len(text)] = text
         self._memory[_LENGTH] = len(text)
 
     def of_guest(self, plugin: str) -> None:
-        """Say that a plugin of another distribution begins to load; what does not fit is not said."""
+        """Record that a plugin of another distribution begins to load, if there is room."""
         line = plugin.encode("utf-8", "backslashreplace") + b"\n"
         start = _GUESTS + sum(map(len, self._said))
         if line not in self._said and start + len(line) <= _GUESTS + _MOST_OF_GUESTS:
@@ -56,36 +56,36 @@ class _Entries:
 
     @property
     def entered(self) -> str:
-        """Whose code the child ran."""
+        """The last recorded code of the child."""
         return self._memory[_TEXT : _TEXT + self._memory[_LENGTH]].decode("utf-8", "replace")
 
     @property
     def guests(self) -> tuple[str, ...]:
-        """The plugins of other distributions that had begun to load, the last one first."""
+        """The plugins of other distributions that had begun to load, latest first."""
         lines = self._memory[_GUESTS:].partition(b"\0")[0].decode("utf-8", "replace").split("\n")
         return tuple(reversed(lines[:-1]))
 
 
 class _Word:
-    """What the child leaves behind: whether it came to its end, with which exit code, and whose code it runs."""
+    """The child's record: its end, its exit code, and the code that it runs."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _GUESTS + _MOST_OF_GUESTS + 1)
         self.entries = _Entries(self._memory)
 
     def of_end(self, code: int) -> None:
-        """Say that the result is written, and what the exit code is."""
+        """Record that the result is written, with the exit code."""
         self._memory[_CODE] = code
         self._memory[_HAS_ENDED] = 1
 
     @property
     def code(self) -> int | None:
-        """The exit code; None where the child did not come to its end."""
+        """The exit code; None if the child did not reach its end."""
         return self._memory[_CODE] if self._memory[_HAS_ENDED] else None
 
 
 def in_child(body: Body) -> int:
-    """Run a command's body in a child and end this process as it ended; the child returns the body's exit code.
+    """Run a command's body in a child and end this process like the child; the child returns the body's exit code.
 
     Without ``sigtimedwait`` (macOS, Windows), and under a debugger, the body runs in this process.
     """
@@ -99,7 +99,7 @@ def in_child(body: Body) -> int:
             stream.flush()
     word, parent = _Word(), os.getpid()
     waited = {signal.SIGCHLD, *(getattr(signal, name) for name in _PASSED_ON)}
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # then there are no ended children to wait for
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # otherwise ended children could not be waited for
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
@@ -114,7 +114,7 @@ def in_child(body: Body) -> int:
 
 
 def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
-    """Do the work, as the child. An interrupt counts from the moment on where it becomes an exit code."""
+    """Do the work, as the child. Interrupts count once they can become an exit code."""
     own = os.getpid()
     _end_with(parent)
     keep_results_apart()
@@ -125,13 +125,13 @@ def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         code = INTERRUPTED
-    if os.getpid() == own:  # what a plugin forked and let return here speaks for nobody
+    if os.getpid() == own:  # a process forked by a plugin must not record anything
         word.of_end(code)
     return code
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel end this process with its parent, which nobody's SIGKILL passes on (Linux)."""
+    """Let the kernel end this process with its parent (Linux): SIGKILL of the parent cannot be passed on."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
@@ -143,12 +143,12 @@ def _end_with(parent: int) -> None:
 def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
     """Wait for the child as its parent, and return the exit code of the command.
 
-    An interrupt does not end a wait for a device: a second one, a moment later, ends the child whatever it does. So
-    does the time, once the result is written.
+    A wait for a device ignores an interrupt. A second one, a moment later, ends the child in any case, and so does the
+    time limit after the result is written.
     """
-    received: dict[int, float] = {}  # when first
+    received: dict[int, float] = {}  # time of the first one
     is_given_up = False
-    written: float | None = None  # when that was seen
+    written: float | None = None  # time of its detection
     while not (ended := _ended(child)):
         info, now = signal.sigtimedwait(waited, _LOOK_S), time.monotonic()
         if word.code is not None:
@@ -161,7 +161,7 @@ def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
         if number == signal.SIGINT and now - first > _PATIENCE_S and signal.getsignal(number) is not signal.SIG_IGN:
             is_given_up = True
             os.kill(child, signal.SIGKILL)
-        elif info.si_code <= 0:  # from a process; what a terminal sends, it sends to both
+        elif info.si_code <= 0:  # from a process; a terminal sends its signals to both
             os.kill(child, number)
         if number == signal.SIGTSTP:
             _stop()
@@ -184,7 +184,7 @@ def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
 
 
 def _remedy(guests: tuple[str, ...]) -> str:
-    """Return what to do: any thread may have ended the process, whoever's turn it was."""
+    """Return the remedy: a thread of any plugin may have ended the process."""
     if not guests:
         return (
             "no plugin of another distribution had begun to load: a library has crashed, or somebody has ended the "
@@ -206,14 +206,14 @@ def _ended(child: int) -> tuple[int, int] | None:
 
 
 def _stop() -> None:
-    """Stop this process as its child was, until somebody lets it go on; where that is ignored, neither stops."""
+    """Stop this process like its child until it is continued; if stops are ignored, neither stops."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.raise_signal(signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
 def _die_of(number: int) -> None:
-    """End this process by a signal that has ended its child, so that whoever sent it sees that."""
+    """End this process by the signal that ended its child, so that the sender sees it."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -10,7 +10,7 @@ from kernel_muster.registry.logs import LOGGER_NAME
 
 
 class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Readable on a terminal, one JSON object a line elsewhere. structlog is imported with the first event."""
+    """Readable text on a terminal, one JSON object for each line elsewhere. The first event imports structlog."""
 
     @cached_property
     def _structured(self) -> logging.Formatter:
@@ -36,7 +36,7 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 @contextlib.contextmanager
 def configured_logs(*, verbose: bool) -> Iterator[None]:
-    """Send our log events to stderr: all of them if verbose, else errors alone. Warnings stand in the report."""
+    """Send this project's log events to stderr: all if verbose, else errors only. Warnings stand in the report."""
     handler = StderrHandler(sys.stderr)
     log = logging.getLogger(LOGGER_NAME)
     level, propagates = log.level, log.propagate

@@ -1,4 +1,4 @@
-"""Where a command's result goes: stdout or a file, whole or not at all."""
+"""Output of a command's result: to stdout or a file, complete or not at all."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _start: ContextVar[Path | None] = ContextVar("start", default=None)
 
 @contextlib.contextmanager
 def beginning_here() -> Iterator[None]:
-    """Let relative paths of results start at the working directory of now, whatever a plugin makes of it."""
+    """Resolve relative paths of results against the current working directory, despite changes by plugins."""
     token = _start.set(current_folder())
     try:
         yield
@@ -35,15 +35,15 @@ def _anchored(path: Path) -> Path:
 
 
 def is_terminal() -> bool:
-    """Whether stdout is a terminal that takes colour and tables."""
+    """Whether stdout is a terminal with colour and tables."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextlib.contextmanager
 def only_results_on_stdout() -> Iterator[None]:
-    """Send to stderr what plugins and builders print, in whatever way: stdout may be read as JSON.
+    """Redirect all output of plugins and builders to stderr, because stdout may be read as JSON.
 
-    Neither stream can be closed meanwhile.
+    Neither stream can be closed during the block.
     """
     held: Any = _Held(sys.stderr)
     try:
@@ -54,7 +54,7 @@ def only_results_on_stdout() -> Iterator[None]:
 
 
 class _Held:
-    """Stderr as somebody else prints on it, and cannot close it for good."""
+    """Stderr for other code, which cannot close it permanently."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -65,17 +65,17 @@ class _Held:
         return getattr(self._stream, name)
 
     def close(self) -> None:
-        """Do nothing but write what was printed."""
+        """Only flush."""
         self.flush()
 
 
 @contextlib.contextmanager
 def _descriptor_to_stderr() -> Iterator[None]:
-    """Send what is written to file descriptor 1, by C libraries and subprocesses too, where stderr goes.
+    """Redirect file descriptor 1 to stderr, also for C libraries and subprocesses.
 
-    UsageError if what ran meanwhile has closed what stdout was kept in.
+    UsageError if other code closed the saved copy of stdout.
     """
-    # Apart from the results it is already; where it was closed, the number is another file's.
+    # With separate results it already is. After a close, the number belongs to another file.
     if results.are_apart() or results.descriptor_of(sys.__stdout__) != results.STDOUT:
         yield
         return
@@ -91,14 +91,14 @@ def _descriptor_to_stderr() -> Iterator[None]:
             is_kept = os.path.samestat(os.fstat(kept), known)
         except OSError:
             is_kept = False
-        if not is_kept:  # the number may be another file's by now
+        if not is_kept:  # the number may belong to another file by now
             raise UsageError(f"stdout cannot be written: what ran has closed its copy, file descriptor {kept}")
         os.dup2(kept, results.STDOUT)
         os.close(kept)
 
 
 def _flush_stdout() -> None:
-    """Write what Python and the C library hold back for file descriptor 1."""
+    """Flush the buffers of Python and the C library for file descriptor 1."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.__stdout__.flush()  # type: ignore[union-attr]
     import ctypes  # 5 ms, which --version does not need
@@ -108,7 +108,7 @@ def _flush_stdout() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open again what others' code closed in spite of all: Python's own streams leave their descriptors open."""
+    """Reopen streams that other code closed: Python's own streams keep their descriptors open."""
     for name, number in (("stdout", results.STDOUT), ("stderr", results.STDERR)):
         if getattr(getattr(sys, name), "closed", False):
             with contextlib.suppress(OSError):
@@ -116,12 +116,12 @@ def _reopen_closed_streams() -> None:
 
 
 def _opened(number: int) -> TextIO:
-    """Open a descriptor of this process for text, as Python's own streams do."""
+    """Open a descriptor of this process for text, like Python's own streams."""
     return open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def say(text: str) -> None:
-    """Write text and a line end to stdout. A reader that has gone away is no error: the verdict still counts."""
+    """Write text and a line end to stdout. A reader that has gone is no error: the verdict still counts."""
     encoding = results.encoding()
     text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
@@ -134,9 +134,9 @@ def say(text: str) -> None:
 
 
 def say_printed(whose: str, line: str) -> None:
-    """Write a line to stderr that a plugin printed in a process of its own, behind its name; a closed one is no error.
+    """Write a plugin's output line from a child process to stderr, after its name; a closed stderr is no error.
 
-    What a terminal would obey is escaped.
+    Control sequences of terminals are escaped.
     """
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(ascii_only(f"{whose}| {line}\n"))
@@ -144,13 +144,13 @@ def say_printed(whose: str, line: str) -> None:
 
 
 def command_text() -> str:
-    """Return the command as text that any file holds: bounded, and what is not UTF-8 in it escaped."""
+    """Return the command line as text for any file: bounded, with escapes for bytes outside UTF-8."""
     text = " ".join(("muster", *sys.argv[1:])).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
 
 
 def check_writable(path: Path | None) -> None:
-    """Refuse a path that cannot be written, before any work is done; UsageError."""
+    """Refuse an unwritable path before any work; UsageError."""
     if path is None or _is_special(_anchored(path)):
         return
     try:
@@ -162,9 +162,9 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it; UsageError if it cannot be written.
+    """Write a file atomically; UsageError if it cannot be written.
 
-    A link stays one, and a file that is there keeps who may read it.
+    A link stays a link, and an existing file keeps its permissions.
     """
     if not text.endswith("\n"):
         text += "\n"

@@ -1,4 +1,4 @@
-"""Progress of builds and proofs on stderr: a bar at a terminal, elsewhere a line now and then."""
+"""Progress of builds and proofs on stderr: a bar at a terminal, elsewhere an occasional line."""
 
 import contextlib
 import os
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-#: Where there is no terminal, work is told of so often; where it gets no further, each time after twice as long.
+#: Interval of lines without a terminal. Without progress it doubles each time.
 _PATIENCE_S = 15.0
 
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """Yield what shows progress on stderr: a bar that goes when work is done; elsewhere lines."""
+    """Yield the display of progress on stderr: a bar that disappears at the end, or lines."""
     shown = _Bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
     try:
         yield shown.show
@@ -32,7 +32,7 @@ def shown_progress() -> Iterator[Progress]:
 
 
 class _Lines:
-    """Lines about how far work is, at most one in ``_PATIENCE_S``, from a thread that begins with the first piece."""
+    """Lines of progress, at most one in ``_PATIENCE_S``, from a thread that starts with the first piece of work."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int, str] | None = None
@@ -41,7 +41,7 @@ class _Lines:
         self._stderr = sys.stderr
 
     def show(self, done: int, total: int, name: str) -> None:
-        """Note that so many of all are done, and which piece began or ended last."""
+        """Record the number of finished pieces, and the last piece that began or ended."""
         is_first = self._last is None
         self._since, self._last = time.monotonic(), (done, total, name)
         if is_first:
@@ -61,15 +61,15 @@ class _Lines:
                 patience = waited * 2
 
     def _tell(self, standing: str, done: int, total: int, name: str) -> None:
-        if total and done >= total:  # what is being done now is no piece of that work: a decode, say
+        if total and done >= total:  # the current work is outside the pieces, such as a decode
             return
         count = f"{done} of {total}" if total else f"{done}"
-        with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to fail
+        with contextlib.suppress(OSError, ValueError):  # a closed stderr is no failure
             self._stderr.write(f"muster: {standing}{count} done; last: {ascii_only(name)}\n")
             self._stderr.flush()
 
     def stop(self) -> None:
-        """Say no more."""
+        """Write no more lines."""
         self._is_over.set()
 
 
@@ -88,7 +88,7 @@ class _Bar:
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
         )
-        # The command sends stdout to stderr while others' code runs; the bar must not do so a second time.
+        # The command already redirects stdout to stderr while other code runs; the bar must not do it again.
         made = RichProgress(
             *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -100,10 +100,10 @@ class _Bar:
         return self._rich.add_task("", total=None)
 
     def show(self, done: int, total: int, name: str) -> None:
-        """Show that so many of all are done, and which was the last; of no number, that nobody knows it yet."""
+        """Show the number of finished pieces and the last one; without a total, show no number."""
         self._rich.update(self._task, completed=done, total=total or None, description=name)
 
     def stop(self) -> None:
-        """Take the bar away, if there is one."""
+        """Remove the bar, if there is one."""
         if "_rich" in self.__dict__:
             self._rich.stop()

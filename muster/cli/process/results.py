@@ -1,7 +1,7 @@
-"""The stream of results, which belongs to the command alone for as long as its process lives.
+"""The stream of results, reserved for the command during the whole life of its process.
 
-A plugin's thread, its handlers at exit and its destructors may print at any time, also while the result is written
-and after it. File descriptor 1 is therefore a copy of stderr from the start, and results go to one of their own.
+A plugin's threads, exit handlers and destructors may print at any time, even while the result is written and after it.
+Therefore file descriptor 1 is a copy of stderr from the start, and results use a separate descriptor.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.plugin_code.descriptors import out_of_sight
 
 STDOUT, STDERR = 1, 2
-#: Names under which a file descriptor of this process is a file.
+#: File names that stand for a file descriptor of this process.
 _NAMES = frozenset({"/dev/stdout", f"/dev/fd/{STDOUT}", f"/proc/self/fd/{STDOUT}"})
 _kept: tuple[int, os.stat_result, str] | None = None
 
 
 def keep_results_apart() -> None:
-    """Let what anybody writes to stdout go to stderr from now on, to the end of the process; results do not."""
+    """Redirect stdout to stderr from now to the end of the process, except for results."""
     global _kept
-    if _kept is not None or descriptor_of(sys.__stdout__) != STDOUT:  # it was closed: the number is another file's
+    if _kept is not None or descriptor_of(sys.__stdout__) != STDOUT:  # closed: the number belongs to another file
         return
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -32,7 +32,7 @@ def keep_results_apart() -> None:
 
 
 def point_stdout_elsewhere() -> None:
-    """Let file descriptor 1 lead where stderr does, or nowhere if that is closed."""
+    """Redirect file descriptor 1 to stderr, or to nowhere if that is closed."""
     if descriptor_of(sys.__stderr__) == STDERR:
         os.dup2(STDERR, STDOUT)
         return
@@ -42,7 +42,7 @@ def point_stdout_elsewhere() -> None:
 
 
 def are_apart() -> bool:
-    """Whether results have a descriptor of their own."""
+    """Whether results have a separate descriptor."""
     return _kept is not None
 
 
@@ -52,20 +52,20 @@ def encoding() -> str:
 
 
 def is_terminal() -> bool:
-    """Whether results go to a terminal that takes colour and tables."""
+    """Whether results go to a terminal with colour and tables."""
     is_one = os.isatty(_kept[0]) if _kept is not None else sys.stdout.isatty()
     return is_one and os.environ.get("TERM") != "dumb"
 
 
 def columns() -> int | None:
-    """Return the width of the terminal that results go to; None if it is none, or has no width."""
+    """Return the width of the terminal of results; None without a terminal or a width."""
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(STDOUT if _kept is None else _kept[0]).columns or None
     return None
 
 
 def write(text: str) -> None:
-    """Write text to the stream of results; OSError if it cannot be written, UsageError if its descriptor is gone."""
+    """Write text to the stream of results; OSError if that fails, UsageError if its descriptor is gone."""
     if _kept is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -75,7 +75,7 @@ def write(text: str) -> None:
         is_kept = os.path.samestat(os.fstat(number), known)
     except OSError:
         is_kept = False
-    if not is_kept:  # the number may be another file's by now
+    if not is_kept:  # the number may belong to another file by now
         raise UsageError(f"stdout cannot be written: what ran has closed its copy, file descriptor {number}")
     data = text.encode(name, "backslashreplace")
     while data:
@@ -83,14 +83,14 @@ def write(text: str) -> None:
 
 
 def discard() -> None:
-    """Let what is still in a buffer, and all that follows, go nowhere."""
+    """Discard the buffer and all later output."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno() if _kept is None else _kept[0])
 
 
 def own_name(path: Path) -> Path:
-    """Return where a file lies that the caller named: ``/dev/stdout`` is the stream of results."""
+    """Return the place of a named output file: ``/dev/stdout`` is the stream of results."""
     return Path(f"/dev/fd/{_kept[0]}") if _kept is not None and str(path) in _NAMES else path
 
 
