@@ -1,4 +1,4 @@
-"""Kernels as PyTorch operators: ``torch.ops.muster.<contract>`` for every contract of an opened registry.
+"""Kernels as PyTorch operators, ``torch.ops.muster.<contract>`` for every contract of a registry, and modules on them.
 
 Needs the extra ``torch``. Nothing else of kernel_muster imports torch.
 """
@@ -9,11 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernel_muster.torch.kernels import Kernel, Kernels
+    from kernel_muster.torch.modules.binding import bind
+    from kernel_muster.torch.modules.linear import Nvfp4Linear
+    from kernel_muster.torch.modules.norm import GatedRMSNorm, RMSNorm
+    from kernel_muster.torch.modules.swiglu import SwiGLU
     from kernel_muster.torch.weights import Weight
 
-_HOME = {"Kernel": "kernels", "Kernels": "kernels", "Weight": "weights"}
+_HOME = {
+    "GatedRMSNorm": "modules.norm",
+    "Kernel": "kernels",
+    "Kernels": "kernels",
+    "Nvfp4Linear": "modules.linear",
+    "RMSNorm": "modules.norm",
+    "SwiGLU": "modules.swiglu",
+    "Weight": "weights",
+    "bind": "modules.binding",
+}
 
-__all__ = ["Kernel", "Kernels", "Weight"]
+__all__ = ["GatedRMSNorm", "Kernel", "Kernels", "Nvfp4Linear", "RMSNorm", "SwiGLU", "Weight", "bind"]
 
 if find_spec("torch") is None:
     raise ImportError(

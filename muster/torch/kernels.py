@@ -48,6 +48,11 @@ class Kernels:
         return self._lookups
 
     @property
+    def ordinal(self) -> int | None:
+        """The number of the device where kernels launch; None on the host."""
+        return None if self.target.device is None else self.target.device.ordinal
+
+    @property
     def device(self) -> torch.device:
         """Where kernels of this target read and write; UsageError where the target is an architecture alone."""
         if self.target.is_cpu:
@@ -76,9 +81,8 @@ class Kernels:
         if contract.name in self.left_out:
             raise UsageError(f"{handle.key}: {self.left_out[contract.name]}")
         token = token_of(str(handle.key), self._number)
-        device = self.target.device
-        hand_out(token, OpenKernel(handle, contract.name, None if device is None else device.ordinal))
-        return Kernel(handle, token, self.operators[contract.name], device is not None)
+        hand_out(token, OpenKernel(handle, contract.name, self.ordinal))
+        return Kernel(handle, token, self.operators[contract.name], self.ordinal is not None)
 
     def close(self) -> None:
         """Launch nothing of this registry from now on; what a graph captured stays what it is."""

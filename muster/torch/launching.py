@@ -42,3 +42,11 @@ def launch_on_device(handle: AnyHandle, arguments: Sequence[Any], ordinal: int) 
         return
     with torch.cuda.device(ordinal):
         handle.enqueue(arguments, stream, memory)
+
+
+def launch(handle: AnyHandle, arguments: Sequence[Any], ordinal: int | None) -> None:
+    """Launch on a device, or on the host where ``ordinal`` is None."""
+    if ordinal is None:
+        launch_on_host(handle, arguments)
+    else:
+        launch_on_device(handle, arguments, ordinal)

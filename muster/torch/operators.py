@@ -12,7 +12,7 @@ from kernel_muster.registry.contract.arrays import HOST, ArrayView, dtype_of_tor
 from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.signature import Param, WeightParam
 from kernel_muster.registry.errors import ContractError, UsageError
-from kernel_muster.torch.launching import launch_on_device, launch_on_host
+from kernel_muster.torch.launching import launch
 from kernel_muster.torch.open_kernels import find_kernel
 from kernel_muster.torch.schema import NAMESPACE, SERVED_BY, schema_of
 from kernel_muster.torch.weights import form_of, rebuilt
@@ -54,10 +54,7 @@ def _define(contract: Contract, schema: str) -> None:
 
     def run(*given: Any, **named: str) -> None:
         kernel = find_kernel(owner, contract.name, named.get(SERVED_BY, ""))
-        if kernel.ordinal is None:
-            launch_on_host(kernel.handle, read(given, True))
-        else:
-            launch_on_device(kernel.handle, read(given, False), kernel.ordinal)
+        launch(kernel.handle, read(given, kernel.ordinal is None), kernel.ordinal)
         if torch.is_grad_enabled():
             _mark_written([given[at] for at in outputs])
 

@@ -159,3 +159,85 @@ def test_tensor_that_does_not_fit_raises_what_the_contract_raises(device_kernels
     x, *others = norm_arguments()
     with pytest.raises(km.ContractError, match=message):
         kernel(change(x), *others)
+
+
+# modules
+
+
+def logical(rows, columns, seed):
+    from kernel_muster.registry.contract import nvfp4
+
+    return nvfp4.quantize(np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32))
+
+
+def exact_linear(x, weight):
+    from kernel_muster.registry.contract import nvfp4
+
+    return x.double() @ torch.from_numpy(nvfp4.dequantize(weight)).cuda().T
+
+
+def made_swiglu(intermediate=1024, hidden=512):
+    from kernel_muster.torch import Nvfp4Linear, SwiGLU
+
+    sizes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    weights = [logical(*size, seed) for seed, size in enumerate(sizes)]
+    return SwiGLU(*map(Nvfp4Linear.of_weight, weights)).cuda(), weights
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 16, 17, 32, 40, 128, 300])
+@torch.inference_mode()
+def test_modules_compute_the_layer_for_any_rows_and_are_captured(device_kernels, rows):
+    swiglu, weights = made_swiglu()
+    swiglu.bind(device_kernels)
+    for x in (torch.randn(rows, 512, device="cuda").bfloat16(), torch.randn(1, rows, 512, device="cuda").bfloat16()):
+        gate, up = (exact_linear(x, weight) for weight in weights[:2])
+        exact = exact_linear(torch.nn.functional.silu(gate) * up, weights[2])
+        result = swiglu(x)
+        assert torch.allclose(result.double(), exact, rtol=2**-6, atol=2**-6 * float(exact.abs().max()))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = swiglu(x)
+        captured.zero_()
+        for _ in range(2):
+            graph.replay()
+        assert torch.equal(captured, result)
+
+
+@torch.inference_mode()
+def test_released_module_keeps_less_memory_and_its_results(device_kernels):
+    swiglu, _ = made_swiglu(4096, 4096)
+    swiglu.bind(device_kernels)
+    x = torch.randn(2, 4096, device="cuda").bfloat16()
+    before, memory = swiglu(x), torch.cuda.memory_allocated()
+    for part in (swiglu.gate_proj, swiglu.up_proj, swiglu.down_proj):
+        part.release()
+    assert torch.cuda.memory_allocated() <= memory - 3 * 4096 * 4096 // 2
+    assert torch.equal(swiglu(x), before)
+
+
+@torch.inference_mode()
+def test_module_moved_to_the_host_refuses_and_comes_back(device_kernels):
+    swiglu, _ = made_swiglu()
+    swiglu.bind(device_kernels)
+    x = torch.randn(2, 512, device="cuda").bfloat16()
+    before = swiglu(x)
+    swiglu.cpu()
+    with pytest.raises(km.UsageError, match="its weight lies on cpu, its kernels launch on cuda:0"):
+        swiglu(x)
+    assert torch.equal(swiglu.cuda()(x), before)
+
+
+@torch.inference_mode()
+def test_compiled_modules_compute_what_the_modules_do_without_copying_weights(device_kernels):
+    from kernel_muster.torch import RMSNorm
+
+    swiglu, _ = made_swiglu()
+    norm = RMSNorm(torch.ones(512, device="cuda"), 1e-6)
+    swiglu.bind(device_kernels)
+    norm.bind(device_kernels)
+    model = torch.nn.Sequential(norm, swiglu)
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    for _ in range(5):
+        x = torch.randn(2, 512, device="cuda").bfloat16()
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(compiled(x).clone(), model(x))
